@@ -1,0 +1,22 @@
+"""DirectML's pooling operators for PyTorch.
+
+>>> import torch, torch_dmlpool as dmlpool
+>>> dmlpool.max_pooling(torch.rand(1, 3, 8, 8), window_size=3, strides=2, start_padding=1).shape
+torch.Size([1, 3, 4, 4])
+"""
+
+from torch_dmlpool import nn
+from torch_dmlpool.functional import average_pooling, average_pooling_grad, max_pooling, max_pooling_grad
+from torch_dmlpool.window import Window
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Window",
+    "__version__",
+    "average_pooling",
+    "average_pooling_grad",
+    "max_pooling",
+    "max_pooling_grad",
+    "nn",
+]

@@ -1,0 +1,31 @@
+"""Implementations of the operators: plain PyTorch for any device, Triton for GPUs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from types import ModuleType
+
+import torch
+
+
+@functools.cache
+def serving(device_type: str) -> ModuleType:
+    """The backend for tensors on ``device_type`` (rule E7)."""
+    if _triton_serves(device_type):
+        from torch_dmlpool.backends import triton_backend
+
+        return triton_backend
+    from torch_dmlpool.backends import torch_backend
+
+    return torch_backend
+
+
+def _triton_serves(device_type: str) -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    # Triton's interpreter is the one way to run the kernels on CPU tensors; it must be chosen before triton is imported.
+    if device_type == "cpu":
+        return os.environ.get("TRITON_INTERPRET") == "1"
+    return device_type == "cuda" and torch.cuda.is_available()

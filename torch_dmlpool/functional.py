@@ -1,0 +1,313 @@
+"""The pooling operators in DirectML's words.
+
+Every function builds the :class:`~torch_dmlpool.window.Window` that its arguments describe, checks its operands, and
+calls the registered operator. Nothing is computed before the whole request is known to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.ops import average_pooling as _average_operators
+from torch_dmlpool.ops import max_pooling as _max_operators
+from torch_dmlpool.window import Window
+
+Integers = int | Sequence[int]
+
+
+def average_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of ``…POOLING1``).
+
+    Window arguments are one int for all spatial dimensions or one each, in ``D, H, W`` order, counted in elements.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
+        window_size: Taps of the window, at least 1.
+        strides: Elements from one window to the next, at least 1.
+        start_padding: Elements of padding before the first, at least 0; any amount is legal.
+        end_padding: Elements of padding after the last.
+        dilations: Elements from one tap to the next, at least 1.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies past
+            it never counts.
+        divisor_override: Divide every sum by this instead of the count; not 0.
+
+    Returns:
+        ``(N, C, *output)`` of the input's data type, where ``output = (size + start_padding + end_padding - extent) //
+        strides + 1`` and ``extent = (window_size - 1) * dilations + 1``. A window that counts no tap gives 0.
+        float16 and bfloat16 are summed in float32 and rounded once.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: A wrong number of entries, a number out of range, or a window that leaves no output.
+
+    The gradient spreads each window's gradient, divided by its divisor, over its taps (:func:`average_pooling_grad`).
+    All derivatives exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[1., 2., 3.], [4., 5., 6.], [7., 8., 9.]]]])
+        >>> dmlpool.average_pooling(image, window_size=2)
+        tensor([[[[3., 4.],
+                  [6., 7.]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
+    """
+    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
+    window = Window.directml(
+        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    return average_pooling_over(input, window, include_padding, divisor_override)
+
+
+def average_pooling_over(
+    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None = None
+) -> Tensor:
+    """:func:`average_pooling` over a window that is built already."""
+    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    operands.check_divisor(divisor_override)
+    return _average_operators.average_pooling(input, window, include_padding, divisor_override)
+
+
+def average_pooling_grad(
+    input_gradient: Tensor,
+    input_size: Sequence[int],
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Gradient of :func:`average_pooling` with respect to its input (``DML_AVERAGE_POOLING_GRAD``).
+
+    Args:
+        input_gradient: The gradient that arrives, of the forward output's sizes; float32, float16, bfloat16 or float64.
+        input_size: Sizes of the forward input, all of them: ``(N, C, *spatial)``.
+        window_size: As in :func:`average_pooling`, and so are all arguments after it.
+        strides: See there.
+        start_padding: See there.
+        end_padding: See there.
+        dilations: See there.
+        include_padding: See there.
+        ceil_mode: See there.
+        divisor_override: See there.
+
+    Returns:
+        A tensor of ``input_size``: the exact adjoint of the average, so that
+        ``(average_pooling(x) * g).sum() == (x * average_pooling_grad(g)).sum()`` but for rounding. Overlapping windows
+        add up, in float32 for float16 and bfloat16.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: Sizes that do not fit the window, or a window argument out of range.
+
+    It is linear in ``input_gradient``; its own gradient is :func:`average_pooling`.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> gradient = torch.tensor([[[[1., 2.], [3., 4.]]]])
+        >>> dmlpool.average_pooling_grad(gradient, (1, 1, 3, 3), window_size=2)
+        tensor([[[[0.2500, 0.7500, 0.5000],
+                  [1.0000, 2.5000, 1.5000],
+                  [0.7500, 1.7500, 1.0000]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
+    """
+    operands.check_pooled("input_gradient", input_gradient, operands.AVERAGE_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    operands.check_divisor(divisor_override)
+    window = Window.directml(
+        input_gradient.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    sizes = operands.checked_input_size(input_size, input_gradient)
+    operands.check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
+    return _average_operators.average_pooling_grad(
+        input_gradient, sizes[2:], window, include_padding, divisor_override
+    )
+
+
+@overload
+def max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: Literal[False] = ...,
+    index_dtype: torch.dtype = ...,
+) -> Tensor: ...
+
+
+@overload
+def max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: Literal[True],
+    index_dtype: torch.dtype = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    *,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+) -> Any:
+    """Maximum of the elements in a sliding window, with its index where wanted (``DML_MAX_POOLING2``).
+
+    Window arguments are one int for all spatial dimensions or one each, in ``D, H, W`` order, counted in elements.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16, float64, or any signed
+            or unsigned integer type of 8 to 64 bits.
+        window_size: Taps of the window, at least 1.
+        strides: Elements from one window to the next, at least 1.
+        start_padding: Elements of padding before the first, at least 0; any amount is legal, and padding never wins.
+        end_padding: Elements of padding after the last.
+        dilations: Elements from one tap to the next, at least 1.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded box.
+        return_indices: Whether to return the indices of the maxima too.
+        index_dtype: int32, int64, uint32 or uint64.
+
+    Returns:
+        ``(N, C, *output)`` of the input's data type, where ``output = (size + start_padding + end_padding - extent) //
+        strides + 1`` and ``extent = (window_size - 1) * dilations + 1``; with ``return_indices`` the pair of it and
+        its indices. They count from 0 over the whole input read as a contiguous ``N, C, D, H, W`` array. Of equal
+        maxima the one with the lowest index wins (−0.0 equals 0.0), the first NaN wins over everything. A window that
+        reads no element gives −inf or the type's lowest value, and index −1 (all ones if unsigned).
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: A wrong number of entries, a number out of range, a window that leaves no output, or an index type
+            that cannot number the input's elements.
+
+    The gradient goes to the winning element of each window (:func:`max_pooling_grad`); for it, one byte is kept per
+    output up to 225 taps, two up to 32,768, four above. Integers are not differentiable. All derivatives exist, in
+    reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
+        >>> values, indices = dmlpool.max_pooling(image, window_size=2, return_indices=True)
+        >>> values
+        tensor([[[[4., 4.],
+                  [6., 7.]]]])
+        >>> indices
+        tensor([[[[4, 4],
+                  [7, 8]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
+    """
+    operands.check_pooled("input", input, operands.MAX_TYPES)
+    operands.check_flag("return_indices", return_indices)
+    window = Window.directml(
+        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    if return_indices:
+        return max_pooling_with_indices_over(input, window, index_dtype, per_plane=False)
+    return max_pooling_over(input, window)
+
+
+def max_pooling_over(input: Tensor, window: Window) -> Tensor:
+    """:func:`max_pooling` over a window that is built already."""
+    operands.check_pooled("input", input, operands.MAX_TYPES)
+    return _max_operators.max_pooling(input, window)
+
+
+def max_pooling_with_indices_over(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
+    """:func:`max_pooling` with indices over a window that is built already; they may count inside each plane."""
+    operands.check_pooled("input", input, operands.MAX_TYPES)
+    operands.check_index_type(index_dtype, input.shape, per_plane)
+    return _max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane)
+
+
+def max_pooling_grad(
+    input: Tensor,
+    input_gradient: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    *,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Gradient of :func:`max_pooling` with respect to its input (``DML_MAX_POOLING_GRAD``); needs no indices.
+
+    Args:
+        input: The forward input, ``(N, C, *spatial)``; float32, float16, bfloat16 or float64.
+        input_gradient: The gradient that arrives: the forward output's sizes, the input's data type and device.
+        window_size: As in :func:`max_pooling`, and so are all arguments after it.
+        strides: See there.
+        start_padding: See there.
+        end_padding: See there.
+        dilations: See there.
+        ceil_mode: See there.
+
+    Returns:
+        A tensor of the input's sizes: each window's gradient at its winning element, added up where windows share one
+        (in float32 for float16 and bfloat16), 0 elsewhere. A window that reads no element sends nothing.
+
+    Raises:
+        TypeError: An argument of the wrong type, data types that differ or are not supported.
+        ValueError: A gradient of other sizes or on another device, or a window argument out of range.
+
+    It is linear in ``input_gradient`` and constant in ``input``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
+        >>> gradient = torch.tensor([[[[1., 2.], [4., 5.]]]])
+        >>> dmlpool.max_pooling_grad(image, gradient, window_size=2)
+        tensor([[[[0., 0., 0.],
+                  [0., 3., 0.],
+                  [0., 4., 5.]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
+    """
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
+    window = Window.directml(
+        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    output_sizes = [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+    operands.check_gradient("input_gradient", input_gradient, output_sizes, input)
+    return _max_operators.max_pooling_grad(input, input_gradient, window)

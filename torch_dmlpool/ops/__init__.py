@@ -1,0 +1,1 @@
+"""Registered operators, one file per family."""

@@ -1,0 +1,158 @@
+"""Average pooling: (0, +, ÷ counted taps), and its gradient, its exact adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.ops import registration
+from torch_dmlpool.window import Window
+
+
+def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
+    """Average of every window of ``input``; operands are checked already."""
+    if registration.is_plain(input):
+        return registration.backend_of(input).average_pooling(input, window, include_padding, divisor_override)
+    return _average_pooling(input, *window.arguments, include_padding, divisor_override)
+
+
+def average_pooling_grad(
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    include_padding: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Gradient of average pooling for an input of ``spatial_sizes``; operands are checked already."""
+    if registration.is_plain(input_gradient):
+        return registration.backend_of(input_gradient).average_pooling_grad(
+            input_gradient, spatial_sizes, window, include_padding, divisor_override
+        )
+    return _average_pooling_grad(
+        input_gradient, spatial_sizes, *window.arguments, include_padding, divisor_override
+    )
+
+
+def _checked(input: Tensor, arguments: tuple[Any, ...], divisor_override: int | None) -> tuple[Window, list[int]]:
+    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
+    operands.check_divisor(divisor_override)
+    window = Window.directml(input.dim() - 2, *arguments)
+    return window, [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
+def _checked_grad(
+    input_gradient: Tensor, spatial_sizes: Sequence[int], arguments: tuple[Any, ...], divisor_override: int | None
+) -> tuple[Window, list[int]]:
+    operands.check_pooled("input_gradient", input_gradient, operands.AVERAGE_TYPES)
+    operands.check_divisor(divisor_override)
+    window = Window.directml(input_gradient.dim() - 2, *arguments)
+    samples_and_channels = input_gradient.shape[:2]
+    output_sizes = window.output_sizes(spatial_sizes)
+    operands.check_sizes("input_gradient", input_gradient, [*samples_and_channels, *output_sizes])
+    return window, [*samples_and_channels, *spatial_sizes]
+
+
+def _forward(input: Tensor, *arguments: Any) -> Tensor:
+    *window_arguments, include_padding, divisor_override = arguments
+    window, _ = _checked(input, tuple(window_arguments), divisor_override)
+    return registration.backend_of(input).average_pooling(input, window, include_padding, divisor_override)
+
+
+def _forward_fake(input: Tensor, *arguments: Any) -> Tensor:
+    *window_arguments, _, divisor_override = arguments
+    _, sizes = _checked(input, tuple(window_arguments), divisor_override)
+    return operands.empty(sizes, input, operands.suggested_memory_format(input))
+
+
+def _forward_vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+    pooled = _average_pooling(registration.folded(input, dimensions[0], info.batch_size), *arguments)
+    return registration.unfolded(pooled, info.batch_size), 0
+
+
+def _grad(input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
+    *window_arguments, include_padding, divisor_override = arguments
+    window, _ = _checked_grad(input_gradient, spatial_sizes, tuple(window_arguments), divisor_override)
+    return registration.backend_of(input_gradient).average_pooling_grad(
+        input_gradient, spatial_sizes, window, include_padding, divisor_override
+    )
+
+
+def _grad_fake(input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
+    *window_arguments, _, divisor_override = arguments
+    _, sizes = _checked_grad(input_gradient, spatial_sizes, tuple(window_arguments), divisor_override)
+    return operands.empty(sizes, input_gradient, operands.suggested_memory_format(input_gradient))
+
+
+def _grad_vmap(
+    info: Any, dimensions: Any, input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any
+) -> tuple[Tensor, int]:
+    gradient = registration.folded(input_gradient, dimensions[0], info.batch_size)
+    spread = _average_pooling_grad(gradient, spatial_sizes, *arguments)
+    return registration.unfolded(spread, info.batch_size), 0
+
+
+_average_pooling = registration.define(
+    "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> Tensor",
+    implementation=_forward,
+    fake=_forward_fake,
+    vmap=_forward_vmap,
+)
+_average_pooling_grad = registration.define(
+    "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool include_padding, "
+    "SymInt? divisor_override) -> Tensor",
+    implementation=_grad,
+    fake=_grad_fake,
+    vmap=_grad_vmap,
+)
+
+
+class AveragePooling(torch.autograd.Function):
+    """The average, whose backward pass is :class:`AveragePoolingGrad`'s operator; nothing is kept for it but sizes."""
+
+    @staticmethod
+    def forward(input: Tensor, *arguments: Any) -> Tensor:
+        with registration.below_autograd():
+            return _average_pooling(input, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        input, *ctx.arguments = inputs
+        ctx.spatial_sizes = list(input.shape[2:])
+
+    @staticmethod
+    def backward(ctx: Any, input_gradient: Tensor) -> tuple[Any, ...]:
+        gradient = _average_pooling_grad(input_gradient, ctx.spatial_sizes, *ctx.arguments)
+        return gradient, *(None for _ in ctx.arguments)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return _average_pooling(tangent, *ctx.arguments)
+
+
+class AveragePoolingGrad(torch.autograd.Function):
+    """The gradient operator, whose backward pass is the average again: each is the other's adjoint (rule A6)."""
+
+    @staticmethod
+    def forward(input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
+        with registration.below_autograd():
+            return _average_pooling_grad(input_gradient, spatial_sizes, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        _, ctx.spatial_sizes, *ctx.arguments = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _average_pooling(gradient, *ctx.arguments), None, *(None for _ in ctx.arguments)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return _average_pooling_grad(tangent, ctx.spatial_sizes, *ctx.arguments)
+
+
+registration.differentiate(_average_pooling, registration.at_a_single_level(AveragePooling))
+registration.differentiate(_average_pooling_grad, registration.at_a_single_level(AveragePoolingGrad))

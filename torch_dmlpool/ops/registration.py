@@ -1,0 +1,134 @@
+"""How an operator of this package is registered: schema, backends, fake tensors, derivatives, vmap.
+
+The operator's own ``Autograd`` implementation applies its ``torch.autograd.Function`` at a single level, as ATen's
+generated code does; ``Function.apply`` would go through a higher-order operator that the dispatcher cannot re-enter.
+Inside ``forward`` the operator is called again below autograd with the gradient modes switched on, so that the outer
+levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
+
+The private PyTorch names that this takes are used in this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd, _dispatch_tls_local_include_set
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+
+NAMESPACE = "dmlpool"
+WINDOW_SCHEMA = (
+    "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, SymInt[] dilations, "
+    "bool ceil_mode"
+)
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+
+def define(
+    schema: str,
+    *,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
+    vmap: Callable[..., Any],
+) -> torch._ops.OpOverload:
+    """Register an operator and return it; ``WINDOW`` in the schema stands for the six window arguments."""
+    name = schema.split("(", 1)[0]
+    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
+    overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
+    return overload
+
+
+def differentiate(operation: torch._ops.OpOverload, autograd: Callable[..., Any]) -> None:
+    """Register what an operator does where autograd sees it."""
+    _library.impl(operation, autograd, "Autograd")
+
+
+def at_a_single_level(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for use inside an operator's ``Autograd`` implementation."""
+
+    def apply(*arguments: Any) -> Any:
+        with enable_single_level_autograd_function():
+            return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+    return apply
+
+
+class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names its own
+    """Inside, operators run without recording this level's gradient, and outer levels still record theirs."""
+
+    def __enter__(self) -> None:
+        self._contexts: tuple[Any, ...] = (
+            _AutoDispatchBelowAutograd(),
+            torch.enable_grad(),
+            _set_fwd_grad_enabled(True),
+        )
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(kind, error, trace)
+
+
+def records_derivative(*tensors: Tensor) -> bool:
+    """Whether autograd may ask for a derivative with respect to one of ``tensors``, in reverse or forward mode."""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _plain_dispatch_state() -> int:
+    state: int = _dispatch_tls_local_include_set().raw_repr()
+    return state
+
+
+with torch.inference_mode():
+    _PLAIN_STATES = frozenset((_plain_dispatch_state(),))
+_PLAIN_STATES |= {_plain_dispatch_state()}
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether a backend may be called without the dispatcher: no gradient, transform, mode, subclass or compilation."""
+    if torch.compiler.is_compiling() or _plain_dispatch_state() not in _PLAIN_STATES:
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    recording = torch.is_grad_enabled()
+    for tensor in tensors:
+        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+            return False
+        if tensor.is_meta or (recording and tensor.requires_grad) or tensor.is_neg():
+            return False
+    return True
+
+
+def backend_of(tensor: Tensor) -> ModuleType:
+    """The backend that serves the device of ``tensor``."""
+    from torch_dmlpool import backends
+
+    return backends.serving(tensor.device.type)
+
+
+def folded(tensor: Tensor, batch_dimension: int | None, batch_size: int) -> Tensor:
+    """``tensor`` with the dimension that vmap maps over merged into the samples."""
+    if batch_dimension is None:
+        batched = tensor.unsqueeze(0).expand(batch_size, *tensor.shape)
+    else:
+        batched = tensor.movedim(batch_dimension, 0)
+    return batched.flatten(0, 1)
+
+
+def unfolded(tensor: Tensor, batch_size: int) -> Tensor:
+    """Undo :func:`folded`; samples of size 0 included."""
+    return tensor.unflatten(0, (batch_size, tensor.shape[0] // batch_size))

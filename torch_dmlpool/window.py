@@ -1,0 +1,268 @@
+"""Window geometry: integers only, no tensors and no devices.
+
+Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it
+(``start_padding`` before, ``end_padding`` after), and the overhang of ``ceil_mode`` past the padded box, which is
+neither read nor counted. A :class:`Window` needs no input size, so one object serves every image, and every other
+module (operators, fake tensors, backends, layers) asks it instead of computing geometry of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+LARGEST_ARGUMENT = 2**31 - 1
+"""Window arguments above this are refused, so that 32-bit kernels can hold every one of them."""
+
+AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The window along one spatial dimension."""
+
+    window: int
+    stride: int
+    start_padding: int
+    end_padding: int
+    dilation: int
+    ceil_mode: bool
+
+    @property
+    def extent(self) -> int:
+        """Positions from the first tap to the last, both counted (rule G2)."""
+        return (self.window - 1) * self.dilation + 1
+
+    def output_size(self, size: int) -> int:
+        """Windows along this axis for ``size`` input elements (rule G3); below 1 where none fits."""
+        room = size + self.start_padding + self.end_padding - self.extent
+        whole = room // self.stride + 1
+        if not self.ceil_mode:
+            return whole
+        # At most one window more, and only if it starts before the end of the input; branch-free for symbolic sizes.
+        ceiling = -(-room // self.stride) + 1
+        starting_inside = -(-(size + self.start_padding) // self.stride)
+        return _larger(whole, _smaller(ceiling, starting_inside))
+
+    def first_position(self, output: int) -> int:
+        """Input position of the first tap of window ``output``; negative inside the start padding."""
+        return output * self.stride - self.start_padding
+
+    def taps_before(self, output: int, bound: int) -> int:
+        """How many taps of window ``output`` lie at positions below ``bound``."""
+        below = -(-(bound - self.first_position(output)) // self.dilation)
+        return max(0, min(self.window, below))
+
+    def first_tap_inside(self, output: int, size: int) -> int:
+        """Number of the first tap of window ``output`` that reads the input; ``window`` or past it where none does."""
+        first = self.taps_before(output, 0)
+        return first if first < self.taps_before(output, size) else self.window
+
+    def counted_taps(self, output: int, size: int, include_padding: bool) -> int:
+        """Taps of window ``output`` that an average counts (rules A1 and A2)."""
+        if include_padding:
+            return self.taps_before(output, size + self.end_padding)
+        return self.taps_before(output, size) - self.taps_before(output, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W`` order."""
+
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def directml(
+        cls,
+        rank: int,
+        window_size: Any,
+        strides: Any = 1,
+        start_padding: Any = 0,
+        end_padding: Any = 0,
+        dilations: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Window:
+        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
+        arguments = (window_size, strides, start_padding, end_padding, dilations)
+        if not torch.compiler.is_compiling():
+            key = _hashable(arguments)
+            if key is not None:
+                return _cached_directml(rank, *key, ceil_mode)
+        return cls._checked_directml(rank, *arguments, ceil_mode)
+
+    @classmethod
+    def _checked_directml(
+        cls,
+        rank: int,
+        window_size: Any,
+        strides: Any,
+        start_padding: Any,
+        end_padding: Any,
+        dilations: Any,
+        ceil_mode: bool,
+    ) -> Window:
+        return cls._spelled_out(
+            ceil_mode,
+            entries("window_size", window_size, rank, 1),
+            entries("strides", strides, rank, 1),
+            entries("start_padding", start_padding, rank, 0),
+            entries("end_padding", end_padding, rank, 0),
+            entries("dilations", dilations, rank, 1),
+        )
+
+    @classmethod
+    def _spelled_out(cls, ceil_mode: bool, *arguments: Sequence[int]) -> Window:
+        if type(ceil_mode) is not bool:
+            raise TypeError(f"ceil_mode must be a bool, got {ceil_mode!r} of type {type(ceil_mode).__name__}")
+        return cls(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))
+
+    @property
+    def rank(self) -> int:
+        return len(self.axes)
+
+    @property
+    def taps(self) -> int:
+        """Taps in one window, padding counted."""
+        taps = 1
+        for axis in self.axes:
+            taps = taps * axis.window
+        return taps
+
+    @property
+    def arguments(self) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
+        """The window as the registered operators take it: five lists and ``ceil_mode``."""
+        return (
+            [axis.window for axis in self.axes],
+            [axis.stride for axis in self.axes],
+            [axis.start_padding for axis in self.axes],
+            [axis.end_padding for axis in self.axes],
+            [axis.dilation for axis in self.axes],
+            self.axes[0].ceil_mode,
+        )
+
+    @classmethod
+    def pytorch(
+        cls,
+        rank: int,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        *,
+        sizes: Sequence[int] | None = None,
+    ) -> Window:
+        """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end), ...)`` or a word.
+
+        ``"valid"`` pads nothing. ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end;
+        with a stride above 1 it depends on the input's spatial ``sizes`` (without them the window is only checked).
+        """
+        windows = entries("kernel_size", kernel_size, rank, 1)
+        strides = windows if stride is None else entries("stride", stride, rank, 1)
+        dilations = entries("dilation", dilation, rank, 1)
+        if isinstance(padding, str):
+            if padding not in ("same", "valid"):
+                raise ValueError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
+            totals = [0] * rank
+            if padding == "same":
+                totals = [
+                    _same_padding(*axis) for axis in zip(windows, strides, dilations, sizes or strides, strict=True)
+                ]
+            starts, ends = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        elif _is_pairs(padding):
+            starts = entries("padding", [pair[0] for pair in padding], rank, 0)
+            ends = entries("padding", [pair[1] for pair in padding], rank, 0)
+        else:
+            starts = ends = entries("padding", padding, rank, 0)
+        return cls._spelled_out(ceil_mode, windows, strides, starts, ends, dilations)
+
+    def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Spatial sizes of the output for an input of spatial ``sizes``; ``ValueError`` where no window fits (rule G5)."""
+        outputs = tuple(axis.output_size(size) for axis, size in zip(self.axes, sizes, strict=True))
+        for axis, size, output, name in zip(self.axes, sizes, outputs, AXIS_NAMES[self.rank], strict=True):
+            if size < 1:
+                raise ValueError(
+                    f"the input has size {size} in spatial dimension {name}; every spatial size must be at least 1"
+                )
+            if output < 1:
+                raise ValueError(
+                    f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
+                    f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
+                    f"{size + axis.start_padding + axis.end_padding} "
+                    f"({axis.start_padding} + {size} + {axis.end_padding})"
+                )
+        return outputs
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _cached_directml(*arguments: Any) -> Window:
+    return Window._checked_directml(*arguments)
+
+
+def _hashable(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """``arguments`` as a cache key if all are plain ints or sequences of them: 1, 1.0 and True must not be confused."""
+    key = []
+    for value in arguments:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            for entry in value:
+                if type(entry) is not int:
+                    return None
+            key.append(tuple(value))
+        elif kind is int:
+            key.append(value)
+        else:
+            return None
+    return tuple(key)
+
+
+def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
+    """``value`` as one int per spatial dimension; refuses anything else by argument, dimension and number (G5, G6)."""
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor)):
+        listed = tuple(value)
+        if len(listed) != rank:
+            raise ValueError(
+                f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {len(listed)} entries: "
+                f"{listed}"
+            )
+    else:
+        listed = (value,) * rank
+    numbers = tuple(integer(name, entry, value) for entry in listed)
+    for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
+        if number < least or number > LARGEST_ARGUMENT:
+            bound = f"at least {least}" if number < least else f"at most {LARGEST_ARGUMENT}"
+            raise ValueError(f"{name} must be {bound}, got {number} in spatial dimension {dimension} ({name}={value})")
+    return numbers
+
+
+def integer(name: str, entry: Any, value: Any) -> int:
+    if isinstance(entry, (int, torch.SymInt)) and not isinstance(entry, bool):
+        return entry
+    if not isinstance(entry, bool):
+        try:
+            return operator.index(entry)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} must be ints, got {entry!r} of type {type(entry).__name__} ({name}={value!r})")
+
+
+def _is_pairs(padding: Any) -> bool:
+    return isinstance(padding, Sequence) and any(isinstance(entry, Sequence) for entry in padding)
+
+
+def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
+    """Padding, both sides together, that makes ``ceil(size / stride)`` windows."""
+    return _larger(0, (-(-size // stride) - 1) * stride + (window - 1) * dilation + 1 - size)
+
+
+def _larger(first: int, second: int) -> int:
+    return max(first, second) if isinstance(first, int) and isinstance(second, int) else torch.sym_max(first, second)
+
+
+def _smaller(first: int, second: int) -> int:
+    return min(first, second) if isinstance(first, int) and isinstance(second, int) else torch.sym_min(first, second)
