@@ -63,6 +63,14 @@ class Axis:
         first = self.taps_before(output, 0)
         return first if first < self.taps_before(output, size) else self.window
 
+    def empty_windows(self, size: int) -> list[int]:
+        """Windows of which no tap lies inside the input."""
+        outputs = self.output_size(size)
+        reaches_first = self.start_padding <= (self.window - 1) * self.dilation
+        if reaches_first and self.first_position(outputs - 1) < size and self.dilation <= size:
+            return []
+        return [output for output in range(outputs) if self.first_tap_inside(output, size) == self.window]
+
     def counted_taps(self, output: int, size: int, include_padding: bool) -> int:
         """Taps of window ``output`` that an average counts (rules A1 and A2)."""
         if include_padding:

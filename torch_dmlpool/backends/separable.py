@@ -1,18 +1,23 @@
 """Sliding windows along one axis at a time, in plain PyTorch: the engine of the PyTorch backend.
 
 A window over several axes is a window over one axis after the other: k + k passes instead of k·k, and along one axis
-log k passes by doubling (windows of 1, 2, 4, … then the last two together). Padding is never stored: each pass knows
-for which windows a tap lies inside, as a contiguous span, and touches no others.
+log k passes by doubling (windows of 1, 2, 4, … taps, then the last two together). Padding is never stored: each pass
+knows for which windows a tap lies inside the input, a contiguous span, and touches no others.
+
+A pass does not compute: it records operations on a :class:`~torch_dmlpool.backends.tape.Tape`, which replays them for
+every block of planes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Axis
 
 
@@ -22,7 +27,7 @@ class Elements(NamedTuple):
     values: Tensor
     taps: Tensor | None = None
 
-    def narrowed(self, dimension: int, start: int, stop: int, step: int = 1) -> Elements:
+    def narrowed(self, dimension: int, start: int, stop: int, step: int) -> Elements:
         index = (slice(None),) * dimension + (slice(start, stop, step),)
         return Elements(self.values[index], None if self.taps is None else self.taps[index])
 
@@ -36,169 +41,184 @@ class Span:
     high: int
 
 
-class Scratch:
-    """Memory for the passes over one block, handed out again for the next block of the same sizes."""
+def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.add(first, second, out=out)
 
-    def __init__(self, memory_format: torch.memory_format, device: torch.device) -> None:
-        self._memory_format, self._device = memory_format, device
-        self._held: dict[tuple[object, ...], Tensor] = {}
 
-    def tensor(self, purpose: object, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        key = (purpose, sizes, dtype)
-        held = self._held.get(key)
-        if held is None:
-            held = torch.empty(sizes, dtype=dtype, device=self._device, memory_format=self._memory_format)
-            self._held[key] = held
-        return held
+def _maximum(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.maximum(first, second, out=out)
 
-    def elements(self, purpose: object, sizes: tuple[int, ...], like: Elements) -> Elements:
-        values = self.tensor((purpose, "values"), sizes, like.values.dtype)
-        taps = None if like.taps is None else self.tensor((purpose, "taps"), sizes, like.taps.dtype)
-        return Elements(values, taps)
+
+def _copy(source: Tensor, out: Tensor) -> None:
+    out.copy_(source)
+
+
+def _fill(value: float, out: Tensor) -> None:
+    out.fill_(value)
 
 
 class Combination:
     """How two elements become one, and what a window that reads nothing holds."""
 
-    leaf: int | None
-    """Taps that may be combined one after the other; sums need a tree beyond it to keep their error bound."""
-    disjoint: bool
+    disjoint = False
     """Whether a tap must not be combined twice."""
-    identity: float | int
+    longest_chain = 0
+    """Taps that may be combined one after the other; 0 for any number."""
 
-    def combine(self, out: Elements, first: Elements, second: Elements, step: int) -> None:
+    def __init__(self, identity: float) -> None:
+        self.identity = identity
+
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        """Record ``out = first with second``, which lies ``step`` taps ahead of it."""
         raise NotImplementedError
 
-    def copy(self, out: Elements, source: Elements, step: int) -> None:
-        out.values.copy_(source.values)
+    def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
+        """Record a copy of elements that lie ``step`` taps ahead."""
+        tape.record(_copy, source.values, out.values)
 
-    def clear(self, out: Elements) -> None:
-        out.values.fill_(self.identity)
+    def clear(self, tape: Tape, out: Elements) -> None:
+        """Record what windows hold that read nothing."""
+        tape.record(partial(_fill, self.identity), out.values)
 
 
 class Sum(Combination):
-    """Addition: disjoint, and tree-shaped beyond three taps so that the error grows with log k (rule E6)."""
+    """Addition, as a tree beyond three taps so that the error grows with log k (rule E6)."""
 
-    leaf = 3
     disjoint = True
-    identity = 0
+    longest_chain = 3
 
-    def combine(self, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        torch.add(first.values, second.values, out=out.values)
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        tape.record(_add, first.values, second.values, out.values)
 
 
 class Maximum(Combination):
     """Maximum of values; NaN wins."""
 
-    leaf = None
-    disjoint = False
-
-    def __init__(self, identity: float | int) -> None:
-        self.identity = identity
-
-    def combine(self, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        torch.maximum(first.values, second.values, out=out.values)
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        tape.record(_maximum, first.values, second.values, out.values)
 
 
-class Winner(Maximum):
-    """Maximum with the number of its first tap; ``unit`` taps lie between neighbours along the axis.
+class Winner(Combination):
+    """Maximum with the number of its first tap; neighbours along the axis are ``unit`` taps apart.
 
-    A later tap always has the larger number where it wins, so that the winner's number is itself a maximum.
+    A later tap has the larger number wherever it wins, so that the winner's number is itself a maximum. NaN wins only
+    where asked for: the comparison that sees it costs three operations more.
     """
 
-    def __init__(self, identity: float | int, unit: int, scratch: Scratch, nan_wins: bool) -> None:
+    def __init__(self, identity: float, unit: int, nan_wins: bool) -> None:
         super().__init__(identity)
-        self._unit, self._scratch, self._nan_wins = unit, scratch, nan_wins
+        self._unit, self._nan_wins = unit, nan_wins
 
-    def combine(self, out: Elements, first: Elements, second: Elements, step: int) -> None:
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
         assert out.taps is not None
-        later = self._later(first.values, second.values)
-        torch.maximum(first.values, second.values, out=out.values)
-        sizes, dtype = tuple(later.shape), out.taps.dtype
+        sizes, dtype, moved = tuple(out.values.shape[1:]), out.taps.dtype, step * self._unit
+        later = tape.scratch("later", sizes, torch.bool)
+        if self._nan_wins:
+            tape.record(_later_or_nan, first.values, second.values, tape.scratch("ordered", sizes, torch.bool), later)
+        else:
+            tape.record(_later, first.values, second.values, later)
+        tape.record(_maximum, first.values, second.values, out.values)
         wins = later.view(torch.uint8)
         if dtype is not torch.uint8:
-            wins = self._scratch.tensor("wins", sizes, dtype).copy_(wins)
-        candidate = out.taps if first.taps is None else self._scratch.tensor("candidate", sizes, dtype)
-        moved = step * self._unit
+            wins = tape.scratch("wins", sizes, dtype)
+            tape.record(_copy, later, wins)
+        candidate = out.taps if first.taps is None else tape.scratch("candidate", sizes, dtype)
         if second.taps is None:
-            torch.mul(wins, moved, out=candidate)
+            tape.record(partial(_scale, moved), wins, candidate)
         else:
-            torch.add(second.taps, moved, out=candidate).mul_(wins)
+            tape.record(partial(_shift, moved), second.taps, candidate)
+            tape.record(_multiply, candidate, wins, candidate)
         if first.taps is not None:
-            torch.maximum(first.taps, candidate, out=out.taps)
+            tape.record(_maximum, first.taps, candidate, out.taps)
 
-    def _later(self, first: Tensor, second: Tensor) -> Tensor:
-        """Where ``second`` wins: it is greater, or it is NaN and ``first`` is not."""
-        sizes = tuple(first.shape)
-        later = self._scratch.tensor("later", sizes, torch.bool)
-        if not self._nan_wins:
-            return torch.lt(first, second, out=later)
-        torch.ge(first, second, out=later).logical_not_()
-        return later.logical_and_(torch.eq(first, first, out=self._scratch.tensor("ordered", sizes, torch.bool)))
-
-    def copy(self, out: Elements, source: Elements, step: int) -> None:
+    def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
         assert out.taps is not None
-        out.values.copy_(source.values)
+        super().copy(tape, out, source, step)
+        moved = step * self._unit
         if source.taps is None:
-            out.taps.fill_(step * self._unit)
+            tape.record(partial(_fill, moved), out.taps)
         else:
-            torch.add(source.taps, step * self._unit, out=out.taps)
+            tape.record(partial(_shift, moved), source.taps, out.taps)
 
-    def clear(self, out: Elements) -> None:
+    def clear(self, tape: Tape, out: Elements) -> None:
         assert out.taps is not None
-        super().clear(out)
-        out.taps.zero_()
+        super().clear(tape, out)
+        tape.record(partial(_fill, 0), out.taps)
 
 
-def pool_axis(
-    combination: Combination,
-    source: Elements,
-    dimension: int,
-    axis: Axis,
-    first_position: int,
-    out: Elements,
-    scratch: Scratch,
-) -> None:
-    """Pool ``source`` along ``dimension`` into ``out``, whose window 0 has its first tap at ``first_position``.
+def _later(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.lt(first, second, out=out)
 
-    Positions outside ``source`` (negative ones too) are padding.
-    """
-    Pass(combination, source, dimension, axis, first_position, out, scratch).run()
+
+def _later_or_nan(first: Tensor, second: Tensor, ordered: Tensor, out: Tensor) -> None:
+    """Where ``second`` wins: ``first`` is a number, and ``second`` is not at most that."""
+    torch.ge(first, second, out=out).logical_not_()
+    out.logical_and_(torch.eq(first, first, out=ordered))
+
+
+def _scale(factor: int, source: Tensor, out: Tensor) -> None:
+    torch.mul(source, factor, out=out)
+
+
+def _shift(offset: int, source: Tensor, out: Tensor) -> None:
+    torch.add(source, offset, out=out)
+
+
+def _multiply(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.mul(first, second, out=out)
+
+
+def scratch_like(tape: Tape, like: Elements, purpose: object, sizes: tuple[int, ...]) -> Elements:
+    """Scratch for values, and for taps where ``like`` has them."""
+    values = tape.scratch((purpose, "values"), sizes, like.values.dtype)
+    taps = None if like.taps is None else tape.scratch((purpose, "taps"), sizes, like.taps.dtype)
+    return Elements(values, taps)
+
+
+def uses_doubling(axis: Axis) -> bool:
+    """Whether log k passes over every position cost less than k passes over the strided ones."""
+    return axis.window >= 4 and (axis.window.bit_length() - 1) * axis.stride + 1 < axis.window - 1
 
 
 class Pass:
-    """One axis of one block."""
+    """One axis: pools ``source`` along ``dimension`` into ``out``, whose window 0 has its first tap at a given position.
+
+    Positions outside ``source``, negative ones too, are padding.
+    """
 
     def __init__(
         self,
+        tape: Tape,
         combination: Combination,
-        source: Elements,
-        dimension: int,
         axis: Axis,
         first_position: int,
+        source: Elements,
+        dimension: int,
         out: Elements,
-        scratch: Scratch,
     ) -> None:
-        self.combination, self.source, self.dimension = combination, source, dimension
-        self.axis, self.first_position, self.out, self.scratch = axis, first_position, out, scratch
+        self.tape, self.combination, self.axis, self.first_position = tape, combination, axis, first_position
+        self.source, self.dimension, self.out = source, dimension, out
         self.size = source.values.shape[dimension]
         self.outputs = out.values.shape[dimension]
         self.temporaries = 0
 
-    def run(self) -> None:
-        axis = self.axis
-        if axis.window == 1:
+    def record(self) -> None:
+        """Record the operations of this pass."""
+        if self.axis.window == 1:
             result = self._copied(self.out, 0, self._tap(0), 0)
-        elif self.size < axis.dilation:
+        elif self.size < self.axis.dilation:
             result = self._at_most_one_tap()
-        elif axis.window >= 4 and (axis.window.bit_length() - 1) * axis.stride + 1 < axis.window - 1:
+        elif uses_doubling(self.axis):
             result = self._doubling()
         else:
-            result = self._direct(0, axis.window, self.out)
+            result = self._direct(0, self.axis.window, self.out)
         if result.low > 0:
-            self.combination.clear(self._part(self.out, 0, result.low))
+            self.combination.clear(self.tape, self._part(self.out, 0, result.low))
         if result.high < self.outputs:
-            self.combination.clear(self._part(self.out, result.high, self.outputs))
+            self.combination.clear(self.tape, self._part(self.out, result.high, self.outputs))
 
     # Spans.
 
@@ -207,19 +227,16 @@ class Pass:
             return elements
         return elements.narrowed(self.dimension, start, stop, step)
 
-    def _between(self, span: Span, low: int, high: int) -> Elements:
-        return self._part(span.elements, low - span.low, high - span.low)
-
     def _clipped(self, span: Span, low: int, high: int) -> Span:
         low, high = max(low, span.low), min(high, span.high)
         if low >= high:
             return Span(span.elements, low, low)
-        return Span(self._between(span, low, high), low, high)
+        return Span(self._part(span.elements, low - span.low, high - span.low), low, high)
 
     def _tap(self, tap: int) -> Span:
         """The input as tap ``tap`` of each window sees it."""
-        first, size = self.first_position + tap * self.axis.dilation, self.size
-        return self._strided(Span(self.source, -first, size - first))
+        first = self.first_position + tap * self.axis.dilation
+        return self._strided(Span(self.source, -first, self.size - first))
 
     def _strided(self, span: Span) -> Span:
         """From a span over positions, counted from the first tap of window 0, to a span over windows."""
@@ -248,16 +265,16 @@ class Pass:
         if first.low >= first.high:
             return self._copied(out, out_low, second, step)
         low, high = first.low, second.high
-        self.combination.combine(
-            self._part(out, low - out_low, high - out_low),
-            self._between(first, low, high),
-            self._between(second, low, high),
-            step,
-        )
-        if second.low < low:
-            self._copied(out, out_low, self._clipped(second, second.low, low), step)
-        if high < first.high:
-            self._copied(out, out_low, self._clipped(first, high, first.high), 0)
+        if low < high:
+            self.combination.combine(
+                self.tape,
+                self._part(out, low - out_low, high - out_low),
+                self._clipped(first, low, high).elements,
+                self._clipped(second, low, high).elements,
+                step,
+            )
+        self._copied(out, out_low, self._clipped(second, second.low, low), step)
+        self._copied(out, out_low, self._clipped(first, high, first.high), 0)
         return Span(self._part(out, second.low - out_low, first.high - out_low), second.low, first.high)
 
     def _copied(self, out: Elements, out_low: int, span: Span, step: int) -> Span:
@@ -266,19 +283,19 @@ class Pass:
         target = self._part(out, span.low - out_low, span.high - out_low)
         # What was accumulated in `out` lies in its place already.
         if target.values.data_ptr() != span.elements.values.data_ptr():
-            self.combination.copy(target, span.elements, step)
+            self.combination.copy(self.tape, target, span.elements, step)
         return Span(target, span.low, span.high)
 
     def _temporary(self, length: int) -> Elements:
         self.temporaries += 1
-        sizes = list(self.out.values.shape)
-        sizes[self.dimension] = length
-        return self.scratch.elements((self.dimension, self.temporaries), tuple(sizes), self.out)
+        sizes = list(self.out.values.shape[1:])
+        sizes[self.dimension - 1] = length
+        return scratch_like(self.tape, self.out, (self.dimension, self.temporaries), tuple(sizes))
 
     def _direct(self, begin: int, end: int, out: Elements) -> Span:
         """Taps ``begin … end - 1``, one after the other or, where the error bound asks for it, as a tree."""
-        leaf = self.combination.leaf
-        if leaf is None or end - begin <= leaf:
+        chain = self.combination.longest_chain
+        if chain == 0 or end - begin <= chain:
             result = self._tap(begin)
             for tap in range(begin + 1, end):
                 result = self._merge(out, 0, result, self._tap(tap), tap)
@@ -290,7 +307,7 @@ class Pass:
 
     def _at_most_one_tap(self) -> Span:
         """Taps further apart than the input is long: each window reads one element at most."""
-        self.combination.clear(self.out)
+        self.combination.clear(self.tape, self.out)
         for tap in range(self.axis.window):
             self._copied(self.out, 0, self._tap(tap), tap)
         return Span(self.out, 0, self.outputs)
@@ -298,36 +315,29 @@ class Pass:
     def _doubling(self) -> Span:
         """Windows of 1, 2, 4, … taps at every position, put together at the strided ones."""
         window = self.axis.window
-        self._needed = (self.outputs - 1) * self.axis.stride + self.axis.extent
         current = Span(self.source, -self.first_position, self.size - self.first_position)
-        width, held, held_taps = 1, None, 0
+        width, held, held_taps = 1, current, 0
         while 2 * width <= window:
             if self.combination.disjoint and window & width:
-                held, held_taps = self._joined(held, held_taps, current), held_taps + width
+                held = self._joined(held, held_taps, current) if held_taps else current
+                held_taps += width
             current = self._doubled(current, width)
             width *= 2
         if width == window:
             return self._copied(self.out, 0, self._strided(current), 0)
-        if held is None:
+        if not self.combination.disjoint:
             held, held_taps = current, window - width
-        return self._merge(
-            self.out, 0, self._strided(held), self._strided(self._ahead(current, held_taps)), held_taps
-        )
+        ahead = self._strided(self._ahead(current, held_taps))
+        return self._merge(self.out, 0, self._strided(held), ahead, held_taps)
 
     def _doubled(self, current: Span, width: int) -> Span:
-        ahead = self._ahead(current, width)
-        low, high = max(0, ahead.low), min(self._needed - (2 * width - 1) * self.axis.dilation, current.high)
-        if low >= high:
-            return Span(current.elements, low, low)
-        first, second = self._clipped(current, low, high), self._clipped(ahead, low, high)
-        return self._merge(self._temporary(high - low), low, first, second, width)
+        return self._joined(current, width, current, positions_after=(2 * width - 1) * self.axis.dilation)
 
-    def _joined(self, held: Span | None, held_taps: int, current: Span) -> Span:
-        """What is held of the window's lower bits, with ``current`` behind it; disjoint, and small before large."""
-        if held is None:
-            return current
+    def _joined(self, held: Span, held_taps: int, current: Span, positions_after: int = 0) -> Span:
+        """``held`` of ``held_taps`` taps with ``current`` behind it, at every position that some window needs."""
+        needed = (self.outputs - 1) * self.axis.stride + self.axis.extent - positions_after
         ahead = self._ahead(current, held_taps)
-        low, high = max(0, ahead.low), held.high
+        low, high = max(0, ahead.low), min(needed, held.high)
         if low >= high:
             return Span(current.elements, low, low)
         first, second = self._clipped(held, low, high), self._clipped(ahead, low, high)

@@ -8,176 +8,502 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.separable import Combination, Elements, Maximum, Scratch, Sum, Winner, pool_axis
+from torch_dmlpool.backends.blocks import Reach, run, run_planes, same_reach
+from torch_dmlpool.backends.positions import Decoder, plane_numbers
+from torch_dmlpool.backends.separable import (
+    Combination,
+    Elements,
+    Maximum,
+    Pass,
+    Sum,
+    Winner,
+    scratch_like,
+)
+from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Axis, Window
-
-BLOCK = 2**18
-"""Input elements of a block: a few of its size fit the second-level cache of two cores together."""
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Along one axis of a block: output windows, the input they read, and where the first tap lies in it."""
-
-    outputs: slice
-    inputs: slice
-    first_position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A part of the output, and the part of the input that it reads."""
-
-    samples: slice
-    channels: slice
-    reaches: tuple[Reach, ...]
-
-    @property
-    def outputs(self) -> tuple[slice, ...]:
-        return self.samples, self.channels, *(reach.outputs for reach in self.reaches)
-
-    @property
-    def inputs(self) -> tuple[slice, ...]:
-        return self.samples, self.channels, *(reach.inputs for reach in self.reaches)
-
-
-def _reach(axis: Axis, size: int, start: int, stop: int) -> Reach:
+def _window_reach(window: Window, sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
+    axis, size = window.axes[number], sizes[number]
     first = axis.first_position(start)
     low = min(max(first, 0), size)
     high = max(low, min(axis.first_position(stop - 1) + axis.extent, size))
     return Reach(slice(start, stop), slice(low, high), first - low)
 
 
-def _blocks(sizes: Sequence[int], output_sizes: Sequence[int], window: Window) -> Iterator[Block]:
-    """Blocks of about :data:`BLOCK` input elements: samples, then channels, then windows along the outer axes."""
-    samples, channels = sizes[0], sizes[1]
-    tiles = list(output_sizes)
-    volume = math.prod(sizes[2:])
-    for number, axis in enumerate(window.axes):
-        if volume <= BLOCK:
-            break
-        rest = volume // sizes[2 + number]
-        # A tile reads its halo again: below the window's extent that would cost more than the block saves.
-        tiles[number] = min(tiles[number], max(BLOCK // (rest * axis.stride), -(-axis.extent // axis.stride), 1))
-        volume = rest * min(sizes[2 + number], (tiles[number] - 1) * axis.stride + axis.extent)
-    channel_step = max(1, min(channels, BLOCK // max(1, volume)))
-    sample_step = max(1, BLOCK // max(1, volume * channels)) if channel_step == channels else 1
-    reaches = [
-        [_reach(axis, size, start, min(start + tile, outputs)) for start in range(0, outputs, tile)]
-        for axis, size, outputs, tile in zip(window.axes, sizes[2:], output_sizes, tiles, strict=True)
-    ]
-    for sample in range(0, samples, sample_step):
-        for channel in range(0, channels, channel_step):
-            for along_axes in itertools.product(*reaches):
-                yield Block(
-                    slice(sample, min(sample + sample_step, samples)),
-                    slice(channel, min(channel + channel_step, channels)),
-                    along_axes,
-                )
-
-
-def _is_identity(axis: Axis, reach: Reach) -> bool:
-    return axis.window == 1 and axis.stride == 1 and reach.first_position == 0 and (
-        reach.outputs.stop - reach.outputs.start == reach.inputs.stop - reach.inputs.start
-    )
-
-
-def _pool_block(
+def _record_passes(
+    tape: Tape,
     combinations: Sequence[Combination],
-    order: Sequence[int],
     window: Window,
-    block: Block,
+    reaches: Sequence[Reach],
     source: Elements,
     out: Elements,
-    scratch: Scratch,
+    order: Sequence[int],
 ) -> None:
-    """One axis after the other, in ``order``; ``combinations`` has one entry per axis."""
-    order = [number for number in order if not _is_identity(window.axes[number], block.reaches[number])] or order[:1]
-    for number in order[:-1]:
-        sizes = list(source.values.shape)
-        sizes[2 + number] = out.values.shape[2 + number]
-        between = scratch.elements(("axis", number), tuple(sizes), out)
-        first_position = block.reaches[number].first_position
-        pool_axis(combinations[number], source, 2 + number, window.axes[number], first_position, between, scratch)
-        source = between
-    number = order[-1]
-    first_position = block.reaches[number].first_position
-    pool_axis(combinations[number], source, 2 + number, window.axes[number], first_position, out, scratch)
+    """One axis after the other, in ``order``, from ``source`` to ``out``."""
+    rank = window.rank
+    needed = [number for number in order if not _changes_nothing(window.axes[number], reaches[number])] or order[:1]
+    for number in needed:
+        into = out
+        dimension = out.values.dim() - rank + number
+        if number != needed[-1]:
+            sizes = list(source.values.shape)
+            sizes[dimension] = out.values.shape[dimension]
+            into = scratch_like(tape, out, ("axis", number), tuple(sizes[1:]))
+        axis, first = window.axes[number], reaches[number].first_position
+        Pass(tape, combinations[number], axis, first, source, dimension, into).record()
+        source = into
+
+
+def _changes_nothing(axis: Axis, reach: Reach) -> bool:
+    results, sources = reach.results.stop - reach.results.start, reach.sources.stop - reach.sources.start
+    return axis.window == 1 and axis.stride == 1 and reach.first_position == 0 and results == sources
+
+
+def _halo(window: Window) -> list[int]:
+    return [-(-axis.extent // axis.stride) for axis in window.axes]
+
+
+# Average pooling.
 
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Sums by axis, divided once."""
-    sizes = window.output_sizes(input.shape[2:])
-    memory_format = operands.suggested_memory_format(input)
-    output = operands.empty((*input.shape[:2], *sizes), input, memory_format)
-    scratch = Scratch(memory_format, input.device)
-    divisor = _divisor(window, tuple(input.shape[2:]), include_padding, divisor_override, input)
-    combinations, order = [Sum()] * window.rank, range(window.rank)
-    for block in _blocks(input.shape, sizes, window):
-        source, target = input[block.inputs], output[block.outputs]
-        sums = target
+    sizes = tuple(input.shape[2:])
+    output_sizes = window.output_sizes(sizes)
+    output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
+    if output.numel() == 0:
+        return output
+    divisor = _divisor(window, sizes, include_padding, divisor_override, input)
+    order = range(window.rank)
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        (source,), (result,) = sources, results
+        sums = result
         if input.dtype.itemsize == 2:
-            source = scratch.tensor("input", tuple(source.shape), torch.float32).copy_(source)
-            sums = scratch.tensor("sums", tuple(target.shape), torch.float32)
-        _pool_block(combinations, order, window, block, Elements(source), Elements(sums), scratch)
-        if isinstance(divisor, Tensor):
-            sums.div_(divisor[block.outputs[2:]])
-        elif divisor != 1:
-            sums.div_(divisor)
-        if sums is not target:
-            target.copy_(sums)
+            source = _as_float(tape, source)
+            sums = tape.scratch("sums", tuple(result.shape[1:]), torch.float32)
+        _record_passes(tape, [Sum()] * window.rank, window, reaches, Elements(source), Elements(sums), order)
+        _record_division(tape, divisor, reaches, sums, sums)
+        if sums is not result:
+            tape.record(_copy, sums, result)
+
+    run((input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
     return output
+
+
+def _as_float(tape: Tape, source: Tensor) -> Tensor:
+    widened = tape.scratch("float", tuple(source.shape[1:]), torch.float32)
+    tape.record(_copy, source, widened)
+    return widened
+
+
+def _copy(source: Tensor, out: Tensor) -> None:
+    out.copy_(source)
+
+
+def _divide(divisor: Tensor | int, dividend: Tensor, out: Tensor) -> None:
+    torch.div(dividend, divisor, out=out)
+
+
+def _record_division(
+    tape: Tape, divisor: Tensor | int, reaches: tuple[Reach, ...], dividend: Tensor, out: Tensor
+) -> None:
+    if isinstance(divisor, Tensor):
+        divisor = divisor[tuple(along.results for along in reaches)]
+    if dividend.dtype is not out.dtype:
+        tape.record(_copy, dividend, out)
+        dividend = out
+    if isinstance(divisor, Tensor) or divisor != 1:
+        tape.record(partial(_divide, divisor), dividend, out)
+    elif dividend is not out:
+        tape.record(_copy, dividend, out)
 
 
 def _divisor(
     window: Window, sizes: tuple[int, ...], include_padding: bool, divisor_override: int | None, like: Tensor
 ) -> Tensor | int:
-    """The number that divides each window's sum: one for all where they agree."""
+    """What divides each window's sum: a number where all agree, else a tensor of the output's spatial sizes."""
     if divisor_override is not None:
         return divisor_override
     counts = [
         _counts(axis, size, outputs, include_padding)
         for axis, size, outputs in zip(window.axes, sizes, window.output_sizes(sizes), strict=True)
     ]
-    if all(low == high for low, high in map(torch.aminmax, counts)):
-        return max(1, math.prod(int(count[0]) for count in counts))
-    product = functools.reduce(lambda left, right: left.unsqueeze(-1) * right, counts)
+    if all(isinstance(count, int) for count in counts):
+        return max(1, math.prod(counts))
+    vectors = [torch.full((1,), count) if isinstance(count, int) else count for count in counts]
+    product = functools.reduce(lambda left, right: left.unsqueeze(-1) * right, vectors)
+    product = product.expand(window.output_sizes(sizes))
     # A window that counts nothing sums to 0: dividing it by 1 keeps it there (rule A3).
-    return product.clamp_(min=1).to(like.device, torch.float64 if like.dtype is torch.float64 else torch.float32)
+    return product.clamp(min=1).to(like.device, torch.float64 if like.dtype is torch.float64 else torch.float32)
 
 
-def _counts(axis: Axis, size: int, outputs: int, include_padding: bool) -> Tensor:
+def _counts(axis: Axis, size: int, outputs: int, include_padding: bool) -> Tensor | int:
+    """Counted taps of each window along an axis; one number where all windows agree."""
+    if not include_padding and axis.start_padding:
+        bounds: tuple[int, ...] = (size, 0)
+    else:
+        bounds = (size + axis.end_padding if include_padding else size,)
+        # Of one bound only the last windows can be cut off, so that they agree if the last one is whole.
+        if axis.taps_before(outputs - 1, bounds[0]) == axis.window:
+            return axis.window
     first = torch.arange(outputs).mul_(axis.stride).sub_(axis.start_padding)
+    before = [
+        (first - bound).div_(axis.dilation, rounding_mode="floor").neg_().clamp_(0, axis.window) for bound in bounds
+    ]
+    return before[0] if len(before) == 1 else before[0] - before[1]
 
-    def taps_before(bound: int) -> Tensor:
-        return (first - bound).div_(axis.dilation, rounding_mode="floor").neg_().clamp_(0, axis.window)
 
-    if include_padding:
-        return taps_before(size + axis.end_padding)
-    return taps_before(size) - taps_before(0)
+def average_pooling_grad(
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    include_padding: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """The adjoint: gradients divided by their windows' divisors, then summed over the windows that cover an element.
+
+    The elements of one residue of the stride are themselves a window of stride 1 over the gradient, of every
+    ``stride``-th tap and in reverse.
+    """
+    sizes = tuple(spatial_sizes)
+    gradient = operands.empty(
+        (*input_gradient.shape[:2], *sizes), input_gradient, operands.suggested_memory_format(input_gradient)
+    )
+    if gradient.numel() == 0:
+        return gradient
+    divisor = _divisor(window, sizes, include_padding, divisor_override, input_gradient)
+    output_sizes = window.output_sizes(sizes)
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        (source,), (result,) = sources, results
+        rank = window.rank
+        narrow = input_gradient.dtype.itemsize == 2
+        spread = tape.scratch("spread", tuple(result.shape[1:]), torch.float32) if narrow else result
+        shares = tape.scratch("shares", tuple(source.shape[1:]), spread.dtype)
+        source_reaches = tuple(Reach(along.sources, along.results, 0) for along in reaches)
+        _record_division(tape, divisor, source_reaches, source, shares)
+        # The last axis first: its strided writes are then made on the small side.
+        held = shares
+        for number in reversed(range(rank)):
+            dimension = result.dim() - rank + number
+            into = spread
+            if number > 0:
+                between = list(held.shape)
+                between[dimension] = result.shape[dimension]
+                into = tape.scratch(("spread", number), tuple(between[1:]), spread.dtype)
+            _record_spread(tape, window.axes[number], reaches[number], held, dimension, into)
+            held = into
+        if spread is not result:
+            tape.record(_copy, spread, result)
+
+    run((input_gradient,), (gradient,), _spread_halo(window), partial(_spread_reach, window, output_sizes), record)
+    return gradient
+
+
+def _spread_halo(window: Window) -> list[int]:
+    return [axis.extent for axis in window.axes]
+
+
+def _spread_reach(window: Window, output_sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
+    """Windows that cover input elements ``start … stop - 1``; the position counts from the padded box's start."""
+    axis, outputs = window.axes[number], output_sizes[number]
+    low = min(max(-(-(start + axis.start_padding - axis.extent + 1) // axis.stride), 0), outputs)
+    high = max(low, min((stop - 1 + axis.start_padding) // axis.stride + 1, outputs))
+    return Reach(slice(start, stop), slice(low, high), start + axis.start_padding - low * axis.stride)
+
+
+def _record_spread(tape: Tape, axis: Axis, reach: Reach, source: Tensor, dimension: int, out: Tensor) -> None:
+    """Sum over the windows that cover each element, along one axis."""
+    shared = math.gcd(axis.stride, axis.dilation)
+    period, reversed_dilation = axis.stride // shared, axis.dilation // shared
+    elements = out.shape[dimension]
+    for offset in range(min(axis.stride, elements)):
+        index = (slice(None),) * dimension + (slice(offset, None, axis.stride),)
+        target = Elements(out[index])
+        # Counted from the first tap of the first window at hand, the element lies at this position.
+        position = reach.first_position + offset
+        tap = next((tap for tap in range(min(period, axis.window)) if (position - tap * axis.dilation) % axis.stride == 0), None)
+        if tap is None:
+            Sum().clear(tape, target)
+            continue
+        taps = (axis.window - tap + period - 1) // period
+        first = (position - tap * axis.dilation) // axis.stride - (taps - 1) * reversed_dilation
+        residue = Axis(taps, 1, 0, 0, reversed_dilation, False)
+        Pass(tape, Sum(), residue, first, Elements(source), dimension, target).record()
+
+
+# Max pooling.
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
-    sizes = window.output_sizes(input.shape[2:])
-    memory_format = operands.suggested_memory_format(input)
-    output = operands.empty((*input.shape[:2], *sizes), input, memory_format)
-    scratch = Scratch(memory_format, input.device)
-    combinations, order = [Maximum(_lowest(input.dtype))] * window.rank, range(window.rank)
-    for block in _blocks(input.shape, sizes, window):
-        source, target = input[block.inputs], output[block.outputs]
-        _pool_block(combinations, order, window, block, Elements(source), Elements(target), scratch)
+    sizes = tuple(input.shape[2:])
+    output_sizes = window.output_sizes(sizes)
+    output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
+    if output.numel() == 0:
+        return output
+    # Rows first: whole rows are contiguous, and the stride leaves fewer of them to pool.
+    order = range(window.rank)
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        source, result = _as_signed(tape, sources[0]), _signed_view(results[0])
+        combination = Maximum(_lowest(result.dtype))
+        _record_passes(
+            tape, [combination] * window.rank, window, reaches, Elements(source), Elements(result), order
+        )
+        _record_unsigned(tape, input.dtype, result)
+
+    run((input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
     return output
 
 
-def _lowest(dtype: torch.dtype) -> float | int:
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+def _signed_view(tensor: Tensor) -> Tensor:
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
+
+
+def _flip(lowest: int, source: Tensor, out: Tensor) -> None:
+    torch.bitwise_xor(source, lowest, out=out)
+
+
+def _as_signed(tape: Tape, source: Tensor) -> Tensor:
+    """Wide unsigned integers, which PyTorch cannot compare, as signed ones in the same order."""
+    signed = _SIGNED.get(source.dtype)
+    if signed is None:
+        return source
+    flipped = tape.scratch("signed", tuple(source.shape[1:]), signed)
+    tape.record(partial(_flip, torch.iinfo(signed).min), source.view(signed), flipped)
+    return flipped
+
+
+def _record_unsigned(tape: Tape, dtype: torch.dtype, result: Tensor) -> None:
+    if dtype in _SIGNED:
+        tape.record(partial(_flip, torch.iinfo(result.dtype).min), result, result)
+
+
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Maxima and the numbers of their taps."""
+    return _winners(input, window, operands.tap_dtype(window.taps), decoder=None)
+
+
+def max_pooling_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
+    """Maxima and their indices, decoded from the taps block by block."""
+    return _winners(input, window, index_dtype, Decoder(window, tuple(input.shape[2:])), per_plane)
+
+
+def _winners(
+    input: Tensor, window: Window, winner_dtype: torch.dtype, decoder: Decoder | None, per_plane: bool = True
+) -> tuple[Tensor, Tensor]:
+    memory_format = operands.suggested_memory_format(input)
+    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    values = operands.empty(sizes, input, memory_format)
+    winners = operands.empty(sizes, input, memory_format, winner_dtype)
+    if values.numel() == 0:
+        return values, winners
+    # Seeing NaN costs more operations; only the CPU can be asked whether there is one without waiting for a device.
+    may_hold_nan = input.dtype.is_floating_point
+    ask = may_hold_nan and input.device.type == "cpu"
+    _find_winners(input, window, values, winners, decoder, per_plane, nan_wins=may_hold_nan and not ask)
+    if ask and math.isnan(values.sum().item()):
+        _find_winners(input, window, values, winners, decoder, per_plane, nan_wins=True)
+    return values, winners
+
+
+def _find_winners(
+    input: Tensor,
+    window: Window,
+    values: Tensor,
+    winners: Tensor,
+    decoder: Decoder | None,
+    per_plane: bool,
+    nan_wins: bool,
+) -> None:
+    units = [math.prod(axis.window for axis in window.axes[number + 1 :]) for number in range(window.rank)]
+    # The last axis first: of equal maxima the first row's first column then wins.
+    order = range(window.rank - 1, -1, -1)
+    empty = [axis.empty_windows(size) for axis, size in zip(window.axes, input.shape[2:], strict=True)]
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        source, result = _as_signed(tape, sources[0]), _signed_view(results[0])
+        taps = results[1]
+        if decoder is not None:
+            taps = tape.scratch("taps", tuple(result.shape[1:]), operands.tap_dtype(window.taps))
+        combinations = [Winner(_lowest(result.dtype), unit, nan_wins) for unit in units]
+        _record_passes(tape, combinations, window, reaches, Elements(source), Elements(result, taps), order)
+        _record_unsigned(tape, input.dtype, result)
+        if decoder is not None:
+            decoder.record_indices(tape, reaches, taps, results[2] if len(results) > 2 else None, results[1])
+        else:
+            _record_empty(tape, empty, reaches, taps)
+
+    sizes = tuple(input.shape[2:])
+    numbers = () if per_plane else (plane_numbers(values, math.prod(sizes)),)
+    run((input,), (values, winners, *numbers), _halo(window), partial(_window_reach, window, sizes), record)
+
+
+def _record_empty(tape: Tape, empty: Sequence[Sequence[int]], reaches: Sequence[Reach], taps: Tensor) -> None:
+    """Give windows that read nothing the tap 0, whatever the rows above found."""
+    for number, (windows, along) in enumerate(zip(empty, reaches, strict=True)):
+        inside = [window - along.results.start for window in windows if along.results.start <= window < along.results.stop]
+        dimension = taps.dim() - len(reaches) + number
+        for window in inside:
+            tape.record(_clear, taps.narrow(dimension, window, 1))
+
+
+def _clear(out: Tensor) -> None:
+    out.zero_()
+
+
+def max_pooling_indices(
+    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
+    """Indices that tap numbers stand for."""
+    indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
+    if indices.numel() == 0:
+        return indices
+    decoder = Decoder(window, tuple(spatial_sizes))
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        decoder.record_indices(tape, reaches, sources[0], sources[1] if len(sources) > 1 else None, results[0])
+
+    sources = (taps,) if per_plane else (taps, plane_numbers(taps, math.prod(spatial_sizes)))
+    run(sources, (indices,), [1] * window.rank, same_reach, record)
+    return indices
+
+
+def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    """The gradient to the winners, which are found again from the input."""
+    _, taps = max_pooling_with_taps(input, window)
+    channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
+    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
+
+
+def max_pooling_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+) -> Tensor:
+    """Each window's gradient, added to its winner's."""
+    sizes = tuple(spatial_sizes)
+    memory_format = operands.named_memory_format(channels_last, window.rank)
+    gradient = operands.empty((*taps.shape[:2], *sizes), input_gradient, memory_format)
+    if gradient.numel() == 0:
+        return gradient
+    if gradient.device.type != "cpu":
+        return _spread_by_comparison(input_gradient, taps, window, gradient)
+    decoder = Decoder(window, sizes)
+    halves = input_gradient.dtype.itemsize == 2
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        (result,) = results
+        total = tape.scratch("total", tuple(result.shape[1:]), torch.float32) if halves else result
+        tape.record(_clear, total)
+        flat_total = total.flatten(-window.rank)
+        for rows in decoder.chunks(sources[0]):
+            arriving, taps_there = (tensor[(..., *rows)] for tensor in sources)
+            positions, empty = decoder.record_positions(tape, rows, taps_there)
+            if halves or empty is not None or not _flattens(arriving, window.rank):
+                held = tape.scratch("arriving", tuple(arriving.shape[1:]), total.dtype)
+                tape.record(_copy, arriving, held)
+                arriving = held
+            if empty is not None:
+                tape.record(partial(_fill_where, empty, 0), arriving)
+            tape.record(_scatter_add, positions.flatten(-window.rank), arriving.flatten(-window.rank), flat_total)
+        if halves:
+            tape.record(_copy, total, result)
+
+    run_planes((input_gradient, taps), (gradient,), decoder.chunk_elements, record)
+    return gradient
+
+
+def _flattens(tensor: Tensor, rank: int) -> bool:
+    sizes, strides = tensor.shape[-rank:], tensor.stride()[-rank:]
+    return all(strides[n] == strides[n + 1] * sizes[n + 1] for n in range(rank - 1))
+
+
+def _scatter_add(positions: Tensor, arriving: Tensor, out: Tensor) -> None:
+    out.scatter_add_(-1, positions, arriving)
+
+
+def _fill_where(mask: Tensor, value: int, out: Tensor) -> None:
+    out.masked_fill_(mask, value)
+
+
+def _spread_by_comparison(input_gradient: Tensor, taps: Tensor, window: Window, gradient: Tensor) -> Tensor:
+    """Tap by tap without a scatter, whose order of additions no device but the CPU fixes (rule E3)."""
+    sizes = gradient.shape[2:]
+    total = torch.zeros_like(gradient, dtype=torch.float32) if gradient.dtype.itemsize == 2 else gradient.zero_()
+    for tap, numbers in enumerate(itertools.product(*(range(axis.window) for axis in window.axes))):
+        outputs, inputs = [], []
+        for axis, size, count, number in zip(window.axes, sizes, taps.shape[2:], numbers, strict=True):
+            first = -axis.start_padding + number * axis.dilation
+            low = max(0, -(first // axis.stride))
+            high = min(count, -((first - size) // axis.stride))
+            outputs.append(slice(low, max(low, high)))
+            start = first + low * axis.stride
+            inputs.append(slice(start, start + max(0, (high - low - 1) * axis.stride + 1), axis.stride))
+        if all(along.stop > along.start for along in outputs):
+            there = (..., *outputs)
+            arriving = torch.where(taps[there] == tap, input_gradient[there], 0)
+            total[(..., *inputs)] += arriving
+    return gradient if total is gradient else gradient.copy_(total)
+
+
+def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    """The element at each window's tap, 0 where the window is empty."""
+    gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
+    if gathered.numel() == 0:
+        return gathered
+    decoder = Decoder(window, tuple(input.shape[2:]))
+
+    def record(
+        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
+    ) -> None:
+        (result,) = results
+        source = sources[0]
+        if not _flattens(source, window.rank):
+            source = tape.scratch("source", tuple(source.shape[1:]), source.dtype)
+            tape.record(_copy, sources[0], source)
+        flat_source = source.flatten(-window.rank)
+        for rows in decoder.chunks(sources[1]):
+            there = result[(..., *rows)]
+            positions, empty = decoder.record_positions(tape, rows, sources[1][(..., *rows)])
+            found = tape.scratch("found", tuple(there.shape[1:]), there.dtype)
+            tape.record(_gather, flat_source, positions.flatten(-window.rank), found.flatten(-window.rank))
+            if empty is not None:
+                tape.record(partial(_fill_where, empty, 0), found)
+            tape.record(_copy, found, there)
+
+    run_planes((input, taps), (gathered,), decoder.chunk_elements, record)
+    return gathered
+
+
+def _gather(source: Tensor, positions: Tensor, out: Tensor) -> None:
+    torch.gather(source, -1, positions, out=out)

@@ -356,7 +356,8 @@ class MaxPoolingGrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        input, _, *ctx.arguments = inputs
+        input, input_gradient, *ctx.arguments = inputs
+        ctx.dtype = input_gradient.dtype
         ctx.spatial_sizes, ctx.channels_last = list(input.shape[2:]), _is_channels_last(input)
         _, taps = output
         ctx.mark_non_differentiable(taps)
@@ -373,10 +374,10 @@ class MaxPoolingGrad(torch.autograd.Function):
         return None, _max_pooling_gather(gradient, taps, *ctx.arguments), *nothing
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, tangent: Tensor | None, *__: Any) -> tuple[Tensor | None, None]:
-        if tangent is None:
-            return None, None
+    def jvp(ctx: Any, _: Any, tangent: Tensor | None, *__: Any) -> tuple[Tensor, None]:
         (taps,) = ctx.saved_tensors
+        if tangent is None:
+            return taps.new_zeros([*taps.shape[:2], *ctx.spatial_sizes], dtype=ctx.dtype), None
         gradient = _max_pooling_grad_from_taps(tangent, taps, ctx.spatial_sizes, *ctx.arguments, ctx.channels_last)
         return gradient, None
 
