@@ -70,10 +70,10 @@ def average_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
     """
     operands.check_pooled("input", input, operands.AVERAGE_TYPES)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
-    return average_pooling_over(input, window, include_padding, divisor_override)
+    operands.check_flag("include_padding", include_padding)
+    operands.check_divisor(divisor_override)
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    return _average_operators.average_pooling(input, window, include_padding, divisor_override)
 
 
 def average_pooling_over(
@@ -142,9 +142,7 @@ def average_pooling_grad(
     )
     sizes = operands.checked_input_size(input_size, input_gradient)
     operands.check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
-    return _average_operators.average_pooling_grad(
-        input_gradient, sizes[2:], window, include_padding, divisor_override
-    )
+    return _average_operators.average_pooling_grad(input_gradient, sizes[2:], window, include_padding, divisor_override)
 
 
 @overload
@@ -236,12 +234,11 @@ def max_pooling(
     """
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    operands.check_index_type(index_dtype, input.shape)
     if return_indices:
-        return max_pooling_with_indices_over(input, window, index_dtype, per_plane=False)
-    return max_pooling_over(input, window)
+        return _max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane=False)
+    return _max_operators.max_pooling(input, window)
 
 
 def max_pooling_over(input: Tensor, window: Window) -> Tensor:
@@ -305,9 +302,7 @@ def max_pooling_grad(
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
     operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     output_sizes = [*input.shape[:2], *window.output_sizes(input.shape[2:])]
     operands.check_gradient("input_gradient", input_gradient, output_sizes, input)
     return _max_operators.max_pooling_grad(input, input_gradient, window)

@@ -63,9 +63,7 @@ def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
 def check_sizes(name: str, tensor: Tensor, sizes: Sequence[int]) -> None:
     """Refuse a tensor whose sizes are not those of the forward output (rule G8)."""
     if tuple(tensor.shape) != tuple(sizes):
-        raise ValueError(
-            f"{name} must have the forward output's shape {tuple(sizes)}, got shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{name} must have the forward output's shape {tuple(sizes)}, got shape {tuple(tensor.shape)}")
 
 
 def check_divisor(divisor_override: int | None) -> None:

@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -127,7 +127,9 @@ class Window:
     def _spelled_out(cls, ceil_mode: bool, *arguments: Sequence[int]) -> Window:
         if type(ceil_mode) is not bool:
             raise TypeError(f"ceil_mode must be a bool, got {ceil_mode!r} of type {type(ceil_mode).__name__}")
-        return cls(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))
+        windows, strides, starts, ends, dilations = arguments
+        axes = zip(windows, strides, starts, ends, dilations, strict=True)
+        return cls(tuple(Axis(*axis, ceil_mode) for axis in axes))
 
     @property
     def rank(self) -> int:
@@ -181,16 +183,18 @@ class Window:
                 totals = [
                     _same_padding(*axis) for axis in zip(windows, strides, dilations, sizes or strides, strict=True)
                 ]
-            starts, ends = [total // 2 for total in totals], [total - total // 2 for total in totals]
+            starts, ends = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
         elif _is_pairs(padding):
-            starts = entries("padding", [pair[0] for pair in padding], rank, 0)
-            ends = entries("padding", [pair[1] for pair in padding], rank, 0)
+            if len(padding) != rank or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in padding):
+                names = ", ".join(AXIS_NAMES[rank])
+                raise ValueError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
+            starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
         else:
             starts = ends = entries("padding", padding, rank, 0)
         return cls._spelled_out(ceil_mode, windows, strides, starts, ends, dilations)
 
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Spatial sizes of the output for an input of spatial ``sizes``; ``ValueError`` where no window fits (rule G5)."""
+        """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none (rule G5)."""
         outputs = tuple(axis.output_size(size) for axis, size in zip(self.axes, sizes, strict=True))
         for axis, size, output, name in zip(self.axes, sizes, outputs, AXIS_NAMES[self.rank], strict=True):
             if size < 1:
@@ -249,7 +253,9 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
 
 
 def integer(name: str, entry: Any, value: Any) -> int:
-    if isinstance(entry, (int, torch.SymInt)) and not isinstance(entry, bool):
+    if isinstance(entry, torch.SymInt):
+        return cast(int, entry)
+    if isinstance(entry, int) and not isinstance(entry, bool):
         return entry
     if not isinstance(entry, bool):
         try:

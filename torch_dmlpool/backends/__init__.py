@@ -25,7 +25,7 @@ def serving(device_type: str) -> ModuleType:
 def _triton_serves(device_type: str) -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
-    # Triton's interpreter is the one way to run the kernels on CPU tensors; it must be chosen before triton is imported.
+    # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before triton is imported.
     if device_type == "cpu":
         return os.environ.get("TRITON_INTERPRET") == "1"
     return device_type == "cuda" and torch.cuda.is_available()

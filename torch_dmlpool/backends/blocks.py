@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,18 +42,13 @@ def run(
         _run_region(unit_sources, unit_results, whole, halo, reach, record, memory_format)
 
 
-def same_reach(number: int, start: int, stop: int) -> Reach:
+def same_reach(_: int, start: int, stop: int) -> Reach:
     """Each result reads its own place."""
     return Reach(slice(start, stop), slice(start, stop), 0)
 
 
-def run_planes(
-    sources: tuple[Tensor, ...], results: tuple[Tensor, ...], most_elements: Callable[[Tensor], int], record: Recording
-) -> None:
-    """Like :func:`run` without tiles: what scatters into a plane needs the whole of it.
-
-    ``most_elements`` says how many elements a plane's largest operation has.
-    """
+def run_planes(sources: tuple[Tensor, ...], results: tuple[Tensor, ...], record: Recording) -> None:
+    """Like :func:`run` without tiles: what reads or writes a plane anywhere needs the whole of it."""
     memory_format = operands.suggested_memory_format(results[0])
     for unit_sources, unit_results in _units(sources, results, memory_format):
         done = 0
@@ -61,7 +56,8 @@ def run_planes(
             rest_sources = tuple(tensor[done:] for tensor in unit_sources)
             rest_results = tuple(tensor[done:] for tensor in unit_results)
             serial = tapes.prefers_serial()
-            planes = max(1, tapes.block_elements(serial) // max(1, most_elements(unit_sources[0])))
+            largest = max(math.prod(tensor.shape[1:]) for tensor in unit_sources + unit_results)
+            planes = max(1, tapes.block_elements(serial) // max(1, largest))
             tape = Tape(unit_results[0].shape[0] - done, planes, memory_format, results[0].device)
             record(tape, (), rest_sources, rest_results)
             done += tape.replay(watch=not serial)
@@ -103,11 +99,9 @@ def _run_region(
     per_plane = math.prod(results[0].shape[1:-rank])
     for tile in _tiles(region, limit // max(1, per_plane), halo, reach):
         reaches = tuple(reach(number, *bounds) for number, bounds in enumerate(tile))
-        tile_sources = tuple(tensor[(..., *(along.sources for along in reaches))] for tensor in sources)
-        tile_results = tuple(tensor[(..., *(along.results for along in reaches))] for tensor in results)
-        volume = per_plane * max(
-            math.prod(tile_sources[0].shape[-rank:]), math.prod(tile_results[0].shape[-rank:])
-        )
+        tile_sources = tuple(part(tensor, [along.sources for along in reaches]) for tensor in sources)
+        tile_results = tuple(part(tensor, [along.results for along in reaches]) for tensor in results)
+        volume = per_plane * max(math.prod(tile_sources[0].shape[-rank:]), math.prod(tile_results[0].shape[-rank:]))
         tape = Tape(planes, max(1, limit // max(1, volume)), memory_format, results[0].device)
         record(tape, reaches, tile_sources, tile_results)
         done = tape.replay(watch=on_cpu and not serial)
@@ -115,6 +109,12 @@ def _run_region(
             rest_sources = tuple(tensor[done:] for tensor in sources)
             rest_results = tuple(tensor[done:] for tensor in results)
             _run_region(rest_sources, rest_results, tile, halo, reach, record, memory_format)
+
+
+def part(tensor: Tensor, slices: Sequence[slice]) -> Tensor:
+    """A part of the last dimensions of ``tensor``."""
+    everything: tuple[Any, ...] = (Ellipsis, *slices)
+    return tensor[everything]
 
 
 def _tiles(

@@ -60,6 +60,8 @@ def _fill(value: float, out: Tensor) -> None:
 class Combination:
     """How two elements become one, and what a window that reads nothing holds."""
 
+    commutes = True
+    """Whether the order of the taps is free."""
     disjoint = False
     """Whether a tap must not be combined twice."""
     longest_chain = 0
@@ -107,6 +109,8 @@ class Winner(Combination):
     A later tap has the larger number wherever it wins, so that the winner's number is itself a maximum. NaN wins only
     where asked for: the comparison that sees it costs three operations more.
     """
+
+    commutes = False
 
     def __init__(self, identity: float, unit: int, nan_wins: bool) -> None:
         super().__init__(identity)
@@ -204,6 +208,7 @@ class Pass:
         self.size = source.values.shape[dimension]
         self.outputs = out.values.shape[dimension]
         self.temporaries = 0
+        self.phases: dict[int, Elements] = {}
 
     def record(self) -> None:
         """Record the operations of this pass."""
@@ -235,8 +240,28 @@ class Pass:
 
     def _tap(self, tap: int) -> Span:
         """The input as tap ``tap`` of each window sees it."""
-        first = self.first_position + tap * self.axis.dilation
-        return self._strided(Span(self.source, -first, self.size - first))
+        first, stride = self.first_position + tap * self.axis.dilation, self.axis.stride
+        if not self._splits_phases():
+            return self._strided(Span(self.source, -first, self.size - first))
+        phase = self._phase(first % stride)
+        moved = first // stride
+        length = phase.values.shape[self.dimension]
+        return self._clipped(Span(phase, -moved, length - moved), 0, self.outputs)
+
+    def _splits_phases(self) -> bool:
+        """Whether every stride-th element is first copied together: an argmax reads each operand twice."""
+        innermost = self.source.values.stride(self.dimension) == 1
+        return self.axis.stride > 1 and self.axis.window > 1 and innermost and not self.combination.commutes
+
+    def _phase(self, offset: int) -> Elements:
+        if offset not in self.phases:
+            strided = self._part(self.source, offset, self.size, self.axis.stride)
+            phase = scratch_like(self.tape, strided, (self.dimension, "phase", offset), tuple(strided.values.shape[1:]))
+            self.tape.record(_copy, strided.values, phase.values)
+            if strided.taps is not None and phase.taps is not None:
+                self.tape.record(_copy, strided.taps, phase.taps)
+            self.phases[offset] = phase
+        return self.phases[offset]
 
     def _strided(self, span: Span) -> Span:
         """From a span over positions, counted from the first tap of window 0, to a span over windows."""
@@ -296,14 +321,30 @@ class Pass:
         """Taps ``begin … end - 1``, one after the other or, where the error bound asks for it, as a tree."""
         chain = self.combination.longest_chain
         if chain == 0 or end - begin <= chain:
-            result = self._tap(begin)
-            for tap in range(begin + 1, end):
-                result = self._merge(out, 0, result, self._tap(tap), tap)
+            spans = [self._tap(tap) for tap in range(begin, end)]
+            whole = [span for span in spans if span.high - span.low == self.outputs]
+            if self.combination.commutes and len(whole) > 1:
+                # What covers every window goes first, and the rest is added in place: no edge is ever copied.
+                spans = whole + [span for span in spans if span.high - span.low < self.outputs]
+                return self._accumulated(out, spans)
+            result = spans[0]
+            for tap, span in enumerate(spans[1:], begin + 1):
+                result = self._merge(out, 0, result, span, tap)
             return result
         middle = begin + (end - begin + 1) // 2
         first = self._direct(begin, middle, out)
         second = self._direct(middle, end, self._temporary(self.outputs))
         return self._merge(out, 0, first, second, 0)
+
+    def _accumulated(self, out: Elements, spans: list[Span]) -> Span:
+        held = spans[0].elements
+        for span in spans[1:]:
+            if span.low < span.high:
+                target = self._part(out, span.low, span.high)
+                first = target if held is out else held
+                self.combination.combine(self.tape, target, first, span.elements, 0)
+                held = out
+        return Span(out, 0, self.outputs)
 
     def _at_most_one_tap(self) -> Span:
         """Taps further apart than the input is long: each window reads one element at most."""

@@ -70,8 +70,7 @@ class Tape:
         blocks = -(-self.planes // self.planes_per_block)
         operations = [operation for operation, _ in self._operations]
         columns = [
-            zip(*(self._cut(operand, blocks) for operand in operands), strict=True)
-            for _, operands in self._operations
+            zip(*(self._cut(operand, blocks) for operand in operands), strict=True) for _, operands in self._operations
         ]
         for block, row in enumerate(zip(*columns, strict=True)):
             started = time.perf_counter() if watch else 0.0

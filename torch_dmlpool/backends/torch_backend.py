@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.blocks import Reach, run, run_planes, same_reach
-from torch_dmlpool.backends.positions import Decoder, plane_numbers
+from torch_dmlpool.backends import aten
+from torch_dmlpool.backends.blocks import Reach, part, run, run_planes, same_reach
+from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of, taps_of
 from torch_dmlpool.backends.separable import (
     Combination,
     Elements,
@@ -28,6 +29,9 @@ from torch_dmlpool.backends.separable import (
 )
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Axis, Window
+
+DECODED_AT_ONCE = 2**18
+"""Outputs of one plane whose winners' positions are held at a time."""
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -80,6 +84,9 @@ def average_pooling(input: Tensor, window: Window, include_padding: bool, diviso
     """Sums by axis, divided once."""
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
+    small = aten.average_pooling(input, window, output_sizes, include_padding, divisor_override)
+    if small is not None:
+        return small
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
         return output
@@ -121,7 +128,7 @@ def _record_division(
     tape: Tape, divisor: Tensor | int, reaches: tuple[Reach, ...], dividend: Tensor, out: Tensor
 ) -> None:
     if isinstance(divisor, Tensor):
-        divisor = divisor[tuple(along.results for along in reaches)]
+        divisor = part(divisor, [along.results for along in reaches])
     if dividend.dtype is not out.dtype:
         tape.record(_copy, dividend, out)
         dividend = out
@@ -237,7 +244,10 @@ def _record_spread(tape: Tape, axis: Axis, reach: Reach, source: Tensor, dimensi
         target = Elements(out[index])
         # Counted from the first tap of the first window at hand, the element lies at this position.
         position = reach.first_position + offset
-        tap = next((tap for tap in range(min(period, axis.window)) if (position - tap * axis.dilation) % axis.stride == 0), None)
+        tap = next(
+            (tap for tap in range(min(period, axis.window)) if (position - tap * axis.dilation) % axis.stride == 0),
+            None,
+        )
         if tap is None:
             Sum().clear(tape, target)
             continue
@@ -258,6 +268,9 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
+    small = aten.max_pooling(input, window, output_sizes)
+    if small is not None:
+        return small
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
         return output
@@ -269,9 +282,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     ) -> None:
         source, result = _as_signed(tape, sources[0]), _signed_view(results[0])
         combination = Maximum(_lowest(result.dtype))
-        _record_passes(
-            tape, [combination] * window.rank, window, reaches, Elements(source), Elements(result), order
-        )
+        _record_passes(tape, [combination] * window.rank, window, reaches, Elements(source), Elements(result), order)
         _record_unsigned(tape, input.dtype, result)
 
     run((input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
@@ -304,18 +315,34 @@ def _record_unsigned(tape: Tape, dtype: torch.dtype, result: Tensor) -> None:
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
-    return _winners(input, window, operands.tap_dtype(window.taps), decoder=None)
+    dtype = operands.tap_dtype(window.taps)
+    small = aten.max_pooling_with_positions(input, window)
+    if small is not None:
+        values, positions = small
+        where = _places(window, input.shape[2:], values.shape[2:], input.device)
+        return values, taps_of(positions, window, input.shape[2:], where.first).to(dtype)
+    return _winners(input, window, dtype, as_indices=False)
 
 
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Maxima and their indices, decoded from the taps block by block."""
-    return _winners(input, window, index_dtype, Decoder(window, tuple(input.shape[2:])), per_plane)
+    small = aten.max_pooling_with_positions(input, window)
+    if small is not None:
+        values, positions = small
+        if not per_plane:
+            positions += plane_numbers(positions, math.prod(input.shape[2:]))
+        return values, positions.to(index_dtype)
+    return _winners(input, window, index_dtype, as_indices=True, per_plane=per_plane)
+
+
+def _places(window: Window, sizes: Sequence[int], output_sizes: Sequence[int], device: torch.device) -> Places:
+    return places(window, tuple(sizes), tuple((0, size) for size in output_sizes), device)
 
 
 def _winners(
-    input: Tensor, window: Window, winner_dtype: torch.dtype, decoder: Decoder | None, per_plane: bool = True
+    input: Tensor, window: Window, winner_dtype: torch.dtype, as_indices: bool, per_plane: bool = True
 ) -> tuple[Tensor, Tensor]:
     memory_format = operands.suggested_memory_format(input)
     sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
@@ -326,9 +353,10 @@ def _winners(
     # Seeing NaN costs more operations; only the CPU can be asked whether there is one without waiting for a device.
     may_hold_nan = input.dtype.is_floating_point
     ask = may_hold_nan and input.device.type == "cpu"
-    _find_winners(input, window, values, winners, decoder, per_plane, nan_wins=may_hold_nan and not ask)
+    find = partial(_find_winners, input, window, values, winners, as_indices, per_plane)
+    find(nan_wins=may_hold_nan and not ask)
     if ask and math.isnan(values.sum().item()):
-        _find_winners(input, window, values, winners, decoder, per_plane, nan_wins=True)
+        find(nan_wins=True)
     return values, winners
 
 
@@ -337,46 +365,46 @@ def _find_winners(
     window: Window,
     values: Tensor,
     winners: Tensor,
-    decoder: Decoder | None,
+    as_indices: bool,
     per_plane: bool,
     nan_wins: bool,
 ) -> None:
+    sizes = tuple(input.shape[2:])
     units = [math.prod(axis.window for axis in window.axes[number + 1 :]) for number in range(window.rank)]
     # The last axis first: of equal maxima the first row's first column then wins.
     order = range(window.rank - 1, -1, -1)
-    empty = [axis.empty_windows(size) for axis, size in zip(window.axes, input.shape[2:], strict=True)]
 
     def record(
         tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> None:
-        source, result = _as_signed(tape, sources[0]), _signed_view(results[0])
-        taps = results[1]
-        if decoder is not None:
-            taps = tape.scratch("taps", tuple(result.shape[1:]), operands.tap_dtype(window.taps))
-        combinations = [Winner(_lowest(result.dtype), unit, nan_wins) for unit in units]
-        _record_passes(tape, combinations, window, reaches, Elements(source), Elements(result, taps), order)
-        _record_unsigned(tape, input.dtype, result)
-        if decoder is not None:
-            decoder.record_indices(tape, reaches, taps, results[2] if len(results) > 2 else None, results[1])
-        else:
-            _record_empty(tape, empty, reaches, taps)
+        source, (result, found, *numbers) = _as_signed(tape, sources[0]), results
+        taps = tape.scratch("taps", tuple(found.shape[1:]), operands.tap_dtype(window.taps)) if as_indices else found
+        signed = _signed_view(result)
+        combinations = [Winner(_lowest(signed.dtype), unit, nan_wins) for unit in units]
+        _record_passes(tape, combinations, window, reaches, Elements(source), Elements(signed, taps), order)
+        _record_unsigned(tape, input.dtype, signed)
+        where = places(
+            window, sizes, tuple((along.results.start, along.results.stop) for along in reaches), input.device
+        )
+        if where.empty is not None:
+            # The rows above may have found a tap where the columns of a window are all padding.
+            tape.record(partial(_fill_where, where.empty, 0), taps)
+        if as_indices:
+            tape.record(partial(_index, window, sizes, where), taps, *numbers, found)
 
-    sizes = tuple(input.shape[2:])
     numbers = () if per_plane else (plane_numbers(values, math.prod(sizes)),)
     run((input,), (values, winners, *numbers), _halo(window), partial(_window_reach, window, sizes), record)
 
 
-def _record_empty(tape: Tape, empty: Sequence[Sequence[int]], reaches: Sequence[Reach], taps: Tensor) -> None:
-    """Give windows that read nothing the tap 0, whatever the rows above found."""
-    for number, (windows, along) in enumerate(zip(empty, reaches, strict=True)):
-        inside = [window - along.results.start for window in windows if along.results.start <= window < along.results.stop]
-        dimension = taps.dim() - len(reaches) + number
-        for window in inside:
-            tape.record(_clear, taps.narrow(dimension, window, 1))
-
-
-def _clear(out: Tensor) -> None:
-    out.zero_()
+def _index(window: Window, sizes: tuple[int, ...], where: Places, taps: Tensor, *numbers_and_out: Tensor) -> None:
+    """Taps as indices, −1 (all ones) where the window is empty."""
+    *numbers, out = numbers_and_out
+    indices = positions_of(taps, window, sizes, where.base)
+    for first_of_plane in numbers:
+        indices += first_of_plane
+    if where.empty is not None:
+        indices.masked_fill_(where.empty, -1)
+    out.copy_(indices)
 
 
 def max_pooling_indices(
@@ -386,14 +414,15 @@ def max_pooling_indices(
     indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
     if indices.numel() == 0:
         return indices
-    decoder = Decoder(window, tuple(spatial_sizes))
+    sizes = tuple(spatial_sizes)
 
     def record(
         tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> None:
-        decoder.record_indices(tape, reaches, sources[0], sources[1] if len(sources) > 1 else None, results[0])
+        outputs = tuple((along.results.start, along.results.stop) for along in reaches)
+        tape.record(partial(_index, window, sizes, places(window, sizes, outputs, taps.device)), *sources, *results)
 
-    sources = (taps,) if per_plane else (taps, plane_numbers(taps, math.prod(spatial_sizes)))
+    sources = (taps,) if per_plane else (taps, plane_numbers(taps, math.prod(sizes)))
     run(sources, (indices,), [1] * window.rank, same_reach, record)
     return indices
 
@@ -416,40 +445,69 @@ def max_pooling_grad_from_taps(
         return gradient
     if gradient.device.type != "cpu":
         return _spread_by_comparison(input_gradient, taps, window, gradient)
-    decoder = Decoder(window, sizes)
-    halves = input_gradient.dtype.itemsize == 2
 
-    def record(
-        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
-    ) -> None:
+    def record(tape: Tape, _: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
         (result,) = results
-        total = tape.scratch("total", tuple(result.shape[1:]), torch.float32) if halves else result
+        total = result
+        if result.dtype.itemsize == 2:
+            total = tape.scratch("total", tuple(result.shape[1:]), torch.float32)
         tape.record(_clear, total)
-        flat_total = total.flatten(-window.rank)
-        for rows in decoder.chunks(sources[0]):
-            arriving, taps_there = (tensor[(..., *rows)] for tensor in sources)
-            positions, empty = decoder.record_positions(tape, rows, taps_there)
-            if halves or empty is not None or not _flattens(arriving, window.rank):
-                held = tape.scratch("arriving", tuple(arriving.shape[1:]), total.dtype)
-                tape.record(_copy, arriving, held)
-                arriving = held
-            if empty is not None:
-                tape.record(partial(_fill_where, empty, 0), arriving)
-            tape.record(_scatter_add, positions.flatten(-window.rank), arriving.flatten(-window.rank), flat_total)
-        if halves:
+        for chunk in _chunks(sources[0].shape[-window.rank :]):
+            arriving, taps_there = (part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in sources)
+            where = places(window, sizes, chunk, taps.device)
+            tape.record(partial(_scatter, window, sizes, where), arriving, taps_there, total.flatten(-window.rank))
+        if total is not result:
             tape.record(_copy, total, result)
 
-    run_planes((input_gradient, taps), (gradient,), decoder.chunk_elements, record)
+    run_planes((input_gradient, taps), (gradient,), record)
     return gradient
 
 
-def _flattens(tensor: Tensor, rank: int) -> bool:
-    sizes, strides = tensor.shape[-rank:], tensor.stride()[-rank:]
-    return all(strides[n] == strides[n + 1] * sizes[n + 1] for n in range(rank - 1))
+def _scatter(
+    window: Window, sizes: tuple[int, ...], where: Places, arriving: Tensor, taps: Tensor, out: Tensor
+) -> None:
+    """Add what arrives to the winners in a plane, in the order of the windows: the CPU's scatter keeps it."""
+    positions = positions_of(taps, window, sizes, where.base)
+    if where.empty is not None:
+        arriving = arriving.masked_fill(where.empty, 0)
+    rank = window.rank
+    out.scatter_add_(-1, positions.to(torch.int64).flatten(-rank), arriving.to(out.dtype).flatten(-rank))
 
 
-def _scatter_add(positions: Tensor, arriving: Tensor, out: Tensor) -> None:
-    out.scatter_add_(-1, positions, arriving)
+def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    """The element at each window's tap, 0 where the window is empty."""
+    gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
+    if gathered.numel() == 0:
+        return gathered
+    sizes = tuple(input.shape[2:])
+
+    def record(tape: Tape, _: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
+        for chunk in _chunks(results[0].shape[-window.rank :]):
+            taps_there, out = (
+                part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in (sources[1], results[0])
+            )
+            where = places(window, sizes, chunk, taps.device)
+            tape.record(partial(_gather, window, sizes, where), sources[0], taps_there, out)
+
+    run_planes((input, taps), (gathered,), record)
+    return gathered
+
+
+def _gather(window: Window, sizes: tuple[int, ...], where: Places, source: Tensor, taps: Tensor, out: Tensor) -> None:
+    positions = positions_of(taps, window, sizes, where.base).to(torch.int64)
+    found = torch.gather(source.flatten(-window.rank), -1, positions.flatten(-window.rank)).view(positions.shape)
+    out.copy_(found if where.empty is None else found.masked_fill_(where.empty, 0))
+
+
+def _chunks(output_sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Parts of the output planes small enough to be decoded at once."""
+    rows = max(1, DECODED_AT_ONCE * output_sizes[0] // max(1, math.prod(output_sizes)))
+    for start in range(0, output_sizes[0], rows):
+        yield (start, min(start + rows, output_sizes[0])), *((0, size) for size in output_sizes[1:])
+
+
+def _clear(out: Tensor) -> None:
+    out.zero_()
 
 
 def _fill_where(mask: Tensor, value: int, out: Tensor) -> None:
@@ -470,40 +528,6 @@ def _spread_by_comparison(input_gradient: Tensor, taps: Tensor, window: Window, 
             start = first + low * axis.stride
             inputs.append(slice(start, start + max(0, (high - low - 1) * axis.stride + 1), axis.stride))
         if all(along.stop > along.start for along in outputs):
-            there = (..., *outputs)
-            arriving = torch.where(taps[there] == tap, input_gradient[there], 0)
-            total[(..., *inputs)] += arriving
+            arriving = torch.where(part(taps, outputs) == tap, part(input_gradient, outputs), 0)
+            part(total, inputs).add_(arriving)
     return gradient if total is gradient else gradient.copy_(total)
-
-
-def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
-    """The element at each window's tap, 0 where the window is empty."""
-    gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
-    if gathered.numel() == 0:
-        return gathered
-    decoder = Decoder(window, tuple(input.shape[2:]))
-
-    def record(
-        tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
-    ) -> None:
-        (result,) = results
-        source = sources[0]
-        if not _flattens(source, window.rank):
-            source = tape.scratch("source", tuple(source.shape[1:]), source.dtype)
-            tape.record(_copy, sources[0], source)
-        flat_source = source.flatten(-window.rank)
-        for rows in decoder.chunks(sources[1]):
-            there = result[(..., *rows)]
-            positions, empty = decoder.record_positions(tape, rows, sources[1][(..., *rows)])
-            found = tape.scratch("found", tuple(there.shape[1:]), there.dtype)
-            tape.record(_gather, flat_source, positions.flatten(-window.rank), found.flatten(-window.rank))
-            if empty is not None:
-                tape.record(partial(_fill_where, empty, 0), found)
-            tape.record(_copy, found, there)
-
-    run_planes((input, taps), (gathered,), decoder.chunk_elements, record)
-    return gathered
-
-
-def _gather(source: Tensor, positions: Tensor, out: Tensor) -> None:
-    torch.gather(source, -1, positions, out=out)

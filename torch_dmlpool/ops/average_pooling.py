@@ -15,9 +15,11 @@ from torch_dmlpool.window import Window
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Average of every window of ``input``; operands are checked already."""
-    if registration.is_plain(input):
-        return registration.backend_of(input).average_pooling(input, window, include_padding, divisor_override)
-    return _average_pooling(input, *window.arguments, include_padding, divisor_override)
+    if not registration.is_bare(input):
+        return _average_pooling(input, *window.arguments, include_padding, divisor_override)
+    if registration.records_gradient(input):
+        return registration.apply(AveragePooling, input, window, include_padding, divisor_override)
+    return registration.backend_of(input).average_pooling(input, window, include_padding, divisor_override)
 
 
 def average_pooling_grad(
@@ -28,13 +30,13 @@ def average_pooling_grad(
     divisor_override: int | None,
 ) -> Tensor:
     """Gradient of average pooling for an input of ``spatial_sizes``; operands are checked already."""
-    if registration.is_plain(input_gradient):
-        return registration.backend_of(input_gradient).average_pooling_grad(
-            input_gradient, spatial_sizes, window, include_padding, divisor_override
-        )
-    return _average_pooling_grad(
-        input_gradient, spatial_sizes, *window.arguments, include_padding, divisor_override
-    )
+    arguments = (include_padding, divisor_override)
+    if not registration.is_bare(input_gradient):
+        return _average_pooling_grad(input_gradient, spatial_sizes, *window.arguments, *arguments)
+    if registration.records_gradient(input_gradient):
+        return registration.apply(AveragePoolingGrad, input_gradient, spatial_sizes, window, *arguments)
+    backend = registration.backend_of(input_gradient)
+    return backend.average_pooling_grad(input_gradient, spatial_sizes, window, *arguments)
 
 
 def _checked(input: Tensor, arguments: tuple[Any, ...], divisor_override: int | None) -> tuple[Window, list[int]]:
@@ -111,26 +113,25 @@ _average_pooling_grad = registration.define(
 
 
 class AveragePooling(torch.autograd.Function):
-    """The average, whose backward pass is :class:`AveragePoolingGrad`'s operator; nothing is kept for it but sizes."""
+    """The average, whose backward pass is :func:`average_pooling_grad`; nothing is kept for it but sizes."""
 
     @staticmethod
-    def forward(input: Tensor, *arguments: Any) -> Tensor:
-        with registration.below_autograd():
-            return _average_pooling(input, *arguments)
+    def forward(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
+        with registration.inside_forward(input):
+            return average_pooling(input, window, include_padding, divisor_override)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
         input, *ctx.arguments = inputs
-        ctx.spatial_sizes = list(input.shape[2:])
+        ctx.spatial_sizes = input.shape[2:]
 
     @staticmethod
     def backward(ctx: Any, input_gradient: Tensor) -> tuple[Any, ...]:
-        gradient = _average_pooling_grad(input_gradient, ctx.spatial_sizes, *ctx.arguments)
-        return gradient, *(None for _ in ctx.arguments)
+        return average_pooling_grad(input_gradient, ctx.spatial_sizes, *ctx.arguments), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        return _average_pooling(tangent, *ctx.arguments)
+        return average_pooling(tangent, *ctx.arguments)
 
 
 class AveragePoolingGrad(torch.autograd.Function):
@@ -138,8 +139,8 @@ class AveragePoolingGrad(torch.autograd.Function):
 
     @staticmethod
     def forward(input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
-        with registration.below_autograd():
-            return _average_pooling_grad(input_gradient, spatial_sizes, *arguments)
+        with registration.inside_forward(input_gradient):
+            return average_pooling_grad(input_gradient, spatial_sizes, *arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
@@ -147,12 +148,26 @@ class AveragePoolingGrad(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _average_pooling(gradient, *ctx.arguments), None, *(None for _ in ctx.arguments)
+        return average_pooling(gradient, *ctx.arguments), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        return _average_pooling_grad(tangent, ctx.spatial_sizes, *ctx.arguments)
+        return average_pooling_grad(tangent, ctx.spatial_sizes, *ctx.arguments)
 
 
-registration.differentiate(_average_pooling, registration.at_a_single_level(AveragePooling))
-registration.differentiate(_average_pooling_grad, registration.at_a_single_level(AveragePoolingGrad))
+def _autograd(input: Tensor, *arguments: Any) -> Tensor:
+    *window_arguments, include_padding, divisor_override = arguments
+    window = Window.directml(input.dim() - 2, *window_arguments)
+    return registration.apply(AveragePooling, input, window, include_padding, divisor_override)
+
+
+def _grad_autograd(input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
+    *window_arguments, include_padding, divisor_override = arguments
+    window = Window.directml(input_gradient.dim() - 2, *window_arguments)
+    return registration.apply(
+        AveragePoolingGrad, input_gradient, spatial_sizes, window, include_padding, divisor_override
+    )
+
+
+registration.differentiate(_average_pooling, _autograd)
+registration.differentiate(_average_pooling_grad, _grad_autograd)

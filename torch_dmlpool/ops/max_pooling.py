@@ -16,30 +16,82 @@ from torch_dmlpool import operands
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import Window
 
-# What eager calls use: straight to the backend where nothing else has to see the operator.
+# The one way in, for layers, derivatives and users alike: straight to the backend where nothing else has to look on.
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maximum of every window of ``input``; operands are checked already."""
-    if registration.is_plain(input):
-        return registration.backend_of(input).max_pooling(input, window)
-    return _max_pooling(input, *window.arguments)
+    if not registration.is_bare(input):
+        return _max_pooling(input, *window.arguments)
+    if registration.records_gradient(input):
+        return registration.apply(MaxPooling, input, window)[0]
+    return registration.backend_of(input).max_pooling(input, window)
+
+
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Maxima and the numbers of their taps; operands are checked already."""
+    if not registration.is_bare(input):
+        return _max_pooling_with_taps(input, *window.arguments)
+    if registration.records_gradient(input):
+        return registration.apply(MaxPooling, input, window)
+    return registration.backend_of(input).max_pooling_with_taps(input, window)
 
 
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Maxima and their indices, in the whole tensor or in each plane; operands are checked already."""
-    if registration.is_plain(input):
-        return registration.backend_of(input).max_pooling_with_indices(input, window, index_dtype, per_plane)
-    return _max_pooling_with_indices(input, *window.arguments, index_dtype, per_plane)
+    if not registration.is_bare(input):
+        return _max_pooling_with_indices(input, *window.arguments, index_dtype, per_plane)
+    if registration.records_gradient(input):
+        return _differentiable_with_indices(input, window, index_dtype, per_plane)
+    return registration.backend_of(input).max_pooling_with_indices(input, window, index_dtype, per_plane)
+
+
+def _differentiable_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
+    values, taps = registration.apply(MaxPooling, input, window)
+    return values, max_pooling_indices(taps, input.shape[2:], window, index_dtype, per_plane)
+
+
+def max_pooling_indices(
+    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
+    """Indices that tap numbers stand for."""
+    if not registration.is_bare(taps):
+        return _max_pooling_indices(taps, spatial_sizes, *window.arguments, index_dtype, per_plane)
+    return registration.backend_of(taps).max_pooling_indices(taps, spatial_sizes, window, index_dtype, per_plane)
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """Gradient of max pooling straight from its input; operands are checked already."""
-    if registration.is_plain(input, input_gradient):
-        return registration.backend_of(input).max_pooling_grad(input, input_gradient, window)
-    return _max_pooling_grad(input, input_gradient, *window.arguments)
+    if not registration.is_bare(input, input_gradient):
+        return _max_pooling_grad(input, input_gradient, *window.arguments)
+    if registration.records_gradient(input, input_gradient):
+        return registration.apply(MaxPoolingGrad, input, input_gradient, window)[0]
+    return registration.backend_of(input).max_pooling_grad(input, input_gradient, window)
+
+
+def max_pooling_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+) -> Tensor:
+    """Gradient of max pooling from the taps that its forward pass kept."""
+    if not registration.is_bare(input_gradient, taps):
+        return _max_pooling_grad_from_taps(input_gradient, taps, spatial_sizes, *window.arguments, channels_last)
+    if registration.records_gradient(input_gradient):
+        return registration.apply(MaxPoolingGradFromTaps, input_gradient, taps, spatial_sizes, window, channels_last)
+    backend = registration.backend_of(input_gradient)
+    return backend.max_pooling_grad_from_taps(input_gradient, taps, spatial_sizes, window, channels_last)
+
+
+def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    """The element of ``input`` at each window's tap."""
+    if not registration.is_bare(input, taps):
+        return _max_pooling_gather(input, taps, *window.arguments)
+    if registration.records_gradient(input):
+        return registration.apply(MaxPoolingGather, input, taps, window)
+    return registration.backend_of(input).max_pooling_gather(input, taps, window)
 
 
 # Checks that the operators and their fakes share.
@@ -216,9 +268,7 @@ def _grad_from_taps(input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequenc
     return backend.max_pooling_grad_from_taps(input_gradient, taps, spatial_sizes, window, channels_last)
 
 
-def _grad_from_taps_fake(
-    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any
-) -> Tensor:
+def _grad_from_taps_fake(input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
     *window_arguments, channels_last = arguments
     window, sizes = _checked_grad_from_taps(input_gradient, taps, spatial_sizes, window_arguments)
     return operands.empty(sizes, input_gradient, operands.named_memory_format(channels_last, window.rank))
@@ -309,162 +359,162 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 class MaxPooling(torch.autograd.Function):
-    """Maxima with their taps, whose backward pass is the gradient operator from those taps."""
+    """Maxima with their taps, whose backward pass is the gradient from those taps."""
 
     @staticmethod
-    def forward(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        with registration.below_autograd():
-            return _max_pooling_with_taps(input, *arguments)
+    def forward(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        with registration.inside_forward(input):
+            return max_pooling_with_taps(input, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        input, *ctx.arguments = inputs
-        ctx.spatial_sizes, ctx.channels_last = list(input.shape[2:]), _is_channels_last(input)
-        _, taps = output
-        ctx.mark_non_differentiable(taps)
-        ctx.save_for_backward(taps)
-        ctx.save_for_forward(taps)
-        ctx.set_materialize_grads(False)
+        input, ctx.window = inputs
+        _keep_taps(ctx, input, output[1])
 
     @staticmethod
-    def backward(ctx: Any, input_gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
-        nothing = (None,) * len(ctx.arguments)
+    def backward(ctx: Any, input_gradient: Tensor | None, _: Any) -> tuple[Tensor | None, None]:
         if input_gradient is None:
-            return None, *nothing
-        (taps,) = ctx.saved_tensors
-        gradient = _max_pooling_grad_from_taps(
-            input_gradient, taps, ctx.spatial_sizes, *ctx.arguments, ctx.channels_last
-        )
-        return gradient, *nothing
+            return None, None
+        return max_pooling_grad_from_taps(input_gradient, *ctx.saved_tensors, *ctx.spread), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Tensor, None]:
-        (taps,) = ctx.saved_tensors
-        return _max_pooling_gather(tangent, taps, *ctx.arguments), None
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, None]:
+        return max_pooling_gather(tangent, ctx.saved_tensors[0], ctx.window), None
+
+
+def _keep_taps(ctx: Any, input: Tensor, taps: Tensor) -> None:
+    ctx.spread = (input.shape[2:], ctx.window, _is_channels_last(input))
+    ctx.mark_non_differentiable(taps)
+    ctx.save_for_backward(taps)
+    ctx.save_for_forward(taps)
+    ctx.set_materialize_grads(False)
 
 
 class MaxPoolingGrad(torch.autograd.Function):
     """DirectML's gradient operator: linear in the gradient, constant in the input; the taps are kept for both."""
 
     @staticmethod
-    def forward(input: Tensor, input_gradient: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        with registration.below_autograd():
-            _, taps = _max_pooling_with_taps(input, *arguments)
-            spatial_sizes, channels_last = list(input.shape[2:]), _is_channels_last(input)
-            gradient = _max_pooling_grad_from_taps(input_gradient, taps, spatial_sizes, *arguments, channels_last)
-            return gradient, taps
+    def forward(input: Tensor, input_gradient: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        with registration.inside_forward(input):
+            _, taps = max_pooling_with_taps(input, window)
+        with registration.inside_forward(input_gradient):
+            channels_last = _is_channels_last(input)
+            return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last), taps
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        input, input_gradient, *ctx.arguments = inputs
+        input, input_gradient, ctx.window = inputs
         ctx.dtype = input_gradient.dtype
-        ctx.spatial_sizes, ctx.channels_last = list(input.shape[2:]), _is_channels_last(input)
-        _, taps = output
-        ctx.mark_non_differentiable(taps)
-        ctx.save_for_backward(taps)
-        ctx.save_for_forward(taps)
-        ctx.set_materialize_grads(False)
+        _keep_taps(ctx, input, output[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
-        nothing = (None,) * len(ctx.arguments)
+    def backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[None, Tensor | None, None]:
         if gradient is None:
-            return None, None, *nothing
-        (taps,) = ctx.saved_tensors
-        return None, _max_pooling_gather(gradient, taps, *ctx.arguments), *nothing
+            return None, None, None
+        return None, max_pooling_gather(gradient, ctx.saved_tensors[0], ctx.window), None
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, tangent: Tensor | None, *__: Any) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, _: Any, tangent: Tensor | None, __: Any) -> tuple[Tensor, None]:
         (taps,) = ctx.saved_tensors
         if tangent is None:
-            return taps.new_zeros([*taps.shape[:2], *ctx.spatial_sizes], dtype=ctx.dtype), None
-        gradient = _max_pooling_grad_from_taps(tangent, taps, ctx.spatial_sizes, *ctx.arguments, ctx.channels_last)
-        return gradient, None
+            spatial_sizes, *_ = ctx.spread
+            return taps.new_zeros([*taps.shape[:2], *spatial_sizes], dtype=ctx.dtype), None
+        return max_pooling_grad_from_taps(tangent, taps, *ctx.spread), None
 
 
 class MaxPoolingGradFromTaps(torch.autograd.Function):
     """The gradient from taps, whose backward pass gathers at the taps."""
 
     @staticmethod
-    def forward(input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
-        with registration.below_autograd():
-            return _max_pooling_grad_from_taps(input_gradient, taps, spatial_sizes, *arguments)
+    def forward(input_gradient: Tensor, taps: Tensor, *spread: Any) -> Tensor:
+        with registration.inside_forward(input_gradient):
+            return max_pooling_grad_from_taps(input_gradient, taps, *spread)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        _, taps, ctx.spatial_sizes, *ctx.arguments = inputs
+        _, taps, *ctx.spread = inputs
         ctx.save_for_backward(taps)
         ctx.save_for_forward(taps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        (taps,) = ctx.saved_tensors
-        *window_arguments, _ = ctx.arguments
-        return _max_pooling_gather(gradient, taps, *window_arguments), None, None, *(None for _ in ctx.arguments)
+        _, window, _ = ctx.spread
+        return max_pooling_gather(gradient, ctx.saved_tensors[0], window), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        (taps,) = ctx.saved_tensors
-        return _max_pooling_grad_from_taps(tangent, taps, ctx.spatial_sizes, *ctx.arguments)
+        return max_pooling_grad_from_taps(tangent, *ctx.saved_tensors, *ctx.spread)
 
 
 class MaxPoolingGather(torch.autograd.Function):
     """The gather at taps, whose backward pass is the gradient from taps."""
 
     @staticmethod
-    def forward(input: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
-        with registration.below_autograd():
-            return _max_pooling_gather(input, taps, *arguments)
+    def forward(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+        with registration.inside_forward(input):
+            return max_pooling_gather(input, taps, window)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        input, taps, *ctx.arguments = inputs
-        ctx.spatial_sizes, ctx.channels_last = list(input.shape[2:]), _is_channels_last(input)
+        input, taps, ctx.window = inputs
+        ctx.spread = (input.shape[2:], ctx.window, _is_channels_last(input))
         ctx.save_for_backward(taps)
         ctx.save_for_forward(taps)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        (taps,) = ctx.saved_tensors
-        spread = _max_pooling_grad_from_taps(gradient, taps, ctx.spatial_sizes, *ctx.arguments, ctx.channels_last)
-        return spread, None, *(None for _ in ctx.arguments)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return max_pooling_grad_from_taps(gradient, *ctx.saved_tensors, *ctx.spread), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        (taps,) = ctx.saved_tensors
-        return _max_pooling_gather(tangent, taps, *ctx.arguments)
-
-
-_differentiable_max_pooling = registration.at_a_single_level(MaxPooling)
-_differentiable_max_pooling_grad = registration.at_a_single_level(MaxPoolingGrad)
+        return max_pooling_gather(tangent, ctx.saved_tensors[0], ctx.window)
 
 
 def _values_autograd(input: Tensor, *arguments: Any) -> Tensor:
     if registration.records_derivative(input):
-        return _differentiable_max_pooling(input, *arguments)[0]
+        return registration.apply(MaxPooling, input, _window(input, arguments))[0]
     with registration.below_autograd():
         return _max_pooling(input, *arguments)
+
+
+def _with_taps_autograd(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return registration.apply(MaxPooling, input, _window(input, arguments))
 
 
 def _with_indices_autograd(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     if registration.records_derivative(input):
         *window_arguments, index_dtype, per_plane = arguments
-        values, taps = _differentiable_max_pooling(input, *window_arguments)
-        return values, _max_pooling_indices(taps, input.shape[2:], *arguments)
+        return _differentiable_with_indices(input, _window(input, window_arguments), index_dtype, per_plane)
     with registration.below_autograd():
         return _max_pooling_with_indices(input, *arguments)
 
 
 def _grad_autograd(input: Tensor, input_gradient: Tensor, *arguments: Any) -> Tensor:
     if registration.records_derivative(input, input_gradient):
-        return _differentiable_max_pooling_grad(input, input_gradient, *arguments)[0]
+        return registration.apply(MaxPoolingGrad, input, input_gradient, _window(input, arguments))[0]
     with registration.below_autograd():
         return _max_pooling_grad(input, input_gradient, *arguments)
 
 
+def _grad_from_taps_autograd(
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any
+) -> Tensor:
+    *window_arguments, channels_last = arguments
+    window = _window(taps, window_arguments)
+    return registration.apply(MaxPoolingGradFromTaps, input_gradient, taps, spatial_sizes, window, channels_last)
+
+
+def _gather_autograd(input: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
+    return registration.apply(MaxPoolingGather, input, taps, _window(input, arguments))
+
+
+def _window(tensor: Tensor, arguments: Sequence[Any]) -> Window:
+    return Window.directml(tensor.dim() - 2, *arguments)
+
+
 registration.differentiate(_max_pooling, _values_autograd)
-registration.differentiate(_max_pooling_with_taps, _differentiable_max_pooling)
+registration.differentiate(_max_pooling_with_taps, _with_taps_autograd)
 registration.differentiate(_max_pooling_with_indices, _with_indices_autograd)
 registration.differentiate(_max_pooling_grad, _grad_autograd)
-registration.differentiate(_max_pooling_grad_from_taps, registration.at_a_single_level(MaxPoolingGradFromTaps))
-registration.differentiate(_max_pooling_gather, registration.at_a_single_level(MaxPoolingGather))
+registration.differentiate(_max_pooling_grad_from_taps, _grad_from_taps_autograd)
+registration.differentiate(_max_pooling_gather, _gather_autograd)

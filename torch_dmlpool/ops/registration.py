@@ -10,16 +10,19 @@ The private PyTorch names that this takes are used in this file alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _VF
 from torch._C import _AutoDispatchBelowAutograd, _dispatch_tls_local_include_set
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
+
+from torch_dmlpool import backends
 
 NAMESPACE = "dmlpool"
 WINDOW_SCHEMA = (
@@ -52,18 +55,16 @@ def differentiate(operation: torch._ops.OpOverload, autograd: Callable[..., Any]
     _library.impl(operation, autograd, "Autograd")
 
 
-def at_a_single_level(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` for use inside an operator's ``Autograd`` implementation."""
-
-    def apply(*arguments: Any) -> Any:
-        with enable_single_level_autograd_function():
-            return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
-
-    return apply
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply`` at a single level, for use inside an ``Autograd`` implementation or on bare tensors."""
+    if _plain_dispatch_state() in _PLAIN_STATES:
+        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names its own
-    """Inside, operators run without recording this level's gradient, and outer levels still record theirs."""
+    """Inside, operators run without recording this level's gradient; outer levels still record theirs."""
 
     def __enter__(self) -> None:
         self._contexts: tuple[Any, ...] = (
@@ -81,11 +82,19 @@ class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names 
             context.__exit__(kind, error, trace)
 
 
+def inside_forward(tensor: Tensor) -> below_autograd | contextlib.nullcontext[None]:
+    """What ``forward`` calls operators in; autograd has switched itself off there, so that bare tensors need nothing."""
+    return contextlib.nullcontext() if is_bare(tensor) else below_autograd()
+
+
 def records_derivative(*tensors: Tensor) -> bool:
     """Whether autograd may ask for a derivative with respect to one of ``tensors``, in reverse or forward mode."""
-    if forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return True
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if records_gradient(*tensors):
+        return True
+    # A graph being traced may have entered forward mode below Python's own count of levels.
+    return not is_bare(*tensors) and any(_VF._unpack_dual(tensor, level=0)[1] is not None for tensor in tensors)
 
 
 def _plain_dispatch_state() -> int:
@@ -98,25 +107,28 @@ with torch.inference_mode():
 _PLAIN_STATES |= {_plain_dispatch_state()}
 
 
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether a backend may be called without the dispatcher: no gradient, transform, mode, subclass or compilation."""
+def is_bare(*tensors: Tensor) -> bool:
+    """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or compilation."""
     if torch.compiler.is_compiling() or _plain_dispatch_state() not in _PLAIN_STATES:
         return False
     if forward_ad._current_level >= 0:
         return False
-    recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
-            return False
-        if tensor.is_meta or (recording and tensor.requires_grad) or tensor.is_neg():
+        kind = type(tensor)
+        if (kind is not Tensor and kind is not torch.nn.Parameter) or tensor.is_meta or tensor.is_neg():
             return False
     return True
 
 
+def records_gradient(*tensors: Tensor) -> bool:
+    """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in tensors)
+
+
 def backend_of(tensor: Tensor) -> ModuleType:
     """The backend that serves the device of ``tensor``."""
-    from torch_dmlpool import backends
-
     return backends.serving(tensor.device.type)
 
 

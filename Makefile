@@ -1,0 +1,56 @@
+# `make demo` and `make test` are all that a new user needs: each makes the environment, installs and runs.
+
+PYTHON ?= python3
+VENV ?= .venv
+# What is installed as PyTorch, first of all; empty to use one that the environment has already.
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
+
+.PHONY: help demo test test-all lint bench wheel clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(INSTALLED)  ## train a small CNN on real digits and write demo.png (two minutes at most)
+	$(BIN)/python examples/digits.py
+
+test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton's interpreter
+	$(BIN)/python -m pytest -m "not slow"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow" tests/kernels
+
+test-all: $(INSTALLED)  ## every test, with thorough property tests, and the whole suite under Triton's interpreter
+	$(BIN)/python -m pytest --hypothesis-profile=thorough
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest
+
+lint: $(INSTALLED)  ## style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against PyTorch's own operators on this machine
+	$(BIN)/python -m benchmarks
+
+wheel: $(INSTALLED)  ## build the wheel into dist/
+	rm -rf build dist
+	$(BIN)/python -m build --wheel
+
+clean:  ## remove what was built; the environment stays
+	rm -rf build dist demo.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The stamp makes the second run instant; it is older than a changed pyproject.toml, which installs again.
+$(INSTALLED): pyproject.toml setup.cfg
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or newer is needed: name one as in  make PYTHON=/usr/bin/python3.12 demo'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo 'Python could not make an environment; Debian and Ubuntu have that part in the package python3-venv'; exit 1; }
+	$(if $(TORCH),$(BIN)/python -m pip install "$(TORCH)")
+	$(BIN)/python -m pip install -e ".[demo,test]"
+	touch $@
+
+$(INSTALLED_FOR_BENCHMARKS): $(INSTALLED)
+	$(BIN)/python -m pip install -e ".[benchmark]"
+	touch $@

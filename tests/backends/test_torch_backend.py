@@ -1,0 +1,236 @@
+"""The PyTorch backend where its work is cut up: blocks, tiles, ATen's share, scratch memory (E3, E6, E7, M7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import cases
+import checks
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+import torch_dmlpool.backends
+from torch_dmlpool.backends import aten, tape, torch_backend
+from torch_dmlpool.window import Window
+
+ALL = cases.LINES + cases.PLANES + cases.VOLUMES
+
+
+@pytest.fixture(autouse=True)
+def served_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Triton's interpreter too, these tests are about this backend."""
+    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda device_type: torch_backend)
+
+
+def cut_up(monkeypatch: pytest.MonkeyPatch, elements: int, patience: float = tape.PATIENCE) -> None:
+    """Blocks of so many elements, and nothing left to ATen, so that small cases take the paths of large ones."""
+    monkeypatch.setattr(tape, "block_elements", lambda serial: elements)
+    monkeypatch.setattr(tape, "PATIENCE", patience)
+    monkeypatch.setattr(aten, "MAX_WORK", -1)
+    monkeypatch.setattr(aten, "AVERAGE_WORK", -1)
+
+
+@pytest.mark.parametrize("elements", [2**20, 150, 20], ids="blocks of {}".format)
+@cases.parametrized(ALL)
+def test_maxima_of_every_geometry(case: cases.Case, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M1-M6: in one block, in blocks of planes, and in tiles of planes, without ATen's help."""
+    cut_up(monkeypatch, elements)
+    input = samples.ties(3, 3, *case.sizes)
+    checks.check_maximum(input, case.pooling)
+    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+
+
+@pytest.mark.parametrize("elements", [2**20, 150, 20], ids="blocks of {}".format)
+@cases.parametrized(ALL)
+def test_averages_of_every_geometry(case: cases.Case, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1-A6 and E6, likewise."""
+    cut_up(monkeypatch, elements)
+    gradient = samples.normal(3, 3, *case.output_sizes)
+    for include_padding in (False, True):
+        checks.check_average(samples.normal(3, 3, *case.sizes), case.pooling, include_padding)
+        checks.check_average_gradient(gradient, case.sizes, case.pooling, include_padding)
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced", "transposed", "expanded over columns"])
+@cases.parametrized(cases.FEW)
+def test_data_types_and_layouts_in_blocks(
+    case: cases.Case, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M7 and G7 where a block begins in the middle of a tensor."""
+    cut_up(monkeypatch, 100)
+    input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype))
+    checks.check_maximum(input, case.pooling)
+    if dtype.is_floating_point:
+        gradient = samples.LAYOUTS[layout](checks.whole_gradient(input, case.pooling))
+        checks.check_maximum_gradient(input, gradient, case.pooling)
+        checks.check_average(samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes, dtype=dtype)), case.pooling)
+        gradient = samples.LAYOUTS[layout](samples.normal(2, 3, *case.output_sizes, dtype=dtype))
+        checks.check_average_gradient(gradient, case.sizes, case.pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
+@cases.parametrized(cases.FEW)
+def test_not_a_number_without_aten(case: cases.Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M3: the first NaN of several, in every block."""
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0], dtype=dtype)
+    sizes = (3, 3, *case.sizes)
+    input = special[torch.randint(0, 6, sizes, generator=samples.seeded(*sizes))]
+    for elements in (2**20, 60):
+        cut_up(monkeypatch, elements)
+        for layout in (input, samples.channels_last(input)):
+            checks.check_maximum(layout, case.pooling)
+
+
+def outputs_of(input: Tensor, pooling: oracle.Pooling) -> list[Tensor]:
+    """Every result that is rounded on the way."""
+    window = Window.directml(pooling.rank, **vars(pooling))
+    sizes = window.output_sizes(input.shape[2:])
+    gradient = samples.normal(*input.shape[:2], *sizes, dtype=input.dtype, seed=4)
+    return [
+        torch_backend.average_pooling(input, window, False, None),
+        torch_backend.average_pooling(input, window, True, None),
+        torch_backend.average_pooling_grad(gradient, input.shape[2:], window, False, None),
+        torch_backend.max_pooling_grad(input, gradient, window),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@cases.parametrized([*cases.FEW, cases.case("wide", "wide with stride"), cases.case("wide and dilated", "wide")])
+def test_bits_do_not_depend_on_blocks_threads_or_the_clock(
+    case: cases.Case, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3 and E6: how work is cut up depends on the machine's mood; the result must not."""
+    input = samples.LAYOUTS[layout](samples.normal(4, 3, *case.sizes, dtype=dtype))
+    cut_up(monkeypatch, 2**20)
+    expected = outputs_of(input, case.pooling)
+    threads = torch.get_num_threads()
+    try:
+        for elements, patience, count in [
+            (200, 1.0, threads),
+            (17, 1.0, threads),
+            (2**20, -1.0, threads),
+            (90, 1.0, 1),
+        ]:
+            cut_up(monkeypatch, elements, patience)
+            torch.set_num_threads(count)
+            for result, reference in zip(outputs_of(input, case.pooling), expected, strict=True):
+                assert (samples.bits(result) == samples.bits(reference)).all()
+    finally:
+        torch.set_num_threads(threads)
+
+
+LARGE = {
+    "planes": ((3, 5, 700, 610), {"kernel_size": 3, "stride": 1, "padding": 1}),
+    "many planes": ((40, 64, 30, 28), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "adjacent windows": ((2, 32, 300, 200), {"kernel_size": 2, "stride": 2, "padding": 0}),
+    "one large plane": ((1, 1, 1500, 1300), {"kernel_size": (5, 2), "stride": (3, 1), "padding": (2, 1)}),
+    "wide windows": ((1, 4, 260, 240), {"kernel_size": 31, "stride": 1, "padding": 15}),
+    "ceil_mode": ((2, 16, 223, 225), {"kernel_size": 4, "stride": 3, "padding": 2, "ceil_mode": True}),
+    "a line": ((2, 3, 600_001), {"kernel_size": 7, "stride": 2, "padding": 3}),
+    "volumes": ((2, 3, 40, 120, 110), {"kernel_size": (3, 2, 3), "stride": (1, 2, 2), "padding": (1, 0, 1)}),
+}
+"""Large enough for several blocks and tiles in their true sizes, with ATen as the oracle."""
+POOLS = {
+    1: (functional.max_pool1d, functional.avg_pool1d),
+    2: (functional.max_pool2d, functional.avg_pool2d),
+    3: (functional.max_pool3d, functional.avg_pool3d),
+}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_tensors(name: str, layout: str) -> None:
+    """M2, M5, A1 and E6 at full size; whole numbers make every sum exact."""
+    sizes, request = LARGE[name]
+    window = Window.pytorch(len(sizes) - 2, *request.values())
+    input = samples.LAYOUTS[layout](torch.randint(-9, 10, sizes, generator=samples.seeded(*sizes)).float())
+    max_pool, average_pool = POOLS[len(sizes) - 2]
+    leaf = input.detach().requires_grad_()
+    expected, positions = max_pool(leaf, **request, return_indices=True)
+    values, indices = torch_backend.max_pooling_with_indices(input, window, torch.int64, True)
+    assert torch.equal(values, expected)
+    assert torch.equal(indices, positions)
+    assert torch.equal(torch_backend.max_pooling(input, window), expected)
+    gradient = torch.randint(-9, 10, values.shape, generator=samples.seeded(*values.shape)).float()
+    (spread,) = torch.autograd.grad(expected, leaf, gradient)
+    assert torch.equal(torch_backend.max_pooling_grad(input, gradient, window), spread)
+
+    average = average_pool(leaf, **request, divisor_override=1) if len(sizes) > 3 else average_pool(leaf, **request)
+    divisor = 1 if len(sizes) > 3 else None
+    torch.testing.assert_close(torch_backend.average_pooling(input, window, True, divisor), average)
+    (spread,) = torch.autograd.grad(average, leaf, gradient)
+    found = torch_backend.average_pooling_grad(gradient, sizes[2:], window, True, divisor)
+    torch.testing.assert_close(found, spread)
+
+
+MEBIBYTE = 2**20
+MOST_SCRATCH = 24 * MEBIBYTE
+"""A dozen buffers of one block."""
+SCRATCH_SIZES = {
+    "many planes": ((24, 64, 112, 112), (3, 2, 1)),
+    "large planes": ((2, 3, 2000, 1800), (3, 1, 1)),
+    "one plane": ((1, 1, 5000, 4000), (2, 2, 0)),
+    "wide windows": ((3, 64, 320, 320), (31, 4, 15)),
+    "a line": ((1, 2, 9_000_000), (5, 1, 2)),
+    "volumes": ((2, 8, 60, 150, 130), (3, 2, 1)),
+    "one volume": ((1, 1, 150, 400, 330), (3, 1, 1)),
+}
+
+
+def scratch_of(function: Callable[[], object]) -> int:
+    """Bytes that a call holds at its worst beyond what it returns."""
+    function()  # once before, so that nothing is counted that PyTorch allocates at a first call
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = function()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    returned = sum(tensor.nbytes for tensor in (result if isinstance(result, tuple) else (result,)))
+    assert returned <= held
+    return most - returned
+
+
+def calls_on(input: Tensor, window: Window) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every function of the backend."""
+    spatial, sizes = tuple(input.shape[2:]), window.output_sizes(input.shape[2:])
+    yield "max_pooling", lambda: torch_backend.max_pooling(input, window)
+    yield "max_pooling_with_taps", lambda: torch_backend.max_pooling_with_taps(input, window)
+    yield "max_pooling_with_indices", lambda: torch_backend.max_pooling_with_indices(input, window, torch.int64, False)
+    if input.dtype.is_floating_point:
+        gradient = torch.ones((), dtype=input.dtype).expand(*input.shape[:2], *sizes)
+        taps = torch_backend.max_pooling_with_taps(input, window)[1]
+        last = input.dim() > 3 and not input.is_contiguous()
+        yield "average_pooling", lambda: torch_backend.average_pooling(input, window, False, None)
+        yield "average_pooling_grad", lambda: torch_backend.average_pooling_grad(gradient, spatial, window, False, None)
+        yield "max_pooling_grad", lambda: torch_backend.max_pooling_grad(input, gradient, window)
+        yield (
+            "max_pooling_grad_from_taps",
+            lambda: torch_backend.max_pooling_grad_from_taps(gradient, taps, spatial, window, last),
+        )
+        yield "max_pooling_gather", lambda: torch_backend.max_pooling_gather(input, taps, window)
+        yield (
+            "max_pooling_indices",
+            lambda: torch_backend.max_pooling_indices(taps, spatial, window, torch.int64, True),
+        )
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint16], ids=samples.name_of)
+@pytest.mark.parametrize("sizes", SCRATCH_SIZES)
+def test_scratch_memory_is_bounded_by_the_block(sizes: str, dtype: torch.dtype, layout: str) -> None:
+    """Not by the tensor, of which there are 64 MiB or more in float32."""
+    shape, (kernel, stride, padding) = SCRATCH_SIZES[sizes]
+    window = Window.pytorch(len(shape) - 2, kernel, stride, padding)
+    input = samples.LAYOUTS[layout](torch.zeros(shape, dtype=dtype))
+    assert input.numel() * 4 >= 64 * MEBIBYTE
+    too_much = {name: scratch for name, call in calls_on(input, window) if (scratch := scratch_of(call)) > MOST_SCRATCH}
+    assert not too_much

@@ -1,0 +1,342 @@
+"""Named geometries. Every one asserts the edge it is named after, so that no row can quietly stop testing anything.
+
+An :class:`Edge` is one axis and one claim. Cases of rank 2 and 3 are edges side by side: the edge with itself, and with
+plain axes of other sizes on either side, so that swapped axes show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import hypothesis
+import oracle
+import pytest
+from hypothesis import strategies
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One spatial dimension whose windows do something worth a name."""
+
+    name: str
+    size: int
+    claim: Callable[[Edge], bool]
+    window: int
+    stride: int = 1
+    start: int = 0
+    end: int = 0
+    dilation: int = 1
+    ceil_mode: bool = False
+
+    @property
+    def pooling(self) -> oracle.Pooling:
+        return pooling_of([self])
+
+    def without(self, **changes: int | bool) -> oracle.Pooling:
+        """The same request with something changed: what a claim compares with."""
+        return dataclasses.replace(self.pooling, **changes)
+
+    @property
+    def extent(self) -> int:
+        return (self.window - 1) * self.dilation + 1
+
+    @property
+    def outputs(self) -> int:
+        return oracle.output_size(self.pooling, 0, self.size)
+
+    @property
+    def taps(self) -> list[list[int]]:
+        """Input positions of every window's taps, padding and overhang too."""
+        return [oracle.tap_positions(self.pooling, 0, output) for output in range(self.outputs)]
+
+    def inside(self, positions: list[int]) -> list[int]:
+        return [position for position in positions if 0 <= position < self.size]
+
+    @property
+    def empty_windows(self) -> list[list[int]]:
+        return [positions for positions in self.taps if not self.inside(positions)]
+
+
+def pooling_of(edges: list[Edge]) -> oracle.Pooling:
+    return oracle.Pooling(
+        tuple(edge.window for edge in edges),
+        tuple(edge.stride for edge in edges),
+        tuple(edge.start for edge in edges),
+        tuple(edge.end for edge in edges),
+        tuple(edge.dilation for edge in edges),
+        any(edge.ceil_mode for edge in edges),
+    )
+
+
+def _floor_outputs(edge: Edge) -> int:
+    return oracle.output_size(edge.without(ceil_mode=False), 0, edge.size)
+
+
+def _overhangs(edge: Edge) -> bool:
+    return edge.taps[-1][-1] >= edge.size + edge.end
+
+
+PLAIN = Edge("plain", 6, lambda edge: edge.stride < edge.window and not edge.empty_windows, window=3)
+PADDED = Edge("padded", 5, lambda edge: edge.taps[0][0] < 0, window=2, start=1, end=1)
+
+EDGES = [
+    Edge("identity", 5, lambda edge: edge.taps == [[x] for x in range(5)], window=1),
+    Edge("adjacent windows", 8, lambda edge: edge.window == edge.stride and edge.taps[-1][-1] == 7, window=2, stride=2),
+    Edge("floor drops a remainder", 9, lambda edge: edge.taps[-1][-1] < 8, window=2, stride=2),
+    Edge("gaps between windows", 11, lambda edge: edge.stride > edge.extent, window=2, stride=4),
+    Edge("window is the input", 7, lambda edge: edge.outputs == 1 and edge.window == edge.size, window=7),
+    Edge("size one", 1, lambda edge: edge.size == 1 == edge.window, window=1),
+    Edge("size one in padding", 1, lambda edge: edge.size == 1 and edge.outputs == 3, window=3, start=2, end=2),
+    Edge("start padding only", 6, lambda edge: edge.taps[0][0] < 0 and edge.taps[-1][-1] == 5, window=3, start=1),
+    Edge("end padding only", 6, lambda edge: edge.taps[0][0] == 0 and edge.taps[-1][-1] == 6, window=3, end=1),
+    Edge("uneven padding", 6, lambda edge: edge.start != edge.end > 0, window=4, stride=2, start=1, end=3),
+    Edge("padding above half", 5, lambda edge: edge.window // 2 < edge.start < edge.window, window=3, start=2, end=2),
+    Edge(
+        "padding above the window",
+        4,
+        lambda edge: edge.start > edge.window and edge.taps[0] in edge.empty_windows and edge.taps[-1][0] > edge.size,
+        window=2,
+        start=3,
+        end=3,
+    ),
+    Edge(
+        "every window in padding",
+        2,
+        lambda edge: edge.outputs >= 2 and len(edge.empty_windows) == edge.outputs,
+        window=2,
+        stride=5,
+        start=2,
+        end=3,
+    ),
+    Edge("dilated", 9, lambda edge: edge.dilation > 1 and edge.extent > edge.window, window=3, stride=2, dilation=2),
+    Edge(
+        "dilation above window and stride",
+        11,
+        lambda edge: edge.dilation > max(edge.window, edge.stride),
+        window=3,
+        stride=2,
+        start=3,
+        end=2,
+        dilation=5,
+    ),
+    Edge(
+        "taps straddle the input",
+        3,
+        lambda edge: any(positions[0] < 0 and positions[-1] >= edge.size for positions in edge.empty_windows),
+        window=2,
+        start=3,
+        end=3,
+        dilation=5,
+    ),
+    Edge(
+        "first tap inside is not tap 0",
+        6,
+        lambda edge: edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2],
+        window=4,
+        stride=2,
+        start=3,
+        dilation=2,
+    ),
+    Edge("wide", 40, lambda edge: edge.window >= 16 and edge.stride == 1, window=17, start=8, end=8),
+    Edge("wide with stride", 41, lambda edge: edge.window > 2 * edge.stride > 2, window=21, stride=3, start=4, end=9),
+    Edge(
+        "wide and dilated",
+        30,
+        lambda edge: edge.window >= 8 and edge.dilation > 1,
+        window=8,
+        start=7,
+        end=6,
+        dilation=3,
+    ),
+    Edge(
+        "window wider than the input",
+        5,
+        lambda edge: edge.window > edge.size and all(len(edge.inside(taps)) < edge.window for taps in edge.taps),
+        window=9,
+        stride=2,
+        start=4,
+        end=5,
+    ),
+    Edge(
+        "ceil adds an overhang",
+        6,
+        lambda edge: edge.outputs == _floor_outputs(edge) + 1 and _overhangs(edge),
+        window=3,
+        stride=2,
+        ceil_mode=True,
+    ),
+    Edge(
+        "ceil overhang past padding",
+        8,
+        lambda edge: _overhangs(edge) and edge.end > 0 and edge.taps[-1][0] < edge.size,
+        window=4,
+        stride=4,
+        start=1,
+        end=1,
+        ceil_mode=True,
+    ),
+    Edge(
+        "ceil changes nothing",
+        7,
+        lambda edge: edge.outputs == _floor_outputs(edge) and not _overhangs(edge),
+        window=3,
+        stride=2,
+        ceil_mode=True,
+    ),
+    Edge(
+        "ceil refused in end padding",
+        4,
+        lambda edge: (
+            edge.outputs == _floor_outputs(edge)
+            and edge.taps[-1][-1] < edge.size + edge.end - 1
+            and edge.taps[-1][0] + edge.stride >= edge.size
+        ),
+        window=2,
+        stride=2,
+        end=1,
+        ceil_mode=True,
+    ),
+    Edge(
+        "ceil makes the window fit",
+        3,
+        lambda edge: (
+            _floor_outputs(edge) == 0 and edge.outputs == 1 and edge.extent > edge.size + edge.start + edge.end
+        ),
+        window=4,
+        stride=2,
+        ceil_mode=True,
+    ),
+    Edge(
+        "ceil overhang, dilated",
+        8,
+        lambda edge: _overhangs(edge) and edge.dilation > 1,
+        window=2,
+        stride=3,
+        start=1,
+        end=0,
+        dilation=3,
+        ceil_mode=True,
+    ),
+    Edge(
+        "ceil window between gaps",
+        5,
+        lambda edge: edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge),
+        window=2,
+        stride=4,
+        ceil_mode=True,
+    ),
+]
+BY_NAME = {edge.name: edge for edge in [PLAIN, PADDED, *EDGES]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Spatial sizes and a request, made of one edge per spatial dimension."""
+
+    edges: tuple[Edge, ...]
+
+    @property
+    def name(self) -> str:
+        return " x ".join(edge.name for edge in self.edges)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(edge.size for edge in self.edges)
+
+    @property
+    def pooling(self) -> oracle.Pooling:
+        return pooling_of(list(self.edges))
+
+    @property
+    def rank(self) -> int:
+        return len(self.edges)
+
+    @property
+    def output_sizes(self) -> tuple[int, ...]:
+        return oracle.output_sizes(self.pooling, self.sizes)
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """Keyword arguments of the public functions."""
+        return dict(vars(self.pooling))
+
+    @property
+    def aten(self) -> dict[str, object] | None:
+        """Keyword arguments of torch.nn.functional's max pooling, where it can express the request."""
+        window, stride, start, end = (
+            self.pooling.window_size,
+            self.pooling.strides,
+            self.pooling.start_padding,
+            self.pooling.end_padding,
+        )
+        if start != end or any(2 * padding > size for padding, size in zip(start, window, strict=True)):
+            return None
+        return {
+            "kernel_size": window,
+            "stride": stride,
+            "padding": start,
+            "dilation": self.pooling.dilations,
+            "ceil_mode": self.pooling.ceil_mode,
+        }
+
+    @property
+    def has_empty_windows(self) -> bool:
+        return any(not reading.taps for reading in oracle.readings(self.pooling, self.sizes))
+
+
+def case(*names: str) -> Case:
+    return Case(tuple(BY_NAME[name] for name in names))
+
+
+LINES = [Case((edge,)) for edge in [PLAIN, PADDED, *EDGES]]
+PLANES = [
+    Case((PLAIN, PADDED)),
+    *(Case(pair) for edge in EDGES for pair in ((edge, PADDED), (PLAIN, edge), (edge, edge))),
+]
+VOLUMES = [Case((PADDED, PLAIN, PADDED)), *(Case((edge, PADDED, PLAIN)) for edge in EDGES)]
+VOLUMES += [Case((PLAIN, edge, PADDED)) for edge in EDGES] + [Case((PADDED, PLAIN, edge)) for edge in EDGES]
+FEW = [
+    case("plain"),
+    case("uneven padding"),
+    case("ceil overhang past padding"),
+    case("padded", "plain"),
+    case("adjacent windows", "gaps between windows"),
+    case("padding above the window", "uneven padding"),
+    case("dilated", "first tap inside is not tap 0"),
+    case("ceil adds an overhang", "ceil overhang past padding"),
+    case("wide", "padded"),
+    case("padded", "uneven padding", "plain"),
+    case("ceil adds an overhang", "padded", "ceil overhang, dilated"),
+]
+"""One case for each thing that code may branch on: for tests that multiply cases with data types or layouts."""
+
+SMALL = [
+    case("plain"),
+    case("padding above the window"),
+    case("padded", "adjacent windows"),
+    case("ceil adds an overhang", "ceil overhang, dilated"),
+    case("taps straddle the input", "uneven padding"),
+    case("size one in padding", "padded", "adjacent windows"),
+]
+"""Cases whose numerical derivatives are cheap."""
+
+
+def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+@strategies.composite
+def requests(draw: strategies.DrawFn) -> tuple[oracle.Pooling, tuple[int, ...]]:
+    """A request that leaves at least one window, and spatial sizes for it."""
+    rank = draw(strategies.integers(1, 3))
+    largest = {1: 20, 2: 8, 3: 4}[rank]
+
+    def entries(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(strategies.integers(low, high)) for _ in range(rank))
+
+    sizes, window, ceil_mode = entries(1, largest), entries(1, largest // 2 + 2), draw(strategies.booleans())
+    pooling = oracle.Pooling(window, entries(1, 4), entries(0, 4), entries(0, 4), entries(1, 3), ceil_mode)
+    hypothesis.assume(all(oracle.output_sizes(pooling, sizes)))
+    return pooling, sizes

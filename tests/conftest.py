@@ -1,0 +1,67 @@
+"""One fresh compiler cache per run, seeded property tests, and the device that the operators are tested on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+# PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never meet an old graph.
+# It is read when torch is imported, hence here and not in a fixture.
+COMPILER_CACHE = tempfile.mkdtemp(prefix="torch_dmlpool_tests_")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILER_CACHE
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+
+pytest.register_assert_rewrite("checks", "samples")
+
+import torch  # noqa: E402
+
+hypothesis.settings.register_profile(
+    "everyday",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("everyday"), max_examples=1500)
+hypothesis.settings.load_profile("everyday")
+
+
+PYTORCH_WARNS_ITSELF = [
+    # Forward-mode AD and Inductor compile PyTorch's own formulas with TorchScript when they are first used.
+    "ignore:`torch.jit.script:DeprecationWarning",
+    # torch.export's decompositions.
+    "ignore:`isinstance.treespec, LeafSpec:FutureWarning",
+    # torch.func.linearize, whatever it linearizes.
+    "ignore:Attempted to insert a get_attr Node with no underlying reference:UserWarning",
+]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in PYTORCH_WARNS_ITSELF:
+        config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="device the operators are tested on")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(COMPILER_CACHE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No graph of another test is reused or counted."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -1,0 +1,193 @@
+"""Average pooling and its gradient against the oracle, within the error bound (A1-A6, E6, G4, G5, G7)."""
+
+from __future__ import annotations
+
+import math
+
+import cases
+import checks
+import hypothesis
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from hypothesis import strategies
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+
+ALL = cases.LINES + cases.PLANES + cases.VOLUMES
+DIVISORS = [(False, None), (True, None), (False, 5), (True, -3)]
+divisors = pytest.mark.parametrize(
+    ("include_padding", "divisor_override"), DIVISORS, ids=["counted taps", "padding counted", "by 5", "by -3"]
+)
+
+
+def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
+    return samples.normal(2, 3, *case.output_sizes, dtype=dtype, seed=1)
+
+
+@divisors
+@cases.parametrized(ALL)
+def test_averages(case: cases.Case, include_padding: bool, divisor_override: int | None, device: torch.device) -> None:
+    """A1, A2, A3 and A5 over every geometry (G4), within the bound of E6."""
+    checks.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, include_padding, divisor_override)
+
+
+@divisors
+@cases.parametrized(ALL)
+def test_gradients(case: cases.Case, include_padding: bool, divisor_override: int | None, device: torch.device) -> None:
+    """A3, A5 and A6 over every geometry."""
+    checks.check_average_gradient(
+        arriving(case).to(device), case.sizes, case.pooling, include_padding, divisor_override
+    )
+
+
+@pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@cases.parametrized(cases.FEW)
+def test_every_data_type(case: cases.Case, dtype: torch.dtype, include_padding: bool, device: torch.device) -> None:
+    """A4: one rounding for half precision, and float64 within 2⁻⁵³."""
+    checks.check_average(samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding)
+    checks.check_average_gradient(arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding)
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+@cases.parametrized(cases.FEW)
+def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
+    """G7: any strided input and any strided incoming gradient."""
+    for dtype in (torch.float32, torch.bfloat16):
+        checks.check_average(
+            samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling
+        )
+        checks.check_average_gradient(
+            samples.LAYOUTS[layout](arriving(case, dtype).to(device)), case.sizes, case.pooling
+        )
+
+
+@cases.parametrized([case for case in ALL if case.has_empty_windows])
+def test_a_window_that_counts_nothing(case: cases.Case, device: torch.device) -> None:
+    """A3: exactly 0, not NaN, and no gradient even from an infinite one."""
+    empty = np.zeros(case.output_sizes, bool)
+    for reading in oracle.readings(case.pooling, case.sizes):
+        empty[reading.output] = not reading.taps
+    empty = torch.from_numpy(empty).to(device)
+    for include_padding in (False, True):
+        output = dmlpool.average_pooling(
+            torch.ones(1, 1, *case.sizes, device=device), **case.arguments, include_padding=include_padding
+        )
+        assert not output[0, 0][empty].any()
+        assert output[0, 0][~empty].all()
+        gradient = torch.where(empty, math.inf, 0.0)[None, None]
+        spread = dmlpool.average_pooling_grad(
+            gradient, (1, 1, *case.sizes), **case.arguments, include_padding=include_padding
+        )
+        assert not spread.any()
+
+
+@cases.parametrized(cases.FEW)
+def test_average_of_a_constant(case: cases.Case, device: torch.device) -> None:
+    """A1: the constant itself where padding does not count."""
+    full = torch.full((1, 2, *case.sizes), 7.0, device=device)
+    output = dmlpool.average_pooling(full, **case.arguments)
+    assert set(output.unique().tolist()) <= {0.0, 7.0}
+    assert 7.0 in output
+
+
+@cases.parametrized(cases.FEW)
+@divisors
+def test_the_gradient_is_the_adjoint(
+    case: cases.Case, include_padding: bool, divisor_override: int | None, device: torch.device
+) -> None:
+    """A6: ⟨avg(x), g⟩ = ⟨x, avg_grad(g)⟩."""
+    rest = {**case.arguments, "include_padding": include_padding, "divisor_override": divisor_override}
+    input = samples.normal(2, 3, *case.sizes, dtype=torch.float64).to(device)
+    gradient = arriving(case, torch.float64).to(device)
+    left = (dmlpool.average_pooling(input, **rest) * gradient).sum()
+    right = (input * dmlpool.average_pooling_grad(gradient, input.shape, **rest)).sum()
+    torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, device: torch.device) -> None:
+    """A4: sums past the type's range and past its precision, forward and backward."""
+    large = samples.LAYOUTS[layout](torch.full((1, 2, 6, 6), 60000.0, dtype=dtype, device=device))
+    samples.assert_same(dmlpool.average_pooling(large, 3), samples.to_numpy(large[..., :4, :4]))
+    samples.assert_same(
+        dmlpool.average_pooling_grad(large[..., :4, :4], large.shape, 3, divisor_override=9)[..., 2:4, 2:4],
+        samples.to_numpy(large[..., 2:4, 2:4]),
+    )
+    # 2048 is where float16 stops counting, 256 where bfloat16 does: the ones must not be lost one after the other.
+    counted = torch.ones(1, 2, 1, 40, dtype=dtype, device=device)
+    counted[..., 0] = 2048
+    result = dmlpool.average_pooling(samples.LAYOUTS[layout](counted), (1, 40), divisor_override=1)
+    assert (result == torch.tensor(2087.0).to(dtype).item()).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 31])
+@pytest.mark.parametrize("window", [(9,), (65,), (31, 31), (15, 17), (9, 9, 9)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("large_first", [True, False], ids=["large first", "large last"])
+def test_small_addends_are_not_lost_one_by_one(
+    large_first: bool, layout: str, window: tuple[int, ...], stride: int, device: torch.device
+) -> None:
+    """E6 where it is tight: a large element and many that vanish beside it when added singly, one after the other."""
+    sizes = [size + 2 for size in window]
+    input = torch.full((1, 2, math.prod(sizes)), 2.0**-24 * 0.99)
+    input[..., 0 if large_first else -1] = 1.0
+    input = samples.LAYOUTS[layout](input.view(1, 2, *sizes).to(device))
+    rest = [(entry,) * len(window) for entry in (0, 0, 1)]
+    checks.check_average(input, oracle.Pooling(window, (stride,) * len(window), *rest))
+
+
+@pytest.mark.parametrize("window", [2, 3, 4, 7, 16, 31], ids="window {}".format)
+@pytest.mark.parametrize("stride", [1, 2, 3], ids="stride {}".format)
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38, 1e30], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_an_element_stays_in_its_windows(
+    layout: str, value: float, stride: int, window: int, device: torch.device
+) -> None:
+    """A1 and E6: running sums would carry one sample's infinity, NaN or rounding into windows that do not read it."""
+    input = torch.ones(1, 2, 40, 36, device=device)
+    input[0, 0, 20, 18] = value
+    pooling = oracle.Pooling((window, window), (stride, stride), (1, 0), (0, 1), (1, 1))
+    touched = np.zeros((1, 2, *oracle.output_sizes(pooling, (40, 36))), bool)
+    rows, columns = (
+        [position in oracle.tap_positions(pooling, axis, output) for output in range(size)]
+        for axis, (position, size) in enumerate(zip((20, 18), touched.shape[2:], strict=True))
+    )
+    touched[0, 0] = np.outer(rows, columns)
+    assert touched.any()
+    result = samples.to_numpy(dmlpool.average_pooling(samples.LAYOUTS[layout](input), **vars(pooling)))
+    assert (result[~touched] == 1).all()
+    if not math.isfinite(value):
+        np.testing.assert_array_equal(result[touched], value)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (0, 0)], ids=["no samples", "no channels", "neither"])
+@cases.parametrized(
+    [cases.case("plain"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")]
+)
+def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch.device) -> None:
+    """G5: legal, and empty."""
+    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
+        checks.check_average(layout(torch.zeros(*sizes, *case.sizes, device=device)), case.pooling)
+        checks.check_average_gradient(
+            layout(torch.zeros(*sizes, *case.output_sizes, device=device)), case.sizes, case.pooling
+        )
+
+
+@hypothesis.given(data=strategies.data())
+def test_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
+    """A1-A6 and E6 for whatever geometry, divisor, data type and layout."""
+    pooling, sizes = data.draw(cases.requests())
+    divisor = data.draw(strategies.sampled_from(DIVISORS))
+    dtype = data.draw(strategies.sampled_from(samples.FLOATS))
+    layout = samples.LAYOUTS[data.draw(strategies.sampled_from(list(samples.LAYOUTS)))]
+    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
+    checks.check_average(layout(samples.normal(*leading, *sizes, dtype=dtype).to(device)), pooling, *divisor)
+    output_sizes = oracle.output_sizes(pooling, sizes)
+    gradient = layout(samples.normal(*leading, *output_sizes, dtype=dtype).to(device))
+    checks.check_average_gradient(gradient, sizes, pooling, *divisor)

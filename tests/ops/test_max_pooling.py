@@ -1,0 +1,222 @@
+"""Max pooling and everything that follows from its winning taps, against the oracle (M1-M6, G4, G5, G7)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import cases
+import checks
+import hypothesis
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from hypothesis import strategies
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+
+operators = torch.ops.dmlpool
+ALL = cases.LINES + cases.PLANES + cases.VOLUMES
+
+
+@cases.parametrized(ALL)
+def test_values_indices_and_taps(case: cases.Case, device: torch.device) -> None:
+    """M1, M2, M4 and M6 over every geometry (G4), with ties and negative zeros."""
+    checks.check_maximum(samples.ties(2, 3, *case.sizes).to(device), case.pooling)
+
+
+@cases.parametrized(ALL)
+def test_gradients(case: cases.Case, device: torch.device) -> None:
+    """M5 over every geometry."""
+    input = samples.ties(2, 3, *case.sizes, seed=3).to(device)
+    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
+@cases.parametrized(cases.FEW)
+def test_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+    """M7: integers of every width pool exactly, their lowest and highest values included."""
+    checks.check_maximum(samples.ties(2, 3, *case.sizes, dtype=dtype, seed=1).to(device), case.pooling)
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@cases.parametrized(cases.FEW)
+def test_gradients_of_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+    """M5."""
+    input = samples.ties(2, 3, *case.sizes, dtype=dtype, seed=2).to(device)
+    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32, torch.uint32], ids=samples.name_of)
+def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: torch.device) -> None:
+    """M7: neighbours that a float64 (or float32) cannot tell apart."""
+    top = torch.iinfo(dtype).max
+    row = [top - 2, top - 1, top - 3, top, top - 1, 0, 1, torch.iinfo(dtype).min]
+    input = torch.tensor([[row]], dtype=dtype).to(device)
+    values, indices = dmlpool.max_pooling(input, 2, return_indices=True)
+    assert values.tolist() == [[[top - 1, top - 1, top, top, top - 1, 1, 1]]]
+    assert indices.tolist() == [[[1, 1, 3, 3, 4, 6, 6]]]
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+@cases.parametrized(cases.FEW)
+def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
+    """G7: any strided input gives the right answer."""
+    checks.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint16, torch.int8], ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["channels last", "sliced", "transposed", "one element everywhere"])
+def test_layouts_of_narrow_types(layout: str, dtype: torch.dtype, device: torch.device) -> None:
+    """G7 and M7 together."""
+    case = cases.case("padded", "uneven padding")
+    checks.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling)
+
+
+@pytest.mark.parametrize("input_layout", ["contiguous", "channels last", "sliced"])
+@pytest.mark.parametrize("gradient_layout", samples.LAYOUTS)
+@cases.parametrized(
+    [cases.case("padded"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")]
+)
+def test_every_layout_of_the_gradient(
+    case: cases.Case, gradient_layout: str, input_layout: str, device: torch.device
+) -> None:
+    """G7: incoming gradients are often expanded or strided."""
+    input = samples.LAYOUTS[input_layout](samples.ties(2, 3, *case.sizes).to(device))
+    gradient = samples.LAYOUTS[gradient_layout](checks.whole_gradient(input, case.pooling))
+    checks.check_maximum_gradient(input, gradient, case.pooling)
+
+
+@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
+@cases.parametrized([cases.case("plain"), cases.case("padding above the window", "padded"), cases.SMALL[-1]])
+def test_index_types(case: cases.Case, index_dtype: torch.dtype, device: torch.device) -> None:
+    """M1 and M4: -1 for an empty window, all ones in an unsigned type."""
+    input = samples.ties(2, 3, *case.sizes).to(device)
+    expected = oracle.maximum(samples.to_numpy(input), case.pooling)
+    kind = np.dtype(samples.name_of(index_dtype))
+    _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
+    assert indices.dtype == index_dtype
+    samples.assert_same(indices, expected.indices.astype(kind))
+    _, positions = operators.max_pooling_with_indices(input, *checks.spelled_out(case.pooling), index_dtype, True)
+    samples.assert_same(positions, expected.plane_indices.astype(kind))
+
+
+@functools.cache
+def with_special_values(case: cases.Case, seed: int) -> Tensor:
+    """NaN, both infinities and both zeros, often several in one window."""
+    special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0])
+    sizes = (4, 3, *case.sizes)
+    return special[torch.randint(0, 7, sizes, generator=samples.seeded(*sizes, seed=seed))]
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@cases.parametrized(cases.FEW)
+def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+    """M2 and M3: the first NaN wins, zeros tie, minus infinity beats padding."""
+    input = with_special_values(case, 5).to(device, dtype)
+    for layout in ("contiguous", "channels last"):
+        checks.check_maximum(samples.LAYOUTS[layout](input), case.pooling)
+        gradient = checks.whole_gradient(input, case.pooling)
+        expected = oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(gradient), case.pooling)
+        found = dmlpool.max_pooling_grad(samples.LAYOUTS[layout](input), gradient, **case.arguments)
+        samples.assert_same(found, expected)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000 - 2**32, 0x7F800001, 0xFFFFFFFF - 2**32], ids=hex)
+def test_every_nan_wins(bits: int, device: torch.device) -> None:
+    """M3: a NaN's sign and payload make no difference to its winning; the first of several does."""
+    input = torch.tensor([1.0, math.inf, 0.0, 2.0, 0.0, -1.0], device=device)
+    input[2] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    input[4] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    values, indices = dmlpool.max_pooling(input.view(1, 1, 6), 3, return_indices=True)
+    assert values.isnan().all()
+    assert indices.tolist() == [[[2, 2, 2, 4]]]
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
+@cases.parametrized([cases.case("padding above half"), cases.case("taps straddle the input", "uneven padding")])
+def test_nothing_but_the_lowest_value(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+    """M1 and M2: such a window's index is its first tap inside, never padding; an empty one has -1."""
+    lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+    input = torch.full((2, 2, *case.sizes), lowest, dtype=dtype, device=device)
+    checks.check_maximum(input, case.pooling)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (0, 0)], ids=["no samples", "no channels", "neither"])
+@cases.parametrized(
+    [cases.case("plain"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")]
+)
+def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch.device) -> None:
+    """G5: legal, and empty."""
+    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
+        input = layout(torch.zeros(*sizes, *case.sizes, device=device))
+        checks.check_maximum(input, case.pooling)
+        checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+
+
+@pytest.mark.parametrize(
+    ("window", "size", "dtype"),
+    [
+        ((15, 15), (17, 16), torch.uint8),
+        ((226,), (230,), torch.int16),
+        ((16, 16), (17, 18), torch.int16),
+        ((7, 7, 7), (8, 7, 9), torch.int16),
+        ((2**15,), (2**15 + 3,), torch.int16),
+        ((2**15 + 1,), (2**15 + 4,), torch.int32),
+        ((256, 129), (258, 130), torch.int32),
+    ],
+    ids=str,
+)
+def test_taps_of_large_windows(
+    window: tuple[int, ...], size: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """M6: one byte up to 225 taps, two up to 32,768, four above; the greatest numbers are reached."""
+    input = samples.distinct(1, 2, *size, dtype=torch.float32).to(device)
+    input.view(1, 2, -1)[..., -1] = 1e9
+    windows = input
+    for axis, extent in enumerate(window):
+        windows = windows.unfold(2 + axis, extent, 1)
+    expected, taps = windows.flatten(-len(window)).max(-1)
+    arguments = checks.spelled_out(oracle.Pooling(window, *[(entry,) * len(window) for entry in (1, 0, 0, 1)]))
+    values, found = operators.max_pooling_with_taps(input, *arguments)
+    assert found.dtype == dtype
+    samples.assert_same(values, expected)
+    samples.assert_same(found, samples.to_numpy(taps))
+    assert int(found.max()) == math.prod(window) - 1
+    positions = torch.nn.functional.adaptive_max_pool1d(input.flatten(2), 1, return_indices=True)[1]
+    _, indices = operators.max_pooling_with_indices(input, *arguments, torch.int64, True)
+    samples.assert_same(indices.flatten(2)[..., -1:], positions)
+    gradient = torch.ones_like(values)
+    spread = operators.max_pooling_grad_from_taps(gradient, found, list(size), *arguments, False)
+    assert spread.sum() == gradient.sum()
+    samples.assert_same(operators.max_pooling_gather(input, found, *arguments), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
+def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype, device: torch.device) -> None:
+    """M5 and M8: one rounding at the end, so that a sum may pass the type's range and its precision on the way."""
+    input = torch.zeros(1, 1, 5, 5, dtype=dtype, device=device)
+    input[0, 0, 2, 2] = 1
+    gradient = torch.zeros(1, 1, 3, 3, dtype=dtype, device=device)
+    gradient[0, 0, 0] = torch.tensor([60000.0, 60000.0, 1.0], dtype=dtype)
+    gradient[0, 0, 2] = torch.tensor([-60000.0, -60000.0, 1.0], dtype=dtype)
+    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
+        found = dmlpool.max_pooling_grad(layout(input), layout(gradient), 3)
+        assert found[0, 0, 2, 2] == 2
+        assert torch.count_nonzero(found) == 1
+
+
+@hypothesis.given(data=strategies.data())
+def test_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
+    """M1-M6 and G4 for whatever geometry, data type and layout."""
+    pooling, sizes = data.draw(cases.requests())
+    dtype = data.draw(strategies.sampled_from(samples.FLOATS + samples.INTEGERS))
+    layout = data.draw(strategies.sampled_from(list(samples.LAYOUTS)))
+    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
+    input = samples.LAYOUTS[layout](samples.ties(*leading, *sizes, dtype=dtype).to(device))
+    checks.check_maximum(input, pooling)
+    if dtype.is_floating_point:
+        checks.check_maximum_gradient(input, checks.whole_gradient(input, pooling), pooling)

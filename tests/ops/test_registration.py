@@ -1,0 +1,244 @@
+"""How the operators are registered (E1): opcheck, the names PyTorch keeps private, and what training keeps (M6)."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+
+import cases
+import checks
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.ops import registration
+
+operators = torch.ops.dmlpool
+NAMES = [
+    "average_pooling",
+    "average_pooling_grad",
+    "max_pooling",
+    "max_pooling_with_taps",
+    "max_pooling_with_indices",
+    "max_pooling_indices",
+    "max_pooling_grad",
+    "max_pooling_grad_from_taps",
+    "max_pooling_gather",
+]
+CASES = [
+    cases.case("padded"),
+    cases.case("ceil adds an overhang", "ceil overhang, dilated"),
+    cases.case("padding above the window", "uneven padding"),
+    cases.case("size one in padding", "padded", "adjacent windows"),
+]
+
+
+def arguments_of(name: str, case: cases.Case, dtype: torch.dtype = torch.float32) -> tuple[object, ...]:
+    window, sizes, last = checks.spelled_out(case.pooling), list(case.sizes), case.rank > 1
+    input = samples.distinct(2, 3, *case.sizes, dtype=dtype)
+    gradient = samples.normal(2, 3, *case.output_sizes, dtype=dtype)
+    taps = operators.max_pooling_with_taps(input, *window)[1]
+    for leaf in (input, gradient):
+        leaf.requires_grad_(dtype.is_floating_point)
+    return {
+        "average_pooling": (input, *window, True, None),
+        "average_pooling_grad": (gradient, sizes, *window, False, 3),
+        "max_pooling": (input, *window),
+        "max_pooling_with_taps": (input, *window),
+        "max_pooling_with_indices": (input, *window, torch.int32, False),
+        "max_pooling_indices": (taps, sizes, *window, torch.uint32, True),
+        "max_pooling_grad": (input, gradient, *window),
+        "max_pooling_grad_from_taps": (gradient, taps, sizes, *window, last),
+        "max_pooling_gather": (input, taps, *window),
+    }[name]
+
+
+def test_the_operators_are_those_of_this_list() -> None:
+    """Every registered operator is checked below."""
+    registered = {
+        schema.name.removeprefix("dmlpool::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("dmlpool::")
+    }
+    assert registered >= set(NAMES)
+    assert {name for name in registered if "quantized" not in name} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@cases.parametrized(CASES)
+def test_opcheck(case: cases.Case, name: str) -> None:
+    """E1: schema, autograd registration, fake tensors, and AOT dispatch with dynamic shapes."""
+    torch.library.opcheck(getattr(operators, name).default, arguments_of(name, case))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("max")])
+def test_opcheck_of_channels_last(name: str) -> None:
+    """E1 and G7."""
+    arguments = [
+        samples.channels_last(argument).detach().requires_grad_(argument.requires_grad)
+        if isinstance(argument, Tensor)
+        else argument
+        for argument in arguments_of(name, cases.case("padded", "plain"), torch.float64)
+    ]
+    torch.library.opcheck(getattr(operators, name).default, tuple(arguments))
+
+
+@pytest.mark.parametrize("name", ["max_pooling", "max_pooling_with_taps", "max_pooling_with_indices"])
+def test_opcheck_of_integers(name: str) -> None:
+    """E1 and M7."""
+    window = checks.spelled_out(CASES[1].pooling)
+    rest = (torch.int64, True) if "indices" in name else ()
+    input = samples.ties(2, 3, *CASES[1].sizes, dtype=torch.int16)
+    torch.library.opcheck(getattr(operators, name).default, (input, *window, *rest))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_schema_promises_that_shapes_may_be_symbolic(name: str) -> None:
+    """E2: with int[] instead of SymInt[], a symbolic window would be compiled anew for every size."""
+    overload = getattr(operators, name).default
+    lists = re.findall(r"(\w+)\[\]", str(overload._schema))
+    assert len(lists) >= 5
+    assert set(lists) == {"SymInt"}
+    assert torch.Tag.pt2_compliant_tag in overload.tags
+
+
+PRIVATE = {
+    "torch._C": "_AutoDispatchBelowAutograd",
+    "torch._functorch.autograd_function": "enable_single_level_autograd_function",
+    "torch.autograd.forward_ad": "_set_fwd_grad_enabled",
+}
+
+
+@pytest.mark.parametrize("module", PRIVATE)
+def test_pytorch_still_has_the_private_name(module: str) -> None:
+    """If this fails, PyTorch has moved or renamed what ops/registration.py builds on: look there first."""
+    assert hasattr(importlib.import_module(module), PRIVATE[module])
+
+
+def test_a_function_can_still_be_applied_at_a_single_level() -> None:
+    """The base class of torch.autograd.Function has the plain ``apply`` that registration.py calls."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(tensor: Tensor) -> Tensor:
+            return tensor * 2
+
+        @staticmethod
+        def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            pass
+
+        @staticmethod
+        def backward(_: object, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    leaf = torch.ones(3, requires_grad=True)
+    registration.at_a_single_level(Doubled)(leaf).sum().backward()
+    assert leaf.grad.tolist() == [2, 2, 2]
+
+
+def test_below_autograd_records_nothing_and_leaves_everything_as_it_was() -> None:
+    leaf = samples.normal(1, 1, 4, 4).requires_grad_()
+    window = ([2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)
+    with registration.below_autograd():
+        inside = operators.average_pooling(leaf, *window, False, None)
+    assert not inside.requires_grad
+    with pytest.raises(ZeroDivisionError), registration.below_autograd():
+        raise ZeroDivisionError
+    assert operators.average_pooling(leaf, *window, False, None).requires_grad
+    with torch.no_grad(), registration.below_autograd():
+        assert torch.is_grad_enabled()
+    with torch.no_grad():
+        assert not operators.average_pooling(leaf, *window, False, None).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("window", "size", "bytes_per_output"),
+    [
+        ((2, 2), (8, 8), 1),
+        ((15, 15), (20, 20), 1),
+        ((1, 226), (4, 300), 2),
+        ((181, 181), (190, 190), 2),
+        ((182, 182), (190, 190), 4),
+        ((225,), (400,), 1),
+        ((5, 5, 9), (6, 6, 10), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+def test_what_max_keeps_for_its_gradient(
+    layout: str, dtype: torch.dtype, window: tuple[int, ...], size: tuple[int, ...], bytes_per_output: int
+) -> None:
+    """M6: the taps and nothing else; with indices too, which are not saved."""
+    leaf = samples.LAYOUTS[layout](samples.normal(2, 3, *size, dtype=dtype)).requires_grad_()
+    for pool in (
+        lambda: dmlpool.max_pooling(leaf, window),
+        lambda: dmlpool.max_pooling(leaf, window, return_indices=True)[0],
+    ):
+        output, saved = saved_by(pool)
+        assert [(tensor.shape, tensor.dtype.itemsize) for tensor in saved] == [(output.shape, bytes_per_output)]
+        assert saved[0].untyped_storage().nbytes() == output.numel() * bytes_per_output
+
+
+def test_what_the_gradient_of_max_keeps() -> None:
+    """M6: for second derivatives, the same taps again."""
+    leaf = samples.normal(2, 3, 8, 8).requires_grad_()
+    output, saved = saved_by(lambda: dmlpool.max_pooling_grad(samples.normal(2, 3, 9, 9), leaf, 2))
+    assert output.requires_grad
+    assert [(tensor.shape, tensor.dtype) for tensor in saved] == [(leaf.shape, torch.uint8)]
+
+
+def test_average_keeps_nothing() -> None:
+    """Its gradient follows from sizes alone."""
+    leaf = samples.normal(2, 3, 8, 8).requires_grad_()
+    for pool in (
+        lambda: dmlpool.average_pooling(leaf, 3, 2, 1, 1),
+        lambda: dmlpool.average_pooling_grad(leaf, (2, 3, 9, 9), 2),
+    ):
+        output, saved = saved_by(pool)
+        assert output.requires_grad
+        assert saved == []
+
+
+def saved_by(pool: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return pool(), saved
+
+
+def test_nothing_is_kept_where_no_gradient_is_wanted() -> None:
+    leaf = samples.normal(2, 3, 8, 8).requires_grad_()
+    with torch.no_grad():
+        output, saved = saved_by(lambda: dmlpool.max_pooling(leaf, 2))
+    assert saved == []
+    assert not output.requires_grad
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_called_by_name(name: str, mode: Callable[[], object]) -> None:
+    """E1: as compiled graphs call them, with gradients wanted or not, recorded or not."""
+    arguments = arguments_of(name, cases.case("padded", "plain"))
+    detached = [argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments]
+    expected = getattr(operators, name)(*detached)
+    for given in (arguments, detached):
+        with mode():
+            outputs = getattr(operators, name)(*given)
+        for output, reference in zip(listed(outputs), listed(expected), strict=True):
+            assert torch.equal(output, reference)
+            wanted = mode is torch.enable_grad and given is arguments and output.is_floating_point()
+            assert output.requires_grad == wanted
+
+
+def listed(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else outputs

@@ -1,0 +1,182 @@
+"""What the operators mean, window by window in plain numpy: written from the rules, importing nothing of the package.
+
+Slow and literal on purpose. Rules G2-G4 are walked through window by window instead of computed by formula, sums are
+kept in extended precision, and every function loops over windows and asks which taps each really reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """A window request in DirectML's words, one entry per spatial dimension."""
+
+    window_size: tuple[int, ...]
+    strides: tuple[int, ...]
+    start_padding: tuple[int, ...]
+    end_padding: tuple[int, ...]
+    dilations: tuple[int, ...]
+    ceil_mode: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.window_size)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one window reads: its taps inside the input, and how many taps lie inside the padded box."""
+
+    output: tuple[int, ...]
+    taps: tuple[int, ...]
+    """Row-major numbers of the taps inside the input, in order."""
+    positions: tuple[tuple[int, ...], ...]
+    """The input positions of the same taps."""
+    taps_in_box: int
+
+    @property
+    def elements(self) -> tuple[object, ...]:
+        """Index that takes a tensor's elements at these positions into a last dimension, in the taps' order."""
+        return (..., *zip(*self.positions, strict=True))
+
+
+def tap_positions(pooling: Pooling, axis: int, output: int) -> list[int]:
+    """Input positions of the taps of window ``output``; negative in the start padding (G2)."""
+    first = output * pooling.strides[axis] - pooling.start_padding[axis]
+    return [first + tap * pooling.dilations[axis] for tap in range(pooling.window_size[axis])]
+
+
+def output_size(pooling: Pooling, axis: int, size: int) -> int:
+    """Windows along an axis (G3), by sliding the window until it no longer fits; 0 where there is none."""
+    box_end = size + pooling.end_padding[axis]
+    # Window -1 stands one stride before the box: if only it "fits", the first window is the one that ceil_mode may add.
+    if tap_positions(pooling, axis, -1)[-1] >= box_end:
+        return 0
+    fitting = -1
+    while tap_positions(pooling, axis, fitting + 1)[-1] < box_end:
+        fitting += 1
+    leaves_remainder = tap_positions(pooling, axis, fitting)[-1] != box_end - 1
+    starts_before_input_end = tap_positions(pooling, axis, fitting + 1)[0] < size
+    if pooling.ceil_mode and leaves_remainder and starts_before_input_end:
+        fitting += 1
+    return fitting + 1
+
+
+def output_sizes(pooling: Pooling, sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(output_size(pooling, axis, size) for axis, size in enumerate(sizes))
+
+
+@functools.cache
+def readings(pooling: Pooling, sizes: tuple[int, ...]) -> list[Reading]:
+    """Every window in row-major order of the output."""
+    return [
+        reading(pooling, sizes, output)
+        for output in itertools.product(*(range(size) for size in output_sizes(pooling, sizes)))
+    ]
+
+
+def reading(pooling: Pooling, sizes: tuple[int, ...], output: tuple[int, ...]) -> Reading:
+    per_axis = [tap_positions(pooling, axis, position) for axis, position in enumerate(output)]
+    taps, positions, in_box = [], [], 0
+    for tap, position in enumerate(itertools.product(*per_axis)):
+        if all(0 <= coordinate < size for coordinate, size in zip(position, sizes, strict=True)):
+            taps.append(tap)
+            positions.append(position)
+        in_box += all(
+            coordinate < size + end for coordinate, size, end in zip(position, sizes, pooling.end_padding, strict=True)
+        )
+    return Reading(output, tuple(taps), tuple(positions), in_box)
+
+
+def divisor(window: Reading, include_padding: bool, divisor_override: int | None) -> int:
+    """What a window's sum is divided by (A1, A2, A5); 0 where no tap counts (A3)."""
+    if divisor_override is not None:
+        return divisor_override
+    return window.taps_in_box if include_padding else len(window.taps)
+
+
+def average(
+    values: np.ndarray, pooling: Pooling, include_padding: bool = False, divisor_override: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Averages in extended precision, and beside each the Σ|x| / |divisor| that rule E6 measures errors by."""
+    shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
+    averages, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
+    values = values.astype(np.longdouble)
+    for window in readings(pooling, values.shape[2:]):
+        if window.taps:
+            elements, count = values[window.elements], divisor(window, include_padding, divisor_override)
+            averages[(..., *window.output)] = elements.sum(-1) / count
+            magnitudes[(..., *window.output)] = np.abs(elements).sum(-1) / abs(count)
+    return averages, magnitudes
+
+
+def average_grad(
+    gradient: np.ndarray,
+    sizes: Sequence[int],
+    pooling: Pooling,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each window's gradient, divided as its sum was, added to the elements it read (A6); magnitudes as above."""
+    shape = gradient.shape[:2] + tuple(sizes)
+    result, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
+    gradient = gradient.astype(np.longdouble)
+    for window in readings(pooling, tuple(sizes)):
+        if window.taps:
+            # A window's positions are all different, so that adding to them at once loses nothing.
+            share = gradient[(..., *window.output)] / divisor(window, include_padding, divisor_override)
+            result[window.elements] += share[..., None]
+            magnitudes[window.elements] += np.abs(share)[..., None]
+    return result, magnitudes
+
+
+def lowest(dtype: np.dtype) -> float | int:
+    """What an empty window gives (M1)."""
+    return -np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """Everything that max pooling can be asked for."""
+
+    values: np.ndarray
+    taps: np.ndarray
+    """Row-major number of the winning tap inside its window; 0 where the window is empty."""
+    plane_indices: np.ndarray
+    """PyTorch's indices, inside the spatial plane; -1 where the window is empty."""
+    indices: np.ndarray
+    """DirectML's indices, over the whole tensor in logical order (M4); -1 where the window is empty."""
+
+
+def maximum(values: np.ndarray, pooling: Pooling) -> Maximum:
+    """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the first NaN wins."""
+    batch, channels, *sizes = values.shape
+    shape = (batch, channels, *output_sizes(pooling, sizes))
+    best = np.full(shape, lowest(values.dtype), values.dtype)
+    taps, plane = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+    for window in readings(pooling, tuple(sizes)):
+        if window.taps:
+            elements, where = values[window.elements], (..., *window.output)
+            # numpy's argmax is the rule itself: the first of equals, and the first NaN before everything.
+            first = elements.argmax(-1)
+            best[where] = np.take_along_axis(elements, first[..., None], -1)[..., 0]
+            taps[where] = np.array(window.taps)[first]
+            plane[where] = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)[first]
+    planes = np.arange(batch * channels).reshape(batch, channels, *[1] * len(sizes))
+    whole = np.where(plane < 0, -1, plane + planes * int(np.prod(sizes)))
+    return Maximum(best, taps, plane, whole)
+
+
+def maximum_grad(values: np.ndarray, gradient: np.ndarray, pooling: Pooling) -> np.ndarray:
+    """The gradient handed to each window's winner, overlaps added in extended precision (M5)."""
+    result = np.zeros(values.size, np.longdouble)
+    indices = maximum(values, pooling).indices
+    np.add.at(result, indices[indices >= 0], gradient.astype(np.longdouble)[indices >= 0])
+    return result.reshape(values.shape)

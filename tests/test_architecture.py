@@ -1,0 +1,195 @@
+"""The house: which module may import which, what importing the package does, where PyTorch's private names live."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_dmlpool
+
+PACKAGE = Path(torch_dmlpool.__file__).parent
+KERNELS = PACKAGE.parent / "kernels"
+ROOMS = ["nn", "quantized", "functional", "ops", "backends", "kernels"]
+"""Top to bottom: a room may import itself, the rooms below it, and the leaves."""
+LEAVES = {"window", "operands"}
+NOT_NEIGHBOURS = {
+    "nn": {"backends", "kernels", "ops"},
+    "quantized": {"nn", "backends", "kernels"},
+    "functional": {"backends", "kernels"},
+    "ops": {"kernels"},
+    "kernels": LEAVES,
+}
+"""nn and quantized call functional, functional calls ops, ops calls a backend; kernels know triton alone."""
+
+
+def sources() -> dict[str, Path]:
+    """Dotted names, without the package's own, of everything that is installed."""
+    found = {}
+    for root, prefix in ((PACKAGE, ()), (KERNELS, ("kernels",))):
+        for path in sorted(root.rglob("*.py")):
+            parts = (*prefix, *path.relative_to(root).with_suffix("").parts)
+            found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+SOURCES = sources()
+
+
+def imports_of(name: str) -> set[str]:
+    """Absolute dotted names of all that a module imports, at its top or inside a function, types included."""
+    path = SOURCES[name]
+    package = ["torch_dmlpool", *name.split(".")] if name else ["torch_dmlpool"]
+    if path.name != "__init__.py":
+        package.pop()
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def rooms_of(imported: set[str]) -> set[str]:
+    """The rooms and leaves of the package among what is imported."""
+    return {name.split(".")[1] for name in imported if name.startswith("torch_dmlpool.")}
+
+
+def test_the_rooms_are_there() -> None:
+    """The tests below read real files."""
+    assert {name.split(".")[0] for name in SOURCES} >= {"nn", "functional", "ops", "backends", *LEAVES}
+    assert KERNELS.is_dir()
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name])
+def test_imports_follow_the_arrow(name: str) -> None:
+    """nn, quantized → functional → ops → backends → kernels, with window and operands as leaves."""
+    room = name.split(".")[0]
+    imported = rooms_of(imports_of(name)) - {"__version__"}
+    if room in LEAVES:
+        assert imported <= LEAVES
+    elif room in ROOMS:
+        allowed = {room, *LEAVES, *ROOMS[ROOMS.index(room) + 1 :]} - NOT_NEIGHBOURS.get(room, set())
+        assert imported <= allowed, f"{name} imports {sorted(imported - allowed)}"
+    else:
+        assert room == "__main__", f"{name} has no place in the house"
+
+
+def test_window_knows_nothing_of_operands() -> None:
+    """Geometry is integers: no tensors, no types, no devices."""
+    assert rooms_of(imports_of("window")) == set()
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.split(".")[0] == "kernels"])
+def test_kernels_import_triton_and_nothing_else(name: str) -> None:
+    """Beside the standard library and one another."""
+    for imported in imports_of(name):
+        top = imported.split(".")[0]
+        inside = imported.startswith("torch_dmlpool.kernels")
+        assert top in {"triton", *sys.stdlib_module_names} or inside, f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.split(".")[0] != "kernels"])
+def test_only_kernels_and_their_launcher_know_triton(name: str) -> None:
+    """And the launcher imports it inside its functions alone."""
+    if name != "backends.triton_backend":
+        assert not any(imported.split(".")[0] == "triton" for imported in imports_of(name))
+        return
+    for node in ast.parse(SOURCES[name].read_text()).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            text = ast.unparse(node)
+            assert "triton" not in text, text
+            assert "kernels" not in text, text
+
+
+PRIVATE_NAMES = [
+    "_AutoDispatchBelowAutograd",
+    "enable_single_level_autograd_function",
+    "_set_fwd_grad_enabled",
+    "super(torch.autograd.Function",
+]
+
+
+@pytest.mark.parametrize("private", PRIVATE_NAMES)
+def test_private_names_live_in_one_place(private: str) -> None:
+    """What PyTorch may change without notice is used in ops/registration.py alone."""
+    users = [name for name, path in SOURCES.items() if private in path.read_text()]
+    assert users == ["ops.registration"]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_assert_stands_for_a_refusal(name: str) -> None:
+    """Mistakes of the caller are refused by exceptions, which python -O keeps."""
+    tree = ast.parse(SOURCES[name].read_text())
+    if name.split(".")[0] in {"functional", "operands", "window", "nn", "quantized"}:
+        assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def run_python(source: str, **environment: str) -> str:
+    completed = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None  # from here on, Python finds no triton and every import of it raises
+import torch, torch_dmlpool as dmlpool
+input = torch.arange(16.0).view(1, 1, 4, 4).requires_grad_()
+values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
+values.sum().backward()
+print(values.flatten().tolist(), indices.flatten().tolist(), int(input.grad.sum()))
+print(dmlpool.average_pooling(input, 4).item())
+"""
+
+
+def test_the_package_works_without_triton() -> None:
+    """E7: blocked, so that any import of it would raise."""
+    assert run_python(WITHOUT_TRITON).split("\n")[:2] == ["[5.0, 7.0, 13.0, 15.0] [5, 7, 13, 15] 4", "7.5"]
+
+
+def test_importing_and_pooling_on_the_cpu_loads_no_triton() -> None:
+    """E7: neither triton nor the kernels, nor the backend that would load them."""
+    loaded = run_python(
+        "import sys, torch; before = set(sys.modules); import torch_dmlpool as dmlpool\n"
+        "dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2); dmlpool.average_pooling(torch.ones(1, 1, 4, 4), 2)\n"
+        "print(*sorted(name for name in set(sys.modules) - before), sep='\\n')",
+        TRITON_INTERPRET="0",
+    ).split()
+    assert "torch_dmlpool.ops.max_pooling" in loaded
+    assert "torch_dmlpool.backends.torch_backend" in loaded
+    unwanted = ("triton", "torch_dmlpool.kernels", "torch_dmlpool.backends.triton_backend")
+    assert not [name for name in loaded if name.startswith(unwanted)]
+
+
+def test_operators_are_registered_at_import() -> None:
+    """Before the first call, so that a saved program finds them; and importing does nothing else."""
+    output = run_python(
+        "import torch; threads, dtype = torch.get_num_threads(), torch.get_default_dtype(); import torch_dmlpool\n"
+        "for name in ('max_pooling', 'average_pooling'): print(getattr(torch.ops.dmlpool, name).default._schema.name)\n"
+        "print(torch.get_num_threads() == threads, torch.get_default_dtype() == dtype, torch.is_grad_enabled())"
+    )
+    assert output.split() == ["dmlpool::max_pooling", "dmlpool::average_pooling", "True", "True", "True"]
+
+
+def test_public_names() -> None:
+    for name in ("average_pooling", "average_pooling_grad", "max_pooling", "max_pooling_grad", "__version__", "nn"):
+        assert name in torch_dmlpool.__all__
+        assert hasattr(torch_dmlpool, name)
+    assert (PACKAGE / "py.typed").is_file()
+    assert torch.ops.dmlpool is not None

@@ -1,0 +1,226 @@
+"""torch.compile, torch.export, fake and meta tensors (E1, E2): nothing breaks the graph, nothing recompiles in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+
+import torch_dmlpool as dmlpool
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
+    "max with indices": lambda x: dmlpool.max_pooling(x, (3,) * (x.dim() - 2), 2, 1, 1, return_indices=True)[0],
+    "average": lambda x: dmlpool.average_pooling(x, 3, 2, (1,) * (x.dim() - 2), 2, ceil_mode=True),
+    "average, divided by 5": lambda x: dmlpool.average_pooling(x, 2, divisor_override=5),
+}
+pools = pytest.mark.parametrize("pool", POOLS)
+
+
+def compiled(function: Callable[..., object], backend: str = "aot_eager", **rest: object) -> Callable[..., object]:
+    return torch.compile(function, backend=backend, fullgraph=True, **rest)
+
+
+def counted(function: Callable[..., object], **rest: object) -> tuple[Callable[..., object], CompileCounterWithBackend]:
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(function, backend=counter, fullgraph=True, **rest), counter
+
+
+def check_forward_and_backward(
+    ours: Callable[[Tensor], Tensor], eager: Callable[[Tensor], Tensor], input: Tensor
+) -> None:
+    results = []
+    for function in (ours, eager):
+        leaf = input.detach().requires_grad_()
+        output = function(leaf)
+        results.append((output, *torch.autograd.grad(output.pow(2).sum(), leaf)))
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected)
+        assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("sizes", [(2, 3, 9), (2, 3, 9, 8), (2, 3, 5, 6, 7)], ids=str)
+@pools
+def test_forward_and_backward(pool: str, sizes: tuple[int, ...], dynamic: bool, device: torch.device) -> None:
+    """E2: one whole graph, with eager's numbers and strides."""
+    function = compiled(lambda x: POOLS[pool](x.cos()) * 2, dynamic=dynamic)
+    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
+        input = layout(samples.distinct(*sizes).to(device))
+        check_forward_and_backward(function, lambda x: POOLS[pool](x.cos()) * 2, input)
+
+
+@pytest.mark.parametrize("pool", ["max with indices", "average"])
+def test_inductor(pool: str, device: torch.device) -> None:
+    """E2: the default backend, dynamic, in a small network with neighbours to fuse with."""
+    function = lambda x: POOLS[pool](x.relu() + 1).sigmoid()  # noqa: E731 - compiled and called as it is
+    input = samples.normal(2, 3, 9, 8).to(device)
+    check_forward_and_backward(compiled(function, "inductor", dynamic=True), function, input)
+
+
+@pools
+def test_no_recompilation_for_new_sizes(pool: str, device: torch.device) -> None:
+    """E2: a new batch size or image size is served by the same graph, forward and backward."""
+    function, counter = counted(POOLS[pool], dynamic=True)
+    for sizes in [(2, 3, 9, 8), (5, 3, 9, 8), (3, 3, 17, 12), (7, 4, 10, 31), (64, 3, 33, 10)]:
+        check_forward_and_backward(function, POOLS[pool], samples.distinct(*sizes).to(device))
+    assert counter.frame_count == 1
+
+
+@pools
+def test_automatic_dynamic_shapes_settle(pool: str, device: torch.device) -> None:
+    """E2: without dynamic=True, one more graph for the first size that differs, and none after it."""
+    function, counter = counted(POOLS[pool])
+    for batch in (2, 4, 5, 9):
+        torch.testing.assert_close(function(x := samples.distinct(batch, 3, 9, 8).to(device)), POOLS[pool](x))
+    assert counter.frame_count == 2
+
+
+GLOBALS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: dmlpool.max_pooling(x, x.shape[2:]),
+    "average": lambda x: dmlpool.average_pooling(x, x.shape[2:], include_padding=True),
+    "average of the last dimension": lambda x: dmlpool.average_pooling(x, (1, x.shape[3]), (1, x.shape[3])),
+    "half a window of padding": lambda x: dmlpool.average_pooling(x, 3, 1, x.shape[2] // 4, x.shape[3] // 4),
+}
+
+
+@pytest.mark.parametrize("pool", GLOBALS)
+def test_a_symbolic_window(pool: str, device: torch.device) -> None:
+    """E2: the window follows the image, and still nothing is compiled twice."""
+    function, counter = counted(GLOBALS[pool], dynamic=True)
+    for sizes in [(2, 3, 9, 8), (3, 3, 12, 11), (4, 3, 14, 13)]:
+        check_forward_and_backward(function, GLOBALS[pool], samples.distinct(*sizes).to(device))
+    assert counter.frame_count == 1
+
+
+def test_operators_of_the_gradients(device: torch.device) -> None:
+    """E2: max_pooling_grad and average_pooling_grad called by name, with a symbolic input_size."""
+
+    def both(input: Tensor, gradient: Tensor) -> Tensor:
+        spread = dmlpool.average_pooling_grad(gradient, input.shape, 3, 2, 1, 1)
+        return spread + dmlpool.max_pooling_grad(input, gradient, 3, 2, 1, 1)
+
+    function, counter = counted(both, dynamic=True)
+    for height, width in [(9, 8), (12, 7), (20, 21)]:
+        input = samples.distinct(2, 3, height, width).to(device)
+        gradient = samples.normal(2, 3, (height + 1) // 2, (width + 1) // 2, dtype=torch.float64).to(device)
+        torch.testing.assert_close(function(input, gradient), both(input, gradient))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
+def test_indices(index_dtype: torch.dtype, device: torch.device) -> None:
+    """E2 and M4."""
+    function = lambda x: dmlpool.max_pooling(x, 2, 1, 2, return_indices=True, index_dtype=index_dtype)  # noqa: E731
+    input = samples.ties(2, 3, 5, 4).to(device)
+    for dynamic in (False, True):
+        for result, expected in zip(compiled(function, dynamic=dynamic)(input), function(input), strict=True):
+            samples.assert_same(result, expected)
+
+
+def loss(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: pool(x.sin()).pow(3).sum()
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], object]]] = {
+    "grad": lambda pool: grad(loss(pool)),
+    "jvp": lambda pool: lambda x: jvp(pool, (x,), (x.cos(),)),
+    "vmap": lambda pool: vmap(lambda x: pool(x[None]), in_dims=1),
+    "vmap of grad": lambda pool: vmap(grad(lambda x: loss(pool)(x[None]))),
+    "grad of grad": lambda pool: grad(lambda x: grad(loss(pool))(x).pow(2).sum()),
+    "hessian": lambda pool: lambda x: hessian(loss(pool))(x[:1, :1]),
+    "jacrev": lambda pool: lambda x: jacrev(pool)(x[:1, :1]),
+    "jacfwd": lambda pool: lambda x: jacfwd(pool)(x[:1, :1]),
+}
+
+
+@pytest.mark.parametrize("pool", ["max", "average"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_compiled_transforms(transform: str, pool: str, device: torch.device) -> None:
+    """E1: torch.func inside the compiled region, in one graph."""
+    function = TRANSFORMS[transform](POOLS[pool])
+    input = samples.distinct(2, 2, 5, 4).to(device)
+    torch.testing.assert_close(compiled(function)(input), function(input))
+
+
+class Network(torch.nn.Module):
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, indices = dmlpool.max_pooling(input, 3, 2, 1, 1, return_indices=True)
+        return values, indices, dmlpool.average_pooling(input, input.shape[2:], include_padding=True)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+def test_export_with_dynamic_dimensions(strict: bool, device: torch.device) -> None:
+    """E2: an exported program keeps the operators whole and serves other sizes."""
+    dimensions = {0: torch.export.Dim("batch", min=2), 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    program = torch.export.export(
+        Network(), (samples.normal(2, 3, 9, 8).to(device),), dynamic_shapes=(dimensions,), strict=strict
+    )
+    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
+    assert called == ["dmlpool.max_pooling_with_indices.default", "dmlpool.average_pooling.default"]
+    for sizes in [(2, 3, 9, 8), (5, 3, 14, 21)]:
+        input = samples.normal(*sizes).to(device)
+        for result, expected in zip(program.module()(input), Network()(input), strict=True):
+            torch.testing.assert_close(result, expected)
+
+
+def test_decomposed_export_keeps_the_operators(device: torch.device) -> None:
+    """E2: run_decompositions finds nothing to take apart."""
+    program = torch.export.export(Network(), (samples.normal(2, 3, 9, 8).to(device),), strict=False)
+    code = program.run_decompositions().graph_module.code
+    assert "dmlpool.max_pooling_with_indices" in code
+    assert "dmlpool.average_pooling" in code
+
+
+@pytest.mark.slow
+def test_aot_inductor(device: torch.device, tmp_path: object) -> None:
+    """E2: a package compiled ahead of time, loaded and run on another batch size."""
+    dimensions = {0: torch.export.Dim("batch", min=2)}
+    program = torch.export.export(
+        Network(), (samples.normal(2, 3, 9, 8).to(device),), dynamic_shapes=(dimensions,), strict=False
+    )
+    package = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/network.pt2")
+    input = samples.normal(5, 3, 9, 8).to(device)
+    for result, expected in zip(torch._inductor.aoti_load_package(package)(input), Network()(input), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_fake_tensors_of_symbolic_sizes(device: torch.device) -> None:
+    """E2: unbacked or backed, the output sizes are expressions of the input's."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    real = torch.ones(2, 3, 12, 15, device=device)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 4)
+    fake = mode.from_tensor(real, symbolic_context=context)
+    with mode:
+        for output in (dmlpool.max_pooling(fake, 3, 2), dmlpool.average_pooling(fake, 3, 2, ceil_mode=True)):
+            assert all(isinstance(size, torch.SymInt) for size in output.shape)
+            assert [int(size) for size in output.shape[:2]] == [2, 3]
+    assert output.device == device
+
+
+def test_a_refusal_while_compiling(device: torch.device) -> None:
+    """G5: a wrong window is refused in a compiled function too, by the same text."""
+    function = torch.compile(lambda x: dmlpool.max_pooling(x, 9), backend="aot_eager")
+    with pytest.raises(Exception, match="the window leaves no output in spatial dimension H") as refusal:
+        function(torch.ones(2, 3, 5, 6, device=device))
+    assert not isinstance(refusal.value, AssertionError)
+
+
+def test_gradients_flow_through_a_compiled_call_of_meta_tensors() -> None:
+    """E2: shapes alone, forward and backward, without memory."""
+    leaf = torch.empty(2, 2**10, 2**12, 2**12, device="meta", requires_grad=True)
+    for pool in (POOLS["max"], POOLS["average"]):
+        output = pool(leaf)
+        assert output.shape[:2] == leaf.shape[:2]
+        (gradient,) = torch.autograd.grad(output, leaf, torch.empty_like(output))
+        assert gradient.shape == leaf.shape

@@ -1,0 +1,272 @@
+"""Every derivative and transform that ATen's pools have (E1), eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cases
+import checks
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.nn import functional
+
+import torch_dmlpool as dmlpool
+
+operators = torch.ops.dmlpool
+Function = Callable[[Tensor], Tensor]
+MODES = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_forward_grad": True}
+
+
+def finite(values: Tensor) -> Tensor:
+    """Minus infinity, which empty windows give, as a number that numerical differentiation can subtract from itself."""
+    return values.clamp(min=-1e6)
+
+
+def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]]:
+    """Every differentiable operator as a function of one tensor, with that tensor's sizes."""
+    input = samples.distinct(2, 2, *case.sizes, seed=1)
+    taps = operators.max_pooling_with_taps(input, *checks.spelled_out(case.pooling))[1]
+    given, sizes, last = case.arguments, list(case.sizes), case.rank > 1
+    inner, outer = (2, 2, *case.sizes), (2, 2, *case.output_sizes)
+    return {
+        "average_pooling": (lambda x: dmlpool.average_pooling(x, **given), inner),
+        "average_pooling, padding counted": (
+            lambda x: dmlpool.average_pooling(x, **given, include_padding=True),
+            inner,
+        ),
+        "average_pooling, by 3": (lambda x: dmlpool.average_pooling(x, **given, divisor_override=3), inner),
+        "average_pooling_grad": (lambda g: dmlpool.average_pooling_grad(g, inner, **given), outer),
+        "max_pooling": (lambda x: finite(dmlpool.max_pooling(x, **given)), inner),
+        "max_pooling with indices": (lambda x: finite(dmlpool.max_pooling(x, **given, return_indices=True)[0]), inner),
+        "max_pooling_with_taps": (
+            lambda x: finite(operators.max_pooling_with_taps(x, *checks.spelled_out(case.pooling))[0]),
+            inner,
+        ),
+        "max_pooling_grad": (lambda g: dmlpool.max_pooling_grad(input, g, **given), outer),
+        "max_pooling_grad in its input": (
+            lambda x: dmlpool.max_pooling_grad(x, samples.distinct(*outer), **given) * x.square().mean(),
+            inner,
+        ),
+        "max_pooling_grad_from_taps": (
+            lambda g: operators.max_pooling_grad_from_taps(g, taps, sizes, *checks.spelled_out(case.pooling), last),
+            outer,
+        ),
+        "max_pooling_gather": (
+            lambda x: operators.max_pooling_gather(x, taps, *checks.spelled_out(case.pooling)),
+            inner,
+        ),
+    }
+
+
+NAMES = list(functions_of(cases.case("plain"))) if hasattr(operators, "max_pooling") else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@cases.parametrized(cases.SMALL)
+def test_first_derivatives(case: cases.Case, name: str) -> None:
+    """E1: reverse and forward mode, batched, against numerical differentiation; windows without a tap included."""
+    function, sizes = functions_of(case)[name]
+    input = samples.distinct(*sizes).requires_grad_()
+    assert gradcheck(function, input, **MODES, fast_mode=case.rank == 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@cases.parametrized([cases.SMALL[0], cases.SMALL[3], cases.SMALL[4]])
+def test_second_derivatives(case: cases.Case, name: str) -> None:
+    """E1: reverse over reverse and forward over reverse, batched."""
+    function, sizes = functions_of(case)[name]
+    input = samples.distinct(*sizes).requires_grad_()
+    arguments = (lambda x: function(x).sin(), input)  # bent: pooling alone has second derivatives of 0
+    assert gradgradcheck(*arguments, check_batched_grad=True, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+POOLS = {
+    "max": (
+        lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
+        lambda x: functional.max_pool2d(x, 3, 2, 1),
+    ),
+    "max with indices": (
+        lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1, return_indices=True)[0],
+        lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[0],
+    ),
+    "average": (
+        lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1, include_padding=True),
+        lambda x: functional.avg_pool2d(x, 3, 2, 1),
+    ),
+}
+"""Ours and ATen's, which every transform must treat alike."""
+pools = pytest.mark.parametrize("pool", POOLS)
+
+
+def loss(pool: Function) -> Function:
+    return lambda x: pool(x.sin()).pow(3).sum()
+
+
+def tangents(sizes: tuple[int, ...]) -> Tensor:
+    return samples.normal(*sizes, dtype=torch.float64, seed=9)
+
+
+TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor | tuple[Tensor, ...]]] = {
+    "grad": lambda pool, x: grad(loss(pool))(x),
+    "grad of grad": lambda pool, x: grad(lambda y: grad(loss(pool))(y).pow(2).sum())(x),
+    "vjp": lambda pool, x: vjp(pool, x)[1](pool(x).cos())[0],
+    "jvp": lambda pool, x: jvp(pool, (x,), (tangents(x.shape),)),
+    "jvp of jvp": lambda pool, x: jvp(
+        lambda y: jvp(lambda z: pool(z.sin()), (y,), (tangents(x.shape),))[1], (x,), (tangents(x.shape),)
+    ),
+    "jvp of grad": lambda pool, x: jvp(grad(loss(pool)), (x,), (tangents(x.shape),)),
+    "grad of jvp": lambda pool, x: grad(
+        lambda y: jvp(lambda z: pool(z.sin()), (y,), (tangents(x.shape),))[1].pow(2).sum()
+    )(x),
+    "linearize": lambda pool, x: linearize(pool, x)[1](tangents(x.shape)),
+    "vmap": lambda pool, x: vmap(pool)(torch.stack([x, -x, x.cos()])),
+    "vmap over dimension 2": lambda pool, x: vmap(pool, in_dims=2)(torch.stack([x, -x, x.cos()], 2)),
+    "vmap over the last dimension, into the first": lambda pool, x: vmap(pool, in_dims=-1, out_dims=1)(
+        torch.stack([x, -x], -1)
+    ),
+    "vmap of vmap": lambda pool, x: vmap(vmap(pool, in_dims=1), in_dims=3)(
+        torch.stack([x, x.cos(), -x], 1).unsqueeze(3) * torch.tensor([1.0, -2.0]).view(2, *[1] * (x.dim() - 2))
+    ),
+    "vmap of grad": lambda pool, x: vmap(grad(lambda y: loss(pool)(y[None])))(x),
+    "vmap of jvp": lambda pool, x: vmap(lambda t: jvp(pool, (x,), (t,))[1])(torch.stack([tangents(x.shape), x])),
+    "vmap of vjp": lambda pool, x: vmap(vjp(pool, x)[1])(torch.stack([pool(x), pool(-x)]))[0],
+    "grad of vmap": lambda pool, x: grad(lambda y: vmap(pool)(y[:, None]).pow(2).sum())(x),
+    "jvp of vmap": lambda pool, x: jvp(lambda y: vmap(pool)(y[:, None]), (x,), (tangents(x.shape),)),
+    "jacrev": lambda pool, x: jacrev(pool)(x[:1, :1]),
+    "jacfwd": lambda pool, x: jacfwd(pool)(x[:1, :1]),
+    "hessian": lambda pool, x: hessian(loss(pool))(x[:1, :1]),
+    "jacrev of jacrev": lambda pool, x: jacrev(jacrev(loss(pool)))(x[:1, :1]),
+    "vmap of hessian": lambda pool, x: vmap(hessian(loss(pool)))(x[:, None, :1]),
+}
+
+
+@pools
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms(transform: str, pool: str, device: torch.device) -> None:
+    """E1: torch.func, nested and in any order, with ATen's results."""
+    input = samples.distinct(3, 2, 5, 6).to(device)
+    ours, atens = (TRANSFORMS[transform](function, input) for function in POOLS[pool])
+    torch.testing.assert_close(ours, atens)
+    assert all(bool(result.any()) for result in (ours if isinstance(ours, tuple) else (ours,)))
+
+
+@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
+@pytest.mark.parametrize("dimension", [0, 1, 2, 4])
+def test_vmapped_indices_count_inside_each_sample(
+    dimension: int, index_dtype: torch.dtype, device: torch.device
+) -> None:
+    """E1 and M4: what vmap gives is what a loop gives."""
+    samples_of_vmap = [samples.ties(2, 3, 4, 5, seed=seed).to(device) for seed in range(3)]
+    arguments = {"window_size": 2, "start_padding": (2, 0), "return_indices": True, "index_dtype": index_dtype}
+    found = vmap(lambda x: dmlpool.max_pooling(x, **arguments), in_dims=dimension)(
+        torch.stack(samples_of_vmap, dimension)
+    )
+    for index, sample in enumerate(samples_of_vmap):
+        for result, expected in zip(found, dmlpool.max_pooling(sample, **arguments), strict=True):
+            samples.assert_same(result[index], expected)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 1), (3, 2)], ids=str)
+def test_vmap_over_one_operand_of_the_gradient(in_dims: tuple[int | None, int | None], device: torch.device) -> None:
+    """E1: either operand of max_pooling_grad mapped alone, and both along other dimensions."""
+    inputs = [samples.ties(2, 3, 4, 5, seed=seed).to(device) for seed in range(2)]
+    gradients = [samples.ties(2, 3, 3, 4, seed=seed).to(device) for seed in range(2)]
+    operands = [
+        tensors[0] if dimension is None else torch.stack(tensors, dimension)
+        for tensors, dimension in zip((inputs, gradients), in_dims, strict=True)
+    ]
+    found = vmap(lambda x, g: dmlpool.max_pooling_grad(x, g, 2), in_dims=in_dims)(*operands)
+    for index in range(2):
+        input, gradient = (
+            tensors[0 if dimension is None else index]
+            for tensors, dimension in zip((inputs, gradients), in_dims, strict=True)
+        )
+        samples.assert_same(found[index], dmlpool.max_pooling_grad(input, gradient, 2))
+
+
+def test_vmap_over_nothing(device: torch.device) -> None:
+    """E1 and G5: samples without elements."""
+    for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
+        assert vmap(lambda x, pool=pool: pool(x, 2))(torch.ones(3, 0, 2, 4, 4, device=device)).shape == (3, 0, 2, 3, 3)
+
+
+@pools
+def test_dual_numbers(pool: str, device: torch.device) -> None:
+    """E1: forward mode without torch.func, and a tangent that needs a gradient itself."""
+    input, direction = samples.distinct(2, 2, 5, 6).to(device), tangents((2, 2, 5, 6)).to(device).requires_grad_()
+    results = []
+    for function in POOLS[pool]:
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(input, direction))).tangent
+            results.append((tangent.detach(), *torch.autograd.grad(tangent.pow(2).sum(), direction)))
+    torch.testing.assert_close(*results)
+
+
+@pools
+def test_forward_and_reverse_mode_at_once(pool: str, device: torch.device) -> None:
+    """E1: the input needs a gradient and carries a tangent; both are right."""
+    results = []
+    for function in POOLS[pool]:
+        leaf = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
+        with forward_ad.dual_level():
+            value, tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(leaf, tangents(leaf.shape))))
+            results.append(torch.autograd.grad((value.pow(2).sum() + tangent.pow(3).sum()), leaf))
+    torch.testing.assert_close(*results)
+
+
+def test_the_gradient_operator_is_constant_in_its_input(device: torch.device) -> None:
+    """M6: no gradient to the input, the gather of its gradient to the other operand."""
+    input = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
+    gradient = samples.distinct(2, 2, 4, 5, seed=1).to(device).requires_grad_()
+    output = dmlpool.max_pooling_grad(input, gradient, 2)
+    found = torch.autograd.grad(output.pow(2).sum(), (input, gradient), allow_unused=True, materialize_grads=True)
+    assert not found[0].any()
+    taps = operators.max_pooling_with_taps(input, [2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)[1]
+    expected = operators.max_pooling_gather(2 * output, taps, [2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)
+    torch.testing.assert_close(found[1], expected)
+
+
+def test_integers_are_not_differentiable(device: torch.device) -> None:
+    """M7: neither integer values nor indices ask for a gradient."""
+    values, indices = dmlpool.max_pooling(
+        samples.normal(1, 1, 4, 4).to(device).requires_grad_(), 2, return_indices=True
+    )
+    assert values.requires_grad
+    assert not indices.requires_grad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(samples.normal(1, 1, 4, 4).to(device), torch.ones(1, 1, 4, 4, device=device))
+        assert forward_ad.unpack_dual(dmlpool.max_pooling(dual, 2, return_indices=True)[1]).tangent is None
+        whole = samples.ties(1, 1, 4, 4, dtype=torch.int32).to(device)
+        samples.assert_same(dmlpool.max_pooling(whole, 4), samples.to_numpy(whole.amax((2, 3), keepdim=True)))
+    assert not dmlpool.max_pooling(whole, 2).requires_grad
+
+
+@pools
+def test_gradients_add_up_through_a_shared_input(pool: str, device: torch.device) -> None:
+    """E1: two paths from one leaf, backward twice over a retained graph, and a hook on the output."""
+    results = []
+    for function in POOLS[pool]:
+        leaf = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
+        output = function(leaf)
+        output.register_hook(lambda gradient: gradient * 2)
+        total = (output * function(leaf.cos())).sum()
+        total.backward(retain_graph=True)
+        total.backward()
+        results.append(leaf.grad)
+    torch.testing.assert_close(*results)
+
+
+@pools
+def test_checkpointing(pool: str, device: torch.device) -> None:
+    """E1: torch.utils.checkpoint recomputes what was saved."""
+    from torch.utils.checkpoint import checkpoint
+
+    leaf = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
+    ours, atens = POOLS[pool]
+    (found,) = torch.autograd.grad(checkpoint(lambda x: ours(x.sin()), leaf, use_reentrant=False).pow(2).sum(), leaf)
+    (expected,) = torch.autograd.grad(atens(leaf.sin()).pow(2).sum(), leaf)
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,41 @@
+"""The demo, in a reduced form."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+pyplot = pytest.importorskip("matplotlib.pyplot")
+
+DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
+
+
+def test_the_demo_trains_compares_compiles_and_draws(tmp_path: Path, device: torch.device) -> None:
+    """One epoch of each run. The process must succeed, and it succeeds only where its own checks hold."""
+    picture = tmp_path / "picture.png"
+    command = [sys.executable, str(DEMO), "--epochs", "1", "--device", str(device), "--picture", str(picture)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "max 2/2: the 23 losses are equal bit for bit" in finished.stdout
+    assert re.search(r"over 20 steps the losses differ by \S+ at most, within 1e-04", finished.stdout)
+    assert "the same answers" in finished.stdout
+    rows = re.findall(r"^max .*?(torch\S*nn) +([\d.]+)% +[\d.]+ +[\d.]+$", finished.stdout, flags=re.MULTILINE)
+    assert [library for library, _ in rows] == ["torch.nn", "torch_dmlpool.nn"] * 2
+    # One epoch is little; ten classes by chance would give 10 %.
+    assert all(float(accuracy) > 30 for _, accuracy in rows)
+    pixels = pyplot.imread(picture)
+    assert min(pixels.shape[:2]) > 500
+    assert pixels.std() > 0.1
+
+
+def test_the_demo_refuses_no_epochs(tmp_path: Path) -> None:
+    command = [sys.executable, str(DEMO), "--epochs", "0"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert finished.returncode == 2
+    assert "--epochs must be at least 1, got 0" in finished.stderr

@@ -1,0 +1,165 @@
+"""What results look like in memory (G7): the format PyTorch suggests, in fake tensors exactly as in real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+from torch._subclasses import FakeTensorMode
+
+import torch_dmlpool as dmlpool
+
+operators = torch.ops.dmlpool
+
+
+def window(rank: int) -> tuple[object, ...]:
+    """Window 2 in padding 1: the output is one larger than the input, so size-1 dimensions stay small but legal."""
+    return ([2] * rank, [1] * rank, [1] * rank, [1] * rank, [1] * rank, False)
+
+
+ARGUMENTS = {"window_size": 2, "start_padding": 1, "end_padding": 1}
+
+
+def gradient_for(input: Tensor) -> Tensor:
+    sizes = [*input.shape[:2], *(size + 1 for size in input.shape[2:])]
+    return torch.ones(sizes, dtype=input.dtype, device=input.device)
+
+
+def last_gradient_for(input: Tensor) -> Tensor:
+    return samples.channels_last(gradient_for(input))
+
+
+def autograd_of_max(input: Tensor) -> Tensor:
+    leaf = input.detach().requires_grad_()
+    return torch.autograd.grad(dmlpool.max_pooling(leaf, **ARGUMENTS), leaf, gradient_for(leaf))[0]
+
+
+def taps_of(input: Tensor) -> Tensor:
+    return operators.max_pooling_with_taps(input, *window(input.dim() - 2))[1]
+
+
+FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
+    "average_pooling": lambda input: dmlpool.average_pooling(input, **ARGUMENTS),
+    "max_pooling": lambda input: dmlpool.max_pooling(input, **ARGUMENTS),
+    "max_pooling with indices": lambda input: dmlpool.max_pooling(input, **ARGUMENTS, return_indices=True),
+    "max_pooling per plane": lambda input: operators.max_pooling_with_indices(
+        input, *window(input.dim() - 2), torch.int32, True
+    ),
+    "max_pooling_with_taps": lambda input: operators.max_pooling_with_taps(input, *window(input.dim() - 2)),
+    "max_pooling_grad": lambda input: dmlpool.max_pooling_grad(input, gradient_for(input), **ARGUMENTS),
+    "max_pooling_grad, other gradient": lambda input: dmlpool.max_pooling_grad(
+        input, last_gradient_for(input), **ARGUMENTS
+    ),
+    "backward of max_pooling": autograd_of_max,
+    "average_pooling_grad": lambda input: dmlpool.average_pooling_grad(
+        input,
+        [*input.shape[:2], *(size - 1 if size > 1 else 1 for size in input.shape[2:])],
+        window_size=[2 if size > 1 else 1 for size in input.shape[2:]],
+        start_padding=[1 if size > 1 else 0 for size in input.shape[2:]],
+        end_padding=[1 if size > 1 else 0 for size in input.shape[2:]],
+    ),
+    "average_pooling over a window of one": lambda input: dmlpool.average_pooling(input, 1),
+    "max_pooling over a window of one": lambda input: dmlpool.max_pooling(input, 1),
+}
+"""Operators whose results take the format suggested for the tensor they are given."""
+
+SIZES = [
+    (2, 3, 5), (2, 1, 5), (2, 3, 1), (1, 1, 1), (0, 3, 5),
+    (2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 5), (2, 3, 4, 1), (2, 3, 1, 1), (1, 1, 4, 5), (1, 1, 1, 1),
+    (0, 3, 4, 5), (2, 0, 4, 5),
+    (2, 3, 4, 5, 3), (2, 1, 4, 5, 3), (2, 3, 1, 4, 5), (2, 3, 1, 1, 1), (1, 3, 4, 1, 5), (1, 1, 1, 1, 1),
+    (0, 2, 3, 3, 3),
+]  # fmt: skip
+
+
+def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def suggested(input: Tensor) -> torch.memory_format:
+    return torch.contiguous_format if input.dim() == 3 else suggest_memory_format(input)
+
+
+def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tensor:
+    if 0 in sizes and layout == "one element everywhere":
+        pytest.skip("a tensor without elements has none to expand")
+    return samples.LAYOUTS[layout](samples.ties(*sizes).to(device))
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("operator", FOLLOWS_INPUT)
+def test_real_and_fake_strides(operator: str, sizes: tuple[int, ...], layout: str, device: torch.device) -> None:
+    """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does not look."""
+    input = laid_out(sizes, layout, device)
+    memory_format = suggested(input)
+    mode = FakeTensorMode()
+    with mode:
+        fakes = listed(FOLLOWS_INPUT[operator](mode.from_tensor(input)))
+    metas = listed(FOLLOWS_INPUT[operator](torch.empty_strided(input.shape, input.stride(), device="meta")))
+    results = listed(FOLLOWS_INPUT[operator](input))
+    assert len(results) == len(fakes) == len(metas)
+    for result, fake, meta in zip(results, fakes, metas, strict=True):
+        expected = torch.empty(result.shape, dtype=result.dtype, memory_format=memory_format, device="meta")
+        assert result.stride() == expected.stride()
+        for other in (fake, meta):
+            assert (other.shape, other.dtype, other.stride()) == (result.shape, result.dtype, result.stride())
+        assert meta.device.type == "meta"
+        assert fake.device == result.device
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("taps_last", [False, True], ids=["contiguous taps", "channels last taps"])
+@pytest.mark.parametrize("sizes", [(2, 3, 5), (2, 3, 4, 5), (2, 1, 4, 1), (2, 3, 2, 3, 4)], ids=str)
+def test_operators_on_taps(sizes: tuple[int, ...], taps_last: bool, last: bool, device: torch.device) -> None:
+    """G7: the gradient from taps takes the format it is told, the gather and decoded indices follow the taps."""
+    if last and len(sizes) == 3:
+        pytest.skip("PyTorch has no channels_last for one spatial dimension")
+    rank = len(sizes) - 2
+    input = samples.ties(*sizes).to(device)
+    taps = taps_of(samples.channels_last(input) if taps_last else input)
+    gradient = gradient_for(input)
+    told = {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if last else torch.contiguous_format
+
+    def outputs(gradient: Tensor, taps: Tensor, input: Tensor) -> list[Tensor]:
+        return [
+            operators.max_pooling_grad_from_taps(gradient, taps, list(sizes[2:]), *window(rank), last),
+            operators.max_pooling_gather(input, taps, *window(rank)),
+            operators.max_pooling_indices(taps, list(sizes[2:]), *window(rank), torch.int64, False),
+        ]
+
+    results = outputs(gradient, taps, input)
+    formats = [told, suggested(taps), suggested(taps)]
+    mode = FakeTensorMode()
+    with mode:
+        fakes = outputs(*(mode.from_tensor(tensor) for tensor in (gradient, taps, input)))
+    for result, fake, memory_format in zip(results, fakes, formats, strict=True):
+        expected = torch.empty(result.shape, memory_format=memory_format, device="meta").stride()
+        assert result.stride() == fake.stride() == expected
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 5), (2, 3, 3, 4, 5)], ids=str)
+def test_training_keeps_channels_last(sizes: tuple[int, ...], device: torch.device) -> None:
+    """G7 through a network: outputs and gradients stay channels_last from end to end."""
+    for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
+        leaf = samples.channels_last(samples.normal(*sizes).to(device)).requires_grad_()
+        output = pool(leaf, 2)
+        assert suggest_memory_format(output) != torch.contiguous_format
+        (gradient,) = torch.autograd.grad(output, leaf, torch.ones_like(output))
+        assert gradient.stride() == leaf.stride()
+
+
+@pytest.mark.parametrize("operator", FOLLOWS_INPUT)
+def test_results_are_fresh(operator: str, device: torch.device) -> None:
+    """G7: a result shares no memory with its input, the window of one element included, and leaves it unchanged."""
+    for layout in ("contiguous", "channels last", "sliced"):
+        input = samples.LAYOUTS[layout](samples.normal(2, 3, 4, 5).to(device))
+        before = input.clone()
+        for result in listed(FOLLOWS_INPUT[operator](input)):
+            assert result.untyped_storage().data_ptr() != input.untyped_storage().data_ptr()
+            result.zero_()
+        assert torch.equal(input, before)

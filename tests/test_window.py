@@ -1,0 +1,259 @@
+"""Window geometry (G2-G6) against sliding the window by hand, and against torch.nn.functional where it applies."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import cases
+import hypothesis
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import strategies
+
+from torch_dmlpool.window import AXIS_NAMES, LARGEST_ARGUMENT, Axis, Window
+
+ALL = cases.LINES + cases.PLANES + cases.VOLUMES
+
+axes = strategies.builds(
+    oracle.Pooling,
+    strategies.tuples(strategies.integers(1, 9)),
+    strategies.tuples(strategies.integers(1, 7)),
+    strategies.tuples(strategies.integers(0, 9)),
+    strategies.tuples(strategies.integers(0, 9)),
+    strategies.tuples(strategies.integers(1, 6)),
+    strategies.booleans(),
+)
+
+
+def axis_of(pooling: oracle.Pooling) -> Axis:
+    return Window.directml(1, **vars(pooling)).axes[0]
+
+
+@cases.parametrized(ALL)
+def test_output_sizes_are_those_of_sliding_the_window(case: cases.Case) -> None:
+    """G3."""
+    assert Window.directml(case.rank, **case.arguments).output_sizes(case.sizes) == case.output_sizes
+
+
+@hypothesis.settings(max_examples=500)
+@hypothesis.given(axes, strategies.integers(1, 14))
+def test_output_size_for_any_geometry(pooling: oracle.Pooling, size: int) -> None:
+    """G3, G4 and G5: the same count as sliding the window, and a refusal exactly where no window is left."""
+    expected = oracle.output_size(pooling, 0, size)
+    window = Window.directml(1, **vars(pooling))
+    if expected:
+        assert window.output_sizes([size]) == (expected,)
+    else:
+        with pytest.raises(ValueError, match="the window leaves no output in spatial dimension W"):
+            window.output_sizes([size])
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(axes, strategies.integers(1, 14))
+def test_taps_for_any_geometry(pooling: oracle.Pooling, size: int) -> None:
+    """G2, A1 and A2: positions, first tap inside and counted taps in closed form equal those counted one by one."""
+    axis = axis_of(pooling)
+    for reading in oracle.readings(pooling, (size,)):
+        (output,) = reading.output
+        positions = oracle.tap_positions(pooling, 0, output)
+        assert axis.extent == positions[-1] - positions[0] + 1
+        assert axis.first_position(output) == positions[0]
+        assert axis.counted_taps(output, size, include_padding=True) == reading.taps_in_box
+        assert axis.counted_taps(output, size, include_padding=False) == len(reading.taps)
+        for bound in (0, 1, size, size + axis.end_padding):
+            assert axis.taps_before(output, bound) == sum(position < bound for position in positions)
+        first = axis.first_tap_inside(output, size)
+        assert first == reading.taps[0] if reading.taps else first >= axis.window
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_one_number_stands_for_every_dimension(rank: int) -> None:
+    assert Window.directml(rank, 3, 2, 1, 4, 5, True) == Window.directml(
+        rank, (3,) * rank, [2] * rank, (1,) * rank, torch.Size([4] * rank), iter([5] * rank), ceil_mode=True
+    )
+
+
+def test_entries_are_read_in_dhw_order() -> None:
+    window = Window.directml(3, (2, 3, 4), (5, 6, 7), (0, 1, 2), (3, 0, 1), (1, 2, 3))
+    assert window.axes == (Axis(2, 5, 0, 3, 1, False), Axis(3, 6, 1, 0, 2, False), Axis(4, 7, 2, 1, 3, False))
+    assert window.arguments == ([2, 3, 4], [5, 6, 7], [0, 1, 2], [3, 0, 1], [1, 2, 3], False)
+    assert window.taps == 24
+    assert window.rank == 3
+    assert Window.directml(3, *window.arguments) == window
+
+
+def test_a_window_is_a_value() -> None:
+    """Hashable, comparable, picklable and not to be changed."""
+    window = Window.directml(2, (2, 3), 1, 0, (0, 1), 1, True)
+    assert len({window, Window.directml(2, [2, 3], (1, 1), 0, [0, 1], 1, True)}) == 1
+    assert pickle.loads(pickle.dumps(window)) == window
+    with pytest.raises(AttributeError):
+        window.axes = ()
+
+
+def test_anything_with_an_index_is_an_int() -> None:
+    """G6."""
+    window = Window.directml(2, np.int64(3), (torch.tensor(2), np.uint8(1)))
+    assert window.arguments[:2] == ([3, 3], [2, 1])
+    assert all(type(entry) is int for entries in window.arguments[:5] for entry in entries)
+
+
+WRONG_ENTRIES = [
+    ("float", 2.0, TypeError, "{name} must be ints, got 2.0 of type float ({name}=2.0)"),
+    ("float in a list", (2, 2.5), TypeError, "{name} must be ints, got 2.5 of type float ({name}=(2, 2.5))"),
+    ("bool", True, TypeError, "{name} must be ints, got True of type bool ({name}=True)"),
+    ("bool in a list", (1, True), TypeError, "{name} must be ints, got True of type bool ({name}=(1, True))"),
+    ("None", None, TypeError, "{name} must be ints, got None of type NoneType ({name}=None)"),
+    ("string", "12", TypeError, "{name} must be ints, got '12' of type str ({name}='12')"),
+    ("bytes", b"12", TypeError, "{name} must be ints, got b'12' of type bytes ({name}=b'12')"),
+    ("nested", ((1, 1), (1, 1)), TypeError, "{name} must be ints, got (1, 1) of type tuple ({name}=((1, 1), (1, 1)))"),
+    ("too few", (1,), ValueError, "{name} must be one int or 2 ints (H, W), got 1 entries: (1,)"),
+    ("too many", (1, 1, 1), ValueError, "{name} must be one int or 2 ints (H, W), got 3 entries: (1, 1, 1)"),
+    ("none at all", (), ValueError, "{name} must be one int or 2 ints (H, W), got 0 entries: ()"),
+    (
+        "negative",
+        (3, -1),
+        ValueError,
+        "{name} must be at least {least}, got -1 in spatial dimension W ({name}=(3, -1))",
+    ),
+    (
+        "past 32 bits",
+        2**31,
+        ValueError,
+        "{name} must be at most 2147483647, got 2147483648 in spatial dimension H ({name}=2147483648)",
+    ),
+    (
+        "past 40 bits",
+        (5, 2**40),
+        ValueError,
+        "{name} must be at most 2147483647, got 1099511627776 in spatial dimension W ({name}=(5, 1099511627776))",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["window_size", "strides", "start_padding", "end_padding", "dilations"])
+@pytest.mark.parametrize("entry", WRONG_ENTRIES, ids=[row[0] for row in WRONG_ENTRIES])
+def test_wrong_entries_are_refused_by_name(name: str, entry: tuple[str, object, type[Exception], str]) -> None:
+    """G5 and G6: the argument, the dimension and the number, word for word."""
+    _, value, kind, message = entry
+    least = 0 if "padding" in name else 1
+    with pytest.raises(kind) as refusal:
+        Window.directml(2, **{"window_size": 3, name: value})
+    assert str(refusal.value) == message.format(name=name, least=least)
+    assert type(refusal.value) is kind
+
+
+@pytest.mark.parametrize("name", ["window_size", "strides", "dilations"])
+def test_zero_is_refused(name: str) -> None:
+    """G5."""
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the whole text follows
+        Window.directml(3, **{"window_size": 3, name: (1, 0, 2)})
+    assert str(refusal.value) == f"{name} must be at least 1, got 0 in spatial dimension H ({name}=(1, 0, 2))"
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes", np.True_])
+def test_ceil_mode_is_a_bool(value: object) -> None:
+    with pytest.raises(TypeError, match="ceil_mode must be a bool, got "):
+        Window.directml(2, 3, ceil_mode=value)
+
+
+def test_the_largest_argument_is_accepted() -> None:
+    """G4: absurd padding and dilation are geometry like any other, in exact integers."""
+    window = Window.directml(1, 2, LARGEST_ARGUMENT, LARGEST_ARGUMENT, LARGEST_ARGUMENT, LARGEST_ARGUMENT)
+    assert window.output_sizes([5]) == ((5 + 2 * LARGEST_ARGUMENT - (LARGEST_ARGUMENT + 1)) // LARGEST_ARGUMENT + 1,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "request_", "dimension", "span", "padded"),
+    [
+        ((5, 4), {"window_size": (3, 5)}, "W", "window_size 5 with dilation 1 spans 5", "4 (0 + 4 + 0)"),
+        (
+            (5, 4),
+            {"window_size": 3, "start_padding": 1, "dilations": (4, 1)},
+            "H",
+            "window_size 3 with dilation 4 spans 9",
+            "6 (1 + 5 + 0)",
+        ),
+        (
+            (2, 3, 3),
+            {"window_size": 5, "strides": 2, "end_padding": 1, "ceil_mode": True},
+            "D",
+            "window_size 5 with dilation 1 spans 5",
+            "3 (0 + 2 + 1)",
+        ),
+    ],
+    ids=["too large", "dilated", "ceil_mode"],
+)
+def test_a_window_that_does_not_fit_is_refused(
+    sizes: tuple[int, ...], request_: dict[str, object], dimension: str, span: str, padded: str
+) -> None:
+    """G5."""
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the whole text follows
+        Window.directml(len(sizes), **request_).output_sizes(sizes)
+    assert str(refusal.value) == (
+        f"the window leaves no output in spatial dimension {dimension}: {span} positions, "
+        f"but the padded input has only {padded}"
+    )
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_an_empty_spatial_dimension_is_refused(rank: int) -> None:
+    """G5, however much padding there is."""
+    for axis, name in enumerate(AXIS_NAMES[rank]):
+        sizes = [4] * rank
+        sizes[axis] = 0
+        with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the whole text follows
+            Window.directml(rank, 1, 1, 3, 3).output_sizes(sizes)
+        assert str(refusal.value) == (
+            f"the input has size 0 in spatial dimension {name}; every spatial size must be at least 1"
+        )
+
+
+max_pools = [torch.nn.functional.max_pool1d, torch.nn.functional.max_pool2d, torch.nn.functional.max_pool3d]
+
+
+@hypothesis.given(
+    strategies.integers(1, 3),
+    strategies.builds(
+        SimpleNamespace,
+        size=strategies.integers(1, 12),
+        kernel=strategies.integers(1, 5),
+        stride=strategies.none() | strategies.integers(1, 4),
+        padding=strategies.integers(0, 2),
+        dilation=strategies.integers(1, 3),
+        ceil_mode=strategies.booleans(),
+    ),
+)
+def test_output_size_is_that_of_pytorch(rank: int, asked: SimpleNamespace) -> None:
+    """G3: for symmetric padding, PyTorch's own rule, ceil_mode and its refusals included."""
+    hypothesis.assume(2 * asked.padding <= asked.kernel)
+    rest = (asked.stride, asked.padding, asked.dilation, asked.ceil_mode)
+    window = Window.pytorch(rank, asked.kernel, *rest)
+    try:
+        expected = max_pools[rank - 1](torch.zeros(1, 1, *[asked.size] * rank), asked.kernel, *rest).shape[2:]
+    except RuntimeError:
+        with pytest.raises(ValueError, match="the window leaves no output"):
+            window.output_sizes([asked.size] * rank)
+    else:
+        assert window.output_sizes([asked.size] * rank) == tuple(expected)
+
+
+@hypothesis.given(*[strategies.integers(1, bound) for bound in (12, 6, 4, 3)])
+def test_same_padding_keeps_the_size(size: int, kernel: int, stride: int, dilation: int) -> None:
+    """E8: ⌈size / stride⌉ windows, no more padding than needed, the odd element at the end."""
+    (axis,) = Window.pytorch(1, kernel, stride, "same", dilation, sizes=[size]).axes
+    assert axis.output_size(size) == -(-size // stride)
+    total = axis.start_padding + axis.end_padding
+    assert axis.end_padding - axis.start_padding == total % 2
+    if total:
+        assert Axis(kernel, stride, 0, total - 1, dilation, False).output_size(size) < -(-size // stride)
+
+
+def test_words_and_pairs_of_padding() -> None:
+    """E8."""
+    assert Window.pytorch(2, 3, 1, "valid") == Window.pytorch(2, 3, 1, 0)
+    assert Window.pytorch(2, 3, padding=((1, 2), (0, 4))) == Window.directml(2, 3, 3, (1, 0), (2, 4))
+    assert Window.pytorch(2, 3) == Window.directml(2, 3, 3)
