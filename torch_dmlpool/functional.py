@@ -68,6 +68,7 @@ def average_pooling(
                   [6., 7.]]]])
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
+
     """
     operands.check_pooled("input", input, operands.AVERAGE_TYPES)
     operands.check_flag("include_padding", include_padding)
@@ -133,6 +134,7 @@ def average_pooling_grad(
                   [0.7500, 1.7500, 1.0000]]]])
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
+
     """
     operands.check_pooled("input_gradient", input_gradient, operands.AVERAGE_TYPES)
     operands.check_flag("include_padding", include_padding)
@@ -231,6 +233,7 @@ def max_pooling(
                   [7, 8]]]])
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
+
     """
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
@@ -299,6 +302,7 @@ def max_pooling_grad(
                   [0., 4., 5.]]]])
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
+
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
     operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -83,6 +83,13 @@ class Window:
     """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W`` order."""
 
     axes: tuple[Axis, ...]
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        # A window is the key of several caches on the way of every call: it hashes its fifteen numbers once.
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash(self.axes))
+        return cast(int, self._hash)
 
     @classmethod
     def directml(
@@ -195,20 +202,27 @@ class Window:
 
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none (rule G5)."""
-        outputs = tuple(axis.output_size(size) for axis, size in zip(self.axes, sizes, strict=True))
-        for axis, size, output, name in zip(self.axes, sizes, outputs, AXIS_NAMES[self.rank], strict=True):
+        outputs = []
+        for axis, size in zip(self.axes, sizes, strict=True):
+            output = axis.output_size(size)
+            if size < 1 or output < 1:
+                self._refuse_sizes(sizes)
+            outputs.append(output)
+        return tuple(outputs)
+
+    def _refuse_sizes(self, sizes: Sequence[int]) -> None:
+        for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             if size < 1:
                 raise ValueError(
                     f"the input has size {size} in spatial dimension {name}; every spatial size must be at least 1"
                 )
-            if output < 1:
+            if axis.output_size(size) < 1:
                 raise ValueError(
                     f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
                     f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
                     f"{size + axis.start_padding + axis.end_padding} "
                     f"({axis.start_padding} + {size} + {axis.end_padding})"
                 )
-        return outputs
 
 
 @functools.lru_cache(maxsize=1024, typed=True)

@@ -6,31 +6,129 @@ after the other, so that a sum of more than five taps would leave the error boun
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends.positions import Places, places, taps_of
+from torch_dmlpool.operands import tap_dtype
 from torch_dmlpool.window import Window
 
 MAX_WORK = 2**15
 """Taps read, over the whole tensor, below which ATen's maximum is faster than recording the passes."""
 AVERAGE_WORK = 2**12
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
+TABLE_ENTRIES = 2**14
+"""Windows times positions up to which the taps of ATen's indices are looked up instead of computed."""
 _CHAIN = 5
 """Most taps whose sum, one after the other, keeps rule E6: taps - 1 additions and a division ≤ 2 + ⌈log₂ taps⌉."""
 _UNKNOWN_TO_ATEN = (torch.uint16, torch.uint32, torch.uint64)
 
 
-def max_pooling(input: Tensor, window: Window, output_sizes: tuple[int, ...]) -> Tensor | None:
-    """Maxima of a small CPU tensor; None where ATen cannot or need not serve."""
-    work = input.shape[0] * input.shape[1] * math.prod(output_sizes) * window.taps
-    if work > MAX_WORK or work == 0 or not _expressible(input, window) or input.dtype in _UNKNOWN_TO_ATEN:
+class Request(NamedTuple):
+    """A small request in ATen's words: a single axis is the second of two."""
+
+    rank: int
+    taps: int
+    sizes: list[int]
+    strides: list[int]
+    padding: list[int]
+    dilations: list[int]
+    ceil_mode: bool
+    small_maximum: bool
+    small_average: bool
+    places: Places
+    table: Tensor | None
+    """Where few enough, the tap of every window at every position, and what to add to a position to find it there."""
+    first_in_table: Tensor | None
+
+
+@functools.lru_cache(maxsize=1024)
+def _request(window: Window, shape: torch.Size) -> Request | None:
+    sizes = shape[2:]
+    output_sizes = window.output_sizes(sizes)
+    sample_work = shape[1] * math.prod(output_sizes) * window.taps
+    small_maximum = sample_work * shape[0] <= MAX_WORK
+    small_average = sample_work <= AVERAGE_WORK and all(axis.dilation == 1 for axis in window.axes)
+    if window.rank == 3 and any(axis.window > size for axis, size in zip(window.axes, sizes, strict=True)):
+        # ATen's 3-D average refuses such a window even where ceil_mode makes it fit.
+        small_average = False
+    if shape.numel() == 0 or not (small_maximum or small_average):
         return None
-    dilations = [axis.dilation for axis in window.axes]
-    values: Tensor = _apply(torch.max_pool2d, torch.max_pool3d, input, window, dilations)
-    return values
+    for axis in window.axes:
+        if axis.start_padding != axis.end_padding or 2 * axis.start_padding > axis.window:
+            return None
+    *arguments, ceil_mode = window.arguments
+    sizes_, strides, padding, _, dilations = arguments
+    if window.rank == 1:
+        sizes_, strides, padding, dilations = [1, *sizes_], [1, *strides], [0, *padding], [1, *dilations]
+    where = places(window, tuple(sizes), tuple((0, size) for size in output_sizes), torch.device("cpu"))
+    return Request(
+        window.rank,
+        window.taps,
+        sizes_,
+        strides,
+        padding,
+        dilations,
+        ceil_mode,
+        small_maximum,
+        small_average,
+        where,
+        *_table(window, tuple(sizes), output_sizes, where),
+    )
+
+
+def _table(
+    window: Window, sizes: tuple[int, ...], output_sizes: tuple[int, ...], where: Places
+) -> tuple[Tensor | None, Tensor | None]:
+    plane, windows = math.prod(sizes), math.prod(output_sizes)
+    if plane * windows > TABLE_ENTRIES:
+        return None, None
+    every = torch.arange(plane).view(plane, *(1 for _ in sizes)).expand(plane, *output_sizes)
+    table = taps_of(every, window, sizes, where.first).to(tap_dtype(window.taps)).movedim(0, -1).contiguous()
+    return table, torch.arange(0, windows * plane, plane).view(output_sizes)
+
+
+def _served(input: Tensor, window: Window) -> Request | None:
+    if not input.is_cpu:
+        return None
+    request = _request(window, input.shape)
+    if request is None or request.rank == 2:
+        return request
+    # Other layouts come out of ATen in another memory format than the one PyTorch suggests (rule G7), and its 3-D pools
+    # turn float32 under autocast (rule E5).
+    if not input.is_contiguous() or torch.is_autocast_enabled("cpu"):
+        return None
+    return request
+
+
+def max_pooling(input: Tensor, window: Window) -> Tensor | None:
+    """Maxima of a small CPU tensor; None where ATen cannot or need not serve."""
+    request = _served(input, window)
+    if request is None or not request.small_maximum or input.dtype in _UNKNOWN_TO_ATEN:
+        return None
+    rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
+    if request.rank == 3:
+        return torch.max_pool3d(input, *rest)
+    if request.rank == 2:
+        return torch.max_pool2d(input, *rest)
+    return torch.max_pool2d(input.unsqueeze(2), *rest).squeeze(2)
+
+
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
+    """Maxima of a small CPU tensor with their taps; None where ATen cannot or need not serve."""
+    found = max_pooling_with_positions(input, window)
+    if found is None:
+        return None
+    values, positions = found
+    request = _request(window, input.shape)
+    assert request is not None
+    if request.table is not None and request.first_in_table is not None:
+        return values, torch.take(request.table, positions + request.first_in_table)
+    return values, taps_of(positions, window, input.shape[2:], request.places.first).to(tap_dtype(window.taps))
 
 
 def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
@@ -38,73 +136,41 @@ def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, T
 
     Of several NaN in a window ATen names the last, and for an empty window a place outside the plane.
     """
-    sizes = input.shape[2:]
-    work = input.shape[0] * input.shape[1] * math.prod(window.output_sizes(sizes)) * window.taps
-    if work > MAX_WORK or work == 0 or not _expressible(input, window) or input.dtype in _UNKNOWN_TO_ATEN:
+    request = _served(input, window)
+    if request is None or not request.small_maximum or input.dtype in _UNKNOWN_TO_ATEN:
         return None
-    if any(axis.empty_windows(size) for axis, size in zip(window.axes, sizes, strict=True)):
+    if request.places.empty is not None:
         return None
-    pools = torch._C._nn
-    dilations = [axis.dilation for axis in window.axes]
-    values, positions = _apply(pools.max_pool2d_with_indices, pools.max_pool3d_with_indices, input, window, dilations)
+    rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
+    pool: Any = torch._C._nn.max_pool3d_with_indices if request.rank == 3 else torch._C._nn.max_pool2d_with_indices
+    values, positions = pool(input.unsqueeze(2) if request.rank == 1 else input, *rest)
     if input.dtype.is_floating_point and math.isnan(values.sum().item()):
         return None
+    if request.rank == 1:
+        return values.squeeze(2), positions.squeeze(2)
     return values, positions
 
 
 def average_pooling(
-    input: Tensor, window: Window, output_sizes: tuple[int, ...], include_padding: bool, divisor_override: int | None
+    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
 ) -> Tensor | None:
     """Averages of small samples on the CPU; None where ATen cannot or need not serve."""
-    taps = window.taps
-    work = input.shape[1] * math.prod(output_sizes) * taps
-    if work > AVERAGE_WORK or input.numel() == 0 or not _expressible(input, window):
-        return None
-    if any(axis.dilation != 1 for axis in window.axes):
-        return None
-    # ATen's 3-D average refuses a window larger than the unpadded input, though ceil_mode makes one fit.
-    if window.rank == 3 and any(axis.window > size for axis, size in zip(window.axes, input.shape[2:], strict=True)):
+    request = _served(input, window)
+    if request is None or not request.small_average:
         return None
     dtype = input.dtype
-    if dtype is torch.float64 and taps > _CHAIN:
-        return None
-    if taps > _CHAIN:
+    if request.taps > _CHAIN:
+        if dtype is torch.float64:
+            return None
         input = input.double()
     elif dtype.itemsize == 2:
         input = input.float()
-    pools = torch._C._nn
-    pooled: Tensor = _apply(pools.avg_pool2d, pools.avg_pool3d, input, window, include_padding, divisor_override)
+    rest = (request.sizes, request.strides, request.padding, request.ceil_mode, include_padding, divisor_override)
+    pools: Any = torch._C._nn
+    if request.rank == 3:
+        pooled = pools.avg_pool3d(input, *rest)
+    elif request.rank == 2:
+        pooled = pools.avg_pool2d(input, *rest)
+    else:
+        pooled = pools.avg_pool2d(input.unsqueeze(2), *rest).squeeze(2)
     return pooled if pooled.dtype is dtype else pooled.to(dtype)
-
-
-def _expressible(input: Tensor, window: Window) -> bool:
-    if input.device.type != "cpu":
-        return False
-    # Other layouts than these come out of ATen in another memory format than the one PyTorch suggests (rule G7), and
-    # its 3-D pools turn float32 under autocast (rule E5).
-    if window.rank != 2 and not input.is_contiguous():
-        return False
-    if window.rank == 3 and torch.is_autocast_enabled("cpu"):
-        return False
-    for axis in window.axes:
-        if axis.start_padding != axis.end_padding or 2 * axis.start_padding > axis.window:
-            return False
-    return True
-
-
-def _apply(in_2d: Any, in_3d: Any, input: Tensor, window: Window, *last: Any) -> Any:
-    """Call ATen's function for the rank; a single axis is the second of two."""
-    sizes = [axis.window for axis in window.axes]
-    strides = [axis.stride for axis in window.axes]
-    padding = [axis.start_padding for axis in window.axes]
-    ceil_mode = window.axes[0].ceil_mode
-    is_max = isinstance(last[0], list)
-    if window.rank == 1:
-        input, sizes, strides, padding = input.unsqueeze(2), [1, *sizes], [1, *strides], [0, *padding]
-        last = ([1, *last[0]],) if is_max else last
-    pool = in_3d if window.rank == 3 else in_2d
-    arguments = (*last, ceil_mode) if is_max else (ceil_mode, *last)
-    pooled = pool(input, sizes, strides, padding, *arguments)
-    if window.rank > 1:
-        return pooled
-    return pooled.squeeze(2) if isinstance(pooled, Tensor) else tuple(tensor.squeeze(2) for tensor in pooled)

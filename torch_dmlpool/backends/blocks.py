@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,11 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.tape import Tape
+
+KEPT_TAPES = 128
+"""Units of work whose recording is kept for the next call; the oldest goes first."""
+KEPT_PLANE = 2**15
+"""Results per plane above which recording costs little beside the work, and its constants much memory."""
 
 
 class Reach(NamedTuple):
@@ -25,21 +31,41 @@ class Reach(NamedTuple):
 
 Reaching = Callable[[int, int, int], Reach]
 """From an axis number and a range of results to its reach."""
+Tiling = Callable[[int, tuple[Tensor, ...], tuple[Tensor, ...]], Iterator[Tape]]
+"""Records the tapes of a unit of work whose operations may have so many elements."""
 Recording = Callable[[Tape, tuple[Reach, ...], tuple[Tensor, ...], tuple[Tensor, ...]], None]
 """Records the operations that compute a tile: of planes, of the sources, of the results."""
 
 
 def run(
-    sources: tuple[Tensor, ...], results: tuple[Tensor, ...], halo: Sequence[int], reach: Reaching, record: Recording
+    key: Hashable,
+    sources: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    halo: Sequence[int],
+    reach: Reaching,
+    record: Recording,
 ) -> None:
     """Compute ``results`` from ``sources`` tile by tile, block by block; all are ``(N, C, *spatial)``.
 
-    Among the results may be what is only read, of their sizes. ``halo`` is, per axis, the number of results below which a tile would read more halo than body.
+    Among the results may be what is only read, of their sizes. ``halo`` is, per axis, the number of results below which
+    a tile would read more halo than body. ``key`` stands for all that the recording depends on but the tensors.
     """
     memory_format = operands.suggested_memory_format(results[0])
+    rank = len(halo)
+
+    def tiles(limit: int, sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Iterator[Tape]:
+        per_plane = math.prod(results[0].shape[1:-rank])
+        for tile in _tiles(results[0].shape[-rank:], limit // max(1, per_plane), halo, reach):
+            reaches = tuple(reach(number, *bounds) for number, bounds in enumerate(tile))
+            read = tuple(part(tensor, [along.sources for along in reaches]) for tensor in sources)
+            made = tuple(part(tensor, [along.results for along in reaches]) for tensor in results)
+            volume = per_plane * max(math.prod(read[0].shape[-rank:]), math.prod(made[0].shape[-rank:]))
+            tape = Tape((*sources, *results), max(1, limit // max(1, volume)), memory_format)
+            record(tape, reaches, read, made)
+            yield tape
+
     for unit_sources, unit_results in _units(sources, results, memory_format):
-        whole = tuple((0, size) for size in unit_results[0].shape[-len(halo) :])
-        _run_region(unit_sources, unit_results, whole, halo, reach, record, memory_format)
+        _run_unit(key, unit_sources, unit_results, tiles)
 
 
 def same_reach(_: int, start: int, stop: int) -> Reach:
@@ -47,26 +73,25 @@ def same_reach(_: int, start: int, stop: int) -> Reach:
     return Reach(slice(start, stop), slice(start, stop), 0)
 
 
-def run_planes(sources: tuple[Tensor, ...], results: tuple[Tensor, ...], record: Recording) -> None:
+def run_planes(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], record: Recording) -> None:
     """Like :func:`run` without tiles: what reads or writes a plane anywhere needs the whole of it."""
     memory_format = operands.suggested_memory_format(results[0])
+
+    def whole_planes(limit: int, sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Iterator[Tape]:
+        wholes = (*sources, *results)
+        largest = max(math.prod(tensor.shape[1:]) for tensor in wholes)
+        tape = Tape(wholes, max(1, limit // max(1, largest)), memory_format)
+        record(tape, (), sources, results)
+        yield tape
+
     for unit_sources, unit_results in _units(sources, results, memory_format):
-        done = 0
-        while done < unit_results[0].shape[0]:
-            rest_sources = tuple(tensor[done:] for tensor in unit_sources)
-            rest_results = tuple(tensor[done:] for tensor in unit_results)
-            serial = tapes.prefers_serial()
-            largest = max(math.prod(tensor.shape[1:]) for tensor in unit_sources + unit_results)
-            planes = max(1, tapes.block_elements(serial) // max(1, largest))
-            tape = Tape(unit_results[0].shape[0] - done, planes, memory_format, results[0].device)
-            record(tape, (), rest_sources, rest_results)
-            done += tape.replay(watch=not serial)
+        _run_unit(key, unit_sources, unit_results, whole_planes)
 
 
 def _units(
     sources: tuple[Tensor, ...], results: tuple[Tensor, ...], memory_format: torch.memory_format
 ) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Views whose first dimension may be cut anywhere: planes, where samples and channels are one dimension in memory."""
+    """Views whose first dimension may be cut anywhere: planes, where samples and channels merge in memory."""
     if memory_format is not torch.contiguous_format:
         yield sources, results
     elif all(_merges(tensor) for tensor in sources + results):
@@ -83,32 +108,40 @@ def _merges(tensor: Tensor) -> bool:
     return samples == 1 or channels == 1 or tensor.stride(0) == channels * tensor.stride(1)
 
 
-def _run_region(
-    sources: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
-    region: tuple[tuple[int, int], ...],
-    halo: Sequence[int],
-    reach: Reaching,
-    record: Recording,
-    memory_format: torch.memory_format,
-) -> None:
-    on_cpu = results[0].device.type == "cpu"
+def _run_unit(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], tiles: Tiling) -> None:
+    wholes = (*sources, *results)
+    on_cpu = wholes[0].is_cpu
     serial = on_cpu and tapes.prefers_serial()
-    limit = tapes.block_elements(serial)
-    rank, planes = len(region), results[0].shape[0]
-    per_plane = math.prod(results[0].shape[1:-rank])
-    for tile in _tiles(region, limit // max(1, per_plane), halo, reach):
-        reaches = tuple(reach(number, *bounds) for number, bounds in enumerate(tile))
-        tile_sources = tuple(part(tensor, [along.sources for along in reaches]) for tensor in sources)
-        tile_results = tuple(part(tensor, [along.results for along in reaches]) for tensor in results)
-        volume = per_plane * max(math.prod(tile_sources[0].shape[-rank:]), math.prod(tile_results[0].shape[-rank:]))
-        tape = Tape(planes, max(1, limit // max(1, volume)), memory_format, results[0].device)
-        record(tape, reaches, tile_sources, tile_results)
-        done = tape.replay(watch=on_cpu and not serial)
-        if done < planes:
-            rest_sources = tuple(tensor[done:] for tensor in sources)
-            rest_results = tuple(tensor[done:] for tensor in results)
-            _run_region(rest_sources, rest_results, tile, halo, reach, record, memory_format)
+    recorded = iter(_kept_tapes(key, sources, results, tapes.block_elements(serial), tiles))
+    for number, tape in enumerate(recorded):
+        done = tape.replay(wholes, watch=on_cpu and not serial)
+        if done < tape.planes:
+            # The machine is busy: what is left in smaller blocks; of several tiles all again, as they share planes.
+            first = done if number == 0 and next(recorded, None) is None else 0
+            rest = [tuple(tensor[first:] for tensor in group) for group in (sources, results)]
+            _run_unit(key, rest[0], rest[1], tiles)
+            return
+
+
+_kept: OrderedDict[Hashable, tuple[Tape, ...]] = OrderedDict()
+
+
+def _kept_tapes(
+    key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], limit: int, tiles: Tiling
+) -> Iterable[Tape]:
+    """The tapes for a unit of work, recorded anew or kept from another call for tensors of the same layout."""
+    if math.prod(results[0].shape[1:]) > KEPT_PLANE:
+        return tiles(limit, sources, results)
+    layouts = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (*sources, *results))
+    whole_key = (key, layouts, results[0].device, limit)
+    kept = _kept.get(whole_key)
+    if kept is None:
+        kept = tuple(tiles(limit, sources, results))
+        if not any(tape.shares_storage for tape in kept):
+            _kept[whole_key] = kept
+            while len(_kept) > KEPT_TAPES:
+                _kept.popitem(last=False)
+    return kept
 
 
 def part(tensor: Tensor, slices: Sequence[slice]) -> Tensor:
@@ -118,23 +151,21 @@ def part(tensor: Tensor, slices: Sequence[slice]) -> Tensor:
 
 
 def _tiles(
-    region: tuple[tuple[int, int], ...], limit: int, halo: Sequence[int], reach: Reaching
+    sizes: Sequence[int], limit: int, halo: Sequence[int], reach: Reaching
 ) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Parts of a region of results whose sources have about ``limit`` elements, cut along the outer axes first."""
-    reads = [reach(number, *bounds).sources for number, bounds in enumerate(region)]
-    extents = [max(along.stop - along.start, stop - start) for along, (start, stop) in zip(reads, region, strict=True)]
+    """Parts of a plane of results whose sources have about ``limit`` elements, cut along the outer axes first."""
+    reads = [reach(number, 0, size).sources for number, size in enumerate(sizes)]
+    extents = [max(along.stop - along.start, size) for along, size in zip(reads, sizes, strict=True)]
     steps = []
-    for number, (start, stop) in enumerate(region):
-        volume = math.prod(extents)
-        step = stop - start
+    for number, size in enumerate(sizes):
+        step, volume = size, math.prod(extents)
         if volume > limit:
-            step = max(1, halo[number], step * limit // volume)
-            step = min(step, stop - start)
-            extents[number] = max(1, extents[number] * step // (stop - start))
+            step = min(size, max(1, halo[number], size * limit // volume))
+            extents[number] = max(1, extents[number] * step // size)
         steps.append(step)
     yield from itertools.product(
         *(
-            [(low, min(low + step, stop)) for low in range(start, stop, step)]
-            for (start, stop), step in zip(region, steps, strict=True)
+            [(low, min(low + step, size)) for low in range(0, size, step)]
+            for size, step in zip(sizes, steps, strict=True)
         )
     )

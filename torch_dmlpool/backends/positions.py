@@ -13,6 +13,10 @@ from torch import Tensor
 from torch_dmlpool.window import Window
 
 
+KEPT_WINDOWS = 2**15
+"""Windows up to which places are kept for the next call; those of more are soon computed beside the work."""
+
+
 class Places(NamedTuple):
     """Where the windows of a part of the output lie."""
 
@@ -24,11 +28,18 @@ class Places(NamedTuple):
     """Which windows read nothing, where there are any."""
 
 
-@functools.lru_cache(maxsize=64)
 def places(
     window: Window, sizes: tuple[int, ...], outputs: tuple[tuple[int, int], ...], device: torch.device
 ) -> Places:
     """Where windows ``outputs`` (a range per axis) lie in a plane of ``sizes``."""
+    if math.prod(stop - start for start, stop in outputs) > KEPT_WINDOWS:
+        return _places(window, sizes, outputs, device)
+    return _kept_places(window, sizes, outputs, device)
+
+
+def _places(
+    window: Window, sizes: tuple[int, ...], outputs: tuple[tuple[int, int], ...], device: torch.device
+) -> Places:
     base = torch.zeros((), dtype=torch.int64, device=device)
     empty = torch.zeros((), dtype=torch.bool, device=device)
     some_empty = False
@@ -44,6 +55,9 @@ def places(
         empty = empty.unsqueeze(-1) | mask
         firsts.append(first.view(-1, *(1 for _ in range(window.rank - number - 1))))
     return Places(tuple(firsts), base.masked_fill_(empty, 0), empty if some_empty else None)
+
+
+_kept_places = functools.lru_cache(maxsize=128)(_places)
 
 
 def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], base: Tensor) -> Tensor:

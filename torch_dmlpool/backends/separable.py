@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends.tape import Tape
+from torch_dmlpool.backends.tape import Tape, same_place
 from torch_dmlpool.window import Axis
 
 
@@ -188,7 +188,7 @@ def uses_doubling(axis: Axis) -> bool:
 
 
 class Pass:
-    """One axis: pools ``source`` along ``dimension`` into ``out``, whose window 0 has its first tap at a given position.
+    """One axis: pools ``source`` along ``dimension`` into ``out``; its window 0 has its first tap at ``first_position``.
 
     Positions outside ``source``, negative ones too, are padding.
     """
@@ -281,7 +281,7 @@ class Pass:
     # Passes.
 
     def _merge(self, out: Elements, out_low: int, first: Span, second: Span, step: int) -> Span:
-        """Combine two spans into ``out``, whose element 0 belongs to window ``out_low``; where one ends, copy the other.
+        """Combine two spans into ``out``, whose element 0 is of window ``out_low``; where one ends, copy the other.
 
         The second lies ``step`` taps ahead, so that it begins and ends at earlier windows than the first.
         """
@@ -307,7 +307,7 @@ class Pass:
             return span
         target = self._part(out, span.low - out_low, span.high - out_low)
         # What was accumulated in `out` lies in its place already.
-        if target.values.data_ptr() != span.elements.values.data_ptr():
+        if not same_place(target.values, span.elements.values):
             self.combination.copy(self.tape, target, span.elements, step)
         return Span(target, span.low, span.high)
 

@@ -9,7 +9,8 @@ explains, it goes on in blocks that stay below the grain, and so do the replays 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,42 +41,84 @@ def block_elements(serial: bool) -> int:
     return PARALLEL_GRAIN - 1 if serial else PARALLEL_BLOCK * torch.get_num_threads()
 
 
-class Tape:
-    """Operations on whole tensors, whose first dimension is cut into blocks, and on scratch memory of one block."""
+class Place(NamedTuple):
+    """Where an operand lies: which tensor it is a view of, and which view."""
 
-    def __init__(
-        self, planes: int, planes_per_block: int, memory_format: torch.memory_format, device: torch.device
-    ) -> None:
-        self.planes, self.planes_per_block = planes, min(planes, planes_per_block)
-        self._memory_format, self._device = memory_format, device
-        self._scratch: dict[tuple[object, ...], Tensor] = {}
-        self._operations: list[tuple[Callable[..., None], tuple[Tensor, ...]]] = []
+    base: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Tape:
+    """Records operations on whole tensors, whose first dimension is cut into blocks, and on scratch of one block.
+
+    What is recorded holds for all tensors of the same sizes and strides, so that a tape can be kept and replayed on
+    others.
+    """
+
+    def __init__(self, wholes: Sequence[Tensor], planes_per_block: int, memory_format: torch.memory_format) -> None:
+        self.planes = wholes[0].shape[0]
+        self.planes_per_block = min(self.planes, planes_per_block)
+        self._memory_format, self._device = memory_format, wholes[0].device
+        self._scratch: dict[tuple[object, tuple[int, ...], torch.dtype], Tensor] = {}
+        self._bases = [(_storage(whole), int(whole.storage_offset())) for whole in wholes]
+        self._operations: list[tuple[Callable[..., None], tuple[Place, ...]]] = []
+
+    @property
+    def shares_storage(self) -> bool:
+        """Whether two of the whole tensors lie in one storage: then their places hold for these alone."""
+        return len({storage for storage, _ in self._bases}) < len(self._bases)
 
     def scratch(self, purpose: object, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for one block of planes of ``sizes``, the same whenever asked for the same purpose."""
         key = (purpose, sizes, dtype)
         held = self._scratch.get(key)
         if held is None:
-            shape = (self.planes_per_block, *sizes)
-            held = torch.empty(shape, dtype=dtype, device=self._device, memory_format=self._memory_format)
+            # Recording needs sizes and strides only: memory is taken by each replay.
+            held = self._empty(sizes, dtype, torch.device("meta"))
             self._scratch[key] = held
+            self._bases.append((_storage(held), 0))
         return held
+
+    def _empty(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        shape = (self.planes_per_block, *sizes)
+        return torch.empty(shape, dtype=dtype, device=device, memory_format=self._memory_format)
 
     def record(self, operation: Callable[..., None], *operands: Tensor) -> None:
         """Append an operation on tensors, of which the last is written."""
-        self._operations.append((operation, operands))
+        self._operations.append((operation, tuple(self._place(operand) for operand in operands)))
 
-    def replay(self, watch: bool) -> int:
-        """Run everything; the number of planes done, short of all where ``watch`` lost patience."""
+    def _place(self, operand: Tensor) -> Place:
+        storage = _storage(operand)
+        base = next(number for number, (held, _) in enumerate(self._bases) if held == storage)
+        offset = int(operand.storage_offset()) - self._bases[base][1]
+        return Place(base, operand.dtype, tuple(operand.shape), operand.stride(), offset)
+
+    def replay(self, wholes: Sequence[Tensor], watch: bool) -> int:
+        """Run everything on ``wholes``; the number of planes done, short of all where ``watch`` lost patience."""
+        bases = [*wholes, *(self._empty(sizes, dtype, self._device) for _, sizes, dtype in self._scratch)]
+        offsets = [base.storage_offset() for base in bases]
         blocks = -(-self.planes // self.planes_per_block)
         operations = [operation for operation, _ in self._operations]
-        columns = [
-            zip(*(self._cut(operand, blocks) for operand in operands), strict=True) for _, operands in self._operations
-        ]
-        for block, row in enumerate(zip(*columns, strict=True)):
+        columns: list[list[Tensor]] = []
+        for _, places in self._operations:
+            operands: list[Tensor] = []
+            for place in places:
+                base = bases[place.base]
+                if base.dtype is not place.dtype:
+                    base = base.view(place.dtype)
+                operands.append(base.as_strided(place.sizes, place.strides, offsets[place.base] + place.offset))
+            columns.append(operands)
+        if blocks == 1:
+            rows: Iterable[Sequence[Sequence[Tensor]]] = [columns]
+        else:
+            rows = zip(*(zip(*map(self._cut, operands), strict=True) for operands in columns), strict=True)
+        for block, row in enumerate(rows):
             started = time.perf_counter() if watch else 0.0
-            for operation, operands in zip(operations, row, strict=True):
-                operation(*operands)
+            for operation, views in zip(operations, row, strict=True):
+                operation(*views)
                 if watch:
                     ended = time.perf_counter()
                     if ended - started > PATIENCE:
@@ -84,13 +127,20 @@ class Tape:
                     started = ended
         return self.planes
 
-    def _cut(self, tensor: Tensor, blocks: int) -> Sequence[Tensor]:
-        if blocks == 1:
-            return (tensor,)
+    def _cut(self, tensor: Tensor) -> Sequence[Tensor]:
         if tensor.shape[0] == self.planes:
             return tensor.split(self.planes_per_block)
-        rest = self.planes % self.planes_per_block
-        return [tensor] * blocks if rest == 0 else [tensor] * (blocks - 1) + [tensor[:rest]]
+        blocks, rest = divmod(self.planes, self.planes_per_block)
+        return [tensor] * blocks + ([tensor[:rest]] if rest else [])
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def same_place(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors begin at the same element of the same storage."""
+    return first.storage_offset() == second.storage_offset() and _storage(first) == _storage(second)
 
 
 def _stay_serial() -> None:

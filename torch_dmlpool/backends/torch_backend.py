@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten
 from torch_dmlpool.backends.blocks import Reach, part, run, run_planes, same_reach
-from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of, taps_of
+from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of
 from torch_dmlpool.backends.separable import (
     Combination,
     Elements,
@@ -82,15 +82,14 @@ def _halo(window: Window) -> list[int]:
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Sums by axis, divided once."""
-    sizes = tuple(input.shape[2:])
-    output_sizes = window.output_sizes(sizes)
-    small = aten.average_pooling(input, window, output_sizes, include_padding, divisor_override)
+    small = aten.average_pooling(input, window, include_padding, divisor_override)
     if small is not None:
         return small
+    sizes = tuple(input.shape[2:])
+    output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
         return output
-    divisor = _divisor(window, sizes, include_padding, divisor_override, input)
     order = range(window.rank)
 
     def record(
@@ -102,11 +101,13 @@ def average_pooling(input: Tensor, window: Window, include_padding: bool, diviso
             source = _as_float(tape, source)
             sums = tape.scratch("sums", tuple(result.shape[1:]), torch.float32)
         _record_passes(tape, [Sum()] * window.rank, window, reaches, Elements(source), Elements(sums), order)
+        divisor = _divisor(window, sizes, include_padding, divisor_override, input)
         _record_division(tape, divisor, reaches, sums, sums)
         if sums is not result:
             tape.record(_copy, sums, result)
 
-    run((input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
+    key = ("average", window, sizes, include_padding, divisor_override)
+    run(key, (input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
     return output
 
 
@@ -191,7 +192,6 @@ def average_pooling_grad(
     )
     if gradient.numel() == 0:
         return gradient
-    divisor = _divisor(window, sizes, include_padding, divisor_override, input_gradient)
     output_sizes = window.output_sizes(sizes)
 
     def record(
@@ -202,6 +202,7 @@ def average_pooling_grad(
         narrow = input_gradient.dtype.itemsize == 2
         spread = tape.scratch("spread", tuple(result.shape[1:]), torch.float32) if narrow else result
         shares = tape.scratch("shares", tuple(source.shape[1:]), spread.dtype)
+        divisor = _divisor(window, sizes, include_padding, divisor_override, input_gradient)
         source_reaches = tuple(Reach(along.sources, along.results, 0) for along in reaches)
         _record_division(tape, divisor, source_reaches, source, shares)
         # The last axis first: its strided writes are then made on the small side.
@@ -218,7 +219,8 @@ def average_pooling_grad(
         if spread is not result:
             tape.record(_copy, spread, result)
 
-    run((input_gradient,), (gradient,), _spread_halo(window), partial(_spread_reach, window, output_sizes), record)
+    key = ("average gradient", window, sizes, include_padding, divisor_override)
+    run(key, (input_gradient,), (gradient,), _spread_halo(window), partial(_spread_reach, window, output_sizes), record)
     return gradient
 
 
@@ -266,11 +268,11 @@ def _lowest(dtype: torch.dtype) -> float:
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
-    sizes = tuple(input.shape[2:])
-    output_sizes = window.output_sizes(sizes)
-    small = aten.max_pooling(input, window, output_sizes)
+    small = aten.max_pooling(input, window)
     if small is not None:
         return small
+    sizes = tuple(input.shape[2:])
+    output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
         return output
@@ -285,7 +287,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
         _record_passes(tape, [combination] * window.rank, window, reaches, Elements(source), Elements(result), order)
         _record_unsigned(tape, input.dtype, result)
 
-    run((input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
+    run(("max", window, sizes), (input,), (output,), _halo(window), partial(_window_reach, window, sizes), record)
     return output
 
 
@@ -315,13 +317,10 @@ def _record_unsigned(tape: Tape, dtype: torch.dtype, result: Tensor) -> None:
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
-    dtype = operands.tap_dtype(window.taps)
-    small = aten.max_pooling_with_positions(input, window)
+    small = aten.max_pooling_with_taps(input, window)
     if small is not None:
-        values, positions = small
-        where = _places(window, input.shape[2:], values.shape[2:], input.device)
-        return values, taps_of(positions, window, input.shape[2:], where.first).to(dtype)
-    return _winners(input, window, dtype, as_indices=False)
+        return small
+    return _winners(input, window, operands.tap_dtype(window.taps), as_indices=False)
 
 
 def max_pooling_with_indices(
@@ -335,10 +334,6 @@ def max_pooling_with_indices(
             positions += plane_numbers(positions, math.prod(input.shape[2:]))
         return values, positions.to(index_dtype)
     return _winners(input, window, index_dtype, as_indices=True, per_plane=per_plane)
-
-
-def _places(window: Window, sizes: Sequence[int], output_sizes: Sequence[int], device: torch.device) -> Places:
-    return places(window, tuple(sizes), tuple((0, size) for size in output_sizes), device)
 
 
 def _winners(
@@ -393,7 +388,8 @@ def _find_winners(
             tape.record(partial(_index, window, sizes, where), taps, *numbers, found)
 
     numbers = () if per_plane else (plane_numbers(values, math.prod(sizes)),)
-    run((input,), (values, winners, *numbers), _halo(window), partial(_window_reach, window, sizes), record)
+    key = ("winners", window, sizes, as_indices, per_plane, nan_wins)
+    run(key, (input,), (values, winners, *numbers), _halo(window), partial(_window_reach, window, sizes), record)
 
 
 def _index(window: Window, sizes: tuple[int, ...], where: Places, taps: Tensor, *numbers_and_out: Tensor) -> None:
@@ -423,7 +419,7 @@ def max_pooling_indices(
         tape.record(partial(_index, window, sizes, places(window, sizes, outputs, taps.device)), *sources, *results)
 
     sources = (taps,) if per_plane else (taps, plane_numbers(taps, math.prod(sizes)))
-    run(sources, (indices,), [1] * window.rank, same_reach, record)
+    run(("indices", window, sizes, per_plane), sources, (indices,), [1] * window.rank, same_reach, record)
     return indices
 
 
@@ -459,7 +455,7 @@ def max_pooling_grad_from_taps(
         if total is not result:
             tape.record(_copy, total, result)
 
-    run_planes((input_gradient, taps), (gradient,), record)
+    run_planes(("max gradient", window, sizes), (input_gradient, taps), (gradient,), record)
     return gradient
 
 
@@ -489,7 +485,7 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
             where = places(window, sizes, chunk, taps.device)
             tape.record(partial(_gather, window, sizes, where), sources[0], taps_there, out)
 
-    run_planes((input, taps), (gathered,), record)
+    run_planes(("gather", window, sizes), (input, taps), (gathered,), record)
     return gathered
 
 

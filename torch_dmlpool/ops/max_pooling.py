@@ -132,7 +132,7 @@ def _checked_grad_from_taps(
 
 def _checked_gather(input: Tensor, taps: Tensor, arguments: Sequence[Any]) -> Window:
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    window, sizes = _checked_taps(taps, input.shape[2:], arguments)
+    window, _ = _checked_taps(taps, input.shape[2:], arguments)
     operands.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]])
     operands.check_device("taps", taps, input)
     return window

@@ -16,7 +16,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, _VF
+from torch import _VF, Tensor
 from torch._C import _AutoDispatchBelowAutograd, _dispatch_tls_local_include_set
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
@@ -83,7 +83,7 @@ class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names 
 
 
 def inside_forward(tensor: Tensor) -> below_autograd | contextlib.nullcontext[None]:
-    """What ``forward`` calls operators in; autograd has switched itself off there, so that bare tensors need nothing."""
+    """What ``forward`` calls operators in: nothing for bare tensors, as autograd has switched itself off there."""
     return contextlib.nullcontext() if is_bare(tensor) else below_autograd()
 
 
