@@ -206,3 +206,24 @@ def test_a_sample_does_not_depend_on_its_batch(
     for part in (slice(0, 1), slice(2, 3), slice(1, 4)):
         alone = OPERATORS[operator](input[part], gradient[part])
         assert (samples.bits(alone) == samples.bits(whole[part])).all()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((1, 3, 2**30), id="large tensor", marks=pytest.mark.slow),
+        pytest.param((1, 1, 2**31 + 2**21), id="large plane"),
+    ],
+)
+def test_more_elements_than_32_bits_number(sizes: tuple[int, ...]) -> None:
+    """G7 and M4: positions past 2³¹, on memory that is never touched but at a few places."""
+    input = torch.zeros(sizes, dtype=torch.uint8)
+    window = {"window_size": 2, "strides": 2**20}
+    last = (sizes[-1] // 2**20 - 1) * 2**20 + 1
+    input[0, -1, last] = 7
+    values, indices = dmlpool.max_pooling(input, **window, return_indices=True)
+    assert values[0, -1, -1] == 7
+    assert int(indices[0, -1, -1]) == (sizes[1] - 1) * sizes[2] + last
+    assert int(indices[0, -1, -2]) == (sizes[1] - 1) * sizes[2] + last - 1 - 2**20
+    _, small = dmlpool.max_pooling(input, **window, return_indices=True, index_dtype=torch.uint32)
+    samples.assert_same(small, samples.to_numpy(indices).astype("uint32"))

@@ -165,6 +165,19 @@ def empty(
     )
 
 
+def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """``tensor`` with the very strides that :func:`empty` gives, dimensions of size 1 included."""
+    order = range(tensor.dim() - 1, -1, -1)
+    if memory_format is not torch.contiguous_format:
+        order = (1, *range(tensor.dim() - 1, 1, -1), 0)  # type: ignore[assignment]
+    shape, strides, expected = tensor.shape, tensor.stride(), 1
+    for dimension in order:
+        if strides[dimension] != expected:
+            return empty(shape, tensor, memory_format).copy_(tensor)
+        expected *= shape[dimension]
+    return tensor
+
+
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
     """Contiguous or channels_last for ``rank`` spatial dimensions."""
     if not channels_last:

@@ -135,7 +135,7 @@ def test_a_function_can_still_be_applied_at_a_single_level() -> None:
             return gradient * 2
 
     leaf = torch.ones(3, requires_grad=True)
-    registration.at_a_single_level(Doubled)(leaf).sum().backward()
+    registration.apply(Doubled, leaf).sum().backward()
     assert leaf.grad.tolist() == [2, 2, 2]
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.positions import Places, places, taps_of
-from torch_dmlpool.operands import tap_dtype
+from torch_dmlpool.operands import settled, suggested_memory_format, tap_dtype
 from torch_dmlpool.window import Window
 
 MAX_WORK = 2**15
@@ -95,14 +96,15 @@ def _table(
 def _served(input: Tensor, window: Window) -> Request | None:
     if not input.is_cpu:
         return None
-    request = _request(window, input.shape)
-    if request is None or request.rank == 2:
-        return request
-    # Other layouts come out of ATen in another memory format than the one PyTorch suggests (rule G7), and its 3-D pools
-    # turn float32 under autocast (rule E5).
-    if not input.is_contiguous() or torch.is_autocast_enabled("cpu"):
-        return None
-    return request
+    return _request(window, input.shape)
+
+
+def _in_3d(pool: Any, *arguments: Any) -> Any:
+    # Autocast would turn the operands of ATen's 3-D pools into float32 (rule E5).
+    if not torch.is_autocast_enabled("cpu"):
+        return pool(*arguments)
+    with torch.autocast("cpu", enabled=False):
+        return pool(*arguments)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor | None:
@@ -112,10 +114,12 @@ def max_pooling(input: Tensor, window: Window) -> Tensor | None:
         return None
     rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
     if request.rank == 3:
-        return torch.max_pool3d(input, *rest)
-    if request.rank == 2:
-        return torch.max_pool2d(input, *rest)
-    return torch.max_pool2d(input.unsqueeze(2), *rest).squeeze(2)
+        values = _in_3d(torch.max_pool3d, input, *rest)
+    elif request.rank == 2:
+        values = torch.max_pool2d(input, *rest)
+    else:
+        values = torch.max_pool2d(input.unsqueeze(2), *rest).squeeze(2)
+    return settled(values, suggested_memory_format(input))
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
@@ -127,8 +131,10 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     request = _request(window, input.shape)
     assert request is not None
     if request.table is not None and request.first_in_table is not None:
-        return values, torch.take(request.table, positions + request.first_in_table)
-    return values, taps_of(positions, window, input.shape[2:], request.places.first).to(tap_dtype(window.taps))
+        taps = torch.take(request.table, positions + request.first_in_table)
+    else:
+        taps = taps_of(positions, window, input.shape[2:], request.places.first).to(tap_dtype(window.taps))
+    return values, settled(taps, suggested_memory_format(input))
 
 
 def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
@@ -142,13 +148,17 @@ def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, T
     if request.places.empty is not None:
         return None
     rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
-    pool: Any = torch._C._nn.max_pool3d_with_indices if request.rank == 3 else torch._C._nn.max_pool2d_with_indices
-    values, positions = pool(input.unsqueeze(2) if request.rank == 1 else input, *rest)
+    pools: Any = torch._C._nn
+    if request.rank == 3:
+        values, positions = _in_3d(pools.max_pool3d_with_indices, input, *rest)
+    else:
+        values, positions = pools.max_pool2d_with_indices(input.unsqueeze(2) if request.rank == 1 else input, *rest)
     if input.dtype.is_floating_point and math.isnan(values.sum().item()):
         return None
     if request.rank == 1:
-        return values.squeeze(2), positions.squeeze(2)
-    return values, positions
+        values, positions = values.squeeze(2), positions.squeeze(2)
+    memory_format = suggested_memory_format(input)
+    return settled(values, memory_format), settled(positions, memory_format)
 
 
 def average_pooling(
@@ -158,7 +168,7 @@ def average_pooling(
     request = _served(input, window)
     if request is None or not request.small_average:
         return None
-    dtype = input.dtype
+    dtype, memory_format = input.dtype, suggested_memory_format(input)
     if request.taps > _CHAIN:
         if dtype is torch.float64:
             return None
@@ -168,9 +178,26 @@ def average_pooling(
     rest = (request.sizes, request.strides, request.padding, request.ceil_mode, include_padding, divisor_override)
     pools: Any = torch._C._nn
     if request.rank == 3:
-        pooled = pools.avg_pool3d(input, *rest)
+        pooled = _in_3d(pools.avg_pool3d, input, *rest)
     elif request.rank == 2:
         pooled = pools.avg_pool2d(input, *rest)
     else:
         pooled = pools.avg_pool2d(input.unsqueeze(2), *rest).squeeze(2)
-    return pooled if pooled.dtype is dtype else pooled.to(dtype)
+    return settled(pooled if pooled.dtype is dtype else pooled.to(dtype), memory_format)
+
+
+def average_pooling_grad(
+    input_gradient: Tensor, window: Window, include_padding: bool, divisor_override: int | None, out: Tensor
+) -> bool:
+    """Write the gradient of small samples of float32 or float64 on the CPU; False where ATen cannot or need not."""
+    if input_gradient.dtype.itemsize == 2:
+        return False
+    request = _served(out, window)
+    if request is None or not request.small_average or request.rank == 1:
+        return False
+    rest = (request.sizes, request.strides, request.padding, request.ceil_mode, include_padding, divisor_override)
+    if request.rank == 3:
+        _in_3d(partial(torch.ops.aten.avg_pool3d_backward.grad_input, grad_input=out), input_gradient, out, *rest)
+    else:
+        torch.ops.aten.avg_pool2d_backward.grad_input(input_gradient, out, *rest, grad_input=out)
+    return True

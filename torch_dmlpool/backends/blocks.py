@@ -160,7 +160,7 @@ def _tiles(
     for number, size in enumerate(sizes):
         step, volume = size, math.prod(extents)
         if volume > limit:
-            step = min(size, max(1, halo[number], size * limit // volume))
+            step = min(size, max(1, halo[number], size * limit // volume - halo[number]))
             extents[number] = max(1, extents[number] * step // size)
         steps.append(step)
     yield from itertools.product(

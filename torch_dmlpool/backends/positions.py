@@ -12,7 +12,6 @@ from torch import Tensor
 
 from torch_dmlpool.window import Window
 
-
 KEPT_WINDOWS = 2**15
 """Windows up to which places are kept for the next call; those of more are soon computed beside the work."""
 

@@ -188,7 +188,7 @@ def uses_doubling(axis: Axis) -> bool:
 
 
 class Pass:
-    """One axis: pools ``source`` along ``dimension`` into ``out``; its window 0 has its first tap at ``first_position``.
+    """One axis: pools ``source`` along ``dimension`` into ``out``, whose window 0 begins at ``first_position``.
 
     Positions outside ``source``, negative ones too, are padding.
     """

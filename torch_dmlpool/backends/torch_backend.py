@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten
+from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.blocks import Reach, part, run, run_planes, same_reach
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of
 from torch_dmlpool.backends.separable import (
@@ -101,8 +102,9 @@ def average_pooling(input: Tensor, window: Window, include_padding: bool, diviso
             source = _as_float(tape, source)
             sums = tape.scratch("sums", tuple(result.shape[1:]), torch.float32)
         _record_passes(tape, [Sum()] * window.rank, window, reaches, Elements(source), Elements(sums), order)
-        divisor = _divisor(window, sizes, include_padding, divisor_override, input)
-        _record_division(tape, divisor, reaches, sums, sums)
+        outputs = [along.results for along in reaches]
+        divisor = _divisor(window, sizes, outputs, include_padding, divisor_override, input)
+        _record_division(tape, divisor, sums, sums)
         if sums is not result:
             tape.record(_copy, sums, result)
 
@@ -125,11 +127,7 @@ def _divide(divisor: Tensor | int, dividend: Tensor, out: Tensor) -> None:
     torch.div(dividend, divisor, out=out)
 
 
-def _record_division(
-    tape: Tape, divisor: Tensor | int, reaches: tuple[Reach, ...], dividend: Tensor, out: Tensor
-) -> None:
-    if isinstance(divisor, Tensor):
-        divisor = part(divisor, [along.results for along in reaches])
+def _record_division(tape: Tape, divisor: Tensor | int, dividend: Tensor, out: Tensor) -> None:
     if dividend.dtype is not out.dtype:
         tape.record(_copy, dividend, out)
         dividend = out
@@ -140,38 +138,42 @@ def _record_division(
 
 
 def _divisor(
-    window: Window, sizes: tuple[int, ...], include_padding: bool, divisor_override: int | None, like: Tensor
+    window: Window,
+    sizes: tuple[int, ...],
+    outputs: Sequence[slice],
+    include_padding: bool,
+    divisor_override: int | None,
+    like: Tensor,
 ) -> Tensor | int:
-    """What divides each window's sum: a number where all agree, else a tensor of the output's spatial sizes."""
+    """What divides the sums of the windows ``outputs``: a number where all agree, else a tensor of their sizes."""
     if divisor_override is not None:
         return divisor_override
     counts = [
-        _counts(axis, size, outputs, include_padding)
-        for axis, size, outputs in zip(window.axes, sizes, window.output_sizes(sizes), strict=True)
+        _counts(axis, size, along, include_padding)
+        for axis, size, along in zip(window.axes, sizes, outputs, strict=True)
     ]
     if all(isinstance(count, int) for count in counts):
         return max(1, math.prod(counts))
     vectors = [torch.full((1,), count) if isinstance(count, int) else count for count in counts]
     product = functools.reduce(lambda left, right: left.unsqueeze(-1) * right, vectors)
-    product = product.expand(window.output_sizes(sizes))
+    product = product.expand([along.stop - along.start for along in outputs])
     # A window that counts nothing sums to 0: dividing it by 1 keeps it there (rule A3).
     return product.clamp(min=1).to(like.device, torch.float64 if like.dtype is torch.float64 else torch.float32)
 
 
-def _counts(axis: Axis, size: int, outputs: int, include_padding: bool) -> Tensor | int:
+def _counts(axis: Axis, size: int, outputs: slice, include_padding: bool) -> Tensor | int:
     """Counted taps of each window along an axis; one number where all windows agree."""
-    if not include_padding and axis.start_padding:
-        bounds: tuple[int, ...] = (size, 0)
-    else:
-        bounds = (size + axis.end_padding if include_padding else size,)
-        # Of one bound only the last windows can be cut off, so that they agree if the last one is whole.
-        if axis.taps_before(outputs - 1, bounds[0]) == axis.window:
-            return axis.window
-    first = torch.arange(outputs).mul_(axis.stride).sub_(axis.start_padding)
-    before = [
-        (first - bound).div_(axis.dilation, rounding_mode="floor").neg_().clamp_(0, axis.window) for bound in bounds
-    ]
-    return before[0] if len(before) == 1 else before[0] - before[1]
+    if outputs.start >= outputs.stop:
+        return axis.window
+    end = size + axis.end_padding if include_padding else size
+    first, last = axis.first_position(outputs.start), axis.first_position(outputs.stop - 1)
+    if (include_padding or first >= 0) and last + axis.extent <= end:
+        return axis.window
+    firsts = torch.arange(first, last + 1, axis.stride)
+    below_end, below_start = (
+        (firsts - bound).div_(axis.dilation, rounding_mode="floor").neg_().clamp_(0, axis.window) for bound in (end, 0)
+    )
+    return below_end if include_padding else below_end - below_start
 
 
 def average_pooling_grad(
@@ -192,6 +194,8 @@ def average_pooling_grad(
     )
     if gradient.numel() == 0:
         return gradient
+    if aten.average_pooling_grad(input_gradient, window, include_padding, divisor_override, gradient):
+        return gradient
     output_sizes = window.output_sizes(sizes)
 
     def record(
@@ -202,9 +206,9 @@ def average_pooling_grad(
         narrow = input_gradient.dtype.itemsize == 2
         spread = tape.scratch("spread", tuple(result.shape[1:]), torch.float32) if narrow else result
         shares = tape.scratch("shares", tuple(source.shape[1:]), spread.dtype)
-        divisor = _divisor(window, sizes, include_padding, divisor_override, input_gradient)
-        source_reaches = tuple(Reach(along.sources, along.results, 0) for along in reaches)
-        _record_division(tape, divisor, source_reaches, source, shares)
+        outputs = [along.sources for along in reaches]
+        divisor = _divisor(window, sizes, outputs, include_padding, divisor_override, input_gradient)
+        _record_division(tape, divisor, source, shares)
         # The last axis first: its strided writes are then made on the small side.
         held = shares
         for number in reversed(range(rank)):
@@ -441,6 +445,10 @@ def max_pooling_grad_from_taps(
         return gradient
     if gradient.device.type != "cpu":
         return _spread_by_comparison(input_gradient, taps, window, gradient)
+    if gradient.numel() < tapes.PARALLEL_GRAIN and gradient.dtype.itemsize > 2:
+        where = places(window, sizes, tuple((0, size) for size in taps.shape[2:]), taps.device)
+        _scatter(window, sizes, where, input_gradient, taps, gradient.zero_().flatten(2))
+        return gradient
 
     def record(tape: Tape, _: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
         (result,) = results

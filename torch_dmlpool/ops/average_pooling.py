@@ -157,13 +157,13 @@ class AveragePoolingGrad(torch.autograd.Function):
 
 def _autograd(input: Tensor, *arguments: Any) -> Tensor:
     *window_arguments, include_padding, divisor_override = arguments
-    window = Window.directml(input.dim() - 2, *window_arguments)
+    window, _ = _checked(input, tuple(window_arguments), divisor_override)
     return registration.apply(AveragePooling, input, window, include_padding, divisor_override)
 
 
 def _grad_autograd(input_gradient: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
     *window_arguments, include_padding, divisor_override = arguments
-    window = Window.directml(input_gradient.dim() - 2, *window_arguments)
+    window, _ = _checked_grad(input_gradient, spatial_sizes, tuple(window_arguments), divisor_override)
     return registration.apply(
         AveragePoolingGrad, input_gradient, spatial_sizes, window, include_padding, divisor_override
     )

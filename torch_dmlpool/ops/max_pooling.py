@@ -472,26 +472,31 @@ class MaxPoolingGather(torch.autograd.Function):
 
 def _values_autograd(input: Tensor, *arguments: Any) -> Tensor:
     if registration.records_derivative(input):
-        return registration.apply(MaxPooling, input, _window(input, arguments))[0]
+        window, _ = _checked(input, arguments)
+        return registration.apply(MaxPooling, input, window)[0]
     with registration.below_autograd():
         return _max_pooling(input, *arguments)
 
 
 def _with_taps_autograd(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return registration.apply(MaxPooling, input, _window(input, arguments))
+    window, _ = _checked(input, arguments)
+    return registration.apply(MaxPooling, input, window)
 
 
 def _with_indices_autograd(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     if registration.records_derivative(input):
         *window_arguments, index_dtype, per_plane = arguments
-        return _differentiable_with_indices(input, _window(input, window_arguments), index_dtype, per_plane)
+        window, _ = _checked(input, window_arguments)
+        operands.check_index_type(index_dtype, input.shape, per_plane)
+        return _differentiable_with_indices(input, window, index_dtype, per_plane)
     with registration.below_autograd():
         return _max_pooling_with_indices(input, *arguments)
 
 
 def _grad_autograd(input: Tensor, input_gradient: Tensor, *arguments: Any) -> Tensor:
     if registration.records_derivative(input, input_gradient):
-        return registration.apply(MaxPoolingGrad, input, input_gradient, _window(input, arguments))[0]
+        window = _checked_grad(input, input_gradient, arguments)
+        return registration.apply(MaxPoolingGrad, input, input_gradient, window)[0]
     with registration.below_autograd():
         return _max_pooling_grad(input, input_gradient, *arguments)
 
@@ -500,16 +505,12 @@ def _grad_from_taps_autograd(
     input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any
 ) -> Tensor:
     *window_arguments, channels_last = arguments
-    window = _window(taps, window_arguments)
+    window, _ = _checked_grad_from_taps(input_gradient, taps, spatial_sizes, window_arguments)
     return registration.apply(MaxPoolingGradFromTaps, input_gradient, taps, spatial_sizes, window, channels_last)
 
 
 def _gather_autograd(input: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
-    return registration.apply(MaxPoolingGather, input, taps, _window(input, arguments))
-
-
-def _window(tensor: Tensor, arguments: Sequence[Any]) -> Window:
-    return Window.directml(tensor.dim() - 2, *arguments)
+    return registration.apply(MaxPoolingGather, input, taps, _checked_gather(input, taps, arguments))
 
 
 registration.differentiate(_max_pooling, _values_autograd)

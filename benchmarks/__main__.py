@@ -1,0 +1,165 @@
+"""Measure the operators beside their peers: ``python -m benchmarks --help``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# JAX takes three quarters of a GPU's memory when it starts; read when it is imported.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks import machine, tables
+from benchmarks.harness import Disagreement, Settings, measure
+from benchmarks.load import cores
+from benchmarks.peers import Peer, present
+from benchmarks.results import Results
+from benchmarks.workloads import GROUPS, Workload, select
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def parser() -> argparse.ArgumentParser:
+    groups = "; ".join(f"{name}: {meaning}" for name, meaning in GROUPS.items())
+    parsed = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure the operators beside their peers.",
+        epilog=f"Groups: {groups}.",
+    )
+    parsed.add_argument(
+        "--rows", help="comma-separated groups, or text in a row's name (default: all; --quick: core, overhead)"
+    )
+    parsed.add_argument("--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)")
+    parsed.add_argument("--row-seconds", type=float, help="no new round after this long (default: 10; --quick: 0.4)")
+    parsed.add_argument("--threads", type=int, help="threads of every contestant that lets itself be told")
+    parsed.add_argument("--load", action="store_true", help="measure beside one busy process per core")
+    parsed.add_argument("--compile", action="store_true", help="torch.compile of ATen's operators too: seconds per row")
+    parsed.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parsed.add_argument("--out", type=Path, help="JSON file to write (default: a dated one in benchmarks/results)")
+    parsed.add_argument(
+        "--quick", action="store_true", help="a glance in less than a minute: batches of one, marked as such"
+    )
+    parsed.add_argument("--list", action="store_true", help="print the rows that --rows chooses and stop")
+    return parsed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = parser()
+    options = parsed.parse_args(arguments)
+    try:
+        rows = select(options.rows or ("core,overhead" if options.quick else "all"))
+    except ValueError as reason:
+        parsed.error(str(reason))
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    if options.list:
+        for row in rows:
+            console.print(f"{row.name}  [dim]{row.origin or ', '.join(row.groups)}[/dim]", highlight=False)
+        return 0
+    settings = Settings(
+        device=torch.device(options.device),
+        rounds=options.rounds if options.rounds is not None else 3 if options.quick else 30,
+        row_seconds=options.row_seconds if options.row_seconds is not None else 0.4 if options.quick else 10.0,
+        busy_processes=cores() if options.load else 0,
+        seed=int.from_bytes(os.urandom(4)),
+    )
+    if settings.rounds < 1 or not 0 <= settings.row_seconds <= 60 or (options.threads or 1) < 1:
+        parsed.error("--rounds and --threads must be at least 1, --row-seconds between 0 and 60")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parsed.error("PyTorch finds no CUDA device here")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return run(list(map(Workload.of_one, rows)) if options.quick else rows, settings, options, console)
+
+
+def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, console: Console) -> int:
+    """Measure, show and save; 1 if a result of ours was wrong."""
+    peers, absent = present(settings.device.type, options.compile)
+    conditions: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(settings.device),
+        "device": settings.device.type,
+        "threads": torch.get_num_threads(),
+        "busy_processes": settings.busy_processes,
+        "load_average": {"start": machine.load_average()},
+        "rounds": settings.rounds,
+        "row_seconds": settings.row_seconds,
+        "seed": settings.seed,
+        "quick": options.quick,
+        "versions": machine.versions(),
+        "peers": {peer.name: version for peer, version in peers.items()},
+        "absent": absent,
+    }
+    measured, wrong = measure_all(rows, list(peers), settings)
+    conditions["load_average"]["end"] = machine.load_average()
+    results = Results(conditions, tuple(measured))
+    if measured:
+        show(results, console)
+        path = options.out or RESULTS / file_name(conditions)
+        results.save(path)
+        console.print(f"Written: {path}", highlight=False)
+    for line in wrong:
+        console.print(f"WRONG RESULT: {line}", style="bold red", highlight=False)
+    return 1 if wrong else 0
+
+
+def measure_all(rows: list[Workload], peers: list[Peer], settings: Settings) -> tuple[list[Any], list[str]]:
+    """Every row behind a progress bar; a wrong result ends its row, not the run."""
+    measured, wrong = [], []
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(rows))
+        for row in rows:
+            progress.update(task, description=row.name)
+            try:
+                measured.append(measure(row, peers, settings))
+            except Disagreement as reason:
+                wrong.append(str(reason))
+            progress.advance(task)
+    return measured, wrong
+
+
+def show(results: Results, console: Console) -> None:
+    """The table, who was left out and why, and the summary."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, title in enumerate(tables.header(results)):
+        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for row in results.rows:
+        cells = tables.cells(results, row)
+        for number, peer in enumerate(results.peers, 3):
+            if tables.is_behind(row, peer):
+                cells[number] = f"[red]{cells[number]}[/red]"
+        table.add_row(*cells)
+    console.print(table)
+    console.print(
+        "Ratios are a peer's time over ours: above 1x ours is faster. Tiny tensors: how much longer ours takes."
+    )
+    for name, reason in results.conditions["absent"].items():
+        console.print(f"{name} took no part: {reason}", highlight=False)
+    for line in tables.failures(results):
+        console.print(line, style="yellow", highlight=False)
+    for line in tables.summary(results):
+        console.print(line, highlight=False)
+    console.print(tables.conditions(results), style="dim", highlight=False)
+
+
+def file_name(conditions: dict[str, Any]) -> str:
+    """Sorts by date: ``2030-01-31T120000-cpu-2-threads-load.json``."""
+    moment = conditions["date"][:19].replace(":", "")
+    marks = [f"{conditions['threads']}-threads"] if conditions["device"] == "cpu" else []
+    marks += ["load"] if conditions["busy_processes"] else []
+    marks += ["quick"] if conditions["quick"] else []
+    return "-".join([moment, conditions["device"], *marks]) + ".json"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

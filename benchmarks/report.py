@@ -1,0 +1,201 @@
+"""From measurements to documentation: docs/benchmarks.md and the README's table.
+
+``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of each kind (device,
+threads, alone or beside busy processes; not the quick ones), and writes both files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import tables
+from benchmarks.peers import ATEN
+from benchmarks.results import Results, RowResult, geometric_mean
+from benchmarks.workloads import GROUPS, WORKLOADS, Workload
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+OPENING, CLOSING = "<!-- cpu-ratios -->", "<!-- /cpu-ratios -->"
+
+INTRODUCTION = """# Benchmarks
+
+Written by `python -m benchmarks.report` from the files in `benchmarks/results`, which `make bench` (that is
+`python -m benchmarks`, with `--load` beside one busy process per core) writes; not by hand.
+
+Every row is measured in one process: first all results are compared (maxima and indices must be equal, averages and
+gradients within roundings), then each contestant is called once per round, in an order shuffled for every round, on
+fresh random tensors that the rounds rotate through. Times are medians with quartiles. A ratio is the peer's time over
+ours: above 1x ours is faster, and what is slower is in bold. Where PyTorch's own operator (ATen) needs less than 50 µs,
+the difference stands there instead: by how much ours takes longer. "Of copy" is our bandwidth, counting each input read
+once and each result written once, beside that of a copy of the input to memory that is there already. "Kept" is what
+the forward pass keeps for the backward pass beside its input and output. oneDNN's operators are PyTorch's, on tensors
+in oneDNN's own format; bringing them there is not timed. JAX cannot be told how many threads to use and takes all.
+"""
+
+
+def newest(results: Iterable[Results]) -> list[Results]:
+    """The latest of each kind of run; quick runs are no measurements."""
+    kinds: dict[tuple[object, ...], Results] = {}
+    for result in sorted(
+        (one for one in results if not one.conditions["quick"]), key=lambda one: one.conditions["date"]
+    ):
+        known = result.conditions
+        machine = known["machine"]
+        place = machine.get("gpu") or machine["processor"]
+        kinds[known["device"], place, known["threads"], bool(known["busy_processes"])] = result
+    return [kinds[kind] for kind in sorted(kinds, key=str)]
+
+
+def documentation(results: Sequence[Results]) -> str:
+    """The whole of docs/benchmarks.md."""
+    parts = [INTRODUCTION]
+    for result in results:
+        parts += _section(result)
+    if not results:
+        parts.append("Nothing has been measured yet.\n")
+    return "\n".join(parts)
+
+
+def _section(results: Results) -> list[str]:
+    known = results.conditions
+    title = known["machine"].get("gpu") or f"CPU, {tables.count(known['threads'], 'thread')}"
+    if known["busy_processes"]:
+        title += f", beside {tables.count(known['busy_processes'], 'busy process', 'busy processes')}"
+    parts = [f"## {title}\n"]
+    conditions = f"*{tables.conditions(results)}*\n"
+    shown: set[str] = set()
+    for group, meaning in GROUPS.items():
+        rows = [row for row in results.rows if group in row.groups and row.name not in shown]
+        shown |= {row.name for row in rows}
+        if rows:
+            part = Results(known, tuple(rows))
+            parts += [f"### {group}: {meaning}\n", markdown(part), conditions]
+    parts += ["### Summary\n", "\n".join(f"- {line.strip()}" for line in tables.summary(results)) + "\n"]
+    absent = [f"- {name} took no part: {reason}." for name, reason in known["absent"].items()]
+    absent += [f"- {line}" for line in tables.failures(results)]
+    if absent:
+        parts += ["### Who was left out\n", "\n".join(absent) + "\n"]
+    return parts
+
+
+def markdown(results: Results) -> str:
+    """One table; columns in which nobody was measured are absent."""
+    lines = [_line(tables.header(results)), _line(["---", *["---:"] * (len(tables.header(results)) - 1)])]
+    for row in results.rows:
+        cells = tables.cells(results, row)
+        for number, peer in enumerate(results.peers, 3):
+            if tables.is_behind(row, peer):
+                cells[number] = f"**{cells[number]}**"
+        lines.append(_line(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+COLUMNS = (("max", "forward"), ("max", "training"), ("average", "forward"), ("average", "training"))
+
+
+def readme_block(results: Results) -> str:
+    """Ratios to ATen of the core rows, one line per geometry and layout, with their conditions below."""
+    measured = {row.name: row for row in results.rows}
+    core = [row for row in WORKLOADS if "core" in row.groups]
+    # One line for what differs in family and mode alone; a dict keeps the table's order.
+    lines = list(dict.fromkeys(replace(row, family="max", mode="forward") for row in core))
+    table = [
+        _line(["float32, ATen's time over ours", *(f"{family}, {_mode(mode)}" for family, mode in COLUMNS)]),
+        _line(["---", *["---:"] * len(COLUMNS)]),
+    ]
+    used: list[RowResult] = []
+    for line in sorted(lines, key=lambda row: row.channels_last):
+        found = [measured.get(replace(line, family=family, mode=mode).name) for family, mode in COLUMNS]
+        if any(found):
+            used += filter(None, found)
+            table.append(_line([_geometry(line), *(_ratio(row) for row in found)]))
+    if not used:
+        raise ValueError("no core row was measured in the chosen results")
+    peers = [peer for peer in results.peers if peer not in (ATEN, "our layer")]
+    means = {peer: [ratio for row in used if (ratio := row.ratio(peer)) is not None] for peer in [ATEN, *peers]}
+    listed = ", ".join(f"{peer} {tables.times(geometric_mean(r))} ({len(r)} rows)" for peer, r in means.items() if r)
+    tiny = [row for row in results.rows if "overhead" in row.groups and row.difference(ATEN) is not None]
+    sentences = [f"Geometric means of the ratios to each peer, over the rows that it can do: {listed}."]
+    if tiny:
+        worst = max(row.difference(ATEN) or 0 for row in tiny)
+        sentences.append(f"On tensors of a few elements a call costs at most {worst * 1e6:.0f} µs more than ATen's.")
+    sentences.append(f"Measured on: {tables.conditions(results)}")
+    sentences.append("`make bench` measures all of it, and more, on the machine at hand.")
+    if (ROOT / "docs" / "benchmarks.md").is_file():
+        sentences.append("All figures are in [docs/benchmarks.md](docs/benchmarks.md).")
+    return "\n".join([*table, "", *sentences])
+
+
+def _mode(mode: str) -> str:
+    return {"forward": "forward", "training": "forward + backward"}[mode]
+
+
+def _geometry(workload: Workload) -> str:
+    return workload.name.removeprefix("max ")
+
+
+def _ratio(row: RowResult | None) -> str:
+    if row is None:
+        return tables.NOTHING
+    text = tables.comparison(row, ATEN)
+    return f"**{text}**" if tables.is_behind(row, ATEN) else text
+
+
+def fill(readme: str, block: str) -> str:
+    """The README with its block replaced.
+
+    Raises:
+        ValueError: The markers are not there, once each and in order.
+    """
+    if readme.count(OPENING) != 1 or readme.count(CLOSING) != 1:
+        raise ValueError(f"the README must hold {OPENING} and {CLOSING} once each")
+    before, _, rest = readme.partition(OPENING)
+    _, found, after = rest.partition(CLOSING)
+    if not found:
+        raise ValueError(f"{CLOSING} must come after {OPENING}")
+    return f"{before}{OPENING}\n{block}\n{CLOSING}{after}"
+
+
+def for_readme(results: Iterable[Results]) -> Results | None:
+    """The newest unloaded CPU run that has core rows."""
+    fitting = [
+        result
+        for result in results
+        if result.conditions["device"] == "cpu"
+        and not result.conditions["quick"]
+        and not result.conditions["busy_processes"]
+        and any("core" in row.groups for row in result.rows)
+    ]
+    return max(fitting, key=lambda result: result.conditions["date"], default=None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
+    parser.add_argument("files", type=Path, nargs="*", help="JSON files (default: all in benchmarks/results)")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    options = parser.parse_args(arguments)
+    results = [Results.load(path) for path in options.files or sorted(RESULTS.glob("*.json"))]
+    options.docs.parent.mkdir(parents=True, exist_ok=True)
+    options.docs.write_text(documentation(newest(results)), encoding="utf-8")
+    print(f"Written: {options.docs}")
+    chosen = for_readme(results)
+    if chosen is None:
+        print("The README stays as it is: no unloaded CPU run with core rows is there")
+        return 0
+    readme = options.readme.read_text(encoding="utf-8")
+    options.readme.write_text(fill(readme, readme_block(chosen)), encoding="utf-8")
+    print(f"Filled: {options.readme}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

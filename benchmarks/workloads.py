@@ -1,0 +1,291 @@
+"""The one table of workloads: what is pooled, how, in which type and layout, and which groups it belongs to.
+
+Every row can be asked of PyTorch's own operators too: symmetric padding of at most half a window, no dilated average.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.window import Window
+
+MODES = {
+    "forward": "",
+    "indices": "with indices",
+    "recorded": "recording the graph",
+    "training": "forward + backward",
+}
+"""What is timed; the middle two add the indices of the maxima, or autograd's book-keeping without a backward pass."""
+
+GROUPS = {
+    "core": "what every release is judged by: max and average, layouts, ranks and gradients",
+    "overhead": "tiny tensors: what a call costs",
+    "networks": "pools of well-known networks, in one to three spatial dimensions",
+    "published": "geometries for which other kernel libraries publish times",
+    "types": "data types beside float32",
+    "batches": "one pool over batches of 1 to 256",
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table, with one entry per spatial dimension in its window arguments."""
+
+    family: str  # max or average
+    sizes: tuple[int, ...]
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool = False
+    include_padding: bool = True
+    dtype: str = "float32"
+    channels_last: bool = False
+    mode: str = "forward"
+    groups: tuple[str, ...] = field(default=(), compare=False)
+    origin: str = field(default="", compare=False)  # where this pool is met
+
+    @property
+    def rank(self) -> int:
+        return len(self.window)
+
+    @property
+    def name(self) -> str:
+        """``max 8x64x112x112 window 3/2 pad 1``, then whatever is not the default."""
+        window = _short(self.window)
+        parts = [self.family, "x".join(map(str, self.sizes)), f"window {window}/{_short(self.stride)}"]
+        if any(self.padding):
+            parts.append(f"pad {_short(self.padding)}")
+        if any(step > 1 for step in self.dilation):
+            parts.append(f"dilation {_short(self.dilation)}")
+        if self.ceil_mode:
+            parts.append("ceil")
+        if self.dtype != "float32":
+            parts.append(self.dtype)
+        if self.channels_last:
+            parts.append("channels_last")
+        if self.mode != "forward":
+            parts.append(MODES[self.mode])
+        return " ".join(parts)
+
+    def of_one(self) -> Workload:
+        """The same with a batch of one."""
+        return replace(self, sizes=(1, *self.sizes[1:]))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @functools.cached_property
+    def geometry(self) -> Window:
+        padding = [(amount, amount) for amount in self.padding]
+        return Window.pytorch(self.rank, self.window, self.stride, padding, self.dilation, self.ceil_mode)
+
+    @property
+    def output_sizes(self) -> tuple[int, ...]:
+        return (*self.sizes[:2], *self.geometry.output_sizes(self.sizes[2:]))
+
+    @property
+    def bytes_moved(self) -> int:
+        """What no implementation can avoid: each input read once and each result written once, forward and back."""
+        itemsize = self.torch_dtype.itemsize
+        inputs, outputs = math.prod(self.sizes) * itemsize, math.prod(self.output_sizes)
+        if self.mode == "indices":
+            return inputs + outputs * (itemsize + torch.int64.itemsize)
+        return (inputs + outputs * itemsize) * (2 if self.mode == "training" else 1)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        if not self.channels_last:
+            return torch.contiguous_format
+        return torch.channels_last if self.rank == 2 else torch.channels_last_3d
+
+    def random(self, sizes: Sequence[int], generator: torch.Generator) -> Tensor:
+        """A tensor of this row's type and layout: normal numbers, or the whole range of an integer type."""
+        device, dtype = generator.device, self.torch_dtype
+        if dtype.is_floating_point:
+            tensor = torch.randn(sizes, generator=generator, device=device).to(dtype)
+        else:
+            limits = torch.iinfo(dtype)
+            tensor = torch.randint(limits.min, limits.max, sizes, generator=generator, device=device, dtype=dtype)
+        return tensor.contiguous(memory_format=self.memory_format)
+
+
+def _short(numbers: Sequence[int]) -> str:
+    """One number where all are the same."""
+    return str(numbers[0]) if len(set(numbers)) == 1 else "x".join(map(str, numbers))
+
+
+def _row(
+    groups: str,
+    families: str,
+    sizes: str,
+    window: str,
+    pad: int = 0,
+    *,
+    dilation: int = 1,
+    ceil: bool = False,
+    origin: str = "",
+) -> Iterator[Workload]:
+    """One forward row per family from shorthand: sizes ``8x64x112x112``, window ``3/2`` or ``1x2x2``."""
+    shape = tuple(int(size) for size in sizes.split("x"))
+    rank = len(shape) - 2
+    taps, _, steps = window.partition("/")
+
+    def entries(text: str) -> tuple[int, ...]:
+        numbers = tuple(int(number) for number in text.split("x"))
+        return numbers * rank if len(numbers) == 1 else numbers
+
+    for family in families.split():
+        yield Workload(
+            family,
+            shape,
+            entries(taps),
+            entries(steps or taps),
+            (pad,) * rank,
+            (dilation,) * rank,
+            ceil,
+            groups=tuple(groups.split()),
+            origin=origin,
+        )
+
+
+def _core() -> Iterator[Workload]:
+    first = [
+        *_row("core", "max average", "8x64x112x112", "3/1", 1),
+        *_row("core", "max average", "8x64x112x112", "3/2", 1),
+        *_row("core", "max average", "8x256x56x56", "2/2"),
+    ]
+    volumes = [
+        *_row("core", "max average", "2x64x16x56x56", "3/2", 1),
+        *_row("core", "max average", "2x64x16x56x56", "2/2"),
+    ]
+    lines = list(_row("core", "max average", "8x64x16384", "3/2", 1))
+    large = list(_row("core", "max average", "2x64x112x112", "31/1", 15))
+    for row in [*first, *large, *volumes, *lines]:
+        yield row
+    for row in [*first, *volumes, *lines]:
+        yield replace(row, mode="training")
+    for row in first:
+        if row.family == "max":
+            yield replace(row, mode="indices")
+    for row in [*first, *large, *volumes]:
+        yield replace(row, channels_last=True)
+    for row in [*first, *volumes]:
+        yield replace(row, channels_last=True, mode="training")
+
+
+def _overhead() -> Iterator[Workload]:
+    for row in _row("overhead", "max average", "1x1x4x4", "2/2"):
+        for mode in ("forward", "recorded", "training"):
+            yield replace(row, mode=mode)
+    yield replace(next(_row("overhead", "max", "1x1x4x4", "2/2")), mode="indices")
+    yield from _row("overhead", "max average", "1x1x16", "2/2")
+    yield from _row("overhead", "max average", "1x1x4x4x4", "2/2")
+    yield from _row("overhead", "max average", "1x8x16x16", "3/2", 1)
+
+
+def _networks() -> Iterator[Workload]:
+    group = "networks"
+    for stage, sizes in enumerate(("8x64x224x224", "8x128x112x112", "8x256x56x56", "8x512x28x28", "8x512x14x14"), 1):
+        yield from _row(group, "max", sizes, "2/2", origin=f"VGG-16, pool {stage}")
+    for stage, sizes in enumerate(("32x64x55x55", "32x192x27x27", "32x256x13x13"), 1):
+        yield from _row(group, "max", sizes, "3/2", origin=f"AlexNet, pool {stage}")
+    for window in (5, 9, 13):
+        yield from _row(group, "max", "8x256x20x20", f"{window}/1", window // 2, origin="SPPF and SPP, YOLO")
+    for window in (60, 30, 20, 10):
+        yield from _row(group, "average", "2x512x60x60", str(window), origin="PSPNet's pyramid")
+    yield from _row(group, "average", "32x2048x7x7", "7/1", origin="ResNet-50, global")
+    yield from _row(group, "average", "8x192x35x35", "3/1", 1, origin="Inception v3, branch")
+    yield from _row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")
+    yield from _row(group, "max average", "16x128x16000", "4/4", origin="waveforms")
+    yield from _row(group, "max", "4x64x8x56x56", "3/2", 1, origin="video, ResNet 3-D stem")
+    yield from _row(group, "max average", "1x32x96x96x96", "2/2", origin="medical volumes, U-Net 3-D")
+    stem = next(_row(group, "max", "32x64x112x112", "3/2", 1, origin="ResNet-50, stem"))
+    yield replace(stem, mode="training")
+    yield replace(next(_row(group, "max", "8x256x20x20", "5/1", 2, origin="SPPF, YOLO")), mode="training")
+    yield replace(next(_row(group, "average", "32x2048x7x7", "7/1", origin="ResNet-50, global")), mode="training")
+    yield replace(next(_row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")), mode="training")
+    yield replace(next(_row(group, "max", "1x32x96x96x96", "2/2", origin="U-Net 3-D")), mode="training")
+
+
+def _published() -> Iterator[Workload]:
+    group = "published"
+    yield from _row(group, "max", "32x64x112x112", "3/2", 1)
+    yield from _row(group, "max", "16x128x56x56", "2/2")
+    yield from _row(group, "max", "32x64x55x55", "3/2", ceil=True)
+    yield from _row(group, "max", "32x80x4096", "3/3")
+    yield from _row(group, "max", "64x256x128", "128")
+    yield from _row(group, "max", "16x128x2048", "5/2", dilation=2, ceil=True)
+    yield from _row(group, "average", "2x64x112x112", "3/2", 1)
+    yield from _row(group, "average", "2x128x56x56", "5/2", 2)
+    yield from _row(group, "average", "3x96x55x57", "3x5", ceil=True)
+    yield from _row(group, "max", "8x64x16x112x112", "1x2x2")
+    yield from _row(group, "max", "4x128x16x56x56", "2/2")
+    yield from _row(group, "max", "2x64x32x112x112", "3/2", 1, ceil=True)
+
+
+def _types() -> Iterator[Workload]:
+    rows = [
+        *_row("types", "max average", "8x64x112x112", "3/2", 1),
+        *_row("types", "max average", "8x256x56x56", "2/2"),
+    ]
+    for row in rows:
+        for dtype in ("float64", "float16", "bfloat16"):
+            yield replace(row, dtype=dtype)
+        if row.family == "max":
+            for dtype in ("int8", "uint8", "int32", "int64"):
+                yield replace(row, dtype=dtype)
+    for row in rows[:2]:
+        for dtype in ("float16", "bfloat16"):
+            yield replace(row, dtype=dtype, mode="training")
+            yield replace(row, dtype=dtype, channels_last=True)
+
+
+def _batches() -> Iterator[Workload]:
+    for batch in (1, 4, 16, 64, 256):
+        yield from _row("batches", "max", f"{batch}x64x56x56", "3/2", 1)
+
+
+def _table() -> tuple[Workload, ...]:
+    """Every row once, in order; a row that several groups name belongs to all of them."""
+    rows: dict[str, Workload] = {}
+    for build in (_core, _overhead, _networks, _published, _types, _batches):
+        for row in build():
+            known = rows.get(row.name, row)
+            groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
+            rows[row.name] = replace(known, groups=groups, origin=known.origin or row.origin)
+    return tuple(rows.values())
+
+
+WORKLOADS = _table()
+
+
+def select(wanted: str) -> list[Workload]:
+    """The rows that a comma-separated list names: ``all``, groups, or text that a row's name or origin contains.
+
+    Raises:
+        ValueError: An entry that names nothing.
+    """
+    found: set[str] = set()
+    for entry in filter(None, (part.strip() for part in wanted.split(","))):
+        text = entry.casefold()
+        if text == "all":
+            rows = list(WORKLOADS)
+        elif text in GROUPS:
+            rows = [row for row in WORKLOADS if text in row.groups]
+        else:
+            rows = [row for row in WORKLOADS if text in f"{row.name} {row.origin}".casefold()]
+        if not rows:
+            raise ValueError(f"no row is named {entry!r}; groups are all, {', '.join(GROUPS)}")
+        found |= {row.name for row in rows}
+    if not found:
+        raise ValueError(f"no rows are named; groups are all, {', '.join(GROUPS)}")
+    return [row for row in WORKLOADS if row.name in found]

@@ -1,0 +1,1 @@
+"""Device code: Triton kernels and the pure functions that choose their launches."""

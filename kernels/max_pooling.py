@@ -1,0 +1,554 @@
+"""Max pooling on the GPU: fill with the lowest value, combine by maximum, finish with the value, its tap or its index.
+
+A lane owns a small block of outputs and walks over the input rows they share: every input row is reduced along the
+window's columns once, then folded into each output row that covers it. Beside a maximum travels, where it is wanted,
+the row-major number of the tap that gave it; a later candidate replaces an earlier one only where it is strictly
+greater or the first NaN, and the walk is in row-major order, so the first tap wins ties (M2, M3).
+"""
+
+# ruff: noqa: RET505, RUF005, B007, E741, SIM109  (Triton needs the else, compiles neither unpacking nor `in`)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .addressing import first_tap_inside, join_columns, lane_numbers, plane_offset, split_columns, tile_of
+
+SCALAR = tl.constexpr(0)
+"""One element per load, any strides; neighbouring lanes hold neighbouring columns."""
+COLUMNS = tl.constexpr(1)
+"""Aligned vectors along contiguous rows, split into columns inside the lane."""
+CHANNELS = tl.constexpr(2)
+"""Vectors of neighbouring channels (channels_last)."""
+
+CODE_ZERO = tl.constexpr(8388608.0)
+"""2²³: integers added to it, up to as many, stand in the low bits of the sum."""
+
+NO_TAPS = tl.constexpr(0)
+TAPS = tl.constexpr(1)
+PLANE_INDICES = tl.constexpr(2)
+INDICES = tl.constexpr(3)
+
+_RUNTIME = [
+    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW"),
+    *("xn", "xc", "xd", "xh", "xw", "yn", "yc", "yd", "yh", "yw"),
+]
+
+
+@triton.constexpr_function
+def lowest(dtype):
+    """What padding holds: it loses against everything, and a window of nothing else gives it (M1)."""
+    if dtype.is_floating():
+        return float("-inf")
+    return -(2 ** (dtype.primitive_bitwidth - 1)) if dtype.is_int_signed() else 0
+
+
+@triton.constexpr_function
+def read(offset, outputs, stride, window, dilation):
+    """Whether any of a lane's ``outputs`` along one axis reads position ``offset`` of its block."""
+    return any(tap_at(offset - output * stride, window, dilation) >= 0 for output in range(outputs))
+
+
+@triton.constexpr_function
+def tap_at(offset, window, dilation):
+    """The tap that lies ``offset`` positions past the window's first; -1 where none does."""
+    inside = 0 <= offset <= (window - 1) * dilation and offset % dilation == 0
+    return offset // dilation if inside else -1
+
+
+@triton.jit
+def maximum(a, b):
+    if a.dtype.is_floating():
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.maximum(a, b)
+
+
+@triton.jit
+def first_greatest(m, i, v, j, ASM: tl.constexpr):
+    """``(v, j)`` where it beats the earlier ``(m, i)``: strictly greater, or the first NaN; else ``(m, i)``."""
+    if ASM:
+        # NaNs are canonical and zeros positive here, so the maximum's bits change exactly where the later one wins.
+        # Codes are float32 and move by an addition: a predicated move would become a select on the pipe that compares.
+        return tl.inline_asm_elementwise(
+            "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
+            " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p add.rn.f32 $1, $5, 0f00000000;}",
+            "=&f,=&f,f,f,f,f",
+            [m, i, v, j],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        wins = v > m
+        if m.dtype.is_floating():
+            wins = wins | ((v != v) & (m == m))
+        return tl.where(wins, v, m), tl.where(wins, j, i)
+
+
+@triton.jit
+def comparable(v, WIDEN: tl.constexpr, ASM: tl.constexpr):
+    """The loaded value in the type in which it is compared; with ``ASM`` in a form whose bits are its value."""
+    if WIDEN:
+        v = v.to(tl.float32)
+    if ASM:
+        v = v + 0.0
+    return v
+
+
+@triton.jit
+def as_code(number, ASM: tl.constexpr):
+    """A position's number as it is carried beside a value: an integer, with ``ASM`` in the low bits of a float32."""
+    if ASM:
+        return number + CODE_ZERO
+    else:
+        return number
+
+
+@triton.jit
+def code_number(code, ASM: tl.constexpr):
+    """The inverse of as_code."""
+    if ASM:
+        return code.to(tl.int32, bitcast=True) & 0x7FFFFF
+    else:
+        return code
+
+
+@triton.jit
+def no_tap_inside(start, size, WINDOW: tl.constexpr, DILATION: tl.constexpr):
+    """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
+    first = first_tap_inside(start, WINDOW, DILATION)
+    return (first >= WINDOW) | (start + first * DILATION >= size)
+
+
+@triton.jit
+def row_columns(
+    base, offset, inside, cc, first, W, xc, xw, LOW: tl.constexpr, HIGH: tl.constexpr,
+    Q: tl.constexpr, SW: tl.constexpr, KW: tl.constexpr, JW: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
+    LAYOUT: tl.constexpr, WIDEN: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """One input row of a lane's block: its columns LOW..HIGH (in vectors for COLUMNS), the lowest value outside."""
+    FILL: tl.constexpr = lowest(base.dtype.element_ty)
+    vector = tl.arange(0, V)[None, :]
+    columns = ()
+    for c in tl.static_range(LOW, HIGH + 1):
+        column = first + c
+        ok = inside & (column >= 0) & (column < W)
+        if LAYOUT == COLUMNS:
+            # Offsets count vectors, so that the compiler knows every address to be aligned to one.
+            at = ((offset + column) * V)[:, None] + vector
+            v = tl.load(base[:, None] + at, mask=ok[:, None], other=FILL)
+            columns = columns + split_columns(comparable(v, WIDEN, ASM), B, V)
+        elif read(c, Q, SW, KW, JW):
+            at = ((offset + column * xw + cc * xc) * V)[:, None] + vector
+            v = tl.load(base[:, None] + at, mask=ok[:, None], other=FILL)
+            columns = columns + (comparable(v, WIDEN, ASM),)
+        else:
+            columns = columns + (0,)
+    return columns
+
+
+@triton.jit
+def better(m, i, v, j, ASM: tl.constexpr, WITH_TAPS: tl.constexpr):
+    """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the second parts mean nothing."""
+    if WITH_TAPS:
+        return first_greatest(m, i, v, j, ASM)
+    else:
+        return maximum(m, v), i
+
+
+@triton.jit
+def sliding_maxima(
+    values, codes, first_codes, ORIGIN: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+    J: tl.constexpr, G: tl.constexpr, ASM: tl.constexpr, WITH_TAPS: tl.constexpr,
+):  # fmt: skip
+    """Maxima of Q windows along ``values[ORIGIN:]``; ``codes`` are the positions' numbers, absolute within the block.
+
+    G neighbouring windows share their common core: each is what comes before it, the core, and what comes after. With
+    G = 1 each is folded alone and begins with its own ``first_codes``: the number to give if nothing beats padding.
+    """
+    results = ()
+    numbers = ()
+    if G == 1:
+        for v in tl.static_range(Q):
+            m = values[ORIGIN + v * S]
+            i = 0
+            if WITH_TAPS:
+                i = first_codes[v]
+            for k in tl.static_range(1, K):
+                m, i = better(m, i, values[ORIGIN + v * S + k * J], as_code(v * S + k, ASM), ASM, WITH_TAPS)
+            results = results + (m,)
+            numbers = numbers + (i,)
+    else:
+        for g in tl.static_range(Q // G):
+            core = values[ORIGIN + (g * G + G - 1) * S]
+            i = codes[(g * G + G - 1) * S]
+            for k in tl.static_range((G - 1) * S + 1, K):
+                core, i = better(core, i, values[ORIGIN + g * G * S + k], codes[g * G * S + k], ASM, WITH_TAPS)
+            # What each window but the last reads before the core, from right to left.
+            m = values[ORIGIN + (g * G + G - 1) * S - 1]
+            n = codes[(g * G + G - 1) * S - 1]
+            before = ()
+            before_codes = ()
+            for k in tl.static_range((G - 1) * S):
+                if k > 0:
+                    m, n = better(
+                        values[ORIGIN + (g * G + G - 1) * S - 1 - k], codes[(g * G + G - 1) * S - 1 - k], m, n,
+                        ASM, WITH_TAPS,
+                    )  # fmt: skip
+                if (k + 1) % S == 0:
+                    before = (m,) + before
+                    before_codes = (n,) + before_codes
+            for v in tl.static_range(G):
+                if v > 0:
+                    for k in tl.static_range(K + (v - 1) * S, K + v * S):
+                        core, i = better(core, i, values[ORIGIN + g * G * S + k], codes[g * G * S + k], ASM, WITH_TAPS)
+                if v < G - 1:
+                    m, n = better(before[v], before_codes[v], core, i, ASM, WITH_TAPS)
+                    results = results + (m,)
+                    numbers = numbers + (n,)
+                else:
+                    results = results + (core,)
+                    numbers = numbers + (i,)
+    return results, numbers
+
+
+@triton.jit
+def better_rows(
+    m, i, v, j, COUNT: tl.constexpr, ASM: tl.constexpr, WITH_TAPS: tl.constexpr, FROM: tl.constexpr = 0
+):  # fmt: skip
+    """``better`` element by element: ``COUNT`` of the earlier ones from ``FROM`` on against the later ones."""
+    values = ()
+    codes = ()
+    for e in tl.static_range(COUNT):
+        a, b = better(m[FROM + e], i[FROM + e], v[e], j[e], ASM, WITH_TAPS)
+        values = values + (a,)
+        codes = codes + (b,)
+    return values, codes
+
+
+@triton.jit
+def as_block(per_lane, LAYOUT: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
+    """A number per lane in the shape of the lane's values: [B] columns or [B, V] vectors."""
+    if LAYOUT == COLUMNS:
+        return per_lane
+    else:
+        return tl.broadcast_to(per_lane[:, None], [B, V])
+
+
+@triton.jit
+def row_of_block(
+    x0, depth, depth_inside, ih0, rg, r: tl.constexpr, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
+    first_codes,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ORIGIN: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, GROUP: tl.constexpr,
+    STREAM: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, JW: tl.constexpr,
+    V: tl.constexpr, B: tl.constexpr, RANK: tl.constexpr, LAYOUT: tl.constexpr, WIDEN: tl.constexpr,
+    ASM: tl.constexpr, WITH_TAPS: tl.constexpr,
+):  # fmt: skip
+    """Row r of a lane's block: the maxima under its Q windows, with codes that include the row's where rows share."""
+    row = ih0 + r
+    inside = depth_inside
+    if RANK > 1:
+        inside = depth_inside & (row >= 0) & (row < H)
+    columns = row_columns(
+        x0,
+        depth * xd + row * xh,
+        inside,
+        cc,
+        first_column,
+        W,
+        xc,
+        xw,
+        LOW,
+        HIGH,
+        Q,
+        SW,
+        KW,
+        JW,
+        V,
+        B,
+        LAYOUT,
+        WIDEN,
+        ASM,
+    )
+    values, codes = sliding_maxima(columns, column_codes, first_codes, ORIGIN, Q, SW, KW, JW, GROUP, ASM, WITH_TAPS)
+    if WITH_TAPS and STREAM:
+        row_code = r
+        if r < PH:
+            row_code = as_block(tl.maximum(PH - rg * (R * SH), r).to(tl.int32), LAYOUT, B, V)
+        numbered = ()
+        for v in tl.static_range(Q):
+            numbered = numbered + (codes[v] + row_code * KW,)
+        codes = numbered
+    return values, codes
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
+def max_windows(
+    x, y, t, lanes, C, D, H, W, OD, OH, OW, xn, xc, xd, xh, xw, yn, yc, yd, yh, yw,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
+    RANK: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, GROUP: tl.constexpr, STREAM: tl.constexpr, V: tl.constexpr,
+    B: tl.constexpr, LAYOUT: tl.constexpr, WIDE: tl.constexpr, WIDEN: tl.constexpr, ASM: tl.constexpr,
+    WITH: tl.constexpr,
+    EMPTY: tl.constexpr, WHOLE_VECTORS: tl.constexpr,
+):  # fmt: skip
+    """Windows unrolled at compile time; a lane owns R rows by Q columns of outputs.
+
+    x: input of sizes (N, C, D, H, W) with strides xn..xw, where N x C planes or, with CHANNELS, N x C/V channel
+    groups are meant. y, t: values and taps or indices (WITH), both with strides yn..yw. For COLUMNS W and the strides
+    of x count vectors of V elements, xw is 1 and Q is V; for CHANNELS all strides but xc (1, or any
+    where V is 1) count vectors along C.
+    Strides of y count vectors where WHOLE_VECTORS, else elements.
+    """
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    # Whole vectors are stored at offsets that count vectors: the compiler then knows them to be aligned.
+    UNIT: tl.constexpr = V if WHOLE_VECTORS else 1
+    cc = 0
+    rest = lane
+    if LAYOUT == CHANNELS:
+        cc = lane % C
+        rest = lane // C
+    qg, rg, od, rest = tile_of(rest, (OW + Q - 1) // Q, (OH + R - 1) // R, OD, RANK)
+    if LAYOUT == CHANNELS:
+        plane = rest.to(tl.int64)
+        x0 = x + plane * xn * V
+        y_plane = plane * yn * V
+    else:
+        x0 = x + plane_offset(rest, C, xn, xc) * V
+        y_plane = plane_offset(rest, C, yn, yc) * UNIT
+
+    WITH_TAPS: tl.constexpr = WITH != NO_TAPS
+    LOW: tl.constexpr = (-PW) // V if LAYOUT == COLUMNS else 0
+    HIGH: tl.constexpr = ((Q - 1) * SW + (KW - 1) * JW - PW) // V if LAYOUT == COLUMNS else (Q - 1) * SW + (KW - 1) * JW
+    ORIGIN: tl.constexpr = -PW - LOW * V if LAYOUT == COLUMNS else 0
+    first_column = qg * SW
+    if LAYOUT != COLUMNS:
+        first_column = qg * (Q * SW) - PW
+    id0 = od * SD - PD
+    ih0 = rg * (R * SH) - PH
+    # Codes number a block's positions, row * KW + column; an output's tap is a code less its own first position's.
+    # Where a window holds nothing above padding's value, the first tap inside is to be named: so padding before the
+    # input bears the code of the first position inside.
+    column_codes = ()
+    first_codes = ()
+    if WITH_TAPS:
+        for c in tl.static_range((Q - 1) * SW + KW):
+            if c < PW and GROUP > 1:
+                code = tl.maximum(PW - qg * (Q * SW), c).to(tl.int32)
+                column_codes = column_codes + (as_code(as_block(code, LAYOUT, B, V), ASM),)
+            else:
+                column_codes = column_codes + (as_code(c, ASM),)
+        for v in tl.static_range(Q):
+            code = tl.zeros([B], tl.int32) + v * SW
+            if PW > 0:
+                code = first_tap_inside((qg * Q + v) * SW - PW, KW, JW).to(tl.int32) + v * SW
+            first_codes = first_codes + (as_code(as_block(code, LAYOUT, B, V), ASM),)
+    else:
+        for c in tl.static_range((Q - 1) * SW + KW):
+            column_codes = column_codes + (0,)
+
+    values = ()
+    codes = ()
+    for kd in tl.static_range(KD):
+        depth = id0 + kd * JD
+        depth_inside = live
+        if RANK > 2:
+            depth_inside = live & (depth >= 0) & (depth < D)
+        in_slice = ()
+        in_slice_codes = ()
+        if STREAM:
+            # R windows below one another share their core rows, as the columns do: the rows before it from the bottom
+            # up, then the core, then the rows after it.
+            before = ()
+            before_codes = ()
+            for step in tl.static_range((R - 1) * SH):
+                found, found_codes = row_of_block(
+                    x0, depth, depth_inside, ih0, rg, (R - 1) * SH - 1 - step, cc, first_column, H, W, xc, xd, xh, xw,
+                    column_codes, first_codes, LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK,
+                    LAYOUT, WIDEN, ASM, WITH_TAPS,
+                )  # fmt: skip
+                if step > 0:
+                    found, found_codes = better_rows(found, found_codes, in_slice, in_slice_codes, Q, ASM, WITH_TAPS)
+                in_slice = found
+                in_slice_codes = found_codes
+                if (step + 1) % SH == 0:
+                    before = found + before
+                    before_codes = found_codes + before_codes
+            core = ()
+            core_codes = ()
+            results = ()
+            result_codes = ()
+            for r in tl.static_range((R - 1) * SH, (R - 1) * SH + KH):
+                found, found_codes = row_of_block(
+                    x0, depth, depth_inside, ih0, rg, r, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
+                    first_codes,
+                    LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK, LAYOUT, WIDEN, ASM,
+                    WITH_TAPS,
+                )  # fmt: skip
+                if r > (R - 1) * SH:
+                    found, found_codes = better_rows(core, core_codes, found, found_codes, Q, ASM, WITH_TAPS)
+                core = found
+                core_codes = found_codes
+                if r >= KH - 1 and (r - KH + 1) % SH == 0:
+                    if (r - KH + 1) // SH < R - 1:
+                        # The first window's core ends at row KH - 1; each next one's ends a stride further down.
+                        whole, whole_codes = better_rows(
+                            before, before_codes, core, core_codes, Q, ASM, WITH_TAPS, (r - KH + 1) // SH * Q
+                        )
+                        results = results + whole
+                        result_codes = result_codes + whole_codes
+                    else:
+                        results = results + core
+                        result_codes = result_codes + core_codes
+            in_slice = results
+            in_slice_codes = result_codes
+        else:
+            for i in tl.static_range(R * Q):
+                in_slice = in_slice + (0,)
+                in_slice_codes = in_slice_codes + (0,)
+            for r in tl.static_range((R - 1) * SH + (KH - 1) * JH + 1):
+                if read(r, R, SH, KH, JH):
+                    found, found_codes = row_of_block(
+                        x0, depth, depth_inside, ih0, rg, r, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
+                        first_codes, LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK, LAYOUT,
+                        WIDEN, ASM, WITH_TAPS,
+                    )  # fmt: skip
+                    new = ()
+                    new_codes = ()
+                    for j in tl.static_range(R):
+                        for v in tl.static_range(Q):
+                            m = in_slice[j * Q + v]
+                            i = in_slice_codes[j * Q + v]
+                            if tap_at(r - j * SH, KH, JH) == 0:
+                                m = found[v]
+                                i = found_codes[v]
+                                if WITH_TAPS:
+                                    i = i + j * SH * KW
+                                    if PH > 0:
+                                        above = first_tap_inside((rg * R + j) * SH - PH, KH, JH).to(tl.int32) * KW
+                                        i = i + as_block(above, LAYOUT, B, V)
+                            elif tap_at(r - j * SH, KH, JH) > 0:
+                                j_code = 0
+                                if WITH_TAPS:
+                                    j_code = found_codes[v] + (j * SH + tap_at(r - j * SH, KH, JH)) * KW
+                                m, i = better(m, i, found[v], j_code, ASM, WITH_TAPS)
+                            new = new + (m,)
+                            new_codes = new_codes + (i,)
+                    in_slice = new
+                    in_slice_codes = new_codes
+        if kd == 0:
+            values = in_slice
+            codes = in_slice_codes
+            if WITH_TAPS and RANK > 2 and PD > 0:
+                ahead = as_block(first_tap_inside(id0, KD, JD).to(tl.int32) * (KH * KW), LAYOUT, B, V)
+                new_codes = ()
+                for i in tl.static_range(R * Q):
+                    new_codes = new_codes + (codes[i] + ahead,)
+                codes = new_codes
+        else:
+            if WITH_TAPS:
+                new_codes = ()
+                for i in tl.static_range(R * Q):
+                    new_codes = new_codes + (in_slice_codes[i] + kd * (KH * KW),)
+                in_slice_codes = new_codes
+            values, codes = better_rows(values, codes, in_slice, in_slice_codes, R * Q, ASM, WITH_TAPS)
+
+    for j in tl.static_range(R):
+        oh = rg * R + j
+        row_live = live
+        if RANK > 1:
+            row_live = live & (oh < OH)
+        encoded = ()
+        if WITH_TAPS:
+            for v in tl.static_range(Q):
+                code = code_number(codes[j * Q + v] - (j * SH * KW + v * SW), ASM)
+                ow = qg * Q + v
+                start_h = oh * SH - PH
+                start_w = ow * SW - PW
+                if WITH == PLANE_INDICES or WITH == INDICES:
+                    first_d = id0
+                    first_h = start_h
+                    first_w = start_w
+                    if LAYOUT != COLUMNS:
+                        first_w = first_w[:, None]
+                        if RANK > 1:
+                            first_h = first_h[:, None]
+                        if RANK > 2:
+                            first_d = first_d[:, None]
+                    columns_of_row = W * V if LAYOUT == COLUMNS else W
+                    code = position_of(code, first_d, first_h, first_w, H, columns_of_row, KH, KW, JD, JH, JW, RANK)
+                    if WITH == INDICES:
+                        elements = D.to(tl.int64) * H * columns_of_row
+                        if LAYOUT == CHANNELS:
+                            channel = (cc * V)[:, None] + tl.arange(0, V)[None, :]
+                            code = code + (rest.to(tl.int64) * (C * V))[:, None] * elements + channel * elements
+                        elif LAYOUT == SCALAR:
+                            code = code + (rest.to(tl.int64) * elements)[:, None]
+                        else:
+                            code = code + rest.to(tl.int64) * elements
+                if EMPTY:
+                    empty = no_tap_inside(start_w, W * V if LAYOUT == COLUMNS else W, KW, JW)
+                    if RANK > 1:
+                        empty = empty | no_tap_inside(start_h, H, KH, JH)
+                    if RANK > 2:
+                        empty = empty | no_tap_inside(id0, D, KD, JD)
+                    if LAYOUT != COLUMNS:
+                        empty = empty[:, None]
+                    code = tl.where(empty, 0 if WITH == TAPS else -1, code)
+                encoded = encoded + (code,)
+        if LAYOUT == COLUMNS:
+            out = (od * yd + oh * yh) * UNIT + qg * V
+            if WHOLE_VECTORS:
+                out = (od * yd + oh * yh + qg) * V
+            store_columns(y + y_plane, out, values, j * Q, row_live, qg, OW, B, V, WHOLE_VECTORS)
+            if WITH_TAPS:
+                store_columns(t + y_plane, out, encoded, 0, row_live, qg, OW, B, V, WHOLE_VECTORS)
+        else:
+            vector = tl.arange(0, V)[None, :]
+            for v in tl.static_range(Q):
+                ow = qg * Q + v
+                ok = (row_live & (ow < OW))[:, None]
+                out = y_plane[:, None] + ((od * yd + oh * yh + ow * yw + cc * yc) * V)[:, None] + vector
+                tl.store(y + out, values[j * Q + v].to(y.dtype.element_ty), mask=ok)
+                if WITH_TAPS:
+                    tl.store(t + out, encoded[v].to(t.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def position_of(
+    tap, first_d, first_h, first_w, H, W, KH: tl.constexpr, KW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr,
+    JW: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    """Row-major position in the input plane (64-bit) of tap number ``tap`` of the window that starts at ``first_*``."""
+    above = tap // KW
+    position = (first_w + (tap - above * KW) * JW).to(tl.int64)
+    if RANK > 1:
+        kd = above // KH
+        row = first_h + (above - kd * KH) * JH
+        if RANK > 2:
+            row = row + (first_d + kd * JD).to(tl.int64) * H
+        position = position + row.to(tl.int64) * W
+    return position
+
+
+@triton.jit
+def store_columns(
+    base, out, columns, FIRST: tl.constexpr, live, qg, OW, B: tl.constexpr, V: tl.constexpr,
+    WHOLE_VECTORS: tl.constexpr,
+):  # fmt: skip
+    """``columns[FIRST : FIRST + V]`` at ``base + out``: 16 bytes at a time, or singly where rows are not whole."""
+    BYTES: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
+    if WHOLE_VECTORS:
+        # A wider store than 16 bytes would take the detour through shared memory.
+        PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES
+        for p in tl.static_range(V // PIECE):
+            at = (out + p * PIECE)[:, None] + tl.arange(0, PIECE)[None, :]
+            piece = join_columns(columns, FIRST + p * PIECE, 1, B, PIECE)
+            tl.store(base[:, None] + at, piece.to(base.dtype.element_ty), mask=live[:, None])
+    else:
+        for v in tl.static_range(V):
+            ok = live & (qg * V + v < OW)
+            tl.store(base + out + v, columns[FIRST + v].to(base.dtype.element_ty), mask=ok)

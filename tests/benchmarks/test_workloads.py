@@ -1,0 +1,65 @@
+"""The table of workloads: every row can be asked of ATen, and names are what selects them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+workloads = pytest.importorskip("benchmarks.workloads")
+ROWS = workloads.WORKLOADS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_valid_and_within_what_aten_can_do(row) -> None:
+    """G3, G5: shapes are ATen's own, by its shape function alone."""
+    meta = torch.empty(row.sizes, device="meta")
+    arguments = (row.window, row.stride, row.padding)
+    if row.family == "max":
+        pool = getattr(torch.nn.functional, f"max_pool{row.rank}d")
+        expected = pool(meta, *arguments, row.dilation, row.ceil_mode)
+    else:
+        assert set(row.dilation) == {1}
+        pool = getattr(torch.nn.functional, f"avg_pool{row.rank}d")
+        expected = pool(meta, *arguments, row.ceil_mode, row.include_padding)
+    assert row.output_sizes == tuple(expected.shape)
+    assert row.mode in workloads.MODES
+    assert row.mode != "indices" or row.family == "max"
+    assert not row.channels_last or row.rank > 1
+    assert row.mode in ("forward", "indices") or row.torch_dtype.is_floating_point
+    assert row.groups
+    assert set(row.groups) <= set(workloads.GROUPS)
+
+
+def test_names_are_unique_and_groups_are_used() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for group in workloads.GROUPS:
+        assert workloads.select(group)
+
+
+def test_the_core_rows() -> None:
+    """The geometries that the releases are judged by, in every mode and layout."""
+    names = {row.name for row in workloads.select("core")}
+    for family in ("max", "average"):
+        for geometry in ("8x64x112x112 window 3/1 pad 1", "8x64x112x112 window 3/2 pad 1", "8x256x56x56 window 2/2"):
+            for rest in ("", " forward + backward", " channels_last", " channels_last forward + backward"):
+                assert f"{family} {geometry}{rest}" in names
+        assert f"{family} 2x64x112x112 window 31/1 pad 15" in names
+    assert {row.rank for row in workloads.select("core")} == {1, 2, 3}
+
+
+def test_selection() -> None:
+    chosen = workloads.select("overhead, AlexNet, max 8x64x112x112 window 3/1 pad 1")
+    assert {row.origin[:7] for row in chosen if "networks" in row.groups} == {"AlexNet"}
+    assert any(row.mode == "recorded" for row in chosen)
+    assert "max 8x64x112x112 window 3/1 pad 1 channels_last" in {row.name for row in chosen}
+    assert workloads.select("all") == list(ROWS)
+    with pytest.raises(ValueError, match="no row is named 'convolution'; groups are all, core, "):
+        workloads.select("core,convolution")
+    with pytest.raises(ValueError, match="no rows are named"):
+        workloads.select(" , ")
+
+
+def test_bytes_moved() -> None:
+    """By hand: 4 bytes for each of 16 inputs and 4 outputs; indices 8 more; training twice."""
+    sizes = {row.mode: row.bytes_moved for row in ROWS if row.name.startswith("max 1x1x4x4 window 2/2")}
+    assert sizes == {"forward": 80, "recorded": 80, "training": 160, "indices": 112}

@@ -1,0 +1,23 @@
+"""The interpreter is chosen when triton is imported, so a run has either interpreted kernels or compiled ones."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NEED_THE_INTERPRETER = ("test_average_pooling.py", "test_max_pooling.py")
+NEED_THE_COMPILER = ("test_compilation.py",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name != "kernels":
+            continue
+        # numpy computes for the interpreter, and warns where a GPU quietly makes a NaN.
+        item.add_marker(pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"))
+        if item.path.name in NEED_THE_INTERPRETER and not INTERPRETED:
+            item.add_marker(pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1"))
+        if item.path.name in NEED_THE_COMPILER and INTERPRETED:
+            item.add_marker(pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler"))

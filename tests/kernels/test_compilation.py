@@ -1,0 +1,212 @@
+"""Kernels compiled without a GPU, and their machine code read for what must hold."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+
+sass = pytest.importorskip("benchmarks.sass")
+
+from torch_dmlpool.kernels import average_pooling, launch  # noqa: E402
+
+from benchmarks import static  # noqa: E402
+from torch_dmlpool.window import Window  # noqa: E402
+
+row = static.average_row
+ROWS = [
+    *(row(dtype, window, stride, adjoint=adjoint, channels_last=channels_last)
+      for adjoint in (False, True) for channels_last in (False, True)
+      for dtype, window, stride in (("float32", 2, 2), ("float16", 3, 1), ("float16", 5, 1))),
+    row("float16", 3, 2),
+    row("float32", 7, 1),
+    row("float32", 3, 1, include_padding=False),
+    row("float16", 3, 1, include_padding=False, adjoint=True),
+    row("bfloat16", 3, 1),
+    row("float64", 3, 1),
+    row("float32", 3, 1, sizes=(113, 113)),
+    row("float16", 3, 1, sizes=(32, 32, 32)),
+    row("float32", 3, 1, sizes=(4096,)),
+    row("float32", 31, 1),
+    row("float16", 112, 1, padding=0),
+]  # fmt: skip
+MORE = [
+    *(row(dtype, 7, 1, adjoint=adjoint, channels_last=channels_last)
+      for adjoint in (False, True) for channels_last in (False, True) for dtype in ("float32", "float16")),
+    row("float32", 31, 1, adjoint=True, include_padding=False),
+    row("float32", 3, 1, sizes=(32, 32, 32), channels_last=True, include_padding=False),
+    row("float16", 3, 1, sizes=(32, 32, 32), channels_last=True),
+    row("float32", 9, 1, channels_last=True),
+    row("float16", 9, 1),
+    row("bfloat16", 3, 2, adjoint=True, dilation=3),
+]  # fmt: skip
+
+max_row, max_gradient_row = static.max_row, static.max_gradient_row
+MAX_ROWS = [
+    *(max_row(dtype, window, stride, taps=taps, channels_last=channels_last)
+      for taps in (False, True) for channels_last in (False, True)
+      for dtype, window, stride in (("float32", 3, 2), ("float16", 2, 2))),
+    *(max_gradient_row(dtype, window, stride, channels_last=channels_last)
+      for channels_last in (False, True) for dtype, window, stride in (("float32", 3, 1), ("float16", 2, 2))),
+    max_row("float32", 5, 1, taps=True),
+    max_row("float16", 7, 1, channels_last=True),
+    max_row("bfloat16", 3, 1, taps=True),
+    max_row("int8", 3, 1),
+    max_row("float64", 3, 1, taps=True),
+    max_row("float32", 3, 1, sizes=(113, 113)),
+    max_row("float16", 2, 2, sizes=(32, 32, 32)),
+    max_row("float32", 31, 1),
+    max_row("float32", 31, 1, taps=True, channels_last=True),
+    max_gradient_row("float32", 5, 1),
+    max_gradient_row("float32", 31, 1),
+]  # fmt: skip
+# The launch depends on the device: inline assembly is for CUDA alone.
+MAX_ROWS_OF: dict[str, Callable[[str], static.Row]] = {
+    "values": lambda target: max_row("float32", 3, 1, target=target),
+    "taps": lambda target: max_row("float16", 3, 2, taps=True, target=target),
+    "taps along channels": lambda target: max_row("float32", 5, 1, taps=True, channels_last=True, target=target),
+    "bfloat16": lambda target: max_row("bfloat16", 3, 1, target=target),
+    "strips": lambda target: max_row("float16", 31, 1, target=target),
+    "axis by axis": lambda target: max_row("float32", 31, 1, taps=True, target=target),
+    "gradient": lambda target: max_gradient_row("float16", 3, 1, target=target),
+    "gradient by rows and columns": lambda target: max_gradient_row("float32", 5, 1, target=target),
+    "gradient axis by axis": lambda target: max_gradient_row("float32", 31, 1, target=target),
+}
+MORE_MAX = [
+    *(max_row(dtype, window, 1, taps=taps, channels_last=channels_last)
+      for taps in (False, True) for channels_last in (False, True)
+      for dtype in ("float32", "float16", "int8", "int64") for window in (3, 5, 7)),
+    *(max_gradient_row(dtype, window, 1, channels_last=channels_last)
+      for channels_last in (False, True) for dtype in ("float32", "float16", "float64") for window in (3, 5, 7)),
+    max_row("float16", 13, 1),
+    max_row("float16", 31, 1),
+    max_row("float32", 3, 1, taps=True, sizes=(32, 32, 32)),
+    max_gradient_row("float16", 3, 1, sizes=(32, 32, 32)),
+]  # fmt: skip
+
+
+def names(rows: list[static.Row]) -> list[str]:
+    return [f"{r.operator}, {r.layout}, {r.dtype}, {r.window}" for r in rows]
+
+
+def binaries(of: static.Row, **changes: object) -> list[object]:
+    return [
+        sass.compiled(k.function, k.pointers, k.launch.sizes, k.launch.constants, k.launch.num_warps, **changes)
+        for k in of.kernels
+    ]
+
+
+def assert_sound(of: static.Row) -> None:
+    for kernel, binary in zip(of.kernels, binaries(of), strict=True):
+        code = sass.machine_code(binary)
+        assert code.local == 0, "spills"
+        assert code.stack == 0
+        barriers = 2 if kernel.function is average_pooling.sum_strips else 0
+        assert code.count("BAR") == barriers, "a value went through shared memory"
+        assert binary.metadata.shared == 0
+        constants = kernel.launch.constants
+        size = static.BYTES[of.dtype]
+        if constants.get("V", 1) * size == 16:
+            assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
+        if constants.get("STORE", 1) * size == 16 or (constants.get("LAYOUT") == 1 and constants["V"] * size == 16):
+            stores = [opcode for opcode in code.opcodes if opcode.startswith("STG")]
+            assert stores
+            assert all(opcode.startswith("STG.E.128") for opcode in stores)
+        assert "mul.lo.s64" not in loops_of(binary.asm["ptx"])
+
+
+def loops_of(ptx: str) -> str:
+    """The text of the innermost loops: between a label and a branch back to it, no other loop within."""
+    lines = ptx.splitlines()
+    labels = {line.split(":")[0].strip(): i for i, line in enumerate(lines) if re.match(r"\$L__BB\d+_\d+:", line)}
+    loops = []
+    for i, line in enumerate(lines):
+        target = re.search(r"\bbra(?:\.uni)?\s+(\$L__BB\d+_\d+);", line)
+        if target and labels[target.group(1)] < i:
+            loops.append((labels[target.group(1)], i))
+    innermost = [(a, b) for a, b in loops if not any(a <= c and d < b for c, d in loops)]
+    return "\n".join(line for a, b in innermost for line in lines[a:b])
+
+
+@pytest.mark.parametrize("of", ROWS, ids=names(ROWS))
+def test_machine_code(of: static.Row) -> None:
+    """No spills, no shared memory, 16-byte loads and stores, no 64-bit multiplication in a loop."""
+    assert_sound(of)
+
+
+@pytest.mark.parametrize("of", MAX_ROWS, ids=names(MAX_ROWS))
+def test_max_machine_code(of: static.Row) -> None:
+    """No spills, vectors of 16 bytes, no 64-bit multiplication in a loop; shared memory only between strips' passes."""
+    assert_max_sound(of)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", MORE_MAX, ids=names(MORE_MAX))
+def test_more_max_machine_code(of: static.Row) -> None:
+    assert_max_sound(of)
+
+
+def assert_max_sound(of: static.Row) -> None:
+    for kernel, binary in zip(of.kernels, binaries(of), strict=True):
+        code = sass.machine_code(binary)
+        assert code.local == 0, "spills"
+        assert code.stack == 0
+        assert binary.metadata.shared == 0
+        if kernel.function.fn.__name__ != "max_strips":  # there once per strip, for the plane's 64-bit base
+            assert "mul.lo.s64" not in loops_of(binary.asm["ptx"])
+        constants, size = kernel.launch.constants, static.BYTES[of.dtype]
+        if constants.get("V", 1) * size == 16:
+            assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
+            if constants.get("STORE", constants["V"]) * size == 16:
+                assert any(opcode.startswith("STG.E.128") for opcode in code.opcodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str)
+@pytest.mark.parametrize("make", MAX_ROWS_OF.values(), ids=MAX_ROWS_OF)
+def test_max_on_other_devices(make: Callable[[str], static.Row], target: tuple[str, int | str, int]) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    for binary in binaries(make(target[0]), target=GPUTarget(*target)):
+        assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", MORE, ids=names(MORE))
+def test_more_machine_code(of: static.Row) -> None:
+    assert_sound(of)
+
+
+def test_loops_are_found() -> None:
+    """The looped kernel is one loop over 8 taps at a time, with 32-bit multiplications alone; 64-bit when wide."""
+    narrow = launch.AverageProblem(
+        Window.directml(1, 500), (1, 1, 1000), (1000, 1000, 1), (501,), 4, True, False, False, False, None
+    )
+    ((step),) = launch.average_steps(narrow)
+    constants = dict(step.launch.constants)
+    for wide in (False, True):
+        constants["WIDE"] = wide
+        binary = sass.compiled(average_pooling.sum_axis, ["float32"] * 2, step.launch.sizes, constants)
+        loop = loops_of(binary.asm["ptx"])
+        assert loop.count("ld.global") >= 8
+        assert ("mul.lo.s64" in loop) == wide
+
+
+def test_compile_time() -> None:
+    """Any window compiles in seconds: past the unrolling bound the window is a run-time number."""
+    for of in (row("float16", 7, 1), row("float32", 41, 1)):
+        before = time.process_time()
+        binaries(of)
+        assert time.process_time() - before < 6  # 3 on a machine of its own, with room for a busy one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str)
+@pytest.mark.parametrize("of", ROWS, ids=names(ROWS))
+def test_other_devices(of: static.Row, target: tuple[str, int | str, int]) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    for binary in binaries(of, target=GPUTarget(*target)):
+        assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]

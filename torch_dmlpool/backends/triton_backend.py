@@ -1,0 +1,293 @@
+"""The Triton backend: allocate, choose the launch, launch. Kernels are imported inside the call: triton may be absent.
+
+A launch goes to the tensor's own device and that device's current stream; nothing waits for the device, and all memory
+comes from PyTorch's caching allocator, so CUDA graphs can capture every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.window import Window
+
+
+def _launch(kernel: Any, launch: Any, *tensors: Tensor) -> None:
+    """Run ``kernel`` over ``tensors`` as ``launch`` says; the device is made current only where it is not."""
+    device = tensors[0].device
+    # A lane per thread: AMD's wavefronts of 64 threads need half as many.
+    num_warps = launch.num_warps // 2 if torch.version.hip else launch.num_warps
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, num_warps=num_warps)
+        return
+    with torch.cuda.device(device):
+        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, num_warps=num_warps)
+
+
+def _is_aligned(*tensors: Tensor) -> bool:
+    """Whether every tensor starts at a multiple of 16 bytes: only then Triton emits its widest loads and stores."""
+    return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+
+
+def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
+    """Average pooling (rules A1 to A5)."""
+    memory_format = operands.suggested_memory_format(input)
+    output = operands.empty((*input.shape[:2], *window.output_sizes(input.shape[2:])), input, memory_format)
+    return _averages(input, output, memory_format, window, include_padding, divisor_override, adjoint=False)
+
+
+def average_pooling_grad(
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    include_padding: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """The adjoint of average pooling: ``(N, C, *spatial_sizes)`` (rule A6)."""
+    memory_format = operands.suggested_memory_format(input_gradient)
+    gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
+    return _averages(input_gradient, gradient, memory_format, window, include_padding, divisor_override, adjoint=True)
+
+
+def _averages(
+    source: Tensor,
+    target: Tensor,
+    memory_format: torch.memory_format,
+    window: Window,
+    include_padding: bool,
+    divisor_override: int | None,
+    *,
+    adjoint: bool,
+) -> Tensor:
+    from torch_dmlpool.kernels import average_pooling as kernels
+    from torch_dmlpool.kernels import launch
+
+    if target.numel() == 0:
+        return target
+    source = source.resolve_neg()  # kernels read raw memory
+    problem = launch.AverageProblem(
+        window,
+        tuple(source.shape),
+        source.stride(),
+        tuple(target.shape[2:]),
+        source.element_size(),
+        _is_aligned(source, target),
+        memory_format is not torch.contiguous_format,
+        adjoint,
+        include_padding,
+        divisor_override,
+    )
+    accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
+    for step in launch.average_steps(problem):
+        kernel = getattr(kernels, step.kernel)
+        if step.scratch or step.beside:
+            scratch = torch.empty(step.scratch + step.beside, dtype=accumulated, device=source.device)
+        if step.scratch:
+            _launch(kernel, step.launch, source, scratch)
+            source = scratch
+        elif step.beside:
+            _launch(kernel, step.launch, source, target, scratch)
+        else:
+            _launch(kernel, step.launch, source, target)
+    return target
+
+
+def _max_problem(input: Tensor, output: Tensor, window: Window) -> Any:
+    from torch_dmlpool.kernels import launch, max_pooling_launch
+
+    shape, target = tuple(input.shape), tuple(output.shape)
+    return max_pooling_launch.MaxProblem(
+        launch.three_axes(window),
+        len(window.axes),
+        shape[:2],
+        launch.three_sizes(shape[2:]),
+        launch.three_sizes(target[2:]),
+        launch.five_strides(shape, input.stride()),
+        launch.five_strides(target, output.stride()),
+        input.element_size(),
+        input.dtype.is_floating_point,
+        input.dtype is torch.bfloat16,
+        _is_aligned(input),
+        _target(input),
+    )
+
+
+def _target(tensor: Tensor) -> str:
+    """Which of the kernels' twins runs: inline assembly and its like are for CUDA alone."""
+    if tensor.device.type != "cuda":
+        return "interpreter"
+    return "hip" if torch.version.hip else "cuda"
+
+
+def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Values, and beside them taps or indices of ``code_dtype`` as ``encode`` says (else the values once more)."""
+    from torch_dmlpool.kernels import max_pooling as kernels
+    from torch_dmlpool.kernels import max_pooling_axes
+
+    memory_format = operands.suggested_memory_format(input)
+    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    values = operands.empty(sizes, input, memory_format)
+    codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
+    if values.numel() == 0:
+        return values, codes
+    input = input.resolve_neg()
+    from torch_dmlpool.kernels import max_pooling_launch
+
+    problem = _max_problem(input, values, window)
+    passes = max_pooling_launch.max_passes(problem, encode)
+    if passes[0].kernel == "max_windows":
+        _launch(kernels.max_windows, passes[0].launch, input, values, codes)
+        return values, codes
+    if passes[0].kernel == "max_strips":
+        from torch_dmlpool.kernels.max_pooling_strips import max_strips
+
+        scratch = torch.empty(passes[0].scratch, dtype=input.dtype, device=input.device)
+        _launch(max_strips, passes[0].launch, input, values, scratch)
+        return values, codes
+    taps = codes
+    if encode not in (max_pooling_launch.NO_TAPS, max_pooling_launch.TAPS):
+        taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
+    current, inner = input, input
+    for step in passes:
+        if step is passes[-1]:
+            result, result_taps = values, taps
+        else:
+            result = torch.empty(step.elements, dtype=input.dtype, device=input.device)
+            result_taps = result
+            if encode != max_pooling_launch.NO_TAPS:
+                # An empty window is marked by -1 until the last pass.
+                kind = torch.int16 if step.taps <= 2**15 else torch.int32
+                result_taps = torch.empty(step.elements, dtype=kind, device=input.device)
+        _launch(max_pooling_axes.max_axis, step.launch, current, inner, result, result_taps)
+        current, inner = result, result_taps
+    if taps is not codes:
+        _look_up(input, taps, codes, input.shape[2:], window, encode)
+    return values, codes
+
+
+def _look_up(input: Tensor, taps: Tensor, result: Tensor, sizes: Sequence[int], window: Window, encode: int) -> None:
+    """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
+    from torch_dmlpool.kernels import launch, max_pooling_launch
+    from torch_dmlpool.kernels import max_pooling_axes as kernels
+
+    shape = tuple(taps.shape)
+    lookup = max_pooling_launch.tap_lookup(
+        launch.three_axes(window),
+        shape[:2],
+        launch.three_sizes(tuple(sizes)),
+        launch.three_sizes(shape[2:]),
+        launch.five_strides(tuple(input.shape), input.stride()),
+        launch.five_strides(shape, taps.stride()),
+        launch.five_strides(shape, result.stride()),
+        encode,
+    )
+    _launch(kernels.at_taps, lookup, input, taps, result)
+
+
+def max_pooling(input: Tensor, window: Window) -> Tensor:
+    """Max pooling, values alone (rules M1 to M3)."""
+    from torch_dmlpool.kernels.max_pooling_launch import NO_TAPS
+
+    return _maxima(input, window, NO_TAPS, None)[0]
+
+
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Max pooling with the number of each winning tap inside its window (rule M6)."""
+    from torch_dmlpool.kernels.max_pooling_launch import TAPS
+
+    return _maxima(input, window, TAPS, operands.tap_dtype(window.taps))
+
+
+def max_pooling_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
+    """Max pooling with indices over the whole tensor (rule M4), or inside each plane."""
+    from torch_dmlpool.kernels.max_pooling_launch import INDICES, PLANE_INDICES
+
+    return _maxima(input, window, PLANE_INDICES if per_plane else INDICES, index_dtype)
+
+
+def max_pooling_indices(
+    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
+    """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
+    from torch_dmlpool.kernels.max_pooling_launch import INDICES, PLANE_INDICES
+
+    indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
+    if indices.numel() > 0:
+        _look_up(taps, taps, indices, spatial_sizes, window, PLANE_INDICES if per_plane else INDICES)
+    return indices
+
+
+def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    """The element of ``input`` at each window's tap; 0 where the window is empty."""
+    from torch_dmlpool.kernels.max_pooling_launch import NO_TAPS
+
+    gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
+    if gathered.numel() > 0:
+        _look_up(input.resolve_neg(), taps, gathered, input.shape[2:], window, NO_TAPS)
+    return gathered
+
+
+def max_pooling_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+) -> Tensor:
+    """Each window's gradient at its winning tap, overlaps added up (rule M5): ``(N, C, *spatial_sizes)``."""
+    memory_format = operands.named_memory_format(channels_last, window.rank)
+    return _max_gradient(input_gradient, taps, spatial_sizes, window, memory_format)
+
+
+def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    """The gradient of max pooling straight from its input: the taps are found again and then gathered."""
+    if input_gradient.numel() == 0:
+        return _max_gradient(input_gradient, input, input.shape[2:], window, operands.suggested_memory_format(input))
+    _, taps = max_pooling_with_taps(input, window)
+    return _max_gradient(input_gradient, taps, input.shape[2:], window, operands.suggested_memory_format(input))
+
+
+def _max_gradient(
+    input_gradient: Tensor,
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    memory_format: torch.memory_format,
+) -> Tensor:
+    from torch_dmlpool.kernels import launch, max_pooling_launch
+    from torch_dmlpool.kernels import max_pooling_grad as kernels
+
+    gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
+    if gradient.numel() == 0:
+        return gradient
+    input_gradient = input_gradient.resolve_neg()
+    shape, sizes = tuple(input_gradient.shape), tuple(gradient.shape)
+    problem = max_pooling_launch.GradProblem(
+        launch.three_axes(window),
+        len(window.axes),
+        shape[:2],
+        launch.three_sizes(sizes[2:]),
+        launch.three_sizes(shape[2:]),
+        launch.five_strides(shape, input_gradient.stride()),
+        launch.five_strides(shape, taps.stride()),
+        launch.five_strides(sizes, gradient.stride()),
+        input_gradient.element_size(),
+        _is_aligned(input_gradient, taps),
+        _target(gradient),
+    )
+    current, current_taps = input_gradient, taps
+    for step in max_pooling_launch.grad_passes(problem):
+        if step.kernel != "grad_axis":
+            _launch(getattr(kernels, step.kernel), step.launch, current, current_taps, gradient)
+            break
+        result, result_taps = gradient, gradient
+        if not step.launch.constants["LAST"]:
+            scratch_type = torch.float64 if gradient.dtype is torch.float64 else torch.float32
+            result = torch.empty(step.elements, dtype=scratch_type, device=gradient.device)
+            kind = torch.int16 if step.taps <= 2**15 else torch.int32
+            result_taps = torch.empty(step.elements, dtype=kind, device=gradient.device)
+        _launch(kernels.grad_axis, step.launch, current, current_taps, result, result_taps)
+        current, current_taps = result, result_taps
+    return gradient
