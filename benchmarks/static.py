@@ -254,7 +254,7 @@ def max_row(
                 step.launch.sizes[0],
                 moved,
                 trips=_busiest(step.loads),
-            )  # fmt: skip
+            )
         )
         read, so_far = step.elements, code
     total = prod(target_shape)

@@ -158,7 +158,8 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
     if layout == COLUMNS:
         vector = gcd(vector, 8)  # sixteen columns of bytes would not stay in registers
     elif problem.element_size == 1:
-        vector = gcd(vector, 8 if encode == NO_TAPS else 4)  # nor sixteen channels of several columns
+        # Nor would sixteen channels, of several columns with taps or of many without.
+        vector = gcd(vector, 4 if encode != NO_TAPS else 8 if max(axes.window[1:]) >= 7 else 16)
     half = problem.floating and problem.element_size == 2
     if layout == CHANNELS and half and encode != NO_TAPS and max(axes.window[1:]) >= 5:
         vector = gcd(vector, 4)  # eight float32 values and codes for each of the block's columns would not fit

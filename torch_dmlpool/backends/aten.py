@@ -22,6 +22,8 @@ MAX_WORK = 2**15
 """Taps read, over the whole tensor, below which ATen's maximum is faster than recording the passes."""
 AVERAGE_WORK = 2**12
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
+FEW_TAPS_PER_STEP = 2.5
+"""Taps per element stepped over up to which ATen's channels_last maximum beats one pass per axis: 3/2, 2/2, not 3/1."""
 TABLE_ENTRIES = 2**14
 """Windows times positions up to which the taps of ATen's indices are looked up instead of computed."""
 _CHAIN = 5
@@ -59,9 +61,8 @@ def _request(window: Window, shape: torch.Size) -> Request | None:
         small_average = False
     if shape.numel() == 0 or not (small_maximum or small_average):
         return None
-    for axis in window.axes:
-        if axis.start_padding != axis.end_padding or 2 * axis.start_padding > axis.window:
-            return None
+    if not _expressible(window):
+        return None
     *arguments, ceil_mode = window.arguments
     sizes_, strides, padding, _, dilations = arguments
     if window.rank == 1:
@@ -91,6 +92,26 @@ def _table(
     every = torch.arange(plane).view(plane, *(1 for _ in sizes)).expand(plane, *output_sizes)
     table = taps_of(every, window, sizes, where.first).to(tap_dtype(window.taps)).movedim(0, -1).contiguous()
     return table, torch.arange(0, windows * plane, plane).view(output_sizes)
+
+
+def max_pooling_of_vectors(input: Tensor, window: Window) -> Tensor | None:
+    """Maxima of a channels_last CPU tensor whose windows hardly overlap: there ATen is as fast as a copy."""
+    taps_per_step = window.taps / math.prod(axis.stride for axis in window.axes)
+    if not input.is_cpu or taps_per_step > FEW_TAPS_PER_STEP or input.numel() == 0 or window.rank == 1:
+        return None
+    if input.dtype in _UNKNOWN_TO_ATEN or not _expressible(window):
+        return None
+    *lists, ceil_mode = window.arguments
+    sizes, strides, padding, _, dilations = lists
+    memory_format = suggested_memory_format(input)
+    if memory_format is torch.contiguous_format:
+        return None
+    pool = torch.max_pool2d if window.rank == 2 else partial(_in_3d, torch.max_pool3d)
+    return settled(pool(input, sizes, strides, padding, dilations, ceil_mode), memory_format)
+
+
+def _expressible(window: Window) -> bool:
+    return all(axis.start_padding == axis.end_padding and 2 * axis.start_padding <= axis.window for axis in window.axes)
 
 
 def _served(input: Tensor, window: Window) -> Request | None:
@@ -192,8 +213,9 @@ def average_pooling_grad(
     """Write the gradient of small samples of float32 or float64 on the CPU; False where ATen cannot or need not."""
     if input_gradient.dtype.itemsize == 2:
         return False
-    request = _served(out, window)
-    if request is None or not request.small_average or request.rank == 1:
+    request, contiguous = _served(out, window), out.is_contiguous()
+    # ATen writes the gradient of its 3-D average as if it were contiguous.
+    if request is None or not request.small_average or request.rank == 1 or (request.rank == 3 and not contiguous):
         return False
     rest = (request.sizes, request.strides, request.padding, request.ceil_mode, include_padding, divisor_override)
     if request.rank == 3:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 PARALLEL_GRAIN = 2**15
 """PyTorch runs an elementwise operation of fewer elements on the calling thread."""
-PARALLEL_BLOCK = 2**19
+PARALLEL_BLOCK = 2**20
 """Elements per thread of a block in parallel replays: long enough to pay for a region, small enough for the cache."""
 SINGLE_THREAD_BLOCK = 2**16
 """Elements of a block where PyTorch may use one thread only: a few of its size fit the second-level cache."""

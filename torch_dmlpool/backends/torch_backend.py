@@ -272,9 +272,10 @@ def _lowest(dtype: torch.dtype) -> float:
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
-    small = aten.max_pooling(input, window)
-    if small is not None:
-        return small
+    for served in (aten.max_pooling, aten.max_pooling_of_vectors):
+        values = served(input, window)
+        if values is not None:
+            return values
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
@@ -455,15 +456,20 @@ def max_pooling_grad_from_taps(
         total = result
         if result.dtype.itemsize == 2:
             total = tape.scratch("total", tuple(result.shape[1:]), torch.float32)
-        tape.record(_clear, total)
-        for chunk in _chunks(sources[0].shape[-window.rank :]):
-            arriving, taps_there = (part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in sources)
-            where = places(window, sizes, chunk, taps.device)
-            tape.record(partial(_scatter, window, sizes, where), arriving, taps_there, total.flatten(-window.rank))
+        chunks = list(_chunks(sources[0].shape[-window.rank :]))
+        if channels_last and len(chunks) == 1:
+            where = places(window, sizes, chunks[0], taps.device)
+            tape.record(partial(_scatter_vectors, window, sizes, where), *sources, total.flatten(-window.rank))
+        else:
+            tape.record(_clear, total)
+            for chunk in chunks:
+                arriving, taps_there = (part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in sources)
+                where = places(window, sizes, chunk, taps.device)
+                tape.record(partial(_scatter, window, sizes, where), arriving, taps_there, total.flatten(-window.rank))
         if total is not result:
             tape.record(_copy, total, result)
 
-    run_planes(("max gradient", window, sizes), (input_gradient, taps), (gradient,), record)
+    run_planes(("max gradient", window, sizes, channels_last), (input_gradient, taps), (gradient,), record)
     return gradient
 
 
@@ -476,6 +482,18 @@ def _scatter(
         arriving = arriving.masked_fill(where.empty, 0)
     rank = window.rank
     out.scatter_add_(-1, positions.to(torch.int64).flatten(-rank), arriving.to(out.dtype).flatten(-rank))
+
+
+def _scatter_vectors(
+    window: Window, sizes: tuple[int, ...], where: Places, arriving: Tensor, taps: Tensor, out: Tensor
+) -> None:
+    """The same for channels_last, vector by vector; ATen's adaptive pool has the one scatter that knows no geometry."""
+    positions = positions_of(taps, window, sizes, where.base).to(torch.int64)
+    if where.empty is not None:
+        arriving = arriving.masked_fill(where.empty, 0)
+    flat = [tensor.flatten(2).unsqueeze(-1) for tensor in (arriving.to(out.dtype), positions)]
+    out = out.unsqueeze(-1)
+    torch.ops.aten.adaptive_max_pool2d_backward.grad_input(flat[0], out, flat[1], grad_input=out)
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
