@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 
-.PHONY: help demo test test-all lint bench wheel clean
+.PHONY: help demo test test-all lint bench gpu wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,10 @@ lint: $(INSTALLED)  ## style, format and types
 
 bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against PyTorch's own operators on this machine
 	$(BIN)/python -m benchmarks
+
+# The machine's own Python, PyTorch and Triton serve: nothing is installed where there may be no network.
+gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes
+	$(PYTHON) -m benchmarks.gpu
 
 wheel: $(INSTALLED)  ## build the wheel into dist/
 	rm -rf build dist

@@ -5,7 +5,7 @@ is one ``(n, c)`` pair; its base is a 64-bit offset, offsets inside it are 32-bi
 """
 
 # Triton's compiler knows no unpacking, and wants both branches of a compile-time choice to return.
-# ruff: noqa: RET505, RUF005, SIM300
+# ruff: noqa: SIM300
 
 import triton
 import triton.language as tl

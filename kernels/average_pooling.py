@@ -7,7 +7,6 @@ grows with the logarithm of the taps; past the unrolling bound groups of 8 are a
 """
 
 # Triton's compiler knows no unpacking of tuples.
-# ruff: noqa: RUF005
 
 from __future__ import annotations
 

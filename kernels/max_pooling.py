@@ -6,7 +6,7 @@ the row-major number of the tap that gave it; a later candidate replaces an earl
 greater or the first NaN, and the walk is in row-major order, so the first tap wins ties (M2, M3).
 """
 
-# ruff: noqa: RET505, RUF005, B007, SIM109  (Triton needs the else, compiles neither unpacking nor `in`)
+# ruff: noqa: B007, SIM109  (Triton needs the else, compiles neither unpacking nor `in`)
 
 from __future__ import annotations
 

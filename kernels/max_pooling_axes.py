@@ -5,7 +5,7 @@ product. Along an axis neighbouring windows share their common core. A tap's num
 each pass; -1 marks what is not inside the input until the last.
 """
 
-# ruff: noqa: RET505, RUF005, E741  (Triton needs the else and compiles no unpacking; I and O are an axis' sizes)
+# ruff: noqa: E741  (Triton needs the else and compiles no unpacking; I and O are an axis' sizes)
 
 from __future__ import annotations
 

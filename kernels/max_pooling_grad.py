@@ -9,7 +9,7 @@ that row has its winner in the same column: the first maximum of the row's segme
 rows, which also picks the winner's column, and then along each row: the windows cost their size, not its square.
 """
 
-# ruff: noqa: RET505, RUF005, B007, E741  (Triton needs the else and compiles no unpacking; I and O are an axis' sizes)
+# ruff: noqa: B007, E741  (Triton needs the else and compiles no unpacking; I and O are an axis' sizes)
 
 from __future__ import annotations
 

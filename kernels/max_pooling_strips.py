@@ -6,7 +6,7 @@ once (plus the rows that strips share) and the output once. Along both axes neig
 core, so what a window costs hardly grows with it.
 """
 
-# ruff: noqa: RUF005, SIM108  (Triton compiles no unpacking)
+# ruff: noqa: SIM108  (Triton compiles no unpacking)
 
 from __future__ import annotations
 

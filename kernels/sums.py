@@ -5,7 +5,7 @@ logarithm of the window, and neighbouring windows share blocks of 1, 2, 4, ... t
 """
 
 # Triton's compiler knows no unpacking, and wants both branches of a compile-time choice to return.
-# ruff: noqa: RET505, RUF005, SIM108
+# ruff: noqa: SIM108
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ PARALLEL_GRAIN = 2**15
 """PyTorch runs an elementwise operation of fewer elements on the calling thread."""
 PARALLEL_BLOCK = 2**20
 """Elements per thread of a block in parallel replays: long enough to pay for a region, small enough for the cache."""
+MOST_THREADS = 8
+"""Threads whose blocks are added up; beyond them scratch memory would grow with the machine."""
 SINGLE_THREAD_BLOCK = 2**16
 """Elements of a block where PyTorch may use one thread only: a few of its size fit the second-level cache."""
 PATIENCE = 3e-3
@@ -38,7 +40,7 @@ def block_elements(serial: bool) -> int:
     """Elements that one operation on a block may have."""
     if torch.get_num_threads() == 1:
         return SINGLE_THREAD_BLOCK
-    return PARALLEL_GRAIN - 1 if serial else PARALLEL_BLOCK * torch.get_num_threads()
+    return PARALLEL_GRAIN - 1 if serial else PARALLEL_BLOCK * min(torch.get_num_threads(), MOST_THREADS)
 
 
 class Place(NamedTuple):

@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,9 +32,11 @@ from torch_dmlpool.backends.separable import (
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Axis, Window
 
-DECODED_AT_ONCE = 2**18
-"""Outputs of one plane whose winners' positions are held at a time."""
+DECODED_AT_ONCE = 2**19
+"""Outputs whose winners' positions are held at a time."""
 
+Windows = tuple[tuple[int, int], ...]
+"""A range of windows per axis."""
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -429,10 +432,58 @@ def max_pooling_indices(
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient to the winners, which are found again from the input."""
-    _, taps = max_pooling_with_taps(input, window)
+    """The gradient to the winners, which are found again from the input, a tile at a time where it is large."""
     channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
-    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
+    large = input.numel() > tapes.block_elements(False)
+    if input.dtype.itemsize == 2 or not input.is_cpu or not large:
+        _, taps = max_pooling_with_taps(input, window)
+        return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
+    gradient = operands.empty(input.shape, input, operands.suggested_memory_format(input)).zero_()
+    for samples_and_channels, along in _tiles_of_rows(input, input_gradient.shape, window):
+        if along.sources.start == along.sources.stop:
+            continue
+        rows = (*samples_and_channels, along.sources)
+        part_of_window = _starting_at(window, along, input.shape[2:])
+        arriving = input_gradient[(*samples_and_channels, along.results)]
+        _, taps = max_pooling_with_taps(input[rows], part_of_window)
+        sizes, outputs = tuple(input[rows].shape[2:]), tuple((0, size) for size in taps.shape[2:])
+        _scatter(part_of_window, sizes, outputs, arriving, taps, gradient[rows].flatten(2))
+    return gradient
+
+
+def _tiles_of_rows(
+    input: Tensor, output_shape: Sequence[int], window: Window
+) -> Iterator[tuple[tuple[slice, slice], Reach]]:
+    """Samples, channels and a range of the first axis, of about :data:`DECODED_AT_ONCE` outputs each."""
+    samples, channels, *sizes = output_shape
+    plane = math.prod(sizes)
+    channel_step = max(1, min(channels, DECODED_AT_ONCE // plane))
+    sample_step = max(1, DECODED_AT_ONCE // (plane * channels)) if channel_step == channels else 1
+    if operands.suggested_memory_format(input) is not torch.contiguous_format:
+        channel_step, plane = channels, plane * channels
+    row_step = max(1, -(-window.axes[0].extent // window.axes[0].stride), DECODED_AT_ONCE * sizes[0] // plane)
+    for sample in range(0, samples, sample_step):
+        for channel in range(0, channels, channel_step):
+            for row in range(0, sizes[0], row_step):
+                along = _window_reach(window, input.shape[2:], 0, row, min(row + row_step, sizes[0]))
+                yield (slice(sample, sample + sample_step), slice(channel, channel + channel_step)), along
+
+
+def _starting_at(window: Window, along: Reach, sizes: Sequence[int]) -> Window:
+    """The window over a tile of rows: padded by what the tile lacks of the first and the last window's reach.
+
+    For a maximum an overhang is padding, so that no axis needs ceil_mode.
+    """
+    first, *others = window.axes
+    rows, outputs = along.sources.stop - along.sources.start, along.results.stop - along.results.start
+    axes = [_padded_to(replace(first, start_padding=-along.first_position), rows, outputs)]
+    axes += [_padded_to(axis, size, axis.output_size(size)) for axis, size in zip(others, sizes[1:], strict=True)]
+    return Window(tuple(axes))
+
+
+def _padded_to(axis: Axis, size: int, outputs: int) -> Axis:
+    reached = (outputs - 1) * axis.stride + axis.extent - axis.start_padding - size
+    return replace(axis, end_padding=max(0, reached), ceil_mode=False)
 
 
 def max_pooling_grad_from_taps(
@@ -447,8 +498,8 @@ def max_pooling_grad_from_taps(
     if gradient.device.type != "cpu":
         return _spread_by_comparison(input_gradient, taps, window, gradient)
     if gradient.numel() < tapes.PARALLEL_GRAIN and gradient.dtype.itemsize > 2:
-        where = places(window, sizes, tuple((0, size) for size in taps.shape[2:]), taps.device)
-        _scatter(window, sizes, where, input_gradient, taps, gradient.zero_().flatten(2))
+        windows = tuple((0, size) for size in taps.shape[2:])
+        _scatter(window, sizes, windows, input_gradient, taps, gradient.zero_().flatten(2))
         return gradient
 
     def record(tape: Tape, _: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
@@ -456,16 +507,14 @@ def max_pooling_grad_from_taps(
         total = result
         if result.dtype.itemsize == 2:
             total = tape.scratch("total", tuple(result.shape[1:]), torch.float32)
-        chunks = list(_chunks(sources[0].shape[-window.rank :]))
-        if channels_last and len(chunks) == 1:
-            where = places(window, sizes, chunks[0], taps.device)
-            tape.record(partial(_scatter_vectors, window, sizes, where), *sources, total.flatten(-window.rank))
+        chunks = list(_chunks(sources[0].shape[1:], window.rank))
+        if len(chunks) == 1:
+            tape.record(partial(_scatter_at_once, window, sizes, chunks[0]), *sources, total.flatten(-window.rank))
         else:
             tape.record(_clear, total)
             for chunk in chunks:
                 arriving, taps_there = (part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in sources)
-                where = places(window, sizes, chunk, taps.device)
-                tape.record(partial(_scatter, window, sizes, where), arriving, taps_there, total.flatten(-window.rank))
+                tape.record(partial(_scatter, window, sizes, chunk), arriving, taps_there, total.flatten(-window.rank))
         if total is not result:
             tape.record(_copy, total, result)
 
@@ -474,9 +523,10 @@ def max_pooling_grad_from_taps(
 
 
 def _scatter(
-    window: Window, sizes: tuple[int, ...], where: Places, arriving: Tensor, taps: Tensor, out: Tensor
+    window: Window, sizes: tuple[int, ...], windows: Windows, arriving: Tensor, taps: Tensor, out: Tensor
 ) -> None:
     """Add what arrives to the winners in a plane, in the order of the windows: the CPU's scatter keeps it."""
+    where = places(window, sizes, windows, taps.device)
     positions = positions_of(taps, window, sizes, where.base)
     if where.empty is not None:
         arriving = arriving.masked_fill(where.empty, 0)
@@ -484,16 +534,25 @@ def _scatter(
     out.scatter_add_(-1, positions.to(torch.int64).flatten(-rank), arriving.to(out.dtype).flatten(-rank))
 
 
-def _scatter_vectors(
-    window: Window, sizes: tuple[int, ...], where: Places, arriving: Tensor, taps: Tensor, out: Tensor
+def _scatter_at_once(
+    window: Window, sizes: tuple[int, ...], windows: Windows, arriving: Tensor, taps: Tensor, out: Tensor
 ) -> None:
-    """The same for channels_last, vector by vector; ATen's adaptive pool has the one scatter that knows no geometry."""
+    """The same for all windows of a plane, clearing it first, with PyTorch's threads where they are at hand.
+
+    ATen's adaptive pool has the one parallel scatter that knows no geometry, and it keeps the order of the windows too.
+    """
+    if out.dim() == 2 and tapes.prefers_serial():
+        _scatter(window, sizes, windows, arriving, taps, out.zero_())
+        return
+    where = places(window, sizes, windows, taps.device)
     positions = positions_of(taps, window, sizes, where.base).to(torch.int64)
     if where.empty is not None:
         arriving = arriving.masked_fill(where.empty, 0)
-    flat = [tensor.flatten(2).unsqueeze(-1) for tensor in (arriving.to(out.dtype), positions)]
-    out = out.unsqueeze(-1)
-    torch.ops.aten.adaptive_max_pool2d_backward.grad_input(flat[0], out, flat[1], grad_input=out)
+    rank, out = window.rank, out.unsqueeze(-1)
+    arriving, positions = (
+        tensor.flatten(-rank).unsqueeze(-1) for tensor in (arriving.to(out.dtype), positions.to(torch.int64))
+    )
+    torch.ops.aten.adaptive_max_pool2d_backward.grad_input(arriving, out, positions, grad_input=out)
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
@@ -504,28 +563,31 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     sizes = tuple(input.shape[2:])
 
     def record(tape: Tape, _: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> None:
-        for chunk in _chunks(results[0].shape[-window.rank :]):
+        for chunk in _chunks(results[0].shape[1:], window.rank):
             taps_there, out = (
                 part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in (sources[1], results[0])
             )
-            where = places(window, sizes, chunk, taps.device)
-            tape.record(partial(_gather, window, sizes, where), sources[0], taps_there, out)
+            tape.record(partial(_gather, window, sizes, chunk), sources[0], taps_there, out)
 
     run_planes(("gather", window, sizes), (input, taps), (gathered,), record)
     return gathered
 
 
-def _gather(window: Window, sizes: tuple[int, ...], where: Places, source: Tensor, taps: Tensor, out: Tensor) -> None:
+def _gather(
+    window: Window, sizes: tuple[int, ...], windows: Windows, source: Tensor, taps: Tensor, out: Tensor
+) -> None:
+    where = places(window, sizes, windows, taps.device)
     positions = positions_of(taps, window, sizes, where.base).to(torch.int64)
     found = torch.gather(source.flatten(-window.rank), -1, positions.flatten(-window.rank)).view(positions.shape)
     out.copy_(found if where.empty is None else found.masked_fill_(where.empty, 0))
 
 
-def _chunks(output_sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Parts of the output planes small enough to be decoded at once."""
-    rows = max(1, DECODED_AT_ONCE * output_sizes[0] // max(1, math.prod(output_sizes)))
-    for start in range(0, output_sizes[0], rows):
-        yield (start, min(start + rows, output_sizes[0])), *((0, size) for size in output_sizes[1:])
+def _chunks(sizes: Sequence[int], rank: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Parts of the output planes small enough to be decoded at once; ``sizes`` are those of all that is not cut."""
+    rows, *others = sizes[-rank:]
+    step = max(1, DECODED_AT_ONCE * rows // max(1, math.prod(sizes)))
+    for start in range(0, rows, step):
+        yield (start, min(start + step, rows)), *((0, size) for size in others)
 
 
 def _clear(out: Tensor) -> None:

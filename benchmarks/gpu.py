@@ -1,0 +1,94 @@
+"""`make gpu`: everything that needs a GPU, in one command of under nine minutes and without a network.
+
+Tests on the device, compute-sanitizer on a small set where the tool is there, then the benchmark. The report goes to
+the folder named by the variable OUT or to benchmarks/results/, as gpu.json beside the benchmark's own file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TESTS = ("tests/test_cuda.py", "tests/ops", "tests/test_aten.py", "tests/kernels/test_launch.py")
+SANITIZED = ("tests/ops/test_max_pooling.py", "tests/ops/test_average_pooling.py")
+
+
+def main() -> int:
+    import torch
+
+    if not torch.cuda.is_available():
+        print("make gpu: PyTorch sees no CUDA or ROCm GPU on this machine")
+        return 2
+    folder = Path(os.environ.get("OUT") or "benchmarks/results")
+    folder.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"machine": _machine(), "steps": []}
+    steps = [("tests", _pytest(*TESTS), 270)]
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer:
+        command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *_pytest(*SANITIZED, "-k", "every_layout")]
+        steps.append(("compute-sanitizer", command, 60))
+    benchmark = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--rows", "core"]
+    steps.append(("benchmark", [*benchmark, "--out", str(folder / "benchmark-gpu.json")], 180))
+    for name, command, seconds in steps:
+        report["steps"].append(_run(name, command, seconds))
+        (folder / "gpu.json").write_text(json.dumps(report, indent=1))
+    if not sanitizer:
+        print("compute-sanitizer is not on the path: memory was not checked")
+    return max(abs(step["exit_status"]) for step in report["steps"])
+
+
+def _pytest(*arguments: str) -> list[str]:
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--device", "cuda"]
+    return [sys.executable, "-m", "pytest", *options, *arguments]
+
+
+def _run(name: str, command: list[str], seconds: int) -> dict[str, Any]:
+    print(f"== {name}: at most {seconds} s", flush=True)
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        status = 124
+    tail = output[-6000:]
+    print(tail, flush=True)
+    return {"name": name, "exit_status": status, "seconds": round(time.monotonic() - started, 1), "output": tail}
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    try:
+        import triton
+
+        versions["triton"] = triton.__version__
+    except ImportError:
+        versions["triton"] = "absent"
+    properties = torch.cuda.get_device_properties(0)
+    driver = ""
+    if tool := shutil.which("nvidia-smi"):
+        query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "device": properties.name,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "driver": driver,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        **versions,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
