@@ -15,6 +15,8 @@ from torch_dmlpool import operands
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.tape import Tape
 
+DECODED_BLOCK = 2**18
+"""Elements of a block whose winners are decoded: its several temporary numbers should come from memory just used."""
 KEPT_TAPES = 128
 """Units of work whose recording is kept for the next call; the oldest goes first."""
 KEPT_PLANE = 2**15
@@ -80,7 +82,7 @@ def run_planes(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor
     def whole_planes(limit: int, sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Iterator[Tape]:
         wholes = (*sources, *results)
         largest = max(math.prod(tensor.shape[1:]) for tensor in wholes)
-        tape = Tape(wholes, max(1, limit // max(1, largest)), memory_format)
+        tape = Tape(wholes, max(1, min(limit, DECODED_BLOCK) // max(1, largest)), memory_format)
         record(tape, (), sources, results)
         yield tape
 

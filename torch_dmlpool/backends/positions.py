@@ -60,7 +60,7 @@ _kept_places = functools.lru_cache(maxsize=128)(_places)
 
 
 def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], base: Tensor) -> Tensor:
-    """The int64 position of each tap in its plane.
+    """The position of each tap in its plane, as int32 where that is enough.
 
     A tap number is a number of mixed radix, and so is a position: one is the other plus, for each axis, the quotient by
     the taps below it times what a step along the axis is longer in the plane than in the window.
@@ -79,7 +79,8 @@ def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], base: Tenso
             offsets = quotient.add_(offsets)
         taps_below, step_below = taps_below * axis.window, axis.dilation * stride
         stride *= sizes[number]
-    return offsets + base
+    # Of one type: a sum of two types is not vectorised.
+    return offsets + base.to(offsets.dtype)
 
 
 def _quotient(numbers: Tensor, divisor: int, narrow: bool) -> Tensor:

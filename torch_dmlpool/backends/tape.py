@@ -17,8 +17,9 @@ from torch import Tensor
 
 PARALLEL_GRAIN = 2**15
 """PyTorch runs an elementwise operation of fewer elements on the calling thread."""
-PARALLEL_BLOCK = 2**20
-"""Elements per thread of a block in parallel replays: long enough to pay for a region, small enough for the cache."""
+PARALLEL_BLOCK = 2**18
+"""Elements per thread of a block in parallel replays: long enough to pay for a region, small enough for the cache, and
+for the C library to hand the scratch of the call before out again instead of fetching fresh pages."""
 MOST_THREADS = 8
 """Threads whose blocks are added up; beyond them scratch memory would grow with the machine."""
 SINGLE_THREAD_BLOCK = 2**16

@@ -405,7 +405,7 @@ def _index(window: Window, sizes: tuple[int, ...], where: Places, taps: Tensor, 
     *numbers, out = numbers_and_out
     indices = positions_of(taps, window, sizes, where.base)
     for first_of_plane in numbers:
-        indices += first_of_plane
+        indices = indices.to(torch.int64).add_(first_of_plane)
     if where.empty is not None:
         indices.masked_fill_(where.empty, -1)
     out.copy_(indices)
@@ -545,7 +545,7 @@ def _scatter_at_once(
         _scatter(window, sizes, windows, arriving, taps, out.zero_())
         return
     where = places(window, sizes, windows, taps.device)
-    positions = positions_of(taps, window, sizes, where.base).to(torch.int64)
+    positions = positions_of(taps, window, sizes, where.base)
     if where.empty is not None:
         arriving = arriving.masked_fill(where.empty, 0)
     rank, out = window.rank, out.unsqueeze(-1)
