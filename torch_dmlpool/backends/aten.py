@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.positions import Places, places, taps_of
-from torch_dmlpool.operands import settled, suggested_memory_format, tap_dtype
+from torch_dmlpool.operands import empty, settled, suggested_memory_format, tap_dtype
 from torch_dmlpool.window import Window
 
 MAX_WORK = 2**15
 """Taps read, over the whole tensor, below which ATen's maximum is faster than recording the passes."""
 AVERAGE_WORK = 2**12
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
-FEW_TAPS_PER_STEP = 2.5
+FEW_TAPS_PER_STEP = 3.5
 """Taps per element stepped over up to which ATen's channels_last maximum beats one pass per axis: 3/2, 2/2, not 3/1."""
 TABLE_ENTRIES = 2**14
 """Windows times positions up to which the taps of ATen's indices are looked up instead of computed."""
@@ -96,18 +96,51 @@ def _table(
 
 def max_pooling_of_vectors(input: Tensor, window: Window) -> Tensor | None:
     """Maxima of a channels_last CPU tensor whose windows hardly overlap: there ATen is as fast as a copy."""
+    memory_format = _vectors(input, window)
+    if memory_format is None:
+        return None
+    pool = torch.max_pool2d if window.rank == 2 else partial(_in_3d, torch.max_pool3d)
+    return settled(pool(input, *_in_words_of_aten(window)), memory_format)
+
+
+def max_pooling_of_vectors_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
+    """The same with taps, sample by sample, as ATen's indices take eight bytes each."""
+    memory_format = _vectors(input, window)
+    if memory_format is None:
+        return None
+    sizes, output_sizes = tuple(input.shape[2:]), window.output_sizes(input.shape[2:])
+    where = places(window, sizes, tuple((0, size) for size in output_sizes), input.device)
+    if where.empty is not None:
+        return None
+    shape = (*input.shape[:2], *output_sizes)
+    values = empty(shape, input, memory_format)
+    taps = empty(shape, input, memory_format, tap_dtype(window.taps))
+    pools: Any = torch._C._nn
+    pool = pools.max_pool2d_with_indices if window.rank == 2 else partial(_in_3d, pools.max_pool3d_with_indices)
+    for sample in range(input.shape[0]):
+        one = slice(sample, sample + 1)
+        maxima, positions = pool(input[one], *_in_words_of_aten(window))
+        if input.dtype.is_floating_point and math.isnan(maxima.sum().item()):
+            return None
+        values[one] = maxima
+        taps[one] = taps_of(positions, window, sizes, where.first)
+    return values, taps
+
+
+def _vectors(input: Tensor, window: Window) -> torch.memory_format | None:
+    """The memory format of a channels_last tensor that ATen pools faster than one pass per axis; None for others."""
     taps_per_step = window.taps / math.prod(axis.stride for axis in window.axes)
-    if not input.is_cpu or taps_per_step > FEW_TAPS_PER_STEP or input.numel() == 0 or window.rank == 1:
+    if not input.is_cpu or window.rank == 1 or taps_per_step > FEW_TAPS_PER_STEP or input.numel() == 0:
         return None
     if input.dtype in _UNKNOWN_TO_ATEN or not _expressible(window):
         return None
-    *lists, ceil_mode = window.arguments
-    sizes, strides, padding, _, dilations = lists
     memory_format = suggested_memory_format(input)
-    if memory_format is torch.contiguous_format:
-        return None
-    pool = torch.max_pool2d if window.rank == 2 else partial(_in_3d, torch.max_pool3d)
-    return settled(pool(input, sizes, strides, padding, dilations, ceil_mode), memory_format)
+    return None if memory_format is torch.contiguous_format else memory_format
+
+
+def _in_words_of_aten(window: Window) -> tuple[Any, ...]:
+    sizes, strides, padding, _, dilations, ceil_mode = window.arguments
+    return sizes, strides, padding, dilations, ceil_mode
 
 
 def _expressible(window: Window) -> bool:

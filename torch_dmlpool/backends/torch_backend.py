@@ -325,9 +325,10 @@ def _record_unsigned(tape: Tape, dtype: torch.dtype, result: Tensor) -> None:
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
-    small = aten.max_pooling_with_taps(input, window)
-    if small is not None:
-        return small
+    for served in (aten.max_pooling_with_taps, aten.max_pooling_of_vectors_with_taps):
+        both = served(input, window)
+        if both is not None:
+            return both
     return _winners(input, window, operands.tap_dtype(window.taps), as_indices=False)
 
 
@@ -548,9 +549,10 @@ def _scatter_at_once(
     positions = positions_of(taps, window, sizes, where.base)
     if where.empty is not None:
         arriving = arriving.masked_fill(where.empty, 0)
-    rank, out = window.rank, out.unsqueeze(-1)
+    # As a row, not as a column: so it keeps the strides by which ATen knows channels_last.
+    rank, out = window.rank, out.unsqueeze(-2)
     arriving, positions = (
-        tensor.flatten(-rank).unsqueeze(-1) for tensor in (arriving.to(out.dtype), positions.to(torch.int64))
+        tensor.flatten(-rank).unsqueeze(-2) for tensor in (arriving.to(out.dtype), positions.to(torch.int64))
     )
     torch.ops.aten.adaptive_max_pool2d_backward.grad_input(arriving, out, positions, grad_input=out)
 
