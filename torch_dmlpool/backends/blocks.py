@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.tape import Tape
+from torch_dmlpool.window import Window
 
 DECODED_BLOCK = 2**18
 """Elements of a block whose winners are decoded: its several temporary numbers should come from memory just used."""
@@ -68,6 +69,20 @@ def run(
 
     for unit_sources, unit_results in _units(sources, results, memory_format):
         _run_unit(key, unit_sources, unit_results, tiles)
+
+
+def window_reach(window: Window, sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
+    """What the windows ``start … stop - 1`` of axis ``number`` read of an input of ``sizes``."""
+    axis, size = window.axes[number], sizes[number]
+    first = axis.first_position(start)
+    low = min(max(first, 0), size)
+    high = max(low, min(axis.first_position(stop - 1) + axis.extent, size))
+    return Reach(slice(start, stop), slice(low, high), first - low)
+
+
+def halo_of(window: Window) -> list[int]:
+    """Per axis, the windows that overlap one another."""
+    return [-(-axis.extent // axis.stride) for axis in window.axes]
 
 
 def same_reach(_: int, start: int, stop: int) -> Reach:

@@ -10,6 +10,7 @@ every block of planes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.tape import Tape, same_place
-from torch_dmlpool.window import Axis
+from torch_dmlpool.window import Axis, Window
 
 
 class Elements(NamedTuple):
@@ -49,7 +50,8 @@ def _maximum(first: Tensor, second: Tensor, out: Tensor) -> None:
     torch.maximum(first, second, out=out)
 
 
-def _copy(source: Tensor, out: Tensor) -> None:
+def copy(source: Tensor, out: Tensor) -> None:
+    """An operation to record: ``out`` takes the elements of ``source``, whatever the types."""
     out.copy_(source)
 
 
@@ -76,7 +78,7 @@ class Combination:
 
     def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
         """Record a copy of elements that lie ``step`` taps ahead."""
-        tape.record(_copy, source.values, out.values)
+        tape.record(copy, source.values, out.values)
 
     def clear(self, tape: Tape, out: Elements) -> None:
         """Record what windows hold that read nothing."""
@@ -128,7 +130,7 @@ class Winner(Combination):
         wins = later.view(torch.uint8)
         if dtype is not torch.uint8:
             wins = tape.scratch("wins", sizes, dtype)
-            tape.record(_copy, later, wins)
+            tape.record(copy, later, wins)
         candidate = out.taps if first.taps is None else tape.scratch("candidate", sizes, dtype)
         if second.taps is None:
             tape.record(partial(_scale, moved), wins, candidate)
@@ -257,9 +259,9 @@ class Pass:
         if offset not in self.phases:
             strided = self._part(self.source, offset, self.size, self.axis.stride)
             phase = scratch_like(self.tape, strided, (self.dimension, "phase", offset), tuple(strided.values.shape[1:]))
-            self.tape.record(_copy, strided.values, phase.values)
+            self.tape.record(copy, strided.values, phase.values)
             if strided.taps is not None and phase.taps is not None:
-                self.tape.record(_copy, strided.taps, phase.taps)
+                self.tape.record(copy, strided.taps, phase.taps)
             self.phases[offset] = phase
         return self.phases[offset]
 
@@ -383,3 +385,33 @@ class Pass:
             return Span(current.elements, low, low)
         first, second = self._clipped(held, low, high), self._clipped(ahead, low, high)
         return self._merge(self._temporary(high - low), low, first, second, held_taps)
+
+
+def record_axes(
+    tape: Tape,
+    combinations: Sequence[Combination],
+    window: Window,
+    first_positions: Sequence[int],
+    source: Elements,
+    out: Elements,
+    order: Sequence[int],
+) -> None:
+    """Record a pass along one axis after the other, in ``order``; everything but ``tape`` has an entry per axis."""
+    leading = out.values.dim() - window.rank
+    needed = [
+        number
+        for number in order
+        if window.axes[number].window > 1
+        or window.axes[number].stride > 1
+        or first_positions[number] != 0
+        or source.values.shape[leading + number] != out.values.shape[leading + number]
+    ] or order[:1]
+    for number in needed:
+        into, dimension = out, leading + number
+        if number != needed[-1]:
+            sizes = list(source.values.shape)
+            sizes[dimension] = out.values.shape[dimension]
+            into = scratch_like(tape, out, ("axis", number), tuple(sizes[1:]))
+        axis, first = window.axes[number], first_positions[number]
+        Pass(tape, combinations[number], axis, first, source, dimension, into).record()
+        source = into
