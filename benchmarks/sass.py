@@ -134,7 +134,7 @@ def compiled(
     for name in names[len(signature) :]:
         signature[name] = "constexpr"
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attributes)
-    return triton.compile(source, target=target, options={"num_warps": num_warps})
+    return triton.compile(source, target=target, options={"num_warps": num_warps, "enable_fp_fusion": True})
 
 
 def machine_code(binary: Any) -> Code:

@@ -21,11 +21,13 @@ def _launch(kernel: Any, launch: Any, *tensors: Tensor) -> None:
     device = tensors[0].device
     # A lane per thread: AMD's wavefronts of 64 threads need half as many.
     num_warps = launch.num_warps // 2 if torch.version.hip else launch.num_warps
+    # Said aloud because Triton's default is about to change, and Triton 3.9 warns of that at every compilation.
+    options = {"num_warps": num_warps, "enable_fp_fusion": True}
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, num_warps=num_warps)
+        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
         return
     with torch.cuda.device(device):
-        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, num_warps=num_warps)
+        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
 
 
 def _is_aligned(*tensors: Tensor) -> bool:
