@@ -261,3 +261,19 @@ def test_scratch_memory_is_bounded_by_the_block(sizes: str, dtype: torch.dtype, 
     assert input.numel() * 4 >= 64 * MEBIBYTE
     too_much = {name: scratch for name, call in calls_on(input, window) if (scratch := scratch_of(call)) > MOST_SCRATCH}
     assert not too_much
+
+
+@pytest.mark.parametrize(("window_size", "strides"), [(3, 2), (3, 1), (5, 3), (7, 1)])
+def test_an_average_has_the_same_bits_however_it_is_cut_up(
+    window_size: int, strides: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3: a busy machine cuts planes into smaller tiles than an idle one, and the sums keep their order."""
+    window = Window.directml(2, window_size, strides, 1, 1)
+    input = samples.normal(2, 2, 300, 200)
+    results = set()
+    for elements in (2**21, 2**15 - 1, 2**13):
+        monkeypatch.setattr(tape, "block_elements", lambda _, elements=elements: elements)
+        average = torch_backend.average_pooling(input, window, False, None)
+        gradient = torch_backend.average_pooling_grad(average, input.shape[2:], window, False, None)
+        results.add((average.numpy().tobytes(), gradient.numpy().tobytes()))
+    assert len(results) == 1

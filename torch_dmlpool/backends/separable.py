@@ -62,8 +62,10 @@ def _fill(value: float, out: Tensor) -> None:
 class Combination:
     """How two elements become one, and what a window that reads nothing holds."""
 
-    commutes = True
-    """Whether the order of the taps is free."""
+    any_order = False
+    """Whether the order of the taps is free. That of a sum is not: its bits must not depend on where tiles end (E3)."""
+    reads_twice = False
+    """Whether combining reads each operand more than once."""
     disjoint = False
     """Whether a tap must not be combined twice."""
     longest_chain = 0
@@ -101,6 +103,8 @@ class Sum(Combination):
 class Maximum(Combination):
     """Maximum of values; NaN wins."""
 
+    any_order = True
+
     def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
         tape.record(_maximum, first.values, second.values, out.values)
 
@@ -112,7 +116,7 @@ class Winner(Combination):
     where asked for: the comparison that sees it costs three operations more.
     """
 
-    commutes = False
+    reads_twice = True
 
     def __init__(self, identity: float, unit: int, nan_wins: bool) -> None:
         super().__init__(identity)
@@ -253,7 +257,7 @@ class Pass:
     def _splits_phases(self) -> bool:
         """Whether every stride-th element is first copied together: an argmax reads each operand twice."""
         innermost = self.source.values.stride(self.dimension) == 1
-        return self.axis.stride > 1 and self.axis.window > 1 and innermost and not self.combination.commutes
+        return self.axis.stride > 1 and self.axis.window > 1 and innermost and self.combination.reads_twice
 
     def _phase(self, offset: int) -> Elements:
         if offset not in self.phases:
@@ -325,7 +329,7 @@ class Pass:
         if chain == 0 or end - begin <= chain:
             spans = [self._tap(tap) for tap in range(begin, end)]
             whole = [span for span in spans if span.high - span.low == self.outputs]
-            if self.combination.commutes and len(whole) > 1:
+            if self.combination.any_order and len(whole) > 1:
                 # What covers every window goes first, and the rest is added in place: no edge is ever copied.
                 spans = whole + [span for span in spans if span.high - span.low < self.outputs]
                 return self._accumulated(out, spans)
