@@ -36,6 +36,8 @@ def bind_onnx_runtime(problem: Problem) -> list[Bound]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4
+    # Its threads would otherwise go on spinning into the next contestant's time, on the same cores.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     model = onnx_model.pooling_model(workload)
     try:
         session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

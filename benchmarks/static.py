@@ -18,7 +18,9 @@ from torch_dmlpool.kernels import (
     max_pooling,
     max_pooling_axes,
     max_pooling_grad,
+    max_pooling_grad_launch,
     max_pooling_launch,
+    max_pooling_stream,
     max_pooling_strips,
 )
 
@@ -206,6 +208,9 @@ def average_rows() -> Iterator[Row]:
         yield average_row(dtype, 112, 1, padding=0)
 
 
+MAX_KERNELS = {"max_axis": max_pooling_axes, "max_windows": max_pooling, "max_stream": max_pooling_stream}
+
+
 def max_row(
     dtype: str,
     window: int,
@@ -239,6 +244,7 @@ def max_row(
             moved += step.elements * BYTES[code] + (read * BYTES[so_far] if step is not passes[0] else 0)
         pointers = {
             "max_windows": (dtype, dtype, code),
+            "max_stream": (dtype, dtype, code),
             "max_axis": (dtype, so_far, dtype, code),
             "max_strips": (),
         }[step.kernel]
@@ -248,7 +254,7 @@ def max_row(
             continue
         kernels.append(
             Kernel(
-                getattr(max_pooling_axes if step.kernel == "max_axis" else max_pooling, step.kernel),
+                getattr(MAX_KERNELS[step.kernel], step.kernel),
                 pointers,
                 step.launch,
                 step.launch.sizes[0],
@@ -279,12 +285,12 @@ def max_gradient_row(
     geometry, outputs, tap_type = _max_geometry(window, stride, sizes, padding, dilation)
     shape, source = (*batch, *sizes), (*batch, *outputs)
     strides, incoming = (launch.five_strides(s, dense(s, channels_last)) for s in (shape, source))
-    problem = max_pooling_launch.GradProblem(
+    problem = max_pooling_grad_launch.GradProblem(
         launch.three_axes(geometry), len(sizes), batch, launch.three_sizes(sizes), launch.three_sizes(outputs),
         incoming, incoming, strides, BYTES[dtype], True, target,
     )  # fmt: skip
     kernels, read, read_types = [], prod(source), (dtype, tap_type)
-    passes = max_pooling_launch.grad_passes(problem)
+    passes = max_pooling_grad_launch.grad_passes(problem)
     for step in passes:
         last = step is passes[-1]
         written = (dtype,) if last else ("float32", "int16")

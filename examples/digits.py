@@ -6,7 +6,8 @@
 Two networks are trained twice each, from the same weights on the same batches. The first pools in windows of 2 that do
 not overlap: there both libraries must agree bit for bit. The second pools with overlapping windows and averages, where
 gradients are added in another order: there the losses must agree within 1e-4 over the first steps. Then the trained
-network runs through torch.compile, and a picture shows what pooling kept and where its gradient went.
+networks pool in int8 and must classify as well, one runs through torch.compile, and a picture shows what pooling kept
+and where its gradient went.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ TRAINING_IMAGES = 1437
 BATCH_SIZE = 64
 COMPARED_STEPS = 20
 TOLERANCE = 1e-4
+INT8_TOLERANCE = 0.02
 
 
 def windows_of_two(pooling: ModuleType) -> nn.Sequential:
@@ -119,9 +121,39 @@ class Run:
         self.losses += torch.stack(losses).tolist()
         self.seconds.append(time.perf_counter() - start)
 
-    @torch.no_grad()
-    def accuracy(self, digits: Digits) -> float:
-        return (self.network(digits.test_images).argmax(1) == digits.test_labels).float().mean().item()
+
+@torch.no_grad()
+def accuracy(network: nn.Module, digits: Digits) -> float:
+    return (network(digits.test_images).argmax(1) == digits.test_labels).float().mean().item()
+
+
+class Int8Pool(nn.Module):
+    """A pooling layer on int8 integers, between layers of real numbers: quantize, pool, dequantize."""
+
+    def __init__(self, layer: nn.Module, inputs: Tensor) -> None:
+        super().__init__()
+        # 256 steps from 0, which is exact, to the largest number seen; what comes here has been through a ReLU.
+        self.scale, self.zero_point = inputs.max().item() / 255, -128
+        if isinstance(layer, nn.AvgPool2d):
+            layer = dmlpool.nn.quantized.AvgPool2d.from_float(
+                layer, input_scale=self.scale, input_zero_point=self.zero_point
+            )
+        self.layer = layer.to(inputs.device)  # a maximum of integers needs no scale
+
+    def forward(self, features: Tensor) -> Tensor:
+        steps = torch.round(features / self.scale) + self.zero_point
+        pooled = self.layer(steps.clamp(-128, 127).to(torch.int8))
+        return self.scale * (pooled.float() - self.zero_point)
+
+
+@torch.no_grad()
+def pooling_in_int8(network: nn.Sequential, images: Tensor) -> nn.Sequential:
+    """The same network with its pools in int8, for the range that ``images`` show each of them."""
+    layers = []
+    for layer in network:
+        layers.append(Int8Pool(layer, images) if isinstance(layer, (nn.MaxPool2d, nn.AvgPool2d)) else layer)
+        images = layer(images)
+    return nn.Sequential(*layers)
 
 
 def train_all(digits: Digits, epochs: int, device: torch.device) -> dict[tuple[str, str], Run]:
@@ -141,14 +173,25 @@ def train_all(digits: Digits, epochs: int, device: torch.device) -> dict[tuple[s
     return runs
 
 
-def report(runs: dict[tuple[str, str], Run], digits: Digits) -> None:
-    """Print one table: accuracy, time and last loss of every run."""
-    print(f"\n{'network':22}{'layers':18}{'test accuracy':>14}{'s per epoch':>13}{'last loss':>12}")
+def report(runs: dict[tuple[str, str], Run], digits: Digits) -> bool:
+    """Print one table: accuracy, time and last loss of every run; return whether pooling in int8 is as accurate."""
+    print(f"\n{'network':22}{'layers':24}{'test accuracy':>14}{'s per epoch':>13}{'last loss':>12}")
+    as_accurate = True
     for (network, library), run in runs.items():
         # The first epoch warms caches and allocators up; with one epoch there is no other.
         seconds = statistics.median(run.seconds[1:] or run.seconds)
-        print(f"{network:22}{library:18}{run.accuracy(digits):>13.1%}{seconds:>14.3f}{run.losses[-1]:>12.6f}")
+        trained = accuracy(run.network, digits)
+        print(f"{network:22}{library:24}{trained:>13.1%}{seconds:>14.3f}{run.losses[-1]:>12.6f}")
+        if library == "torch_dmlpool.nn":
+            quantized = accuracy(pooling_in_int8(run.network, digits.images), digits)
+            print(f"{network:22}{library + ', int8':24}{quantized:>13.1%}{'-':>14}{'-':>12}")
+            as_accurate &= abs(quantized - trained) <= INT8_TOLERANCE
     print("One thread; 8 by 8 maps pool in microseconds, so this is mostly the time of calls. Larger ones: make bench")
+    verdict = "within" if as_accurate else "NOT within"
+    print(
+        f"The trained networks with their pooling in int8: accuracy {verdict} {INT8_TOLERANCE:.0%} of the real numbers'"
+    )
+    return as_accurate
 
 
 def check_losses(runs: dict[tuple[str, str], Run]) -> bool:
@@ -241,8 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # maps of 8 by 8 are too small to share between cores
     digits = Digits.load(device)
     runs = train_all(digits, options.epochs, device)
-    report(runs, digits)
-    agree = check_losses(runs)
+    agree = report(runs, digits)
+    agree &= check_losses(runs)
     trained = runs["max 2/2", "torch_dmlpool.nn"].network
     agree &= check_compiled(trained, digits)
     draw(trained, digits, options.picture)

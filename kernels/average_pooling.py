@@ -38,6 +38,7 @@ from .sums import (
     sliding_sums,
     target_totals,
     with_entry,
+    with_group,
     with_position,
 )
 
@@ -445,11 +446,7 @@ def sum_axis(
             if ADJOINT and COUNT > 0:
                 term = term / tl.maximum(counted_taps(place * S - P, target_size, E, K, D, COUNT == 2), 1).to(ACC)
             terms = terms + (term,)
-        group = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + ((terms[4] + terms[5]) + (terms[6] + terms[7]))
-        grown = total + group
-        back = grown - total
-        error += (total - (grown - back)) + (group - back)
-        total = grown
+        total, error = with_group(total, error, terms)
     mended = total + error
     total = tl.where(mended == mended, mended, total)  # the error of an infinite sum is NaN
     if COUNT == 0:

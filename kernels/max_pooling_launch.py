@@ -4,96 +4,48 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd, prod
-from typing import NamedTuple
 
 from torch_dmlpool.kernels.launch import (
     LANES,
     Axes,
     Launch,
-    covering,
     divided,
     in_plane_span,
     is_wide,
     vector_width,
 )
+from torch_dmlpool.kernels.max_pooling_problem import (
+    AXIS_CONSTANTS,
+    CHANNELS,
+    COLUMNS,
+    INDICES,
+    NO_TAPS,
+    PLANE_INDICES,
+    TAPS,
+    MaxProblem,
+    Pass,
+    compares_wrongly,
+    dense,
+    has_empty_window,
+    max_vectors,
+    memory_order,
+    pooled_axes,
+    shared_by,
+)
+from torch_dmlpool.kernels.max_pooling_stream_launch import max_stream
 
-SCALAR, COLUMNS, CHANNELS = 0, 1, 2  # how a lane's block is loaded; the same numbers as in kernels/max_pooling.py
-NO_TAPS, TAPS, PLANE_INDICES, INDICES = 0, 1, 2, 3  # what is stored beside the values; the kernel's numbers too
+__all__ = ["INDICES", "NO_TAPS", "PLANE_INDICES", "TAPS", "MaxProblem", "max_passes", "tap_lookup"]
+
 # Comparisons in one lane's straight-line code: more would take longer than 3 s to compile.
 UNROLLED_STEPS = 480
 UNROLLED_STEPS_WITH_TAPS = 360
 CHANNEL_STEP = 5  # what a comparison of vectors costs the compiler, compared with one of columns
-UNROLLED_EXTENT = (
-    64  # positions one window may span unrolled: past it dilation makes the code walk over rows for nothing
-)
-AXIS_CONSTANTS = ("KD", "KH", "KW", "SD", "SH", "SW", "PD", "PH", "PW", "JD", "JH", "JW")
-"""Compile-time arguments: taps, stride, start padding and dilation along each axis."""
-
-
-class MaxProblem(NamedTuple):
-    """What decides how a max pooling is launched: geometry, layout and data type, no values."""
-
-    axes: Axes
-    rank: int
-    planes: tuple[int, int]  # N, C
-    sizes: tuple[int, int, int]
-    outputs: tuple[int, int, int]
-    strides: tuple[int, int, int, int, int]  # of the tensor that is read
-    output_strides: tuple[int, int, int, int, int]
-    element_size: int
-    floating: bool
-    bfloat16: bool
-    aligned: bool  # the tensor that is read begins at a multiple of 16 bytes
-    target: str  # "cuda", "hip" or "interpreter"
-
-
-class GradProblem(NamedTuple):
-    """What decides how a gradient of max pooling is launched."""
-
-    axes: Axes
-    rank: int
-    planes: tuple[int, int]
-    sizes: tuple[int, int, int]
-    outputs: tuple[int, int, int]
-    gradient_strides: tuple[int, int, int, int, int]
-    tap_strides: tuple[int, int, int, int, int]
-    strides: tuple[int, int, int, int, int]  # of the result
-    element_size: int
-    aligned: bool  # the incoming gradient and the taps begin at multiples of 16 bytes
-    target: str
-
-
-class Pass(NamedTuple):
-    """One launch of a sequence; each reads what the one before has written."""
-
-    kernel: str
-    launch: Launch
-    elements: int  # of the result
-    taps: int  # taps of the part of the window that has been (or is still to be) pooled
-    scratch: int = 0  # elements that the launch wants beside its result
-    loads: int = 0  # elements or vectors that a lane's loop reads, 0 where nothing loops
-
-
-def has_empty_window(axes: Axes, sizes: tuple[int, ...], outputs: tuple[int, ...]) -> bool:
-    """Whether some window reads no element: before the input, past it, or stepping over all of it."""
-    return any(
-        (window - 1) * dilation < start or (output - 1) * stride - start >= size or (window > 1 and dilation > size)
-        for size, output, window, stride, start, _, dilation in zip(sizes, outputs, *axes, strict=True)
-    )
+UNROLLED_EXTENT = 64  # positions one window may span unrolled: further apart, rows are walked over for nothing
 
 
 def _positions_read(outputs: int, window: int, stride: int, dilation: int) -> int:
     """Different positions along one axis that ``outputs`` neighbouring windows read."""
     return len({output * stride + tap * dilation for output in range(outputs) for tap in range(window)})
-
-
-def shared_by(outputs: int, window: int, stride: int, dilation: int) -> int:
-    """How many neighbouring windows best share one core: the most, as powers of 2 go, that still have one in common."""
-    group = 1
-    if dilation == 1:
-        while outputs % (2 * group) == 0 and (2 * group - 1) * stride < window:
-            group *= 2
-    return group
 
 
 def _unrolled_steps(axes: Axes, rows: int, columns: int) -> int:
@@ -108,24 +60,6 @@ def _comparisons(outputs: int, window: int, stride: int, dilation: int) -> int:
     """Comparisons for ``outputs`` neighbouring windows along one axis when groups of them share a core."""
     group = shared_by(outputs, window, stride, dilation)
     return outputs // group * (window - 1 + max(0, (group - 1) * (stride + 1) - (group > 1)))
-
-
-def _compares_wrongly(problem: MaxProblem) -> bool:
-    return problem.bfloat16 and problem.target == "interpreter"
-
-
-def max_vectors(problem: MaxProblem) -> tuple[int, int]:
-    """``(layout, V)``: how lanes read the input, and how many elements at a time."""
-    n, c, d, h, w = problem.strides
-    channels, width = problem.planes[1], problem.sizes[2]
-    if problem.output_strides[1] == 1 and c == 1:
-        # A stride of 0 means an axis of one element, which any vector length divides.
-        return CHANNELS, vector_width(problem.element_size, problem.aligned, channels, n, d, h, w)
-    if w == 1 and problem.output_strides[4] <= 1:
-        vector = vector_width(problem.element_size, problem.aligned, width, n, c, d, h)
-        if vector > 1:
-            return COLUMNS, vector
-    return SCALAR, 1
 
 
 def max_block(layout: int, vector: int, axes: Axes, outputs: tuple[int, int, int], steps: float) -> tuple[int, int]:
@@ -214,7 +148,7 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
             LAYOUT=layout,
             WIDE=is_wide(axes, problem.sizes, outputs, lanes, *wide_spans),
             # With taps float32 is the cheaper comparison on a GPU; the interpreter compares bfloat16 by its bits.
-            WIDEN=half and (encode != NO_TAPS or _compares_wrongly(problem)),
+            WIDEN=half and (encode != NO_TAPS or compares_wrongly(problem)),
             ASM=asm,
             WITH=encode,
             EMPTY=encode != NO_TAPS and has_empty_window(axes, problem.sizes, outputs),
@@ -223,33 +157,12 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
     )
 
 
-def _memory_order(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes of a dense (N, C, D, H, W) result, slowest first: channels innermost or contiguous."""
-    return (0, 2, 3, 4, 1) if strides[1] == 1 else (0, 1, 2, 3, 4)
-
-
-def _dense(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a dense tensor of ``shape`` whose axes lie in memory in ``order``."""
-    strides, step = [0] * 5, 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
-
-
-def _pooled_axes(axes: Axes, sizes: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
-    """The axes along which a window does anything at all; at least one."""
-    rows = zip(sizes, outputs, *axes[:4], strict=True)
-    does = [i for i, row in enumerate(rows) if row[2:] != (1, 1, 0, 0) or row[0] != row[1]]
-    return does or [2]
-
-
 def max_axes(problem: MaxProblem, with_taps: bool) -> tuple[Pass, ...]:
     """One pass per axis, innermost first, so that of equal maxima the first row's first column is kept."""
-    order = _memory_order(problem.output_strides)
+    order = memory_order(problem.output_strides)
     shape = (*problem.planes, *problem.sizes)
     strides, aligned = problem.strides, problem.aligned
-    pooled = _pooled_axes(problem.axes, problem.sizes, problem.outputs)[::-1]
+    pooled = pooled_axes(problem.axes, problem.sizes, problem.outputs)[::-1]
     passes = []
     below = 1
     for axis in pooled:
@@ -257,7 +170,7 @@ def max_axes(problem: MaxProblem, with_taps: bool) -> tuple[Pass, ...]:
         window, stride, start, _, dilation = (field[axis] for field in problem.axes)
         size, outputs = problem.sizes[axis], problem.outputs[axis]
         result = (*shape[: 2 + axis], outputs, *shape[3 + axis :])
-        result_strides = problem.output_strides if last else _dense(result, order)
+        result_strides = problem.output_strides if last else dense(result, order)
         others = [i for i in order if i != 2 + axis]
         innermost = order[-1] == 2 + axis
         vector = 1
@@ -283,7 +196,7 @@ def max_axes(problem: MaxProblem, with_taps: bool) -> tuple[Pass, ...]:
                 "WIDE": is_wide(
                     one, (size,), (outputs,), lanes, size * strides[2 + axis], outputs * result_strides[2 + axis]
                 ),
-                "WIDEN": _compares_wrongly(problem), "WITH_TAPS": with_taps,
+                "WIDEN": compares_wrongly(problem), "WITH_TAPS": with_taps,
             },
         )  # fmt: skip
         below *= window
@@ -349,7 +262,7 @@ def max_strips(problem: MaxProblem) -> Pass | None:
         ),
         constants={
             "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "R": rows, "V": vector, "B": LANES,
-            "WIDEN": _compares_wrongly(problem),
+            "WIDEN": compares_wrongly(problem),
         },
     )  # fmt: skip
     return Pass("max_strips", launch, prod((*problem.planes, *outputs)), prod(axes.window), scratch=programs * own)
@@ -359,8 +272,9 @@ def max_strips(problem: MaxProblem) -> Pass | None:
 def max_passes(problem: MaxProblem, encode: int) -> tuple[Pass, ...]:
     """The launches that serve a max pooling; strips give values alone, passes along the axes values and taps."""
     strips = max_strips(problem) if encode == NO_TAPS else None
-    if strips is not None:
-        return (strips,)
+    one = strips or max_stream(problem, encode)
+    if one is not None:
+        return (one,)
     launch = max_windows(problem, encode)
     if launch is None:
         return max_axes(problem, encode != NO_TAPS)
@@ -394,167 +308,3 @@ def tap_lookup(
             WIDE=is_wide(axes, sizes, outputs, lanes, *spans),
         ),
     )
-
-
-GATHERED_TERMS = 12  # windows per input above which two passes, up the rows and then along them, read less
-GATHERED_STEPS = (
-    512  # conditional additions in one lane's straight-line code; more would take longer than 3 s to compile
-)
-
-
-@lru_cache(maxsize=4096)
-def grad_passes(problem: GradProblem) -> tuple[Pass, ...]:
-    """The launches that serve a gradient of max pooling: one unrolled, or one per axis."""
-    launch = _grad_windows(problem)
-    if launch is not None:
-        return (Pass("grad_windows", launch, prod((*problem.planes, *problem.sizes)), prod(problem.axes.window)),)
-    return _grad_axes(problem)
-
-
-def _grad_windows(problem: GradProblem) -> Launch | None:
-    axes, sizes, outputs = problem.axes, problem.sizes, problem.outputs
-    extents = [(window - 1) * dilation + 1 for window, dilation in zip(axes.window, axes.dilation, strict=True)]
-    if max(extents) > UNROLLED_EXTENT or max(axes.stride) > 4:
-        return None
-    gs, ts, xs = problem.gradient_strides, problem.tap_strides, problem.strides
-    channels, width, out_width = problem.planes[1], sizes[2], outputs[2]
-    vector = store = 1
-    layout = SCALAR
-    if xs[1] == 1:
-        layout = CHANNELS
-        if gs[1] == 1 and ts[1] == 1:
-            used = [s[i] for s in (gs, ts, xs) for i in (0, 2, 3, 4)]
-            vector = vector_width(problem.element_size, problem.aligned, channels, *used)
-    elif gs[4] == 1 and ts[4] == 1 and xs[4] == 1:
-        used = [s[i] for s in (gs, ts) for i in (0, 1, 2, 3)]
-        vector = vector_width(problem.element_size, problem.aligned, out_width, *used)
-        store = min(vector, vector_width(problem.element_size, True, width, *(xs[i] for i in (0, 1, 2, 3))))
-        if vector > 1:
-            layout = COLUMNS
-    separable = _terms(axes) > GATHERED_TERMS
-    if layout == CHANNELS and separable:
-        vector = gcd(vector, 4)  # a sum and a picked column for each window of the block, times the vector
-    block = _grad_block(layout, vector, axes, sizes, separable)
-    if block is not None and separable and problem.element_size == 8:
-        block = axes.stride[1], block[1]  # float64 sums take two registers each
-    if block is None:
-        return None
-    rows, columns = block
-    if layout == CHANNELS:
-        channels //= vector
-        runtime = tuple(v for s in (gs, ts, xs) for v in (s[0] // vector, s[1], *(i // vector for i in s[2:])))
-        groups = problem.planes[0] * channels
-        spans = [in_plane_span((*lengths, channels * vector), (*s[2:], s[1]))
-                 for lengths, s in ((outputs, gs), (outputs, ts), (sizes, xs))]  # fmt: skip
-    else:
-        units = (vector, vector, store) if layout == COLUMNS else (1, 1, 1)
-        runtime = tuple(
-            v for s, unit in zip((gs, ts, xs), units, strict=True) for v in (*(i // unit for i in s[:4]), s[4])
-        )
-        groups = problem.planes[0] * channels
-        spans = [in_plane_span(lengths, s[2:]) for lengths, s in ((outputs, gs), (outputs, ts), (sizes, xs))]
-    lanes = groups * divided(sizes[0], axes.stride[0]) * divided(sizes[1], rows) * divided(sizes[2], columns)
-    if layout == COLUMNS:
-        width, out_width = width // store, out_width // vector
-    return Launch(
-        programs=divided(lanes, LANES),
-        sizes=(lanes, channels, *sizes[:2], width, *outputs[:2], out_width, *runtime),
-        constants=dict(
-            zip(AXIS_CONSTANTS, (*axes.window, *axes.stride, *axes.start, *axes.dilation), strict=True),
-            RANK=problem.rank,
-            R=rows,
-            Q=columns,
-            V=vector,
-            STORE=store,
-            B=LANES,
-            LAYOUT=layout,
-            WIDE=is_wide(axes, sizes, outputs, lanes, *spans),
-            SEPARABLE=separable,
-            DOUBLE=problem.element_size == 8,
-            ASM=problem.target == "cuda" and problem.element_size < 8,
-        ),
-    )
-
-
-def _terms(axes: Axes) -> int:
-    """Windows that reach one input element within a slice, at most."""
-    height, width = (
-        covering(w, s, j).count for w, s, j in list(zip(axes.window, axes.stride, axes.dilation, strict=True))[1:]
-    )
-    return height * width
-
-
-def _grad_block(
-    layout: int, vector: int, axes: Axes, sizes: tuple[int, int, int], separable: bool
-) -> tuple[int, int] | None:
-    """``(R, Q)``: rows and columns of inputs of one lane, multiples of the strides; None where none is short enough."""
-    stride_rows, stride_columns = axes.stride[1:]
-    rows = stride_rows * {1: 4, 2: 2}.get(stride_rows, 1)
-    if layout == COLUMNS:
-        columns = vector * stride_columns
-        if separable:
-            # Wide blocks share the picked columns of more windows; two rows of them are what compiles in 3 s.
-            rows, columns = 2 * stride_rows, max(columns, 8 * stride_columns)
-    elif layout == CHANNELS:
-        columns = stride_columns * (2 if stride_columns == 1 else 1)
-        if separable:
-            rows, columns = stride_rows, 4 * stride_columns
-    else:
-        rows, columns = stride_rows * {1: 8, 2: 2}.get(stride_rows, 1), stride_columns
-    depth = axes.stride[0] * covering(axes.window[0], axes.stride[0], axes.dilation[0]).count
-
-    def steps(rows: int) -> int:
-        height, width = (
-            covering(w, s, j).count for w, s, j in list(zip(axes.window, axes.stride, axes.dilation, strict=True))[1:]
-        )
-        if not separable:
-            return depth * rows * columns * height * width
-        reached = (columns - 1 + (axes.window[2] - 1) * axes.dilation[2]) // stride_columns + 1
-        return depth * (2 * rows * reached * height + rows * columns * width)
-
-    allowed = GATHERED_STEPS / CHANNEL_STEP if layout == CHANNELS else GATHERED_STEPS
-    while rows % (2 * stride_rows) == 0 and (steps(rows) > allowed or rows >= 2 * sizes[1]):
-        rows //= 2
-    return (rows, columns) if steps(rows) <= allowed else None
-
-
-def _grad_axes(problem: GradProblem) -> tuple[Pass, ...]:
-    """One pass per axis, outermost first: the taps that won in one row then agree on their column."""
-    order = _memory_order(problem.strides)
-    shape = (*problem.planes, *problem.outputs)
-    gradient_strides, tap_strides = problem.gradient_strides, problem.tap_strides
-    pooled = _pooled_axes(problem.axes, problem.sizes, problem.outputs)
-    below = prod(problem.axes.window)
-    passes = []
-    for axis in pooled:
-        last = axis == pooled[-1]
-        window, stride, start, _, dilation = (field[axis] for field in problem.axes)
-        below //= window
-        size, outputs = problem.sizes[axis], problem.outputs[axis]
-        result = (*shape[: 2 + axis], size, *shape[3 + axis :])
-        result_strides = problem.strides if last else _dense(result, order)
-        others = [i for i in order if i != 2 + axis]
-        reach = covering(window, stride, dilation)
-        lanes = prod(result)
-        one = Axes(*((value,) for value in (window, stride, start, 0, dilation)))  # type: ignore[arg-type]
-        in_axis_order = [*others, 2 + axis]
-        launch = Launch(
-            programs=divided(lanes, LANES),
-            sizes=(
-                lanes, *(result[i] for i in others[1:]), size, outputs,
-                min(reach.count, divided(outputs, reach.output_step)),
-                *(s[i] for s in (gradient_strides, tap_strides, result_strides) for i in in_axis_order),
-            ),
-            constants={
-                "K": window, "S": stride, "P": start, "J": dilation, "COMMON": reach.gcd, "INVERSE": reach.inverse,
-                "BELOW": below, "LAST": last, "AXIS_INNERMOST": order[-1] == 2 + axis, "B": LANES,
-                "WIDE": is_wide(
-                    one, (size,), (outputs,), lanes, outputs * gradient_strides[2 + axis],
-                    outputs * tap_strides[2 + axis], reach.tap_step**2,
-                ),
-                "DOUBLE": problem.element_size == 8,
-            },
-        )  # fmt: skip
-        passes.append(Pass("grad_axis", launch, prod(result), below, loads=2 * reach.count))
-        shape, gradient_strides, tap_strides = result, result_strides, result_strides
-    return tuple(passes)

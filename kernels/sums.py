@@ -218,6 +218,15 @@ def pairwise_sum(values, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def with_group(total, error, terms):
+    """A running sum with eight more terms, and what all its additions have rounded away."""
+    group = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + ((terms[4] + terms[5]) + (terms[6] + terms[7]))
+    grown = total + group
+    back = grown - total
+    return grown, error + ((total - (grown - back)) + (group - back))
+
+
+@triton.jit
 def edge_sums(values, OUTER: tl.constexpr, TOWARDS: tl.constexpr, COUNT: tl.constexpr):
     """Sums of the first 1, 2, ... ``COUNT`` entries from ``OUTER`` on in steps of ``TOWARDS``, two at a time."""
     sums = ()

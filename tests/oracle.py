@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -28,6 +29,13 @@ class Pooling:
     @property
     def rank(self) -> int:
         return len(self.window_size)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """As many windows as these along each axis, covering it evenly: what adaptive pooling is asked for."""
+
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,14 @@ def output_size(pooling: Pooling, axis: int, size: int) -> int:
     return fitting + 1
 
 
-def output_sizes(pooling: Pooling, sizes: Sequence[int]) -> tuple[int, ...]:
+def output_sizes(pooling: Pooling | Bins, sizes: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(pooling, Bins):
+        return pooling.outputs
     return tuple(output_size(pooling, axis, size) for axis, size in enumerate(sizes))
 
 
 @functools.cache
-def readings(pooling: Pooling, sizes: tuple[int, ...]) -> list[Reading]:
+def readings(pooling: Pooling | Bins, sizes: tuple[int, ...]) -> list[Reading]:
     """Every window in row-major order of the output."""
     return [
         reading(pooling, sizes, output)
@@ -82,17 +92,27 @@ def readings(pooling: Pooling, sizes: tuple[int, ...]) -> list[Reading]:
     ]
 
 
-def reading(pooling: Pooling, sizes: tuple[int, ...], output: tuple[int, ...]) -> Reading:
+def bin_positions(size: int, outputs: int, output: int) -> list[int]:
+    """Elements of which some part lies in one of ``outputs`` equal parts of an axis, in exact fractions."""
+    start, stop = Fraction(output * size, outputs), Fraction((output + 1) * size, outputs)
+    return [position for position in range(size) if position + 1 > start and position < stop]
+
+
+def reading(pooling: Pooling | Bins, sizes: tuple[int, ...], output: tuple[int, ...]) -> Reading:
+    if isinstance(pooling, Bins):
+        parts = [bin_positions(*axis) for axis in zip(sizes, pooling.outputs, output, strict=True)]
+        positions = tuple(itertools.product(*parts))
+        return Reading(output, tuple(range(len(positions))), positions, len(positions))
     per_axis = [tap_positions(pooling, axis, position) for axis, position in enumerate(output)]
-    taps, positions, in_box = [], [], 0
+    taps, inside, in_box = [], [], 0
     for tap, position in enumerate(itertools.product(*per_axis)):
         if all(0 <= coordinate < size for coordinate, size in zip(position, sizes, strict=True)):
             taps.append(tap)
-            positions.append(position)
+            inside.append(position)
         in_box += all(
             coordinate < size + end for coordinate, size, end in zip(position, sizes, pooling.end_padding, strict=True)
         )
-    return Reading(output, tuple(taps), tuple(positions), in_box)
+    return Reading(output, tuple(taps), tuple(inside), in_box)
 
 
 def divisor(window: Reading, include_padding: bool, divisor_override: int | None) -> int:
@@ -103,7 +123,7 @@ def divisor(window: Reading, include_padding: bool, divisor_override: int | None
 
 
 def average(
-    values: np.ndarray, pooling: Pooling, include_padding: bool = False, divisor_override: int | None = None
+    values: np.ndarray, pooling: Pooling | Bins, include_padding: bool = False, divisor_override: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Averages in extended precision, and beside each the Σ|x| / |divisor| that rule E6 measures errors by."""
     shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
@@ -120,7 +140,7 @@ def average(
 def average_grad(
     gradient: np.ndarray,
     sizes: Sequence[int],
-    pooling: Pooling,
+    pooling: Pooling | Bins,
     include_padding: bool = False,
     divisor_override: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -135,6 +155,40 @@ def average_grad(
             result[window.elements] += share[..., None]
             magnitudes[window.elements] += np.abs(share)[..., None]
     return result, magnitudes
+
+
+def quantized_average(
+    values: np.ndarray,
+    input_scales: Sequence[float],
+    input_zeros: Sequence[int],
+    output_scales: Sequence[float],
+    output_zeros: Sequence[int],
+    pooling: Pooling,
+    include_padding: bool,
+    dtype: np.dtype,
+) -> np.ndarray:
+    """Quantized averages in rational arithmetic (Q1, Q2); a scale and a zero point for each channel on either side."""
+    result = np.zeros(values.shape[:2] + output_sizes(pooling, values.shape[2:]), dtype)
+    for window in readings(pooling, values.shape[2:]):
+        sums = np.zeros(values.shape[:2], np.int64)
+        if window.taps:
+            zeros = np.array(input_zeros, np.int64)[:, None]
+            sums = (values[window.elements].astype(np.int64) - zeros).sum(-1)
+        count = divisor(window, include_padding, None) or 1
+        for sample, channel in np.ndindex(sums.shape):
+            result[(sample, channel, *window.output)] = requantized(
+                int(sums[sample, channel]), count, input_scales[channel], output_scales[channel],
+                output_zeros[channel], dtype,
+            )  # fmt: skip
+    return result
+
+
+@functools.lru_cache(maxsize=2**16)
+def requantized(sum: int, count: int, input_scale: float, output_scale: float, zero: int, dtype: np.dtype) -> int:
+    """One result of Q1: Python rounds a fraction's half to even."""
+    exact = Fraction(input_scale) * sum / (count * Fraction(output_scale))
+    ends = np.iinfo(dtype)
+    return min(max(round(exact) + zero, ends.min), ends.max)
 
 
 def lowest(dtype: np.dtype) -> float | int:
@@ -155,7 +209,7 @@ class Maximum:
     """DirectML's indices, over the whole tensor in logical order (M4); -1 where the window is empty."""
 
 
-def maximum(values: np.ndarray, pooling: Pooling) -> Maximum:
+def maximum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
     """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the first NaN wins."""
     batch, channels, *sizes = values.shape
     shape = (batch, channels, *output_sizes(pooling, sizes))
@@ -174,9 +228,38 @@ def maximum(values: np.ndarray, pooling: Pooling) -> Maximum:
     return Maximum(best, taps, plane, whole)
 
 
-def maximum_grad(values: np.ndarray, gradient: np.ndarray, pooling: Pooling) -> np.ndarray:
+def maximum_grad(values: np.ndarray, gradient: np.ndarray, pooling: Pooling | Bins) -> np.ndarray:
     """The gradient handed to each window's winner, overlaps added in extended precision (M5)."""
     result = np.zeros(values.size, np.longdouble)
     indices = maximum(values, pooling).indices
     np.add.at(result, indices[indices >= 0], gradient.astype(np.longdouble)[indices >= 0])
     return result.reshape(values.shape)
+
+
+def norm(values: np.ndarray, pooling: Pooling, p: float) -> np.ndarray:
+    """The p-norm of what every window reads, in extended precision; 0 where it reads nothing."""
+    norms = np.zeros(values.shape[:2] + output_sizes(pooling, values.shape[2:]), np.longdouble)
+    magnitudes = np.abs(values.astype(np.longdouble))
+    for window in readings(pooling, values.shape[2:]):
+        if window.taps:
+            elements = magnitudes[window.elements]
+            result = (
+                elements.max(-1) if p == np.inf else (elements ** np.longdouble(p)).sum(-1) ** (1 / np.longdouble(p))
+            )
+            norms[(..., *window.output)] = result
+    return norms
+
+
+def unpooled(values: np.ndarray, plane_indices: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Every element written at its index in its plane, one after the other, and which elements were not overwritten."""
+    planes = values.shape[0] * values.shape[1]
+    result, writers = (
+        np.full((planes, int(np.prod(sizes))), fill, dtype) for fill, dtype in ((0, values.dtype), (-1, int))
+    )
+    flat, indices = values.reshape(planes, -1), plane_indices.reshape(planes, -1).astype(np.int64)
+    for plane, element in np.ndindex(flat.shape):
+        if indices[plane, element] != -1:
+            result[plane, indices[plane, element]] = flat[plane, element]
+            writers[plane, indices[plane, element]] = element
+    kept = np.array([[element in writers[plane] for element in range(flat.shape[1])] for plane in range(planes)], bool)
+    return result.reshape(*values.shape[:2], *sizes), kept.reshape(values.shape)

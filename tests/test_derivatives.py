@@ -33,6 +33,9 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
     given, sizes, last = case.arguments, list(case.sizes), case.rank > 1
     inner, outer = (2, 2, *case.sizes), (2, 2, *case.output_sizes)
     arriving = samples.distinct(*outer)
+    positions = operators.max_pooling_with_indices(input, *checks.spelled_out(case.pooling), torch.int64, True)[1]
+    uneven = tuple(size // 2 + 1 for size in sizes)
+    bins = operators.adaptive_max_pooling(input, list(uneven))[1]
     return {
         "average_pooling": (lambda x: dmlpool.average_pooling(x, **given), inner),
         "average_pooling, padding counted": (
@@ -59,6 +62,19 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
         "max_pooling_gather": (
             lambda x: operators.max_pooling_gather(x, taps, *checks.spelled_out(case.pooling)),
             inner,
+        ),
+        "lp_pooling": (lambda x: dmlpool.lp_pooling(x, **given, p=3), inner),
+        "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, uneven), inner),
+        "adaptive_average_pooling_grad": (
+            lambda g: operators.adaptive_average_pooling_grad(g, [size + 2 for size in case.output_sizes]),
+            outer,
+        ),
+        "adaptive_max_pooling": (lambda x: dmlpool.adaptive_max_pooling(x, uneven, return_indices=True)[0], inner),
+        "max_unpooling": (lambda x: operators.max_unpooling(x, positions, sizes, True), outer),
+        "gather_positions of bins": (lambda x: operators.gather_positions(x, bins, True), inner),
+        "scatter_positions of bins": (
+            lambda g: operators.scatter_positions(g, bins, sizes, True, last),
+            (2, 2, *uneven),
         ),
     }
 

@@ -29,6 +29,11 @@ def test_the_demo_trains_compares_compiles_and_draws(tmp_path: Path, device: tor
     assert [library for library, _ in rows] == ["torch.nn", "torch_dmlpool.nn"] * 2
     # One epoch is little; ten classes by chance would give 10 %.
     assert all(float(accuracy) > 30 for _, accuracy in rows)
+    integers = re.findall(r"^max .*?torch_dmlpool\.nn, int8 +([\d.]+)% +- +-$", finished.stdout, flags=re.MULTILINE)
+    assert len(integers) == 2
+    for (_, accuracy), quantized in zip(rows[1::2], integers, strict=True):
+        assert abs(float(accuracy) - float(quantized)) <= 2.1
+    assert "pooling in int8: accuracy within 2%" in finished.stdout
     pixels = pyplot.imread(picture)
     assert min(pixels.shape[:2]) > 500
     assert pixels.std() > 0.1

@@ -38,6 +38,12 @@ def autograd_of_max(input: Tensor) -> Tensor:
     return torch.autograd.grad(dmlpool.max_pooling(leaf, **ARGUMENTS), leaf, gradient_for(leaf))[0]
 
 
+def autograd_of_adaptive_max(input: Tensor) -> Tensor:
+    leaf = input.detach().requires_grad_()
+    output = dmlpool.adaptive_max_pooling(leaf, 3)
+    return torch.autograd.grad(output, leaf, torch.ones_like(output))[0]
+
+
 def taps_of(input: Tensor) -> Tensor:
     return operators.max_pooling_with_taps(input, *window(input.dim() - 2))[1]
 
@@ -64,6 +70,13 @@ FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
     ),
     "average_pooling over a window of one": lambda input: dmlpool.average_pooling(input, 1),
     "max_pooling over a window of one": lambda input: dmlpool.max_pooling(input, 1),
+    "lp_pooling": lambda input: dmlpool.lp_pooling(input, **ARGUMENTS, p=3),
+    "adaptive_average_pooling": lambda input: dmlpool.adaptive_average_pooling(input, 3),
+    "adaptive_max_pooling with indices": lambda input: dmlpool.adaptive_max_pooling(input, 3, return_indices=True),
+    "backward of adaptive_max_pooling": autograd_of_adaptive_max,
+    "max_unpooling": lambda input: operators.max_unpooling(
+        input, torch.zeros(input.shape, dtype=torch.int64, device=input.device), [3] * (input.dim() - 2), True
+    ),
 }
 """Operators whose results take the format suggested for the tensor they are given."""
 

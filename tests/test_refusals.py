@@ -32,6 +32,7 @@ FUNCTIONS: dict[str, tuple[str, str, Callable[..., object]]] = {
         FLOATS,
         lambda tensor, *window: dmlpool.average_pooling_grad(tensor, (2, 3, 4, 5), *window),
     ),
+    "lp_pooling": ("input", FLOATS, lambda tensor, *window: dmlpool.lp_pooling(tensor, *window)),
     "max_pooling": ("input", ALL_TYPES, lambda tensor, *window: dmlpool.max_pooling(tensor, *window)),
     "max_pooling_with_indices": (
         "input",

@@ -13,11 +13,16 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.ops import adaptive_pooling as _adaptive_operators
 from torch_dmlpool.ops import average_pooling as _average_operators
+from torch_dmlpool.ops import lp_pooling as _lp_operators
 from torch_dmlpool.ops import max_pooling as _max_operators
+from torch_dmlpool.ops import max_unpooling as _unpooling_operators
+from torch_dmlpool.ops import quantized_average_pooling as _quantized_operators
 from torch_dmlpool.window import Window
 
 Integers = int | Sequence[int]
+OutputSize = int | Sequence[int | None] | None
 
 
 def average_pooling(
@@ -142,7 +147,7 @@ def average_pooling_grad(
     window = Window.directml(
         input_gradient.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
-    sizes = operands.checked_input_size(input_size, input_gradient)
+    sizes = operands.checked_full_size("input_size", input_size, input_gradient)
     operands.check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
     return _average_operators.average_pooling_grad(input_gradient, sizes[2:], window, include_padding, divisor_override)
 
@@ -310,3 +315,288 @@ def max_pooling_grad(
     output_sizes = [*input.shape[:2], *window.output_sizes(input.shape[2:])]
     operands.check_gradient("input_gradient", input_gradient, output_sizes, input)
     return _max_operators.max_pooling_grad(input, input_gradient, window)
+
+
+def quantized_linear_average_pooling(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Average of integers that stand for ``scale * (integer - zero_point)`` (``DML_QUANTIZED_LINEAR_AVERAGE_POOLING``).
+
+    A scale or a zero point is one for all channels (a number, or a tensor of one element) or one for each (a tensor of
+    shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``), each of the four on its own.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; int8 or uint8.
+        input_scale: Real numbers per step of the input, finite and above 0, rounded to float32.
+        input_zero_point: The integer that stands for 0, of the input's data type if a tensor; None for 0.
+        output_scale: Real numbers per step of the output, as above.
+        output_zero_point: The output's integer for 0, of the output's data type if a tensor; None for 0.
+        window_size: Taps of the window, at least 1; one int for all spatial dimensions or one each, in ``D, H, W``
+            order, as are all the arguments down to ``dilations``.
+        strides: Elements from one window to the next, at least 1.
+        start_padding: Elements of padding before the first, at least 0; padding stands for 0 and any amount is legal.
+        end_padding: Elements of padding after the last.
+        dilations: Elements from one tap to the next, at least 1.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies past
+            it never counts.
+        output_dtype: int8 or uint8; that of ``output_zero_point`` if it is a tensor, else the input's, unless given.
+
+    Returns:
+        ``(N, C, *output)`` of ``output_dtype``, where ``output = (size + start_padding + end_padding - extent) //
+        strides + 1`` and ``extent = (window_size - 1) * dilations + 1``: ``round(average / output_scale) +
+        output_zero_point``, cut off at the ends of the type, with halves rounded to even before the zero point is added.
+        It is what exact arithmetic gives, bit for bit, on every device. A window that counts no tap gives the zero
+        point.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported or does not fit another.
+        ValueError: A scale or zero point of the wrong shape or out of range, a wrong number of entries, a number out of
+            range, or a window that leaves no output. Scales in tensors are not looked at on a GPU, where that would
+            wait for the device, nor while a graph is traced.
+        RuntimeError: A scale that requires a gradient.
+
+    There is no gradient.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)  # 0, 1, 2 and 4 in steps of 0.5 from 10
+        >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)  # 1.75 / 0.25 + 3
+        tensor([[[[10]]]], dtype=torch.uint8)
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
+
+    """
+    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    return quantized_linear_average_pooling_over(
+        input, input_scale, input_zero_point, output_scale, output_zero_point, window, include_padding, output_dtype
+    )
+
+
+def quantized_linear_average_pooling_over(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """:func:`quantized_linear_average_pooling` over a window that is built already."""
+    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    output_dtype = operands.checked_output_type(output_dtype, output_zero_point, input)
+    return _quantized_operators.quantized_linear_average_pooling(
+        input,
+        operands.checked_scale("input_scale", input_scale, input),
+        operands.checked_zero_point("input_zero_point", input_zero_point, input.dtype, input),
+        operands.checked_scale("output_scale", output_scale, input),
+        operands.checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
+        window,
+        include_padding,
+        output_dtype,
+    )
+
+
+def lp_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    p: float = 2,
+    *,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The p-norm of the elements in a sliding window (``DML_LP_POOLING``, with the dilations of ``…POOLING1``).
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
+        window_size: As in :func:`average_pooling`, and so are the arguments up to ``dilations``. Padding adds nothing.
+        strides: See there.
+        start_padding: See there.
+        end_padding: See there.
+        dilations: See there.
+        p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute value.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded box.
+
+    Returns:
+        ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of each window, as
+        DirectML and ONNX define it; a window that reads no element gives 0. float16 and bfloat16 are powered and
+        summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range gives infinity.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: A wrong number of entries, a number out of range, or a window that leaves no output.
+
+    The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, and 0 where the norm is 0. It is made of registered
+    operators: all derivatives exist, and compilers fuse the powers and roots with their neighbours.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[3., -4.], [0., 0.]]]])
+        >>> dmlpool.lp_pooling(image, window_size=2, p=2)
+        tensor([[[[5.]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
+
+    """
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    return lp_pooling_over(input, window, p)
+
+
+def lp_pooling_over(input: Tensor, window: Window, p: float, name: str = "p") -> Tensor:
+    """:func:`lp_pooling` over a window that is built already; ``name`` is what the caller calls ``p``."""
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    operands.check_norm(name, p)
+    window.output_sizes(input.shape[2:])
+    return _lp_operators.lp_pooling(input, window, float(p))
+
+
+def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
+    """Average of as many windows as are asked for, which cover the input evenly; 1 averages whole planes.
+
+    DirectML has no operator of this name. Where every size divides, it is :func:`average_pooling`.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
+        output_size: Windows, one int for all spatial dimensions or one each; None keeps the input's size.
+
+    Returns:
+        ``(N, C, *output_size)`` of the input's data type. Window ``i`` along an axis reads the elements from
+        ``i * size // output_size`` up to, not including, ``ceil((i + 1) * size / output_size)``, as in PyTorch.
+        float16 and bfloat16 are summed in float32 and rounded once.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: A wrong number of entries, or a size below 1.
+
+    The gradient is the exact adjoint, added up in a fixed order. All derivatives exist, in reverse and forward mode,
+    and under ``torch.func`` and ``torch.compile``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
+        tensor([[[0.5000, 2.0000, 3.5000]]])
+        >>> dmlpool.adaptive_average_pooling(torch.arange(12.).view(1, 2, 2, 3), 1).flatten()
+        tensor([2.5000, 8.5000])
+
+    """
+    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
+    operands.check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    sizes = operands.checked_output_size(output_size, input.shape[2:])
+    return _adaptive_operators.adaptive_average_pooling(input, sizes)
+
+
+def adaptive_max_pooling(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+) -> Any:
+    """Maximum of as many windows as are asked for, which cover the input evenly; 1 takes that of whole planes.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of :func:`max_pooling`.
+        output_size: As in :func:`adaptive_average_pooling`, and so are the windows.
+        return_indices: Whether to return the indices of the maxima too.
+        index_dtype: int32, int64, uint32 or uint64.
+
+    Returns:
+        ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it and its indices, which
+        count as those of :func:`max_pooling`. Ties and NaN are decided as there.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: A wrong number of entries, a size below 1, or an index type that cannot number the input's elements.
+
+    The gradient goes to the winning element of each window, overlapping windows add up in a fixed order. All
+    derivatives exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> values, indices = dmlpool.adaptive_max_pooling(
+        ...     torch.tensor([[[3., 1., 4., 1., 5.]]]), 3, return_indices=True)
+        >>> values, indices
+        (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
+
+    """
+    return adaptive_max_pooling_over(input, output_size, return_indices, index_dtype, per_plane=False)
+
+
+def adaptive_max_pooling_over(
+    input: Tensor, output_size: OutputSize, return_indices: bool, index_dtype: torch.dtype, per_plane: bool
+) -> Any:
+    """:func:`adaptive_max_pooling`, whose indices may count inside each plane."""
+    operands.check_pooled("input", input, operands.MAX_TYPES)
+    operands.check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    operands.check_flag("return_indices", return_indices)
+    sizes = operands.checked_output_size(output_size, input.shape[2:])
+    operands.check_index_type(index_dtype, input.shape, per_plane)
+    if return_indices:
+        return _adaptive_operators.adaptive_max_pooling_with_indices(input, sizes, index_dtype, per_plane)
+    return _adaptive_operators.adaptive_max_pooling(input, sizes)
+
+
+def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Every element at the place its maximum came from, zeros elsewhere (``DML_MAX_UNPOOLING``).
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of :func:`max_pooling`.
+        indices: Of the input's shape; int32, int64, uint32 or uint64: what :func:`max_pooling` returns, numbers into
+            the whole output read as a contiguous ``N, C, D, H, W`` array. -1 (all ones if unsigned) stands for no
+            element and is skipped. An element's index must lie in the plane of its own sample and channel.
+        output_size: All sizes of the output, ``(N, C, *spatial)``; N and C are the input's.
+
+    Returns:
+        A tensor of ``output_size`` and the input's data type. Where several elements have the same index, as
+        overlapping windows give, the last of them in row-major order is written.
+
+    Raises:
+        TypeError: An argument of the wrong type, or a data type that is not supported.
+        ValueError: Sizes that do not fit, or an index outside its plane. Indices are looked at on the CPU in eager mode
+            alone, as it would mean to wait for another device; elsewhere one outside is skipped, nothing is written.
+
+    The gradient is gathered from where the elements were written; one that was overwritten has none. All derivatives
+    exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[1., 2.], [4., 3.]]]])
+        >>> dmlpool.max_unpooling(*dmlpool.max_pooling(image, 2, return_indices=True), image.shape)
+        tensor([[[[0., 0.],
+                  [4., 0.]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_unpooling_operator_desc
+
+    """
+    _unpooling_operators.check(input, indices)
+    sizes = operands.checked_full_size("output_size", output_size, input)
+    if tuple(sizes[:2]) != tuple(input.shape[:2]):
+        raise ValueError(f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}")
+    return max_unpooling_over(input, indices, sizes[2:], per_plane=False)
+
+
+def max_unpooling_over(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
+    """:func:`max_unpooling` to ``spatial_sizes``, whose indices may count inside each plane."""
+    _unpooling_operators.check(input, indices)
+    operands.check_spatial_sizes("the output", spatial_sizes, input.dim() - 2)
+    return _unpooling_operators.max_unpooling(input, indices, spatial_sizes, per_plane)

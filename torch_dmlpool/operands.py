@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import numbers
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from torch_dmlpool.window import integer
+from torch_dmlpool.window import AXIS_NAMES, entries, integer
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = (
@@ -24,6 +26,7 @@ INTEGER_TYPES = (
 )
 AVERAGE_TYPES = FLOAT_TYPES
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
+QUANTIZED_TYPES = (torch.int8, torch.uint8)
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
@@ -85,22 +88,54 @@ def check_flag(name: str, flag: bool) -> None:
         raise TypeError(f"{name} must be a bool, got {flag!r} of type {type(flag).__name__}")
 
 
-def checked_input_size(input_size: Sequence[int], input_gradient: Tensor) -> tuple[int, ...]:
-    """``input_size`` as ints, refused where it cannot be the size of the input that ``input_gradient`` belongs to."""
-    if isinstance(input_size, Tensor) or not isinstance(input_size, Sequence):
+def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
+    """``full_size`` as ints, refused where it cannot be ``(N, C, *spatial)`` of as many dimensions as ``tensor``."""
+    if isinstance(full_size, Tensor) or not isinstance(full_size, Sequence):
         raise TypeError(
-            f"input_size must be a sequence of ints (N, C, *spatial), got {input_size!r} of type "
-            f"{type(input_size).__name__}"
+            f"{name} must be a sequence of ints (N, C, *spatial), got {full_size!r} of type {type(full_size).__name__}"
         )
-    sizes = tuple(integer("input_size", size, input_size) for size in input_size)
-    if len(sizes) != input_gradient.dim():
-        raise ValueError(
-            f"input_size must be the full size (N, C, *spatial) with {input_gradient.dim()} entries, got {sizes}"
-        )
-    for size, name in zip(sizes[:2], ("N", "C"), strict=True):
+    sizes = tuple(integer(name, size, full_size) for size in full_size)
+    if len(sizes) != tensor.dim():
+        raise ValueError(f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got {sizes}")
+    for size, dimension in zip(sizes[:2], ("N", "C"), strict=True):
         if size < 0:
-            raise ValueError(f"input_size must be at least 0, got {size} in dimension {name} (input_size={sizes})")
+            raise ValueError(f"{name} must be at least 0, got {size} in dimension {dimension} ({name}={sizes})")
     return sizes
+
+
+def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
+    """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has them."""
+    if len(sizes) != rank:
+        raise ValueError(
+            f"{subject} must have {rank} spatial sizes ({', '.join(AXIS_NAMES[rank])}), got {tuple(sizes)}"
+        )
+    for size, name in zip(sizes, AXIS_NAMES[rank], strict=True):
+        if size < 1:
+            raise ValueError(
+                f"{subject} has size {size} in spatial dimension {name}; every spatial size must be at least 1"
+            )
+
+
+def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
+    """``output_size`` as one int per spatial dimension; None keeps the input's of ``sizes``."""
+    rank = len(sizes)
+    if output_size is None:
+        return tuple(sizes)
+    if isinstance(output_size, Sequence) and not isinstance(output_size, str) and len(output_size) == rank:
+        kept = [1 if entry is None else entry for entry in output_size]
+        checked = entries("output_size", kept, rank, 1)
+        return tuple(
+            size if entry is None else number for entry, number, size in zip(output_size, checked, sizes, strict=True)
+        )
+    return entries("output_size", output_size, rank, 1)
+
+
+def check_norm(name: str, p: float) -> None:
+    """Refuse the exponent of what is no norm."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"{name} must be a number, got {p!r} of type {type(p).__name__}")
+    if not p >= 1:
+        raise ValueError(f"{name} must be at least 1, got {p}")
 
 
 def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False) -> None:
@@ -121,11 +156,11 @@ def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: 
 
 
 def check_tap_type(taps: Tensor, count: int) -> None:
-    """Refuse taps of another type than that of a window of ``count`` taps (rule M6)."""
-    if taps.dtype is not tap_dtype(count):
+    """Refuse taps of another type than that of a window of ``count`` taps, or of positions (rule M6)."""
+    if taps.dtype not in (tap_dtype(count), torch.int32):
         raise TypeError(
             f"taps of a window of {count} taps must have data type {_type_name(tap_dtype(count))}, "
-            f"got {_type_name(taps.dtype)}"
+            f"or int32 where they are positions, got {_type_name(taps.dtype)}"
         )
 
 
@@ -134,6 +169,100 @@ def tap_dtype(taps: int) -> torch.dtype:
     if taps <= 225:
         return torch.uint8
     return torch.int16 if taps <= 2**15 else torch.int32
+
+
+def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Tensor:
+    """``scale`` in float32: a number, or a vector of one entry or one per channel of ``input`` (rules Q3 and Q4)."""
+    if isinstance(scale, Tensor):
+        return _parameter_vector(name, scale, FLOAT_TYPES, input).to(torch.float32)
+    if isinstance(scale, (torch.SymFloat, torch.SymInt)):
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"{name} must be a number or a tensor, got {scale!r} of type {type(scale).__name__}")
+    # The operator has it rounded where it becomes a tensor; a compiler's trace knows no ctypes.
+    rounded = float(scale) if torch.compiler.is_compiling() else ctypes.c_float(scale).value
+    if not 0 < rounded < math.inf:
+        raise ValueError(f"{name} must be finite and above 0 in float32, got {scale}")
+    return rounded
+
+
+def checked_zero_point(
+    name: str, zero_point: int | Tensor | None, dtype: torch.dtype, input: Tensor
+) -> int | Tensor | None:
+    """``zero_point`` of type ``dtype``: a number other than 0, a vector as for a scale, or None for 0 (Q3, Q4)."""
+    if zero_point is None:
+        return None
+    if isinstance(zero_point, Tensor):
+        if zero_point.dtype in QUANTIZED_TYPES and zero_point.dtype is not dtype:
+            side = name.removesuffix("_zero_point")
+            raise TypeError(
+                f"{name} must have the {side}'s data type {_type_name(dtype)}, got {_type_name(zero_point.dtype)}"
+            )
+        return _parameter_vector(name, zero_point, (dtype,), input)
+    number = integer(name, zero_point, zero_point)
+    if type(number) is int:
+        information = torch.iinfo(dtype)
+        if not information.min <= number <= information.max:
+            raise ValueError(
+                f"{name} must be {information.min} to {information.max}, the range of {_type_name(dtype)}, got {number}"
+            )
+        return number or None
+    return number
+
+
+def checked_output_type(
+    output_dtype: torch.dtype | None, output_zero_point: int | Tensor | None, input: Tensor
+) -> torch.dtype:
+    """The data type of a quantized result: the one asked for, or the zero point's, or the input's (rule Q3)."""
+    if output_dtype is None:
+        is_given = isinstance(output_zero_point, Tensor) and output_zero_point.dtype in QUANTIZED_TYPES
+        return output_zero_point.dtype if is_given else input.dtype  # type: ignore[union-attr]
+    if output_dtype not in QUANTIZED_TYPES:
+        supported = ", ".join(_type_name(dtype) for dtype in QUANTIZED_TYPES)
+        name = _type_name(output_dtype) if isinstance(output_dtype, torch.dtype) else repr(output_dtype)
+        raise TypeError(f"output_dtype must be one of {supported}, got {name}")
+    return output_dtype
+
+
+def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], input: Tensor) -> Tensor:
+    """A scale or zero point as one dimension: of one entry for all channels, or one each (rule Q3)."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise TypeError(f"{name} must be a number or a dense tensor (torch.strided), got layout {tensor.layout}")
+    if tensor.dtype not in types:
+        supported = ", ".join(_type_name(dtype) for dtype in types)
+        raise TypeError(f"{name} has data type {_type_name(tensor.dtype)}; supported are {supported}")
+    check_device(name, tensor, input)
+    channels = input.shape[1]
+    spread = (1, channels, *(1 for _ in input.shape[2:]))
+    if tensor.numel() == 1 or tuple(tensor.shape) in ((channels,), spread):
+        return tensor.reshape(-1)
+    raise ValueError(
+        f"{name} must have one element or one per channel, shape ({channels},) or {spread}, "
+        f"got shape {tuple(tensor.shape)}"
+    )
+
+
+def check_scale_values(name: str, scales: Tensor) -> None:
+    """Refuse a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
+    if scales.numel() == 0:
+        return
+    least, most = scales.aminmax()
+    # A comparison with NaN, which both of them are if any is, fails.
+    if 0 < least.item() and most.item() < math.inf:
+        return
+    channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
+    where = f" in channel {channel}" if scales.numel() > 1 else ""
+    raise ValueError(f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}")
+
+
+def position_dtype(plane: int) -> torch.dtype:
+    """The integer type that holds the positions in a plane of so many elements, and -1."""
+    return torch.int32 if plane < 2**31 else torch.int64
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether results computed from ``tensor`` are laid out with their channels innermost (rule G7)."""
+    return suggested_memory_format(tensor) is not torch.contiguous_format
 
 
 def suggested_memory_format(tensor: Tensor) -> torch.memory_format:

@@ -263,6 +263,41 @@ def test_scratch_memory_is_bounded_by_the_block(sizes: str, dtype: torch.dtype, 
     assert not too_much
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3, 14, 15), (3, 8, 200, 190), (2, 3, 6, 7, 8), (2, 4, 40, 41, 42)], ids=str)
+@pytest.mark.parametrize(("window_size", "strides", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (7, 1, 3)])
+def test_channels_last_equals_contiguous(
+    window_size: int, strides: int, padding: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """E6: whether ATen serves it or not; its positions of narrow integers would not number these planes."""
+    window = Window.directml(len(sizes) - 2, window_size, strides, padding, padding)
+    input = samples.ties(*sizes, dtype=dtype)
+    last = samples.channels_last(input)
+    for per_plane in (True, False):
+        expected = torch_backend.max_pooling_with_indices(input, window, torch.int64, per_plane)
+        found = torch_backend.max_pooling_with_indices(last, window, torch.int64, per_plane)
+        for one, other in zip(expected, found, strict=True):
+            samples.assert_same(one, other)
+    samples.assert_same(torch_backend.max_pooling(last, window), expected[0])
+    if dtype.is_floating_point:
+        spatial = input.shape[2:]
+        (values, taps), (_, kept) = (torch_backend.max_pooling_with_taps(each, window) for each in (input, last))
+        gradient = samples.ties(*values.shape, dtype=dtype, seed=1)
+        expected = torch_backend.max_pooling_grad_from_taps(gradient, taps, spatial, window, False)
+        found = torch_backend.max_pooling_grad_from_taps(gradient, kept, spatial, window, True)
+        samples.assert_same(expected, found)
+        samples.assert_same(
+            torch_backend.max_pooling_gather(input, taps, window), torch_backend.max_pooling_gather(last, kept, window)
+        )
+        average, same = (torch_backend.average_pooling(each, window, False, None) for each in (input, last))
+        torch.testing.assert_close(average, same, rtol=0, atol=16 * torch.finfo(dtype).eps)
+        shared, same = (
+            torch_backend.average_pooling_grad(each, spatial, window, True, None)
+            for each in (gradient, samples.channels_last(gradient))
+        )
+        torch.testing.assert_close(shared, same, rtol=0, atol=64 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize(("window_size", "strides"), [(3, 2), (3, 1), (5, 3), (7, 1)])
 def test_an_average_has_the_same_bits_however_it_is_cut_up(
     window_size: int, strides: int, monkeypatch: pytest.MonkeyPatch

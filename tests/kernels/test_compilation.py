@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 sass = pytest.importorskip("benchmarks.sass")
 
-from torch_dmlpool.kernels import average_pooling, launch  # noqa: E402
+from torch_dmlpool.kernels import adaptive_pooling, average_pooling, bins_launch, launch, max_unpooling  # noqa: E402
 
 from benchmarks import static  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
@@ -192,6 +192,63 @@ def test_loops_are_found() -> None:
         loop = loops_of(binary.asm["ptx"])
         assert loop.count("ld.global") >= 8
         assert ("mul.lo.s64" in loop) == wide
+
+
+def bins_kernels(element: str, wide: bool) -> Iterator[tuple[object, list[str], launch.Launch]]:
+    """Every kernel of adaptive pooling and of positions, with the data types of its pointers and a launch."""
+    shape, outputs, position = (8, 64, 57, 57), (7, 7), "int64" if wide else "int32"
+    strides, small = (64 * 57 * 57, 57 * 57, 57, 1), (64 * 49, 49, 7, 1)
+    for adjoint in (False, True):
+        given = (shape, strides, outputs) if not adjoint else ((8, 64, 7, 7), small, shape[2:])
+        step = bins_launch.bin_passes(*given, False, {"ADJOINT": adjoint})[0]
+        yield adaptive_pooling.sum_bins, [element, "float64" if element == "float64" else "float32"], step.launch
+    for step in bins_launch.bin_passes(shape, strides, outputs, True, {}, with_steps=True):
+        yield adaptive_pooling.max_bins, [element, position, element, position], step.launch
+    gradient = bins_launch.bins_gradient((8, 64, 7, 7), small, small, shape[2:], False)
+    yield adaptive_pooling.grad_bins, [element, position, element], gradient
+    unique = bins_launch.unique_launch(512, 49, 57 * 57)
+    yield max_unpooling.claim, ["int64", position], unique
+    yield max_unpooling.settle, ["int64", position, position], unique
+    for scatter in (False, True):
+        near, far = (small, strides) if scatter else (strides, small)
+        move = bins_launch.move_launch((8, 64, 7, 7), shape[2:], near, small, far, scatter)
+        yield max_unpooling.move_positions, [element, position, element], move
+
+
+def compile_bins_kernels(element: str, wide: bool, **target: object) -> list[object]:
+    return [
+        sass.compiled(kernel, pointers, how.sizes, {**how.constants, "WIDE": wide}, **target)
+        for kernel, pointers, how in bins_kernels(element, wide)
+    ]
+
+
+@pytest.mark.parametrize("element", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_adaptive_machine_code(element: str) -> None:
+    """No spills, no shared memory, and but where positions are 64 bits wide no 64-bit multiplication in a loop."""
+    for binary in compile_bins_kernels(element, wide=False):
+        code = sass.machine_code(binary)
+        assert code.local == 0
+        assert code.stack == 0
+        assert binary.metadata.shared == 0
+        assert "mul.lo.s64" not in loops_of(binary.asm["ptx"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str)
+def test_adaptive_kernels_on_other_devices(target: tuple[str, int | str, int]) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    for element in ("float16", "float64", "int8", "uint64"):
+        for wide in (False, True):
+            if element.startswith("float"):
+                assert compile_bins_kernels(element, wide, target=GPUTarget(*target))
+            else:
+                kernels = [row for row in bins_kernels(element, wide) if "sum" not in row[0].fn.__name__]
+                for kernel, pointers, how in kernels:
+                    if kernel is not adaptive_pooling.grad_bins:  # integers have no gradient
+                        assert sass.compiled(
+                            kernel, pointers, how.sizes, {**how.constants, "WIDE": wide}, target=GPUTarget(*target)
+                        )
 
 
 def test_compile_time() -> None:

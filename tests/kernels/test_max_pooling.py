@@ -13,13 +13,18 @@ import samples
 import torch
 from torch import Tensor
 from torch_dmlpool.kernels import launch as shared_launch
+from torch_dmlpool.kernels import max_pooling_grad_launch, max_pooling_problem
 from torch_dmlpool.kernels import max_pooling_launch as launches
 
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
 
-LAYOUTS = {launches.SCALAR: "scalar", launches.COLUMNS: "columns", launches.CHANNELS: "channels"}
+LAYOUTS = {
+    max_pooling_problem.SCALAR: "scalar",
+    max_pooling_problem.COLUMNS: "columns",
+    max_pooling_problem.CHANNELS: "channels",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,8 +292,9 @@ def test_gather(layout: str) -> None:
 
 def test_wide_arithmetic(ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need, gives the same results."""
-    caches = (launches.max_passes, launches.grad_passes, launches.tap_lookup)
-    monkeypatch.setattr(launches, "is_wide", lambda *_: True)
+    caches = (launches.max_passes, max_pooling_grad_launch.grad_passes, launches.tap_lookup)
+    for module in (launches, max_pooling_grad_launch):
+        monkeypatch.setattr(module, "is_wide", lambda *_: True)
     try:
         for cache in caches:
             cache.cache_clear()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends.positions import Places, places, taps_of
+from torch_dmlpool.backends.positions import Places, places, plane_numbers, taps_of
 from torch_dmlpool.operands import empty, settled, suggested_memory_format, tap_dtype
 from torch_dmlpool.window import Window
 
@@ -22,12 +23,22 @@ MAX_WORK = 2**15
 """Taps read, over the whole tensor, below which ATen's maximum is faster than recording the passes."""
 AVERAGE_WORK = 2**12
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
+SAMPLES_BLOCK = 2**21
+"""Outputs of channels_last samples that are made at a time, for ATen's positions to stay small."""
+MANY_TAPS_PER_STEP = 100
+"""The same where positions are asked for: there a pass per axis costs a dozen operations per tap."""
 FEW_TAPS_PER_STEP = 3.5
 """Taps per element stepped over up to which ATen's channels_last maximum beats one pass per axis: 3/2, 2/2, not 3/1."""
 TABLE_ENTRIES = 2**14
 """Windows times positions up to which the taps of ATen's indices are looked up instead of computed."""
+FEW_TAPS = 4
+"""Taps along a single axis without stride up to which ATen's loop over them is as fast as a pass per tap."""
+TAPS_PER_STRIDE = 8
+"""The same with a stride, for each step of it."""
 _CHAIN = 5
 """Most taps whose sum, one after the other, keeps rule E6: taps - 1 additions and a division ≤ 2 + ⌈log₂ taps⌉."""
+_SHORT_CHAIN = 3
+"""Most taps along each of two axes for the same, sums and a division per axis: 2 * 3 ≤ 2 + ⌈log₂ 9⌉."""
 _UNKNOWN_TO_ATEN = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -94,48 +105,154 @@ def _table(
     return table, torch.arange(0, windows * plane, plane).view(output_sizes)
 
 
+def max_pooling_of_rows(input: Tensor, window: Window) -> Tensor | None:
+    """Maxima along one axis where ATen's own loop over the taps beats a pass per tap over every stride-th element."""
+    if window.rank != 1 or not input.is_cpu or input.numel() == 0:
+        return None
+    if input.dtype not in (torch.float32, torch.float64):
+        return None
+    (axis,) = window.axes
+    if axis.window > (FEW_TAPS if axis.stride == 1 else TAPS_PER_STRIDE * axis.stride) or not _expressible(window):
+        return None
+    return torch.max_pool1d(input, axis.window, axis.stride, axis.start_padding, axis.dilation, axis.ceil_mode)
+
+
 def max_pooling_of_vectors(input: Tensor, window: Window) -> Tensor | None:
     """Maxima of a channels_last CPU tensor whose windows hardly overlap: there ATen is as fast as a copy."""
-    memory_format = _vectors(input, window)
-    if memory_format is None:
-        return None
-    pool = torch.max_pool2d if window.rank == 2 else partial(_in_3d, torch.max_pool3d)
-    return settled(pool(input, *_in_words_of_aten(window)), memory_format)
-
-
-def max_pooling_of_vectors_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
-    """The same with taps, sample by sample, as ATen's indices take eight bytes each."""
-    memory_format = _vectors(input, window)
-    if memory_format is None:
-        return None
-    sizes, output_sizes = tuple(input.shape[2:]), window.output_sizes(input.shape[2:])
-    where = places(window, sizes, tuple((0, size) for size in output_sizes), input.device)
-    if where.empty is not None:
-        return None
-    shape = (*input.shape[:2], *output_sizes)
-    values = empty(shape, input, memory_format)
-    taps = empty(shape, input, memory_format, tap_dtype(window.taps))
-    pools: Any = torch._C._nn
-    pool = pools.max_pool2d_with_indices if window.rank == 2 else partial(_in_3d, pools.max_pool3d_with_indices)
-    for sample in range(input.shape[0]):
-        one = slice(sample, sample + 1)
-        maxima, positions = pool(input[one], *_in_words_of_aten(window))
-        if input.dtype.is_floating_point and math.isnan(maxima.sum().item()):
-            return None
-        values[one] = maxima
-        taps[one] = taps_of(positions, window, sizes, where.first)
-    return values, taps
-
-
-def _vectors(input: Tensor, window: Window) -> torch.memory_format | None:
-    """The memory format of a channels_last tensor that ATen pools faster than one pass per axis; None for others."""
-    taps_per_step = window.taps / math.prod(axis.stride for axis in window.axes)
-    if not input.is_cpu or window.rank == 1 or taps_per_step > FEW_TAPS_PER_STEP or input.numel() == 0:
-        return None
-    if input.dtype in _UNKNOWN_TO_ATEN or not _expressible(window):
+    if not _reads_vectors(input, window, FEW_TAPS_PER_STEP):
         return None
     memory_format = suggested_memory_format(input)
-    return None if memory_format is torch.contiguous_format else memory_format
+    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    if math.prod(sizes) <= SAMPLES_BLOCK:
+        pool = torch.max_pool2d if window.rank == 2 else partial(_in_3d, torch.max_pool3d)
+        return settled(pool(input, *_in_words_of_aten(window)), memory_format)
+    values = empty(sizes, input, memory_format)
+    for some, positions in _blocks_of_samples(values, torch.int64):
+        _maxima_and_positions(input[some], window, values[some], positions)
+    return values
+
+
+def max_pooling_of_vectors_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The same with indices. ATen's own take eight bytes each, so they are made for a few samples at a time."""
+    if not _reads_vectors(input, window, MANY_TAPS_PER_STEP):
+        return None
+    sizes, output_sizes = tuple(input.shape[2:]), window.output_sizes(input.shape[2:])
+    if any(axis.empty_windows(size) for axis, size in zip(window.axes, sizes, strict=True)):
+        return None
+    memory_format = suggested_memory_format(input)
+    values = empty((*input.shape[:2], *output_sizes), input, memory_format)
+    indices = empty(values.shape, input, memory_format, index_dtype)
+    for some, positions in _blocks_of_samples(values, torch.int64):
+        _maxima_and_positions(input[some], window, values[some], positions)
+        if input.dtype.is_floating_point and math.isnan(values[some].sum().item()):
+            return None
+        if not per_plane:
+            positions += plane_numbers(values, math.prod(sizes))[some]
+        indices[some] = positions
+    return values, indices
+
+
+def _reads_vectors(input: Tensor, window: Window, most_taps_per_step: float) -> bool:
+    """Whether a tensor is channels_last, and its windows few enough taps that ATen's loop over them is worth it."""
+    taps_per_step = window.taps / math.prod(axis.stride for axis in window.axes)
+    if not input.is_cpu or window.rank == 1 or taps_per_step > most_taps_per_step or input.numel() == 0:
+        return False
+    if _is_beyond_aten(input) or not _expressible(window):
+        return False
+    if suggested_memory_format(input) is torch.contiguous_format:
+        return False
+    return not fills_a_block((*input.shape[:2], *window.output_sizes(input.shape[2:])))
+
+
+def fills_a_block(sizes: Sequence[int]) -> bool:
+    """Whether one sample has more elements than ATen may make positions of at a time."""
+    return math.prod(sizes[1:]) > SAMPLES_BLOCK
+
+
+def _is_beyond_aten(input: Tensor) -> bool:
+    """Types that it does not pool, or whose channels_last positions it counts in numbers as narrow as they are."""
+    if input.dtype in _UNKNOWN_TO_ATEN:
+        return True
+    if input.dtype.is_floating_point or input.dtype.itemsize > 2:
+        return False
+    narrow = torch.iinfo(torch.int8 if input.dtype.itemsize == 1 else torch.int16)
+    return math.prod(input.shape[2:]) > narrow.max and suggested_memory_format(input) is not torch.contiguous_format
+
+
+def _blocks_of_samples(like: Tensor, dtype: torch.dtype, sizes: Sequence[int] = ()) -> Iterator[tuple[slice, Tensor]]:
+    """Samples of a channels_last tensor that together fill a block, and scratch of its sizes or of ``sizes``."""
+    sizes = (*like.shape[:2], *(sizes or like.shape[2:]))
+    step = max(1, min(sizes[0], SAMPLES_BLOCK // math.prod(sizes[1:])))
+    scratch = empty((step, *sizes[1:]), like, suggested_memory_format(like), dtype)
+    for start in range(0, sizes[0], step):
+        yield slice(start, start + step), scratch[: sizes[0] - start]
+
+
+def _maxima_and_positions(input: Tensor, window: Window, values: Tensor, positions: Tensor) -> None:
+    pools: Any = torch._C._nn
+    pool = pools.max_pool2d_with_indices if window.rank == 2 else partial(_in_3d, pools.max_pool3d_with_indices)
+    pool(input, *_in_words_of_aten(window), out=(values, positions))
+
+
+def scatter_of_vectors(arriving: Tensor, positions: Tensor, out: Tensor) -> None:
+    """Add what arrives at int32 positions of planes of ``out``, in the order of the windows.
+
+    ATen's adaptive pool has the one parallel scatter that knows no geometry. What is added to is channels_last, and so
+    are the positions.
+    """
+    for some, wide in _blocks_of_samples(positions, torch.int64):
+        wide.copy_(positions[some])
+        arrived = arriving[some].contiguous(memory_format=suggested_memory_format(out))
+        rows = [_as_rows(tensor) for tensor in (arrived, out[some], wide)]
+        torch.ops.aten.adaptive_max_pool2d_backward.grad_input(*rows, grad_input=rows[1])
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """A channels_last tensor as ``(N, C, 1, plane)``, with the strides by which ATen knows channels_last, N = 1 too."""
+    samples, channels, *sizes = tensor.shape
+    plane = math.prod(sizes)
+    strides = (channels * plane, 1, channels * plane, channels)
+    return tensor.as_strided((samples, channels, 1, plane), strides, tensor.storage_offset())
+
+
+def average_pooling_of_vectors(
+    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
+) -> Tensor | None:
+    """Averages of a channels_last CPU tensor over few taps, as ATen makes them in one or two sweeps."""
+    if window.rank != 2 or input.dtype.itemsize < 4 or any(axis.dilation > 1 for axis in window.axes):
+        return None
+    if not _reads_vectors(input, window, math.inf):
+        return None
+    pool: Any = torch._C._nn.avg_pool2d
+    sizes, strides, padding, *_, ceil_mode = window.arguments
+    if window.taps <= _CHAIN:
+        return pool(input, sizes, strides, padding, ceil_mode, include_padding, divisor_override)  # type: ignore[no-any-return]
+    if max(sizes) > _SHORT_CHAIN:
+        return None
+    output_sizes = window.output_sizes(input.shape[2:])
+    output = empty((*input.shape[:2], *output_sizes), input, suggested_memory_format(input))
+    uniform = divisor_override
+    if uniform is None and (include_padding or not any(padding)) and not ceil_mode:
+        uniform = window.taps
+    first_divisor = None if uniform is None else 1
+    # The columns of all rows, then the rows: each a chain short enough for rule E6.
+    for some, sums in _blocks_of_samples(output, output.dtype, (input.shape[2], output_sizes[1])):
+        pool(
+            input[some],
+            (1, sizes[1]),
+            (1, strides[1]),
+            (0, padding[1]),
+            ceil_mode,
+            include_padding,
+            first_divisor,
+            out=sums,
+        )
+        pool(
+            sums, (sizes[0], 1), (strides[0], 1), (padding[0], 0), ceil_mode, include_padding, uniform, out=output[some]
+        )
+    return output
 
 
 def _in_words_of_aten(window: Window) -> tuple[Any, ...]:
@@ -153,18 +270,18 @@ def _served(input: Tensor, window: Window) -> Request | None:
     return _request(window, input.shape)
 
 
-def _in_3d(pool: Any, *arguments: Any) -> Any:
+def _in_3d(pool: Any, *arguments: Any, **options: Any) -> Any:
     # Autocast would turn the operands of ATen's 3-D pools into float32 (rule E5).
     if not torch.is_autocast_enabled("cpu"):
-        return pool(*arguments)
+        return pool(*arguments, **options)
     with torch.autocast("cpu", enabled=False):
-        return pool(*arguments)
+        return pool(*arguments, **options)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor | None:
     """Maxima of a small CPU tensor; None where ATen cannot or need not serve."""
     request = _served(input, window)
-    if request is None or not request.small_maximum or input.dtype in _UNKNOWN_TO_ATEN:
+    if request is None or not request.small_maximum or _is_beyond_aten(input):
         return None
     rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
     if request.rank == 3:
@@ -197,7 +314,7 @@ def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, T
     Of several NaN in a window ATen names the last, and for an empty window a place outside the plane.
     """
     request = _served(input, window)
-    if request is None or not request.small_maximum or input.dtype in _UNKNOWN_TO_ATEN:
+    if request is None or not request.small_maximum or _is_beyond_aten(input):
         return None
     if request.places.empty is not None:
         return None
@@ -247,6 +364,11 @@ def average_pooling_grad(
     if input_gradient.dtype.itemsize == 2:
         return False
     request, contiguous = _served(out, window), out.is_contiguous()
+    if _scatters_few(window, out):
+        sizes, strides, padding, *_, ceil_mode = window.arguments
+        arguments = (sizes, strides, padding, ceil_mode, include_padding, divisor_override)
+        torch.ops.aten.avg_pool2d_backward.grad_input(input_gradient, out, *arguments, grad_input=out)
+        return True
     # ATen writes the gradient of its 3-D average as if it were contiguous.
     if request is None or not request.small_average or request.rank == 1 or (request.rank == 3 and not contiguous):
         return False
@@ -256,3 +378,10 @@ def average_pooling_grad(
     else:
         torch.ops.aten.avg_pool2d_backward.grad_input(input_gradient, out, *rest, grad_input=out)
     return True
+
+
+def _scatters_few(window: Window, out: Tensor) -> bool:
+    """Whether in a channels_last gradient every element is covered by few enough windows for rule E6."""
+    if window.rank != 2 or any(axis.dilation > 1 for axis in window.axes) or not _reads_vectors(out, window, math.inf):
+        return False
+    return math.prod(-(-axis.window // axis.stride) for axis in window.axes) <= _CHAIN

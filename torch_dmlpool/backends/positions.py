@@ -1,4 +1,8 @@
-"""Between the number of a window's winning tap and the winner's position in its plane."""
+"""Between the number of a window's winning tap and the winner's position in its plane.
+
+What training keeps is one or the other (rule M6): tap numbers, or where those would take longer to decode than to read,
+the positions themselves as int32, told apart by their data type.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from torch import Tensor
 
 from torch_dmlpool.window import Window
 
+MOST_NARROW_TAPS = 2**15
+"""Taps of a window up to which a tap number never takes the four bytes of a position."""
 KEPT_WINDOWS = 2**15
 """Windows up to which places are kept for the next call; those of more are soon computed beside the work."""
 
@@ -59,12 +65,19 @@ def _places(
 _kept_places = functools.lru_cache(maxsize=128)(_places)
 
 
-def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], base: Tensor) -> Tensor:
-    """The position of each tap in its plane, as int32 where that is enough.
+def are_positions(kept: Tensor, window: Window) -> bool:
+    """Whether what was kept of each window is its winner's position, not the number of its tap."""
+    return kept.dtype is torch.int32 and window.taps <= MOST_NARROW_TAPS
+
+
+def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], where: Places) -> Tensor:
+    """The position of each tap in its plane, as int32 where that is enough; that of an empty window is somewhere in it.
 
     A tap number is a number of mixed radix, and so is a position: one is the other plus, for each axis, the quotient by
     the taps below it times what a step along the axis is longer in the plane than in the window.
     """
+    if are_positions(taps, window):
+        return taps if where.empty is None else taps.clamp(min=0)
     narrow = window.taps <= 225 and math.prod(sizes) < 2**31
     numbers = taps.to(torch.int32 if narrow else torch.int64)
     last = window.axes[-1]
@@ -80,7 +93,7 @@ def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], base: Tenso
         taps_below, step_below = taps_below * axis.window, axis.dilation * stride
         stride *= sizes[number]
     # Of one type: a sum of two types is not vectorised.
-    return offsets + base.to(offsets.dtype)
+    return offsets + where.base.to(offsets.dtype)
 
 
 def _quotient(numbers: Tensor, divisor: int, narrow: bool) -> Tensor:

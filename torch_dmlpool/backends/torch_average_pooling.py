@@ -20,9 +20,10 @@ from torch_dmlpool.window import Axis, Window
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Sums by axis, divided once."""
-    small = aten.average_pooling(input, window, include_padding, divisor_override)
-    if small is not None:
-        return small
+    for served in (aten.average_pooling, aten.average_pooling_of_vectors):
+        output = served(input, window, include_padding, divisor_override)
+        if output is not None:
+            return output
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
@@ -90,7 +91,7 @@ def _divisor(
     if divisor_override is not None:
         return divisor_override
     counts = [
-        _counts(axis, size, along, include_padding)
+        axis_counts(axis, size, along, include_padding)
         for axis, size, along in zip(window.axes, sizes, outputs, strict=True)
     ]
     if all(isinstance(count, int) for count in counts):
@@ -102,7 +103,7 @@ def _divisor(
     return product.clamp(min=1).to(like.device, torch.float64 if like.dtype is torch.float64 else torch.float32)
 
 
-def _counts(axis: Axis, size: int, outputs: slice, include_padding: bool) -> Tensor | int:
+def axis_counts(axis: Axis, size: int, outputs: slice, include_padding: bool) -> Tensor | int:
     """Counted taps of each window along an axis; one number where all windows agree."""
     if outputs.start >= outputs.stop:
         return axis.window

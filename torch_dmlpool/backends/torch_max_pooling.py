@@ -15,7 +15,14 @@ from torch_dmlpool import operands
 from torch_dmlpool.backends import aten
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.blocks import Reach, halo_of, part, run, run_planes, same_reach, window_reach
-from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of
+from torch_dmlpool.backends.positions import (
+    MOST_NARROW_TAPS,
+    Places,
+    are_positions,
+    places,
+    plane_numbers,
+    positions_of,
+)
 from torch_dmlpool.backends.separable import Elements, Maximum, Winner, copy, record_axes
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Axis, Window
@@ -34,7 +41,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
-    for served in (aten.max_pooling, aten.max_pooling_of_vectors):
+    for served in (aten.max_pooling, aten.max_pooling_of_rows, aten.max_pooling_of_vectors):
         values = served(input, window)
         if values is not None:
             return values
@@ -90,13 +97,25 @@ def _record_unsigned(tape: Tape, dtype: torch.dtype, result: Tensor) -> None:
         tape.record(partial(_flip, torch.iinfo(result.dtype).min), result, result)
 
 
+def kept_dtype(input: Tensor, window: Window) -> torch.dtype:
+    """The type of what training keeps of each window: its tap's, or that of positions (rule M6).
+
+    In channels_last ATen gathers and scatters whole vectors, so that its positions are worth their four bytes.
+    """
+    vectors = window.rank > 1 and operands.suggested_memory_format(input) is not torch.contiguous_format
+    if not vectors or input.device.type not in ("cpu", "meta") or window.taps > MOST_NARROW_TAPS:
+        return operands.tap_dtype(window.taps)
+    numbered = math.prod(input.shape[2:]) <= torch.iinfo(torch.int32).max
+    return torch.int32 if numbered else operands.tap_dtype(window.taps)
+
+
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Maxima and the numbers of their taps."""
-    for served in (aten.max_pooling_with_taps, aten.max_pooling_of_vectors_with_taps):
-        both = served(input, window)
-        if both is not None:
-            return both
-    return _winners(input, window, operands.tap_dtype(window.taps), as_indices=False)
+    """Maxima and the numbers of their taps, or their positions."""
+    dtype = kept_dtype(input, window)
+    if dtype is not operands.tap_dtype(window.taps):
+        return max_pooling_with_indices(input, window, dtype, per_plane=True)
+    small = aten.max_pooling_with_taps(input, window)
+    return _winners(input, window, dtype, as_indices=False) if small is None else small
 
 
 def max_pooling_with_indices(
@@ -109,6 +128,9 @@ def max_pooling_with_indices(
         if not per_plane:
             positions += plane_numbers(positions, math.prod(input.shape[2:]))
         return values, positions.to(index_dtype)
+    vectors = aten.max_pooling_of_vectors_with_indices(input, window, index_dtype, per_plane)
+    if vectors is not None:
+        return vectors
     return _winners(input, window, index_dtype, as_indices=True, per_plane=per_plane)
 
 
@@ -179,7 +201,7 @@ def _find_winners(
 def _index(window: Window, sizes: tuple[int, ...], where: Places, taps: Tensor, *numbers_and_out: Tensor) -> None:
     """Taps as indices, −1 (all ones) where the window is empty."""
     *numbers, out = numbers_and_out
-    indices = positions_of(taps, window, sizes, where.base)
+    indices = positions_of(taps, window, sizes, where)
     for first_of_plane in numbers:
         indices = indices.to(torch.int64).add_(first_of_plane)
     if where.empty is not None:
@@ -273,6 +295,9 @@ def max_pooling_grad_from_taps(
         return gradient
     if gradient.device.type != "cpu":
         return _spread_by_comparison(input_gradient, taps, window, gradient)
+    if _scatters_vectors(taps, sizes, window, gradient):
+        aten.scatter_of_vectors(input_gradient, taps, gradient)
+        return gradient
     if gradient.numel() < tapes.PARALLEL_GRAIN and gradient.dtype.itemsize > 2:
         windows = tuple((0, size) for size in taps.shape[2:])
         _scatter(window, sizes, windows, input_gradient, taps, gradient.zero_().flatten(2))
@@ -298,12 +323,23 @@ def max_pooling_grad_from_taps(
     return gradient
 
 
+def _scatters_vectors(kept: Tensor, sizes: Sequence[int], window: Window, gradient: Tensor) -> bool:
+    """Whether positions were kept, of channels_last tensors through and through, and every window has one."""
+    memory_format = operands.suggested_memory_format(gradient)
+    if memory_format is torch.contiguous_format or gradient.dtype.itemsize == 2 or not are_positions(kept, window):
+        return False
+    if aten.fills_a_block(kept.shape):
+        return False
+    holds_empty = any(axis.empty_windows(size) for axis, size in zip(window.axes, sizes, strict=True))
+    return kept.is_contiguous(memory_format=memory_format) and not holds_empty
+
+
 def _scatter(
     window: Window, sizes: tuple[int, ...], windows: Windows, arriving: Tensor, taps: Tensor, out: Tensor
 ) -> None:
     """Add what arrives to the winners in a plane, in the order of the windows: the CPU's scatter keeps it."""
     where = places(window, sizes, windows, taps.device)
-    positions = positions_of(taps, window, sizes, where.base)
+    positions = positions_of(taps, window, sizes, where)
     if where.empty is not None:
         arriving = arriving.masked_fill(where.empty, 0)
     rank = window.rank
@@ -321,7 +357,7 @@ def _scatter_at_once(
         _scatter(window, sizes, windows, arriving, taps, out.zero_())
         return
     where = places(window, sizes, windows, taps.device)
-    positions = positions_of(taps, window, sizes, where.base)
+    positions = positions_of(taps, window, sizes, where)
     if where.empty is not None:
         arriving = arriving.masked_fill(where.empty, 0)
     # As a row, not as a column: so it keeps the strides by which ATen knows channels_last.
@@ -354,7 +390,7 @@ def _gather(
     window: Window, sizes: tuple[int, ...], windows: Windows, source: Tensor, taps: Tensor, out: Tensor
 ) -> None:
     where = places(window, sizes, windows, taps.device)
-    positions = positions_of(taps, window, sizes, where.base).to(torch.int64)
+    positions = positions_of(taps, window, sizes, where).to(torch.int64)
     found = torch.gather(source.flatten(-window.rank), -1, positions.flatten(-window.rank)).view(positions.shape)
     out.copy_(found if where.empty is None else found.masked_fill_(where.empty, 0))
 

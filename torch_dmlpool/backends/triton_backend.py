@@ -13,7 +13,34 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.triton_positions import (
+    adaptive_average_pooling,
+    adaptive_average_pooling_grad,
+    adaptive_max_pooling,
+    gather_positions,
+    scatter_positions,
+    unique_positions,
+)
 from torch_dmlpool.window import Window
+
+__all__ = [
+    "adaptive_average_pooling",
+    "adaptive_average_pooling_grad",
+    "adaptive_max_pooling",
+    "average_pooling",
+    "average_pooling_grad",
+    "gather_positions",
+    "kept_dtype",
+    "max_pooling",
+    "max_pooling_gather",
+    "max_pooling_grad",
+    "max_pooling_grad_from_taps",
+    "max_pooling_indices",
+    "max_pooling_with_indices",
+    "max_pooling_with_taps",
+    "scatter_positions",
+    "unique_positions",
+]
 
 
 def _launch(kernel: Any, launch: Any, *tensors: Tensor) -> None:
@@ -144,6 +171,11 @@ def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype 
     if passes[0].kernel == "max_windows":
         _launch(kernels.max_windows, passes[0].launch, input, values, codes)
         return values, codes
+    if passes[0].kernel == "max_stream":
+        from torch_dmlpool.kernels.max_pooling_stream import max_stream
+
+        _launch(max_stream, passes[0].launch, input, values, codes)
+        return values, codes
     if passes[0].kernel == "max_strips":
         from torch_dmlpool.kernels.max_pooling_strips import max_strips
 
@@ -197,11 +229,16 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     return _maxima(input, window, NO_TAPS, None)[0]
 
 
+def kept_dtype(input: Tensor, window: Window) -> torch.dtype:  # noqa: ARG001 - a backend's interface
+    """The type of the tap numbers that training keeps (rule M6)."""
+    return operands.tap_dtype(window.taps)
+
+
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Max pooling with the number of each winning tap inside its window (rule M6)."""
     from torch_dmlpool.kernels.max_pooling_launch import TAPS
 
-    return _maxima(input, window, TAPS, operands.tap_dtype(window.taps))
+    return _maxima(input, window, TAPS, kept_dtype(input, window))
 
 
 def max_pooling_with_indices(
@@ -258,7 +295,7 @@ def _max_gradient(
     window: Window,
     memory_format: torch.memory_format,
 ) -> Tensor:
-    from torch_dmlpool.kernels import launch, max_pooling_launch
+    from torch_dmlpool.kernels import launch, max_pooling_grad_launch
     from torch_dmlpool.kernels import max_pooling_grad as kernels
 
     gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
@@ -266,7 +303,7 @@ def _max_gradient(
         return gradient
     input_gradient = input_gradient.resolve_neg()
     shape, sizes = tuple(input_gradient.shape), tuple(gradient.shape)
-    problem = max_pooling_launch.GradProblem(
+    problem = max_pooling_grad_launch.GradProblem(
         launch.three_axes(window),
         len(window.axes),
         shape[:2],
@@ -280,7 +317,7 @@ def _max_gradient(
         _target(gradient),
     )
     current, current_taps = input_gradient, taps
-    for step in max_pooling_launch.grad_passes(problem):
+    for step in max_pooling_grad_launch.grad_passes(problem):
         if step.kernel != "grad_axis":
             _launch(getattr(kernels, step.kernel), step.launch, current, current_taps, gradient)
             break
@@ -293,3 +330,49 @@ def _max_gradient(
         _launch(kernels.grad_axis, step.launch, current, current_taps, result, result_taps)
         current, current_taps = result, result_taps
     return gradient
+
+
+def quantized_linear_average_pooling(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
+    from torch_dmlpool.kernels import quantized_average_pooling as kernels
+    from torch_dmlpool.kernels import quantized_launch
+
+    memory_format = operands.suggested_memory_format(input)
+    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    output = operands.empty(sizes, input, memory_format, output_dtype)
+    if output.numel() == 0:
+        return output
+    parameters = [
+        each.contiguous() if isinstance(each, Tensor) else each or 0
+        for each in (input_scale, input_zero_point, output_scale, output_zero_point)
+    ]
+    problem = quantized_launch.QuantizedProblem(
+        window,
+        tuple(input.shape),
+        input.stride(),
+        sizes[2:],
+        _is_aligned(input, output),
+        memory_format is not torch.contiguous_format,
+        include_padding,
+        tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters),
+    )
+    source = input
+    for step in quantized_launch.quantized_steps(problem):
+        kernel = getattr(kernels, step.kernel)
+        if step.scratch:
+            kind = torch.int64 if step.wide_sums else torch.int32
+            sums = torch.empty(step.scratch, dtype=kind, device=input.device)
+            _launch(kernel, step.launch, source, sums)
+            source = sums
+        else:
+            _launch(kernel, step.launch, source, output, *parameters)
+    return output

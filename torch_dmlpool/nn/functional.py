@@ -6,34 +6,58 @@ amount of it, and ``dilation`` on averages too. Indices are PyTorch's: int64, co
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import functional as operators
 from torch_dmlpool import operands
-from torch_dmlpool.window import AXIS_NAMES, Window
+from torch_dmlpool.nn.adaptive import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    adaptive_max_pool1d,
+    adaptive_max_pool1d_with_indices,
+    adaptive_max_pool2d,
+    adaptive_max_pool2d_with_indices,
+    adaptive_max_pool3d,
+    adaptive_max_pool3d_with_indices,
+)
+from torch_dmlpool.nn.arguments import Padding, Sizes, window_of, with_batch
+from torch_dmlpool.nn.lp import lp_pool1d, lp_pool2d, lp_pool3d
+from torch_dmlpool.nn.unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 
 __all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool1d_with_indices",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool2d_with_indices",
+    "adaptive_max_pool3d",
+    "adaptive_max_pool3d_with_indices",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
+    "lp_pool1d",
+    "lp_pool2d",
+    "lp_pool3d",
     "max_pool1d",
     "max_pool1d_with_indices",
     "max_pool2d",
     "max_pool2d_with_indices",
     "max_pool3d",
     "max_pool3d_with_indices",
+    "max_unpool1d",
+    "max_unpool2d",
+    "max_unpool3d",
 ]
 
-Sizes: TypeAlias = int | Sequence[int]
-"""One int for every spatial dimension, or one per dimension."""
-
-Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
-"""Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
+# torch.fx.symbolic_trace keeps a call of these whole, as it keeps torch.nn's layers whole: it cannot look inside.
+torch.fx.wrap("average_pool")
+torch.fx.wrap("max_pool")
 
 
 def avg_pool1d(
@@ -216,7 +240,7 @@ def average_pool(
     divisor_override: int | None,
 ) -> Tensor:
     """Do what ``avg_pool1d``, ``2d``, ``3d`` and their layers do, for ``rank`` spatial dimensions."""
-    batched, unbatched = _batched(f"avg_pool{rank}d", rank, input)
+    batched, unbatched = with_batch(f"avg_pool{rank}d", rank, input)
     operands.check_flag("count_include_pad", count_include_pad)
     window = window_of(rank, kernel_size, stride, padding, dilation, ceil_mode, batched.shape[2:])
     output = operators.average_pooling_over(batched, window, count_include_pad, divisor_override)
@@ -234,7 +258,7 @@ def max_pool(
     return_indices: bool,
 ) -> Any:
     """Do what ``max_pool1d``, ``2d``, ``3d`` and their layers do, for ``rank`` spatial dimensions."""
-    batched, unbatched = _batched(f"max_pool{rank}d", rank, input)
+    batched, unbatched = with_batch(f"max_pool{rank}d", rank, input)
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, kernel_size, stride, padding, dilation, ceil_mode, batched.shape[2:])
     if not return_indices:
@@ -242,54 +266,3 @@ def max_pool(
         return output.squeeze(0) if unbatched else output
     values, indices = operators.max_pooling_with_indices_over(batched, window, torch.int64, True)
     return (values.squeeze(0), indices.squeeze(0)) if unbatched else (values, indices)
-
-
-def window_of(
-    rank: int,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    sizes: Sequence[int] | None = None,
-) -> Window:
-    """Build the window that torch.nn's arguments describe; bad ones are refused by name.
-
-    PyTorch's two shorthands are understood: an empty ``stride`` means ``kernel_size``, and a one-entry list an int.
-    """
-    if stride is None or (isinstance(stride, Sequence) and not stride):
-        stride = kernel_size
-    if (
-        type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
-        and not torch.compiler.is_compiling()
-    ):
-        return _window_of_ints(rank, kernel_size, stride, padding, dilation, ceil_mode)
-    return Window.pytorch(
-        rank, _shared(kernel_size), _shared(stride), _shared(padding), _shared(dilation), ceil_mode, sizes=sizes
-    )
-
-
-# Building one costs microseconds. Only plain ints are remembered: (2.0, 2.0) equals (2, 2), but is to be refused.
-_window_of_ints = functools.lru_cache(maxsize=256, typed=True)(Window.pytorch)
-
-
-def _shared(argument: Any) -> Any:
-    """Return the one entry of a one-entry list, as PyTorch reads it, and any other argument, pairs too, as it is."""
-    if isinstance(argument, (tuple, list)) and len(argument) == 1 and not isinstance(argument[0], Sequence):
-        return argument[0]
-    return argument
-
-
-def _batched(name: str, rank: int, input: Tensor) -> tuple[Tensor, bool]:
-    """Return ``input`` with a batch dimension, and whether it was added here."""
-    if not isinstance(input, Tensor):
-        raise TypeError(f"{name}: input must be a torch.Tensor, got {type(input).__name__}")
-    if input.dim() == rank + 2:
-        return input, False
-    if input.dim() == rank + 1:
-        return input.unsqueeze(0), True
-    spatial = ", ".join(AXIS_NAMES[rank])
-    raise ValueError(
-        f"{name}: input must be {rank + 2}-D (N, C, {spatial}) or, unbatched, {rank + 1}-D (C, {spatial}), "
-        f"got {input.dim()}-D of shape {tuple(input.shape)}"
-    )

@@ -124,9 +124,11 @@ class AveragePooling(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
         input, *ctx.arguments = inputs
         ctx.spatial_sizes = input.shape[2:]
+        ctx.shards = registration.shards_of(input)
 
     @staticmethod
     def backward(ctx: Any, input_gradient: Tensor) -> tuple[Any, ...]:
+        input_gradient = registration.sharded_like(input_gradient, ctx.shards)
         return average_pooling_grad(input_gradient, ctx.spatial_sizes, *ctx.arguments), None, None, None
 
     @staticmethod
@@ -144,11 +146,12 @@ class AveragePoolingGrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        _, ctx.spatial_sizes, *ctx.arguments = inputs
+        input_gradient, ctx.spatial_sizes, *ctx.arguments = inputs
+        ctx.shards = registration.shards_of(input_gradient)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return average_pooling(gradient, *ctx.arguments), None, None, None, None
+        return average_pooling(registration.sharded_like(gradient, ctx.shards), *ctx.arguments), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:

@@ -1,7 +1,8 @@
 """Max pooling: (lowest value, maximum, identity), its winning taps, and the gradient that flows to them.
 
-What training keeps is the number of each window's winning tap. Two operators are linear given the taps and each
-other's adjoint: the gradient from taps (spread to the winners) and the gather at taps (collect from the winners).
+What training keeps is the number of each window's winning tap, or its position where the backend prefers that. Two
+operators are linear given the taps and each other's adjoint: the gradient from taps (spread to the winners) and the
+gather at taps (collect from the winners).
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _with_taps(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _with_taps_fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     window, sizes = _checked(input, arguments)
     memory_format = operands.suggested_memory_format(input)
-    taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
+    taps = operands.empty(sizes, input, memory_format, registration.backend_of(input).kept_dtype(input, window))
     return operands.empty(sizes, input, memory_format), taps
 
 
@@ -199,7 +200,7 @@ def _with_indices_vmap(
     both = _max_pooling_with_indices(folded, *window_arguments, torch.int64, True)
     values, positions = (registration.unfolded(tensor, info.batch_size) for tensor in both)
     sample_sizes = [folded.shape[0] // info.batch_size, *folded.shape[1:]]
-    return (values, _numbered(positions, sample_sizes, index_dtype, per_plane)), (0, 0)
+    return (values, numbered(positions, sample_sizes, index_dtype, per_plane)), (0, 0)
 
 
 def _indices(taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any) -> Tensor:
@@ -224,10 +225,10 @@ def _indices_vmap(
     positions = _max_pooling_indices(folded, spatial_sizes, *window_arguments, torch.int64, True)
     sample_sizes = [folded.shape[0] // info.batch_size, folded.shape[1], *spatial_sizes]
     unfolded = registration.unfolded(positions, info.batch_size)
-    return _numbered(unfolded, sample_sizes, index_dtype, per_plane), 0
+    return numbered(unfolded, sample_sizes, index_dtype, per_plane), 0
 
 
-def _numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool) -> Tensor:
+def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool) -> Tensor:
     """Positions in each plane as indices in each of vmap's samples, whose sizes are ``(N, C, *spatial)``."""
     if not per_plane:
         samples, channels, *spatial_sizes = sizes
@@ -354,10 +355,6 @@ _max_pooling_gather = registration.define(
 # Derivatives.
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    return operands.suggested_memory_format(tensor) is not torch.contiguous_format
-
-
 class MaxPooling(torch.autograd.Function):
     """Maxima with their taps, whose backward pass is the gradient from those taps."""
 
@@ -383,7 +380,7 @@ class MaxPooling(torch.autograd.Function):
 
 
 def _keep_taps(ctx: Any, input: Tensor, taps: Tensor) -> None:
-    ctx.spread = (input.shape[2:], ctx.window, _is_channels_last(input))
+    ctx.spread = (input.shape[2:], ctx.window, operands.is_channels_last(input))
     ctx.mark_non_differentiable(taps)
     ctx.save_for_backward(taps)
     ctx.save_for_forward(taps)
@@ -398,7 +395,7 @@ class MaxPoolingGrad(torch.autograd.Function):
         with registration.inside_forward(input):
             _, taps = max_pooling_with_taps(input, window)
         with registration.inside_forward(input_gradient):
-            channels_last = _is_channels_last(input)
+            channels_last = operands.is_channels_last(input)
             return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last), taps
 
     @staticmethod
@@ -457,7 +454,7 @@ class MaxPoolingGather(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
         input, taps, ctx.window = inputs
-        ctx.spread = (input.shape[2:], ctx.window, _is_channels_last(input))
+        ctx.spread = (input.shape[2:], ctx.window, operands.is_channels_last(input))
         ctx.save_for_backward(taps)
         ctx.save_for_forward(taps)
 

@@ -11,6 +11,7 @@ The private PyTorch names that this takes are used in this file alone.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
@@ -46,6 +47,19 @@ def define(
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
+    overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
+    return overload
+
+
+def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverload:
+    """Register an operator that is made of others, and return it.
+
+    Its derivatives, fake tensors and batches are theirs; compilers see through it, exported programs show it whole.
+    """
+    name = schema.split("(", 1)[0]
+    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+        _library.impl(name, composition, key)
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
 
@@ -115,9 +129,32 @@ def is_bare(*tensors: Tensor) -> bool:
         return False
     for tensor in tensors:
         kind = type(tensor)
-        if (kind is not Tensor and kind is not torch.nn.Parameter) or tensor.is_meta or tensor.is_neg():
+        if kind is not Tensor and kind is not torch.nn.Parameter:
+            _meet(kind)
+            return False
+        if tensor.is_meta or tensor.is_neg():
             return False
     return True
+
+
+def _meet(kind: type[Tensor]) -> None:
+    """Load the package that teaches the operators what to do with a kind of tensor, when the first one comes."""
+    if kind.__module__.startswith("torch.distributed.tensor"):
+        importlib.import_module("torch_dmlpool.distributed")
+
+
+def shards_of(tensor: Tensor) -> Any:
+    """The placements of a DTensor; None for other tensors."""
+    return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
+
+
+def sharded_like(tensor: Tensor, placements: Any) -> Tensor:
+    """A gradient sharded as its forward tensor was; one that is replicated is cut where it lies, without moving it."""
+    if placements is None:
+        return tensor
+    # What was not sharded before need not be now: a gradient may be, or be a sum over ranks that is still to be made.
+    wanted = [old if old.is_shard() else new for old, new in zip(placements, tensor.placements, strict=True)]  # type: ignore[attr-defined]
+    return tensor.redistribute(placements=wanted)  # type: ignore[attr-defined]
 
 
 def records_gradient(*tensors: Tensor) -> bool:
@@ -125,6 +162,11 @@ def records_gradient(*tensors: Tensor) -> bool:
     if not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in tensors)
+
+
+def carries_derivative(tensor: Tensor) -> bool:
+    """Whether autograd records a gradient with respect to ``tensor``, or it has a tangent in forward mode."""
+    return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
 
 
 def backend_of(tensor: Tensor) -> ModuleType:

@@ -1,0 +1,486 @@
+"""Quantized average pooling on the GPU: fill with the zero point, combine by addition, finish by one requantization.
+
+Four 8-bit elements are loaded as one word and added up as two pairs of 16-bit fields, signed ones with their sign bit
+flipped so that nothing borrows. Padding is loaded as the zero point: then every window sums up as many elements, and
+the zero points leave as one constant.
+
+The result is what exact arithmetic on the float32 scales gives. For windows of up to 128 taps two additions do that:
+the float64 product of sum and factor is off by less than 2⁻⁴² wherever it matters, and unless it is a half it lies
+further than 2⁻⁴¹ from every half; so rounding it to a multiple of 2⁻⁴¹ first, then to an integer, turns neither into
+the other. Larger windows are added up axis by axis in a loop, and what lies next to a half is compared in integers.
+"""
+
+# Triton's compiler knows no unpacking of tuples.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .addressing import (
+    counted_taps,
+    join_columns,
+    lane_numbers,
+    plane_offset,
+    split_columns,
+    taps_before,
+    tile_of,
+)
+from .sums import completed_at, no_levels, plan, sliding_sums, target_totals, with_entry, with_position
+
+COLUMNS = tl.constexpr(0)
+"""A lane owns columns of a contiguous row: aligned words of four columns; for V = 1 any strides."""
+CHANNELS = tl.constexpr(1)
+"""A lane owns a vector of V neighbouring channels at several columns; for V = 1 any strides."""
+
+NUMBER = tl.constexpr(0)
+"""A scale or zero point is given as a number."""
+ONE = tl.constexpr(1)
+"""It is the one entry of a tensor."""
+EACH = tl.constexpr(2)
+"""It is a tensor of one entry per channel."""
+
+FIELDS = tl.constexpr(0x00FF00FF)
+SIGNS = tl.constexpr(0x80808080)
+LARGEST_FACTOR = tl.constexpr(2.0**15)
+"""Any sum but 0 times this is cut off at the ends of the type, and no product reaches 2³¹."""
+SNAP = tl.constexpr(1.5 * 2.0**11)
+"""Added to a float64 number of less than 2¹⁰ it leaves a multiple of 2⁻⁴¹."""
+TO_INTEGER = tl.constexpr(1.5 * 2.0**52 - 1.5 * 2.0**11)
+"""Added after that it leaves the nearest integer, halves to even, in the lower 32 bits."""
+
+
+@triton.jit
+def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
+    """A scale or zero point for ``channel``, of float32 or int32."""
+    if KIND == NUMBER:
+        return tl.full((), source, TYPE)
+    elif KIND == ONE:
+        return tl.load(source).to(TYPE)
+    else:
+        return tl.load(source + channel).to(TYPE)
+
+
+@triton.jit
+def zero_byte(zero, SIGNED: tl.constexpr):
+    """The input's zero point as what is added up for it: 0 to 255."""
+    if SIGNED:
+        return zero + 128
+    else:
+        return zero
+
+
+@triton.jit
+def float64_reciprocal(count):
+    """``1 / count`` in float64, for a small positive integer, to a unit in the last place: two steps from float32."""
+    divisor = count.to(tl.float64)
+    guess = (1.0 / count.to(tl.float32)).to(tl.float64)
+    guess = tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
+    return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
+
+
+@triton.jit
+def requantized(sums, factor, zero, LEAST: tl.constexpr, MOST: tl.constexpr):
+    """``sums * factor`` as the result's integers; ``|sums| < 2**15``."""
+    # The bits of 2**52 + 2**31 + sums: cheaper than a conversion, of which a GPU makes few per clock.
+    bits = (sums.to(tl.uint32, bitcast=True) ^ 0x80000000).to(tl.uint64) | 0x4330000000000000
+    real = (bits.to(tl.float64, bitcast=True) - (2.0**52 + 2.0**31)) * factor
+    whole = (real + SNAP) + TO_INTEGER
+    integer = whole.to(tl.int64, bitcast=True).to(tl.int32) + zero
+    return tl.minimum(tl.maximum(integer, LEAST), MOST)
+
+
+@triton.jit
+def packed(first, second, third, fourth):
+    """Four results as the bytes of one word."""
+    low = (first & 0xFF) | ((second & 0xFF) << 8)
+    return low | ((third & 0xFF) << 16) | (fourth << 24)
+
+
+@triton.jit
+def row_sums(values, zero, COLS: tl.constexpr, LAYOUT: tl.constexpr, FIELD_PAIRS: tl.constexpr, N: tl.constexpr):
+    """For channels, one sum per target column over the ``N`` vectors of a row, of each of their words' halves."""
+    if LAYOUT == COLUMNS:
+        return values
+    else:
+        sums = ()
+        for h in tl.static_range(FIELD_PAIRS):
+            halves = ()
+            for c in tl.static_range(N):
+                halves = halves + (values[c * FIELD_PAIRS + h],)
+            sums = sums + sliding_sums(halves, zero, COLS)
+        return sums
+
+
+@triton.jit
+def unpacked(evens, odds):
+    """Two words of 16-bit fields as four tensors of integers, in the order of the bytes they came from."""
+    return (
+        (evens & 0xFFFF).to(tl.int32),
+        (odds & 0xFFFF).to(tl.int32),
+        (evens >> 16).to(tl.int32),
+        (odds >> 16).to(tl.int32),
+    )
+
+
+@triton.jit
+def store_columns(
+    base, totals, factors, counted, zero_sum, zero, column, line, live, TW,
+    COLS: tl.constexpr, COUNTED: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr, T: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Add up the columns of one target row of a tile, requantize and write them."""
+    columns = ()
+    for c in tl.static_range(N):
+        if PACKED:
+            evens = split_columns(totals[2 * c], B, V // 4)
+            odds = split_columns(totals[2 * c + 1], B, V // 4)
+            for w in tl.static_range(V // 4):
+                columns = columns + unpacked(evens[w], odds[w])
+        else:
+            columns = columns + (tl.reshape(totals[c], [B]),)
+    sums = sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+    piece = column * (T // STORE)
+    pointers = (base + (line * TW + piece) * STORE)[:, None] + tl.arange(0, STORE)[None, :]
+    for p in tl.static_range(T // STORE):
+        factor = factors[:, None] * counted[p] if COUNTED else factors[:, None]
+        values = join_columns(sums, p * STORE, 1, B, STORE) - zero_sum[:, None]
+        values = requantized(values, factor, zero[:, None], LEAST, MOST).to(base.dtype.element_ty)
+        tl.store(pointers + p * STORE, values, mask=(live & (piece + p < TW))[:, None])
+
+
+@triton.jit
+def store_channels(
+    base, totals, factors, row_factor, counted, zero_sums, zeros, column, line, channel, live, C, TW,
+    COUNTED: tl.constexpr, PACKED: tl.constexpr, T: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    V: tl.constexpr,
+):  # fmt: skip
+    """Requantize the vectors of channels of one target row of a tile and write them."""
+    WORDS: tl.constexpr = V // 4 if PACKED else 1
+    first = column * T
+    start = ((line * TW + first) * C + channel) * WORDS
+    for j in tl.static_range(T):
+        sums = unpacked(totals[j], totals[T + j]) if PACKED else (totals[j],)
+        bytes_ = ()
+        for k in tl.static_range(4 if PACKED else 1):
+            factor = factors[k] * (row_factor[:, None] * counted[j]) if COUNTED else factors[k]
+            bytes_ = bytes_ + (requantized(sums[k] - zero_sums[k], factor, zeros[k], LEAST, MOST),)
+        pointers = (base + start + j * (C * WORDS))[:, None] + tl.arange(0, WORDS)[None, :]
+        values = packed(bytes_[0], bytes_[1], bytes_[2], bytes_[3]) if PACKED else bytes_[0]
+        tl.store(pointers, values.to(base.dtype.element_ty), mask=(live & (first + j < TW))[:, None])
+
+
+_TILE_RUNTIME = [
+    *("input_scale", "input_zero", "output_scale", "output_zero"),
+    *("lanes", "C", "D", "H", "W", "sn", "sc", "sd", "sh", "sw", "TD", "TH", "TW"),
+    *("column_tiles", "row_tiles", "depth_tiles"),
+]
+
+
+@triton.jit(do_not_specialize=_TILE_RUNTIME)
+def quantized_tile(
+    source, target, input_scale, input_zero, output_scale, output_zero,
+    lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
+    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
+    RANK: tl.constexpr, LAYOUT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Every window unrolled, at most 128 taps: a lane adds up a tile of targets from the source rows they share.
+
+    source: int8 or uint8, ``D, H, W`` spatial sizes and five strides. target: int8 or uint8, ``TD, TH, TW`` spatial
+    sizes, dense, channels innermost for CHANNELS. In vectors of ``V`` elements are counted: all strides, and for
+    COLUMNS ``W``, for CHANNELS ``C``; only ``V = 1`` reads the stride of the vectorised dimension. For COLUMNS ``TW``
+    counts vectors of ``STORE`` elements. Scales (float32) and zero points (of the type of their side) as ``KINDS`` says.
+    """
+    SIGNED: tl.constexpr = source.dtype.element_ty == tl.int8
+    PACKED: tl.constexpr = V >= 4
+    WORDS: tl.constexpr = V // 4 if PACKED else 1
+    PAIRS: tl.constexpr = 2 if PACKED else 1  # tensors that hold a vector's elements as they are added up
+    CHUNK: tl.constexpr = V if LAYOUT == COLUMNS else 1  # source columns per load
+    DEPTHS: tl.constexpr = plan(WINDOW[0], STRIDE[0], START[0], DILATION[0], False, TILE[0], 1)
+    ROWS: tl.constexpr = plan(WINDOW[1], STRIDE[1], START[1], DILATION[1], False, TILE[1], 1)
+    COLS: tl.constexpr = plan(WINDOW[2], STRIDE[2], START[2], DILATION[2], False, TILE[2], CHUNK)
+    TAPS: tl.constexpr = WINDOW[0] * WINDOW[1] * WINDOW[2]
+    N_DEPTHS: tl.constexpr = DEPTHS[3]
+    N_ROWS: tl.constexpr = ROWS[3]
+    N_CHUNKS: tl.constexpr = COLS[3] // CHUNK
+    T_DEPTHS: tl.constexpr = DEPTHS[1]
+    T_ROWS: tl.constexpr = ROWS[1]
+    T_COLS: tl.constexpr = COLS[1]
+    HELD: tl.constexpr = PAIRS * (N_CHUNKS if LAYOUT == COLUMNS else T_COLS)
+    COUNTED: tl.constexpr = COUNT > 0
+    LEAST: tl.constexpr = -128 if target.dtype.element_ty == tl.int8 else 0
+    MOST: tl.constexpr = 127 if target.dtype.element_ty == tl.int8 else 255
+
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    within = tl.arange(0, WORDS)[None, :]
+    if LAYOUT == COLUMNS:
+        column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
+        offset = plane_offset(plane, C, sn, sc)
+        base_target = target + plane.to(tl.int64) * (TD * TH * TW) * STORE
+        channel = plane % C
+        zero_input = zero_byte(parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros([B], tl.int32), SIGNED)
+        fill = zero_input[:, None]
+    else:
+        channel = lane % C
+        column, row, depth, plane = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
+        offset = plane.to(tl.int64) * sn
+        base_target = target + plane.to(tl.int64) * (TD * TH * TW) * C * V
+        if PACKED:
+            base_target = base_target.to(tl.pointer_type(tl.int32), bitcast=True)
+    if PACKED:
+        base = source.to(tl.pointer_type(tl.uint32), bitcast=True) + offset * WORDS
+    else:
+        base = source + offset
+    if LAYOUT == COLUMNS:
+        scale = parameter(input_scale, channel, KINDS[0], tl.float32).to(tl.float64)
+        factors = scale / (parameter(output_scale, channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
+        factors = tl.minimum(factors, LARGEST_FACTOR) + tl.zeros([B], tl.float64)
+        zeros = parameter(output_zero, channel, KINDS[3], tl.int32) + tl.zeros([B], tl.int32)
+        zero_sums = zero_input * TAPS
+        fill = zero_input[:, None]
+    else:
+        factors = ()  # one entry for each byte of a word
+        zeros = ()
+        zero_sums = ()
+        fill = tl.zeros([B, WORDS], tl.int32)
+        for k in tl.static_range(4 if PACKED else 1):
+            own = (channel * V)[:, None] + (4 * within + k)
+            scale = parameter(input_scale, own, KINDS[0], tl.float32).to(tl.float64)
+            factor = scale / (parameter(output_scale, own, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
+            factors = factors + (tl.minimum(factor, LARGEST_FACTOR),)
+            zeros = zeros + (parameter(output_zero, own, KINDS[3], tl.int32),)
+            zero_input = zero_byte(parameter(input_zero, own, KINDS[1], tl.int32), SIGNED)
+            zero_sums = zero_sums + (zero_input * TAPS,)
+            fill = fill | (zero_input << (8 * k))
+    if PACKED:
+        if LAYOUT == COLUMNS:
+            fill = fill * 0x01010101
+        fill = fill.to(tl.uint32, bitcast=True)
+        if SIGNED:
+            fill = fill ^ SIGNS
+    elif SIGNED:
+        fill = fill - 128
+
+    nothing = tl.zeros([B, WORDS], tl.uint32 if PACKED else tl.int32)
+    first_chunk = column * (COLS[0] // CHUNK) + COLS[2] // CHUNK
+    first_row = row * ROWS[0] + ROWS[2]
+    first_depth = depth * DEPTHS[0] + DEPTHS[2]
+    if LAYOUT == COLUMNS and V > 1:
+        opening = first_chunk
+        apart = WORDS
+    else:
+        opening = first_chunk * sw + (channel * sc if V == 1 and LAYOUT == CHANNELS else channel * 0)
+        if LAYOUT == CHANNELS and V > 1:
+            opening = opening + channel
+        apart = sw * WORDS
+    chunks_live = ()
+    for c in tl.static_range(N_CHUNKS):
+        chunks_live = chunks_live + (((first_chunk + c >= 0) & (first_chunk + c < W))[:, None],)
+    counted = ()  # reciprocals of the taps counted along the target columns, a vector of them at a time
+    if COUNTED:
+        for i in tl.static_range(T_COLS // STORE):
+            first = (column * T_COLS + i * STORE)[:, None] + tl.arange(0, STORE)[None, :]
+            first = first * STRIDE[2] - START[2]
+            taps = counted_taps(first, W * CHUNK, END[2], WINDOW[2], DILATION[2], COUNT == 2)
+            counted = counted + (float64_reciprocal(tl.maximum(taps, 1)),)
+
+    planes = ()  # blocks of depths, for each target row
+    for _ in tl.static_range(T_ROWS):
+        planes = planes + (no_levels(DEPTHS),)
+    for d in tl.static_range(N_DEPTHS):
+        depth_live = live
+        if RANK == 3:
+            depth_live = live & (first_depth + d >= 0) & (first_depth + d < D)
+        rows = no_levels(ROWS)
+        for r in tl.static_range(N_ROWS):
+            row_live = depth_live
+            if RANK >= 2:
+                row_live = depth_live & (first_row + r >= 0) & (first_row + r < H)
+            row_live = row_live[:, None]
+            line = (first_depth + d) * sd + (first_row + r) * sh + opening
+            pointers = (base + line * WORDS)[:, None] + within
+            values = ()
+            for c in tl.static_range(N_CHUNKS):
+                if DEPTHS[8][d] and ROWS[8][r] and COLS[8][c]:
+                    if PACKED:
+                        word = tl.load(pointers + c * apart, mask=row_live & chunks_live[c], other=fill)
+                        if SIGNED:
+                            word = word ^ SIGNS
+                        values = values + (word & FIELDS, (word >> 8) & FIELDS)
+                    else:
+                        byte = tl.load(
+                            pointers + c * apart,
+                            mask=row_live & chunks_live[c],
+                            other=fill.to(source.dtype.element_ty),
+                        ).to(tl.int32)
+                        values = values + (byte + 128 if SIGNED else byte,)
+                else:
+                    for _ in tl.static_range(PAIRS):
+                        values = values + (nothing,)
+            values = row_sums(values, nothing, COLS, LAYOUT, PAIRS, N_CHUNKS)
+            rows = with_position(rows, values, ROWS, r, HELD)
+            for j in tl.static_range(T_ROWS):
+                if completed_at(ROWS, j) == r:
+                    own_planes = with_position(planes[j], target_totals(rows, nothing, ROWS, j, HELD), DEPTHS, d, HELD)
+                    planes = with_entry(planes, j, own_planes, T_ROWS)
+                    for e in tl.static_range(T_DEPTHS):
+                        if completed_at(DEPTHS, e) == d:
+                            totals = target_totals(own_planes, nothing, DEPTHS, e, HELD)
+                            target_row = row * T_ROWS + j
+                            target_depth = depth * T_DEPTHS + e
+                            target_live = live
+                            if RANK >= 2:
+                                target_live = target_live & (target_row < TH)
+                            if RANK == 3:
+                                target_live = target_live & (target_depth < TD)
+                            row_factor = tl.full([B], 1.0, tl.float64)
+                            if COUNTED:
+                                taps = counted_taps(
+                                    target_row * STRIDE[1] - START[1], H, END[1], WINDOW[1], DILATION[1], COUNT == 2
+                                ) * counted_taps(
+                                    target_depth * STRIDE[0] - START[0], D, END[0], WINDOW[0], DILATION[0], COUNT == 2
+                                )
+                                row_factor = float64_reciprocal(tl.maximum(taps, 1))
+                            target_line = target_depth * TH + target_row
+                            if LAYOUT == COLUMNS:
+                                store_columns(
+                                    base_target, totals, factors * row_factor if COUNTED else factors, counted, zero_sums, zeros,
+                                    column, target_line, target_live, TW,
+                                    COLS, COUNTED, PACKED, N_CHUNKS, T_COLS, LEAST, MOST, V, STORE, B,
+                                )  # fmt: skip
+                            else:
+                                store_channels(
+                                    base_target, totals, factors, row_factor, counted, zero_sums, zeros,
+                                    column, target_line, channel, target_live, C, TW,
+                                    COUNTED, PACKED, T_COLS, LEAST, MOST, V,
+                                )  # fmt: skip
+
+
+_AXIS_RUNTIME = [
+    *("lanes", "T1", "T2", "T3", "T4", "s0", "s1", "s2", "s3", "s4", "source_size", "K", "S", "P", "D", "bound"),
+]
+
+
+@triton.jit(do_not_specialize=_AXIS_RUNTIME)
+def quantized_axis(
+    source, target, lanes, T1, T2, T3, T4, s0, s1, s2, s3, s4, source_size, K, S, P, D, bound,
+    AXIS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One axis of a window of any size, as a run-time loop over the taps inside: a lane adds up one target element.
+
+    target: int32 or int64, dense, its five dimensions in memory order (``T1 .. T4`` are the inner four sizes); source:
+    the same order, any strides; the two differ along dimension ``AXIS`` alone. ``bound``: the most taps that can lie
+    inside.
+    """
+    GROUP: tl.constexpr = 8
+    lane = lane_numbers(B, WIDE)
+    i4 = lane % T4
+    rest = lane // T4
+    i3 = rest % T3
+    rest = rest // T3
+    i2 = rest % T2
+    rest = rest // T2
+    i1 = rest % T1
+    i0 = rest // T1
+    base = source
+    for i in tl.static_range(5):
+        if i != AXIS:
+            base = base + (i0, i1, i2, i3, i4)[i].to(tl.int64) * (s0, s1, s2, s3, s4)[i]
+    stride = (s0, s1, s2, s3, s4)[AXIS]
+    opening = (i0, i1, i2, i3, i4)[AXIS] * S - P
+    skipped = taps_before(opening, 0, K, D)
+    first = opening + skipped * D
+    total = tl.zeros([B], target.dtype.element_ty)
+    for m in range(0, bound, GROUP):
+        for i in tl.static_range(GROUP):
+            place = first + (m + i) * D
+            mask = (lane < lanes) & (m + i < K - skipped) & (place < source_size)
+            total += tl.load(base + place * stride, mask=mask, other=0).to(target.dtype.element_ty)
+    tl.store(target + lane, total, mask=lane < lanes)
+
+
+@triton.jit
+def scale_parts(scale):
+    """``significand, exponent`` of a positive float32 number: ``significand * 2 ** exponent``, both int64."""
+    bits = scale.to(tl.int32, bitcast=True)
+    field = bits >> 23
+    significand = (bits & 0x7FFFFF) | tl.where(field > 0, 0x800000, 0)
+    return significand.to(tl.int64), tl.maximum(field, 1).to(tl.int64) - 150
+
+
+@triton.jit
+def shifted(integers, bits):
+    """``integers << bits`` modulo 2**64, for any number of bits."""
+    first = tl.minimum(bits, 32)
+    second = tl.minimum(bits - first, 32)
+    return (integers << first) << second
+
+
+_RESCALE_RUNTIME = [
+    *("input_scale", "input_zero", "output_scale", "output_zero"),
+    *("lanes", "T1", "T2", "T3", "T4", "D", "H", "W"),
+    *("K0", "K1", "K2", "S0", "S1", "S2", "P0", "P1", "P2", "E0", "E1", "E2", "D0", "D1", "D2"),
+]
+
+
+@triton.jit(do_not_specialize=_RESCALE_RUNTIME)
+def quantized_rescale(
+    source, target, input_scale, input_zero, output_scale, output_zero, lanes, T1, T2, T3, T4, D, H, W,
+    K0, K1, K2, S0, S1, S2, P0, P1, P2, E0, E1, E2, D0, D1, D2,
+    LAYOUT: tl.constexpr, COUNT: tl.constexpr, KINDS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Requantize sums of any size exactly: source int32 or int64, target int8 or uint8, both dense in the same order.
+
+    The sums hold no padding and no zero point yet. ``D, H, W``: the input's spatial sizes; then window, stride, start
+    and end padding and dilation along the three axes. ``COUNT``: the divisor counts taps inside the input (1) or
+    inside the padded input (2).
+    """
+    LEAST: tl.constexpr = -128 if target.dtype.element_ty == tl.int8 else 0
+    MOST: tl.constexpr = 127 if target.dtype.element_ty == tl.int8 else 255
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    i4 = lane % T4
+    rest = lane // T4
+    i3 = rest % T3
+    rest = rest // T3
+    i2 = rest % T2
+    i1 = rest // T2 % T1
+    if LAYOUT == COLUMNS:
+        channel, depth, row, column = i1, i2, i3, i4
+    else:
+        channel, depth, row, column = i4, i1, i2, i3
+    first_depth = depth * S0 - P0
+    first_row = row * S1 - P1
+    first_column = column * S2 - P2
+    inside = counted_taps(first_depth, D, E0, K0, D0, False).to(tl.int64)
+    inside = inside * counted_taps(first_row, H, E1, K1, D1, False) * counted_taps(first_column, W, E2, K2, D2, False)
+    divisor = inside
+    if COUNT == 2:
+        divisor = counted_taps(first_depth, D, E0, K0, D0, True).to(tl.int64)
+        divisor = divisor * counted_taps(first_row, H, E1, K1, D1, True)
+        divisor = divisor * counted_taps(first_column, W, E2, K2, D2, True)
+    divisor = tl.maximum(divisor, 1)
+    nothing = tl.zeros([B], tl.int32)
+    zero_input = (parameter(input_zero, channel, KINDS[1], tl.int32) + nothing).to(tl.int64)
+    sums = tl.load(source + lane, mask=live, other=0).to(tl.int64) - inside * zero_input
+    scale = parameter(input_scale, channel, KINDS[0], tl.float32) + tl.zeros([B], tl.float32)
+    step = parameter(output_scale, channel, KINDS[2], tl.float32) + tl.zeros([B], tl.float32)
+    real = sums.to(tl.float64) * scale.to(tl.float64) / (divisor.to(tl.float64) * step.to(tl.float64))
+    real = tl.minimum(tl.maximum(real, -1024.0), 1024.0)
+    whole = tl.floor(real)
+    past = real - whole
+    integer = whole.to(tl.int64)
+    # Twice the distance from the half times the denominator: an integer that 64 bits hold, though perhaps not its terms.
+    significand, exponent = scale_parts(scale)
+    other, below = scale_parts(step)
+    exponent = exponent - below
+    product = shifted(sums * significand, 1 + tl.maximum(exponent, 0))
+    half = shifted((2 * integer + 1) * divisor * other, tl.maximum(-exponent, 0))
+    beyond = product - half
+    near = tl.abs(past - 0.5) < 2.0**-30
+    up = tl.where(near, (beyond > 0) | ((beyond == 0) & (integer % 2 != 0)), past > 0.5)
+    integer = integer.to(tl.int32) + up.to(tl.int32) + parameter(output_zero, channel, KINDS[3], tl.int32)
+    integer = tl.minimum(tl.maximum(integer, LEAST), MOST)
+    tl.store(target + lane, integer.to(target.dtype.element_ty), mask=live)

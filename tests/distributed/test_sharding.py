@@ -1,0 +1,248 @@
+"""What every operator does with placements: shards of the batch and the channels, partial sums, copies, mixtures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import oracle
+import pytest
+import samples
+import sharded
+import torch
+from ranks import Ranks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.distributed.sharding import RULES
+
+SHAPE = (4, 8, 7, 6)
+POOLING = oracle.Pooling((3, 2), (2, 1), (1, 0), (2, 1), (1, 2), True)
+
+
+def test_every_operator_has_a_rule() -> None:
+    """A new one that has none would be refused by DTensor; those that are made of others need none."""
+    defined = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("dmlpool::")}
+    composed = {
+        name
+        for name in defined
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"dmlpool::{name}", "CompositeImplicitAutograd")
+    }
+    assert defined - composed == set(RULES)
+
+
+@pytest.mark.parametrize("dimensions", [(0,), (1,)], ids=str)
+def test_batch_and_channels_stay_sharded(ranks: Ranks, dimensions: tuple[int, ...]) -> None:
+    """Every operator and gradient: Traffic finds no byte and no other collective, indices are global (M4)."""
+    answers = ranks.run(sharded.compare, POOLING, SHAPE, (4,), dimensions)
+    assert [exchanges for exchanges, _ in answers] == [0] * 4
+
+
+@pytest.mark.parametrize("dimensions", [(0, 1), (1, 0), (0, 0), (1, None)], ids=str)
+def test_batch_and_channels_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int | None, ...]) -> None:
+    """Both at once, twice the same, and beside a mesh dimension that holds copies; shards of 3 samples are uneven."""
+    ranks.run(sharded.compare, POOLING, (3, *SHAPE[1:]), (2, 2), dimensions)
+
+
+def pools_without_a_word() -> None:
+    mesh = sharded.mesh_of(4)
+    layers = [dmlpool.nn.MaxPool2d(3, 2, padding=1), dmlpool.nn.AvgPool2d(3, 2, padding=((0, 1), (1, 1)))]
+    for dimension in (0, 1):
+        for layer in layers:
+            leaf = sharded.spread(samples.normal(*SHAPE), mesh, [Shard(dimension)]).requires_grad_()
+            with CommDebugMode() as communication:
+                pooled = layer(leaf)
+                pooled.sum().backward()
+            assert communication.get_total_counts() == 0
+            assert pooled.placements == leaf.grad.placements == (Shard(dimension),)
+
+
+def test_layers_train_without_communication(ranks: Ranks) -> None:
+    """As PyTorch's own CommDebugMode counts it; the replicated gradient of a sum is cut where it lies."""
+    ranks.run(pools_without_a_word)
+
+
+def passes_partial_sums_through(reduce_op: str) -> None:
+    mesh = sharded.mesh_of(4)
+    parts = [samples.ties(*SHAPE, seed=rank) for rank in range(4)]
+    whole = torch.stack(parts).sum(0) / (4 if reduce_op == "avg" else 1)
+    summed = DTensor.from_local(parts[mesh.get_rank()], mesh, [Partial(reduce_op)])
+    leaf = summed.detach().requires_grad_()
+    with CommDebugMode() as communication:
+        averages = dmlpool.average_pooling(leaf, **vars(POOLING))
+    assert communication.get_total_counts() == 0
+    assert averages.placements == (Partial(reduce_op),)
+    torch.testing.assert_close(averages.full_tensor(), dmlpool.average_pooling(whole, **vars(POOLING)))
+    gradients = [samples.ties(*averages.shape, seed=rank) for rank in range(4)]
+    gradient = DTensor.from_local(gradients[mesh.get_rank()], mesh, [Partial()])
+    with CommDebugMode() as communication:
+        spread = dmlpool.average_pooling_grad(gradient, SHAPE, **vars(POOLING))
+    assert communication.get_total_counts() == 0
+    assert spread.placements == (Partial(),)
+    expected = dmlpool.average_pooling_grad(torch.stack(gradients).sum(0), SHAPE, **vars(POOLING))
+    torch.testing.assert_close(spread.full_tensor(), expected)
+    # A maximum is not linear: the sum must be made first.
+    maxima = dmlpool.max_pooling(summed, **vars(POOLING))
+    assert maxima.placements == (Replicate(),)
+    torch.testing.assert_close(maxima.to_local(), dmlpool.max_pooling(whole, **vars(POOLING)))
+    # The gradient of a maximum is linear in what arrives.
+    image = sharded.spread(whole, mesh, [Replicate()])
+    spread = dmlpool.max_pooling_grad(image, gradient, **vars(POOLING))
+    assert spread.placements == (Partial(),)
+    expected = dmlpool.max_pooling_grad(whole, torch.stack(gradients).sum(0), **vars(POOLING))
+    torch.testing.assert_close(spread.full_tensor(), expected)
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+def test_partial_sums_pass_through_what_is_linear(ranks: Ranks, reduce_op: str) -> None:
+    ranks.run(passes_partial_sums_through, reduce_op)
+
+
+def mixes_placements() -> None:
+    mesh = sharded.mesh_of(4)
+    whole = samples.distinct(*SHAPE, dtype=torch.float32)
+    gradient = samples.ties(*dmlpool.max_pooling(whole, **vars(POOLING)).shape)
+    expected = dmlpool.max_pooling_grad(whole, gradient, **vars(POOLING))
+    for ours in (Replicate(), Shard(0), Shard(2), Partial()):
+        for theirs in (Replicate(), Shard(1), Shard(3), Partial()):
+            image, arriving = (
+                DTensor.from_local(tensor / 4, mesh, [placement])
+                if placement.is_partial()
+                else sharded.spread(tensor, mesh, [placement])
+                for tensor, placement in ((whole, ours), (gradient, theirs))
+            )
+            result = dmlpool.max_pooling_grad(image, arriving, **vars(POOLING))
+            samples.assert_same(result.full_tensor(), expected)
+            if ours.is_shard():
+                assert result.placements == (ours,)
+
+
+def test_a_gradient_comes_to_where_its_input_lies(ranks: Ranks) -> None:
+    ranks.run(mixes_placements)
+
+
+def keeps_layouts_and_higher_orders() -> None:
+    mesh = sharded.mesh_of(4)
+    whole = samples.distinct(2, 4, 9, 8)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        leaf = whole.contiguous(memory_format=layout).requires_grad_()
+        shard = sharded.spread(leaf.detach(), mesh, [Shard(2)]).requires_grad_()
+        results = []
+        for tensor in (leaf, shard):
+            # Cubic in the input, so that second derivatives go through every operator of both families.
+            maxima = dmlpool.max_pooling(tensor, **vars(POOLING))
+            averages = dmlpool.average_pooling(tensor, **vars(POOLING))
+            (first,) = torch.autograd.grad((maxima * averages * averages).sum(), tensor, create_graph=True)
+            (second,) = torch.autograd.grad((first * first).sum(), tensor)
+            results.append((maxima, averages, first, second))
+        for expected, result in zip(*results, strict=True):
+            assert result.placements == (Shard(2),)
+            assert result.stride() == expected.stride()
+            torch.testing.assert_close(result.full_tensor(), expected, rtol=1e-12, atol=1e-12)
+        for pooled in results[1][:2]:
+            assert pooled.to_local().is_contiguous(memory_format=layout) or pooled.to_local().shape[2] <= 1
+
+
+def test_second_derivatives_and_channels_last(ranks: Ranks) -> None:
+    ranks.run(keeps_layouts_and_higher_orders)
+
+
+def runs_layers() -> None:
+    mesh = sharded.mesh_of(2, 2)
+    whole = samples.ties(3, 9, 10)
+    placements = [Shard(1), Shard(2)]
+    layer = dmlpool.nn.MaxPool2d(3, 2, padding="same", return_indices=True)
+    for result, expected in zip(layer(sharded.spread(whole, mesh, placements)), layer(whole), strict=True):
+        sharded.assert_shard(result, expected, placements)
+    layer = dmlpool.nn.AvgPool2d(3, 2, padding=1, ceil_mode=True)
+    shard = sharded.spread(whole.unsqueeze(0), mesh, [Shard(2), Shard(3)])
+    torch.testing.assert_close(layer(shard).full_tensor(), layer(whole.unsqueeze(0)))
+
+
+def test_layers_take_unbatched_shards_and_return_positions_in_planes(ranks: Ranks) -> None:
+    ranks.run(runs_layers)
+
+
+def requantizes() -> None:
+    whole = samples.ties(*SHAPE, dtype=torch.uint8)
+    scales = torch.rand(8, generator=samples.seeded(8)) + 0.5
+    zero_points = torch.arange(8, dtype=torch.uint8)
+    arguments = (scales, zero_points, 0.75, torch.tensor([3], dtype=torch.uint8))
+    for dimensions in ((0, 1), (1, 2), (2, 3), (None, 1)):
+        comparison = sharded.Comparison(POOLING, SHAPE, (2, 2), dimensions)
+        shard = sharded.spread(whole, comparison.mesh, comparison.placements)
+        request = {**vars(POOLING), "include_padding": True}
+        result = comparison.call(
+            dmlpool.quantized_linear_average_pooling, shard, *arguments, **request, arriving=[("input", False, 1)]
+        )
+        expected = dmlpool.quantized_linear_average_pooling(whole, *arguments, **request)
+        sharded.assert_shard(result, expected, comparison.placements)
+
+
+def test_quantized_averages_take_the_parameters_of_their_channels(ranks: Ranks) -> None:
+    """Scales and zero points are plain tensors, the same on every rank; one per channel is cut with the channels."""
+    ranks.run(requantizes)
+
+
+def uses_three_ranks_in_another_order() -> None:
+    mesh = DeviceMesh("cpu", [2, 0, 1])
+    whole = samples.ties(1, 2, 11)
+    for function in (dmlpool.max_pooling, dmlpool.average_pooling):
+        shard = sharded.spread(whole, mesh, [Shard(2)])
+        pooled = function(shard, 4, 2, 3, 1, 2)
+        expected = function(whole, 4, 2, 3, 1, 2)
+        assert pooled.shape == expected.shape
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            assert pooled.to_local().numel() == 0
+        else:
+            samples.assert_same(pooled.to_local(), sharded.own_part(expected, mesh, [Shard(2)]))
+
+
+def test_a_mesh_of_some_ranks_in_any_order(ranks: Ranks) -> None:
+    ranks.run(uses_three_ranks_in_another_order)
+
+
+def refuses() -> None:
+    square, line = sharded.mesh_of(2, 2), sharded.mesh_of(4)
+    whole = samples.ties(1, 1, 8, 8)
+    with pytest.raises(ValueError, match=r"H is over two, placements .*: shard another dimension over the second"):
+        dmlpool.max_pooling(sharded.spread(whole, square, [Shard(2), Shard(2)]), 3)
+    shard, gradient = sharded.spread(whole, line, [Shard(2)]), dmlpool.max_pooling(whole, 3)
+    with pytest.raises(TypeError, match=r"input_gradient must be a DTensor, .* got Tensor"):
+        dmlpool.max_pooling_grad(shard, gradient, 3)
+    with pytest.raises(ValueError, match="the tensors of max_pooling_grad must be on one device mesh"):
+        dmlpool.max_pooling_grad(shard, sharded.spread(gradient, square, [Shard(2), Shard(3)]), 3)
+    with pytest.raises(ValueError, match="uint32 numbers at most"):
+        dmlpool.max_pooling(
+            DTensor.from_local(torch.empty(1).expand(2**14, 1, 2**8, 2**8), line, [Shard(0)]),
+            2,
+            return_indices=True,
+            index_dtype=torch.uint32,
+        )
+
+
+def test_refusals(ranks: Ranks) -> None:
+    """What no rule serves, and an index type that numbers a shard but not the whole (M4)."""
+    ranks.run(refuses)
+
+
+def test_importing_the_package_does_not_load_dtensor_and_the_first_dtensor_loads_the_rules() -> None:
+    program = """
+import os, sys, tempfile, torch
+import torch_dmlpool as dmlpool
+dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
+assert not [name for name in sys.modules if name.startswith(("torch_dmlpool.distributed", "torch.distributed.tensor"))]
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+with tempfile.TemporaryDirectory() as folder:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    shard = distribute_tensor(torch.ones(1, 1, 4, 4), init_device_mesh("cpu", (1,)), [Shard(2)])
+    print(dmlpool.max_pooling(shard, 2).placements)
+    dist.destroy_process_group()
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "(Shard(dim=2),)"

@@ -1,0 +1,75 @@
+"""Sharded pooling equals the whole one, and only halos move: every geometry, over one and two mesh dimensions."""
+
+from __future__ import annotations
+
+import cases
+import pytest
+import samples
+import sharded
+import torch
+from ranks import Ranks
+
+LINE, SQUARE = (4,), (2, 2)
+
+
+@cases.parametrized(cases.LINES)
+def test_one_dimension_over_four_ranks(ranks: Ranks, case: cases.Case) -> None:
+    """Few elements for each rank: uneven and empty shards, windows that reach past the neighbours."""
+    ranks.run(sharded.compare, case.pooling, (2, 3, *case.sizes), LINE, (2,))
+
+
+@pytest.mark.parametrize("dimensions", [(2, 3), (3, 2), (0, 3), (2, 1)], ids=str)
+@cases.parametrized([case for case in cases.FEW if case.rank == 2])
+def test_planes_over_a_square_of_ranks(ranks: Ranks, case: cases.Case, dimensions: tuple[int, int]) -> None:
+    """Two spatial dimensions at once, corners too, or one beside a shard of the batch or the channels."""
+    ranks.run(sharded.compare, case.pooling, (3, 2, *case.sizes), SQUARE, dimensions)
+
+
+@pytest.mark.parametrize("dimensions", [(2, 4), (4, 3)], ids=str)
+def test_volumes_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int, int]) -> None:
+    case = cases.case("ceil adds an overhang", "uneven padding", "dilated")
+    ranks.run(sharded.compare, case.pooling, (1, 2, *case.sizes), SQUARE, dimensions)
+
+
+def test_every_data_type(ranks: Ranks) -> None:
+    """Halos are moved as bytes, those of unsigned and half-precision types too."""
+    case = cases.case("uneven padding", "padded")
+    ranks.run(
+        sharded.compare, case.pooling, (1, 2, *case.sizes), LINE, (2,), [*samples.FLOATS[2:], *samples.UNSIGNED[1:]]
+    )
+
+
+def test_windows_side_by_side_need_no_exchange(ranks: Ranks) -> None:
+    """Window and stride 2 over shards of even size: no rank reads another's element, and no message is sent."""
+    edge = cases.BY_NAME["adjacent windows"]
+    case = cases.Case((edge,))
+    assert (edge.window, edge.stride, edge.size) == (2, 2, 8)
+    assert [exchanges for exchanges, _ in ranks.run(sharded.compare, case.pooling, (1, 1, 8), LINE, (2,))] == [0] * 4
+
+
+def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> None:
+    """Past the sizes that ATen pools, a sum is made in the order of its taps wherever its window lies."""
+    case = cases.case("uneven padding", "padded")
+    answers = ranks.run(sharded.compare, case.pooling, (1, 256, 61, 67), LINE, (2,))
+    assert [different for _, different in answers] == [0] * 4
+
+
+@pytest.mark.slow
+@cases.parametrized(cases.PLANES)
+def test_every_plane(ranks: Ranks, case: cases.Case) -> None:
+    for mesh, dimensions in ((LINE, (2,)), (LINE, (3,)), (SQUARE, (2, 3)), (SQUARE, (3, 2)), (SQUARE, (3, 0))):
+        ranks.run(sharded.compare, case.pooling, (2, 2, *case.sizes), mesh, dimensions)
+
+
+@pytest.mark.slow
+@cases.parametrized(cases.VOLUMES)
+def test_every_volume(ranks: Ranks, case: cases.Case) -> None:
+    for mesh, dimensions in ((LINE, (2,)), (LINE, (4,)), (SQUARE, (2, 3)), (SQUARE, (4, 2))):
+        ranks.run(sharded.compare, case.pooling, (1, 2, *case.sizes), mesh, dimensions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [*samples.FLOATS, *samples.INTEGERS], ids=samples.name_of)
+@cases.parametrized(cases.FEW)
+def test_every_data_type_on_few_cases(ranks: Ranks, case: cases.Case, dtype: torch.dtype) -> None:
+    ranks.run(sharded.compare, case.pooling, (2, 3, *case.sizes), LINE, (2,), [dtype])

@@ -1,0 +1,351 @@
+"""torch_dmlpool.nn.convert: whole models before and after, what becomes of a layer, what is left and why."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import doctest
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import conversion, convert, layers, rerouted
+
+
+def network(name: str, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return models.NETWORKS[name]().to(device, dtype).train()
+
+
+def image(device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    return samples.normal(2, 3, 35, 38, dtype=dtype).to(device)
+
+
+def results(model: torch.nn.Module, input: Tensor) -> list[Tensor]:
+    """The output and the gradients of the input and of every parameter."""
+    leaf = input.detach().clone().requires_grad_()
+    output = model(leaf)
+    output = output[0] if isinstance(output, tuple) else output
+    incoming = samples.normal(*output.shape, dtype=output.dtype, seed=7).to(output.device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [output.detach(), *torch.autograd.grad(output, [leaf, *parameters], incoming)]
+
+
+EXPECTED = {
+    "ResNet": {"stem.1": "MaxPool2d", "shortcut.0": "AvgPool2d"},
+    "VGG": {"features.1": "MaxPool2d", "features.3": "MaxPool2d"},
+    "GoogLeNet": {
+        "pool1": "MaxPool2d",
+        "inception.branches.2.0": "MaxPool2d",
+        "pool2": "MaxPool2d",
+        "inception2.branches.2.0": "MaxPool2d",
+        "pool3": "AvgPool2d",
+    },
+    "UNet": {"pool.0": "MaxPool2d", "pool.1": "MaxPool2d"},
+    "SegNet": {"pool": "MaxPool2d"},
+    "Functional": {},
+}
+
+
+@pytest.mark.parametrize("name", models.NETWORKS)
+def test_a_converted_network_gives_the_same(name: str, device: torch.device) -> None:
+    """Outputs and gradients of everything in training, and the state_dict loads both ways."""
+    before, input = network(name, device), image(device)
+    after = convert(before, inplace=False)
+    assert {name: kind for name, kind in after.replaced.items() if "Unpool" not in kind} == EXPECTED[name]
+    expected = results(before, input)
+    actual = results(after.model, input)
+    if "AvgPool2d" not in EXPECTED[name].values():
+        assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    # Running statistics of the batch normalisation were counted alike; then each loads the other's.
+    torch.testing.assert_close(after.model.state_dict(), before.state_dict(), rtol=1e-12, atol=1e-12)
+    for source, target in ((before, after.model), (after.model, before)):
+        assert str(target.load_state_dict(source.state_dict())) == "<All keys matched successfully>"
+    torch.testing.assert_close(after.model.eval()(input), before.eval()(input), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", models.NETWORKS)
+def test_a_rerouted_network_gives_the_same(name: str, device: torch.device) -> None:
+    """The same for the region, which serves layers and functions alike; every pooling is ours."""
+    model, input = network(name, device).eval(), image(device)
+    expected = results(model, input)
+    with rerouted():
+        actual = results(model, input)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+class Recorder(torch.nn.Module):
+    def __init__(self, pool: torch.nn.Module) -> None:
+        super().__init__()
+        self.pool, self.again = pool, torch.nn.ModuleDict({"inside": pool})
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.pool(input)
+
+
+def test_a_layer_stays_the_object_that_it_was(device: torch.device) -> None:
+    """Hooks, training state, attributes of the user's own, sharing, and all that refers to it."""
+    pool, calls = torch.nn.MaxPool2d((3, 2), 2, padding=(1, 0), return_indices=True), []
+    pool.register_forward_hook(lambda module, inputs, output: calls.append("after"))
+    pool.register_forward_pre_hook(lambda module, inputs: calls.append("before"))
+    pool.note = "mine"
+    pool.eval()
+    model = Recorder(pool)
+    report = convert(model)
+    assert report.model is model
+    assert model.pool is pool is model.again["inside"]
+    assert type(pool) is layers.MaxPool2d
+    assert (pool.training, pool.note, pool.return_indices) == (False, "mine", True)
+    assert report.replaced == {"pool": "MaxPool2d", "again.inside": "MaxPool2d"}
+    values, indices = model(image(device))
+    assert calls == ["before", "after"]
+    expected = torch.nn.MaxPool2d((3, 2), 2, padding=(1, 0), return_indices=True)(image(device))
+    assert torch.equal(values, expected[0])
+    assert torch.equal(indices, expected[1])
+
+
+def test_a_copy_leaves_the_model_alone() -> None:
+    model = Recorder(torch.nn.AvgPool2d(2))
+    report = convert(model, inplace=False)
+    assert type(model.pool) is torch.nn.AvgPool2d
+    assert report.model is not model
+    assert type(report.model.pool) is layers.AvgPool2d
+    assert report.model.pool is report.model.again["inside"]
+
+
+@pytest.mark.parametrize("name", layers.__all__)
+def test_a_model_that_is_a_pool(name: str, device: torch.device) -> None:
+    """Every kind, with every argument that it has."""
+    keywords: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}
+    keywords |= {"dilation": 2} if name.startswith("Max") else {"count_include_pad": False}
+    keywords |= {"divisor_override": 5} if name in ("AvgPool2d", "AvgPool3d") else {}
+    pool = getattr(torch.nn, name)(**keywords)
+    input = samples.normal(2, 3, *(9,) * int(name[-2]), dtype=torch.float64).to(device)
+    expected, text = results(pool, input), repr(pool)
+    report = convert(pool)
+    assert report.model is pool
+    assert type(pool) is getattr(layers, name)
+    assert repr(pool) == text
+    assert str(report) == f"replaced 1, left 0\n  replaced  (root)  {name}"
+    torch.testing.assert_close(results(pool, input), expected)
+
+
+def test_converting_twice_changes_nothing() -> None:
+    model = torch.nn.Sequential(torch.nn.MaxPool1d(2), dmlpool.nn.MaxPool2d(2, padding="same"))
+    assert convert(model).replaced == {"0": "MaxPool1d"}
+    assert convert(model) == conversion.Conversion(model, {}, {})
+
+
+class OwnForward(torch.nn.MaxPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return -super().forward(-input)
+
+
+class OwnName(torch.nn.AvgPool2d):
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+def with_forward(layer: torch.nn.Module) -> torch.nn.Module:
+    layer.forward = lambda input: input
+    return layer
+
+
+def with_attribute(layer: torch.nn.Module, name: str, value: object) -> torch.nn.Module:
+    setattr(layer, name, value)
+    return layer
+
+
+LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "a forward of its own": (lambda: OwnForward(2), "OwnForward is a subclass of MaxPool2d with a forward of its own"),
+    "a subclass": (OwnName, "OwnName is a subclass of AvgPool2d"),
+    "an overridden forward": (lambda: with_forward(torch.nn.MaxPool2d(2)), "its forward was overridden"),
+    "no counterpart": (
+        lambda: torch.nn.FractionalMaxPool2d(2, output_size=3),
+        "torch_dmlpool.nn has no FractionalMaxPool2d",
+    ),
+    "an argument that torch would take": (
+        lambda: torch.nn.MaxPool2d(2, ceil_mode=1),
+        "ceil_mode must be a bool, got 1 of type int",
+    ),
+    "an attribute that was changed": (
+        lambda: with_attribute(torch.nn.AvgPool3d(2), "stride", 0),
+        "stride must be at least 1, got 0 in spatial dimension D (stride=0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_and_why(name: str) -> None:
+    build, reason = LEFT[name]
+    model = torch.nn.Sequential(build(), torch.nn.ReLU())
+    kind = type(model[0])
+    report = convert(model)
+    assert type(model[0]) is kind
+    assert (report.replaced, report.left) == ({}, {"0": reason})
+    assert str(report) == f"replaced 0, left 1\n  left      0  {reason}"
+
+
+def test_what_torchscript_has_compiled_is_left() -> None:
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        scripted = torch.jit.trace(torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.ones(1, 1, 4, 4))
+    assert convert(scripted).left == {"0": "compiled by TorchScript from MaxPool2d"}
+
+
+def test_a_module_that_contains_itself() -> None:
+    """PyTorch allows it; every parent is looked at once."""
+    model = Recorder(torch.nn.MaxPool2d(2))
+    model.again["model"] = model
+    assert convert(model).replaced == {"pool": "MaxPool2d", "again.inside": "MaxPool2d"}
+
+
+def test_refusals() -> None:
+    with pytest.raises(TypeError, match=r"^model must be a torch\.nn\.Module, got list$"):
+        convert([torch.nn.MaxPool2d(2)])
+    with pytest.raises(TypeError, match=r"^inplace must be a bool, got 1 of type int$"):
+        convert(torch.nn.MaxPool2d(2), inplace=1)
+
+
+# "same" padding as TensorFlow and timm have it.
+
+SAME = list(itertools.product((1, 5, 8, 13), ((2, 2), (3, 3), (2, 5)), ((1, 1), (2, 3), (4, 2))))
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(("size", "window", "stride"), SAME)
+def test_same_is_timms(
+    size: int, window: tuple[int, int], stride: tuple[int, int], ceil_mode: bool, device: torch.device
+) -> None:
+    """E8: sizes, numbers and gradients, strides above 1 and above the window, dilation, odd and even sizes."""
+    input = samples.normal(2, 3, size, size + 1, dtype=torch.float64).to(device)
+    pools: list[torch.nn.Module] = [
+        models.MaxPool2dSame(window, stride, dilation, ceil_mode=ceil_mode) for dilation in ((1, 1), (2, 1))
+    ]
+    pools += [models.AvgPool2dSame(window, stride, ceil_mode, count) for count in (False, True)]
+    for pool in pools:
+        expected = results(pool, input)
+        assert expected[0].shape[2:] == (-(-size // stride[0]), -(-(size + 1) // stride[1]))
+        name = type(pool).__name__
+        assert convert(pool).replaced == {"": name}
+        assert type(pool) is getattr(layers, name.removesuffix("Same"))
+        assert pool.padding == "same"
+        torch.testing.assert_close(results(pool, input), expected)
+
+
+def test_tensorflows_average_leaves_the_padding_out(device: torch.device) -> None:
+    """E8: count_include_pad decides the divisor; an average of ones stays one."""
+    pool = layers.AvgPool2d(3, 2, "same", count_include_pad=False)
+    assert torch.equal(pool(torch.ones(1, 1, 4, 6, device=device)), torch.ones(1, 1, 2, 3, device=device))
+
+
+def test_timm_is_not_imported_for_its_layers() -> None:
+    loaded = "timm" in sys.modules
+    convert(torch.nn.Sequential(models.MaxPool2dSame((2, 2), (2, 2))))
+    assert ("timm" in sys.modules) == loaded
+
+
+# Inside PyTorch's machinery.
+
+
+def test_a_compiled_model_compiles_anew(fresh_compiler: None, device: torch.device) -> None:
+    """Conversion after the first call is seen by torch.compile."""
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "pool" in str(node.target)])
+        return graph
+
+    model = torch.compile(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2)), backend=backend)
+    input = image(device)
+    expected = model(input)
+    assert list(convert(model).replaced) == ["_orig_mod.0", "_orig_mod.1"]
+    torch.testing.assert_close(model(input), expected)
+    assert graphs[-1] == ["dmlpool.max_pooling.default", "dmlpool.average_pooling.default"]
+    assert len(graphs) == 2
+
+
+def test_symbolic_tracing_keeps_converted_layers_whole(device: torch.device) -> None:
+    model, input = network("ResNet", device).eval(), image(device)
+    expected = model(input)
+    traced = torch.fx.symbolic_trace(convert(model).model)
+    names = [node.target.__name__ for node in traced.graph.nodes if "pool" in str(node.target)]
+    assert names == ["max_pool", "average_pool"]
+    torch.testing.assert_close(copy.deepcopy(traced)(input), expected)
+
+
+def test_export(device: torch.device) -> None:
+    model, input = network("SegNet", device).eval(), image(device)
+    expected = model(input)
+    program = torch.export.export(convert(model).model, (input,))
+    assert "dmlpool.max_pooling_with_indices" in program.graph_module.code
+    torch.testing.assert_close(program.module()(input), expected)
+
+
+def test_the_example_runs() -> None:
+    found = doctest.testmod(conversion)
+    assert found.attempted >= 4
+    assert found.failed == 0
+
+
+# Real libraries, where the platform has them: a build for another PyTorch fails to import in its own ways.
+
+
+def library(name: str) -> types.ModuleType:
+    with contextlib.suppress(Exception):
+        return pytest.importorskip(name)
+    pytest.skip(f"{name} cannot be imported here")
+
+
+TORCHVISION = ["resnet18", "vgg11_bn", "googlenet", "inception_v3", "densenet121", "squeezenet1_0"]
+TIMM = [
+    "pnasnet5large",
+    "inception_v3",
+    "ghostnet_100",
+    "resnetv2_50x1_bit",
+    "dla34",
+    "resnet26d",
+    "maxvit_tiny_tf_224",
+]
+
+
+def check_real_model(model: torch.nn.Module, size: int, device: torch.device) -> None:
+    model = model.double().eval().to(device)
+    input = samples.normal(2, 3, size, size, dtype=torch.float64).to(device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    expected = results(model, input)
+    with rerouted():
+        torch.testing.assert_close(results(model, input), expected, rtol=1e-9, atol=1e-9)
+    state = model.state_dict()
+    report = convert(model)
+    assert all("torch_dmlpool.nn has no" in reason for reason in report.left.values()), report
+    torch.testing.assert_close(results(model, input), expected, rtol=1e-9, atol=1e-9)
+    model.load_state_dict(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision(name: str, device: torch.device) -> None:
+    torchvision = library("torchvision.models")
+    keywords = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    torch.manual_seed(0)
+    check_real_model(getattr(torchvision, name)(weights=None, **keywords), 107, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(name: str, device: torch.device) -> None:
+    timm = library("timm")
+    keywords = {"img_size": 96} if name.startswith("maxvit") else {}
+    torch.manual_seed(0)
+    check_real_model(timm.create_model(name, pretrained=False, **keywords), 96 if keywords else 107, device)

@@ -1,0 +1,430 @@
+"""integer_pooling: dequantize → average pool → quantize in an exported program becomes the one integer operator."""
+
+from __future__ import annotations
+
+import collections
+import doctest
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import samples
+import torch
+import torch.ao.quantization.fx._decomposed
+from torch import Tensor
+from torch.export import Dim, ExportedProgram, export
+from torch.nn import functional
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import exported, integer_pooling
+
+quantized = torch.ops.quantized_decomposed
+SHAPES = {1: (2, 3, 14), 2: (2, 3, 9, 8), 3: (2, 3, 6, 5, 7)}
+
+
+class Quantization(torch.nn.Module):
+    """Scale, zero point and limits of one tensor; per channel where they are vectors, which are buffers."""
+
+    def __init__(
+        self, scale: Any, zero_point: Any, dtype: torch.dtype, limits: tuple[int, int] | None = None, axis: int = 1
+    ) -> None:
+        super().__init__()
+        self.dtype, self.axis = dtype, axis
+        self.limits = limits or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        for name, value in (("scale", scale), ("zero_point", zero_point)):
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    @property
+    def is_per_channel(self) -> bool:
+        return isinstance(self.scale, Tensor) and self.scale.dim() == 1
+
+    def quantize(self, real: Tensor) -> Tensor:
+        if self.is_per_channel:
+            return quantized.quantize_per_channel(
+                real, self.scale, self.zero_point, self.axis, *self.limits, self.dtype
+            )
+        return quantized.quantize_per_tensor(real, self.scale, self.zero_point, *self.limits, self.dtype)
+
+    def dequantize(self, integers: Tensor) -> Tensor:
+        if self.is_per_channel:
+            return quantized.dequantize_per_channel(
+                integers, self.scale, self.zero_point, self.axis, *self.limits, self.dtype
+            )
+        return quantized.dequantize_per_tensor(integers, self.scale, self.zero_point, *self.limits, self.dtype)
+
+    def real(self, integers: Tensor) -> Tensor:
+        """What the integers stand for, in float64."""
+        scale, zero_point = (
+            torch.as_tensor(value, dtype=torch.float64).reshape(-1, *[1] * (integers.dim() - 2))
+            for value in (self.scale, self.zero_point)
+        )
+        return scale * (integers.double() - zero_point)
+
+    def steps(self, real: Tensor) -> Tensor:
+        """How many steps from zero that is."""
+        return real / torch.as_tensor(self.scale, dtype=torch.float64).reshape(-1, *[1] * (real.dim() - 2))
+
+
+class Pattern(torch.nn.Module):
+    """The pattern alone."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor], input: Quantization, output: Quantization) -> None:
+        super().__init__()
+        self.pool, self.input, self.output = pool, input, output
+
+    def forward(self, integers: Tensor) -> Tensor:
+        return self.output.quantize(self.pool(self.input.dequantize(integers)))
+
+
+def integers(*sizes: int, dtype: torch.dtype = torch.uint8, seed: int = 0) -> Tensor:
+    bounds = torch.iinfo(dtype)
+    return torch.randint(bounds.min, bounds.max + 1, sizes, generator=samples.seeded(*sizes, seed=seed)).to(dtype)
+
+
+def operators_in(program: ExportedProgram) -> collections.Counter[str]:
+    """How often a program calls each operator."""
+    return collections.Counter(
+        node.target._schema.name for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+    )
+
+
+INTEGER = "dmlpool::quantized_linear_average_pooling"
+FLOAT_PATTERN = ("dequantize", "avg_pool", "average_pooling", "quantize_per")
+
+
+def is_replaced(program: ExportedProgram) -> bool:
+    """Whether the program pools integers; if so, nothing of the pattern must be left."""
+    names = operators_in(program)
+    if not names[INTEGER]:
+        return False
+    return not [name for name in names for part in FLOAT_PATTERN if part in name and name != INTEGER]
+
+
+POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "avg_pool1d": (1, lambda real: functional.avg_pool1d(real, 2)),
+    "avg_pool2d": (2, lambda real: functional.avg_pool2d(real, 2)),
+    "avg_pool2d, padded": (2, lambda real: functional.avg_pool2d(real, (3, 2), 2, (1, 0), count_include_pad=False)),
+    "avg_pool2d, ceil": (2, lambda real: functional.avg_pool2d(real, 3, 2, 1, ceil_mode=True)),
+    "avg_pool3d": (3, lambda real: functional.avg_pool3d(real, (1, 2, 3), (2, 1, 2))),
+    "adaptive_avg_pool1d": (1, lambda real: functional.adaptive_avg_pool1d(real, 7)),
+    "adaptive_avg_pool2d": (2, lambda real: functional.adaptive_avg_pool2d(real, 1)),
+    "adaptive_avg_pool3d": (3, lambda real: functional.adaptive_avg_pool3d(real, (3, 5, 1))),
+    "dmlpool, one dimension": (1, lambda real: dmlpool.average_pooling(real, 3, 2, 1, 2, 2)),
+    "dmlpool, layer": (2, dmlpool.nn.AvgPool2d(3, 1, "same", dilation=2)),
+    "dmlpool, three dimensions": (3, lambda real: dmlpool.average_pooling(real, 2, include_padding=True)),
+}
+QUANTIZATIONS: dict[str, Quantization] = {
+    "uint8": Quantization(0.037, 119, torch.uint8),
+    "int8": Quantization(0.021, -3, torch.int8),
+    "per channel": Quantization(torch.tensor([0.021, 0.05, 0.0133]), torch.tensor([7, 0, 200]), torch.uint8),
+    "per channel, int8": Quantization(
+        torch.tensor([0.021, 0.05, 0.0133], dtype=torch.float64), torch.tensor([7, 0, -20]), torch.int8
+    ),
+    "a tensor": Quantization(torch.tensor(0.04), torch.tensor(17), torch.uint8),
+}
+UINT8 = QUANTIZATIONS["uint8"]
+INT8 = QUANTIZATIONS["int8"]
+PAIRS = [("uint8", "int8"), ("per channel", "uint8"), ("a tensor", "per channel, int8"), ("per channel, int8",) * 2]
+
+
+@pytest.mark.parametrize(("input", "output"), PAIRS, ids=[" → ".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_pattern_is_replaced(pool: str, input: str, output: str) -> None:
+    """Q1, Q3: by the operator's exact result, which is the float program's but where that one's rounding errors decide.
+
+    There, within a thousandth of a tie, it is one step off at most.
+    """
+    rank, function = POOLS[pool]
+    pattern = Pattern(function, QUANTIZATIONS[input], QUANTIZATIONS[output])
+    example = integers(*SHAPES[rank], dtype=pattern.input.dtype)
+    program = export(pattern, (example,))
+    pooled = integer_pooling(program)
+    assert not is_replaced(program)
+    assert is_replaced(pooled)
+    expected, result = program.module()(example), pooled.module()(example)
+    assert result.dtype is expected.dtype is pattern.output.dtype
+    assert result.stride() == expected.stride()
+    difference = (result.int() - expected.int()).abs()
+    assert difference.max() <= 1
+    steps = pattern.output.steps(function(pattern.input.real(example)))
+    assert not difference[(steps.frac().abs() - 0.5).abs() > 1e-3].any()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_powers_of_two_are_exact(pool: str) -> None:
+    """Nothing is rounded on the way, so the two must be equal, ties included: with any divisor, as sums are exact."""
+    rank, function = POOLS[pool]
+    scales = 2.0 ** torch.tensor([-3, -5, -4])
+    for input, output in (
+        (Quantization(0.125, 119, torch.uint8), Quantization(0.25, -3, torch.int8)),
+        (Quantization(scales, torch.tensor([1, 200, 3]), torch.uint8), Quantization(0.0625, 30, torch.uint8)),
+        (Quantization(0.125, -8, torch.int8), Quantization(scales, torch.tensor([1, -20, 3]), torch.int8)),
+    ):
+        example = integers(*SHAPES[rank], dtype=input.dtype)
+        program = export(Pattern(function, input, output), (example,))
+        samples.assert_same(integer_pooling(program).module()(example), program.module()(example))
+
+
+def test_image_sizes_that_are_left_open() -> None:
+    """E2: and a window that is as large as the image, whatever that is."""
+    pool = Pattern(lambda real: dmlpool.average_pooling(real, real.shape[2:]), UINT8, QUANTIZATIONS["per channel"])
+    example = integers(*SHAPES[2])
+    open_sizes = {0: Dim("batch"), 2: Dim("height", max=64), 3: Dim("width", max=64)}
+    program = integer_pooling(export(pool, (example,), dynamic_shapes=(open_sizes,)))
+    assert is_replaced(program)
+    for sizes in ((2, 3, 9, 8), (3, 3, 4, 17)):
+        image = integers(*sizes)
+        scale, zero_point = pool.output.scale, pool.output.zero_point.byte()
+        expected = dmlpool.quantized_linear_average_pooling(image, 0.037, 119, scale, zero_point, sizes[2:])
+        samples.assert_same(program.module()(image), expected)
+
+
+# A small network.
+
+
+class Network(torch.nn.Module):
+    """Convolutions on dequantized activations and weights, pools between them: PyTorch's reference form."""
+
+    def __init__(self, scale: Callable[[float], float]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 16, 3, padding=1)
+        self.classifier = torch.nn.Linear(16, 10)
+        self.image = Quantization(scale(1 / 255), 0, torch.uint8)
+        self.features = Quantization(scale(0.01), 0, torch.uint8)
+        self.pooled = Quantization(scale(0.008), 3, torch.uint8)
+        self.deeper = Quantization(scale(0.006), -128, torch.int8)
+        channels = torch.tensor([scale(0.001 * number) for number in range(1, 17)])
+        self.vector = Quantization(channels, torch.arange(-8, 8), torch.int8)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        features = self.features.quantize(self.first(self.image.dequantize(image)).relu())
+        pooled = self.pooled.quantize(functional.avg_pool2d(self.features.dequantize(features), 3, 2, 1))
+        deeper = self.deeper.quantize(self.second(self.pooled.dequantize(pooled)).relu())
+        vector = self.vector.quantize(dmlpool.average_pooling(self.deeper.dequantize(deeper), deeper.shape[2:]))
+        return self.classifier(self.vector.dequantize(vector).flatten(1)), pooled, vector
+
+
+def power_of_two(number: float) -> float:
+    return 2.0 ** round(torch.tensor(number).log2().item())
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return integers(4, 3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def exact_program(images: Tensor) -> ExportedProgram:
+    return export(Network(power_of_two), (images,), dynamic_shapes=({0: Dim("batch")},))
+
+
+@torch.no_grad()
+def test_a_network(images: Tensor) -> None:
+    """Every pooled tensor within one step of the float program's, and so the answers."""
+    program = export(Network(lambda number: number), (images,))
+    pooled = integer_pooling(program)
+    before, after = operators_in(program), operators_in(pooled)
+    assert after[INTEGER] == 2
+    assert before["aten::avg_pool2d"] == before["dmlpool::average_pooling"] == 1
+    assert not after["aten::avg_pool2d"] + after["dmlpool::average_pooling"]
+    for kind in ("quantize", "dequantize"):
+        count = sum(number for name, number in before.items() if f"::{kind}_per" in name)
+        assert sum(number for name, number in after.items() if f"::{kind}_per" in name) == count - 2
+    (answers, *steps), (expected, *expected_steps) = pooled.module()(images), program.module()(images)
+    for actual, wanted in zip(steps, expected_steps, strict=True):
+        assert (actual.int() - wanted.int()).abs().max() <= 1
+    torch.testing.assert_close(answers, expected, rtol=0, atol=0.02)
+    assert torch.equal(answers.argmax(1), expected.argmax(1))
+
+
+@torch.no_grad()
+def test_a_network_with_scales_that_are_powers_of_two(images: Tensor, exact_program: ExportedProgram) -> None:
+    """Bit for bit, in any batch size."""
+    pooled = integer_pooling(exact_program)
+    assert operators_in(pooled)[INTEGER] == 2
+    for batch in (images, images[:2], torch.cat([images, images.flip(2)])):
+        for actual, wanted in zip(pooled.module()(batch), exact_program.module()(batch), strict=True):
+            samples.assert_same(actual, wanted)
+
+
+@torch.no_grad()
+def test_the_program_stays_a_program(images: Tensor, exact_program: ExportedProgram, fresh_compiler: None) -> None:
+    """E2: it saves and loads, decomposes and compiles; the one given is as it was."""
+    text, state = str(exact_program.graph), set(exact_program.state_dict)
+    pooled = integer_pooling(exact_program)
+    assert str(exact_program.graph) == text
+    assert set(pooled.state_dict) == state
+    assert pooled.graph_signature == exact_program.graph_signature
+    expected = pooled.module()(images)
+    stored = io.BytesIO()
+    torch.export.save(pooled, stored)
+    stored.seek(0)
+    for again in (
+        torch.export.load(stored).module(),
+        pooled.run_decompositions().module(),
+        integer_pooling(exact_program.run_decompositions()).module(),
+        integer_pooling(pooled).module(),
+        torch.compile(pooled.module(), fullgraph=True, backend="aot_eager"),
+    ):
+        for actual, wanted in zip(again(images), expected, strict=True):
+            samples.assert_same(actual, wanted)
+
+
+# What is needed elsewhere stays, and what cannot be replaced is left.
+
+
+class Shared(Pattern):
+    """The pattern, and more users of one of its tensors."""
+
+    def __init__(self, also: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(POOLS["avg_pool2d"][1], UINT8, INT8)
+        self.also = also
+
+    def forward(self, integers: Tensor) -> tuple[Tensor, Tensor]:
+        real = self.input.dequantize(integers)
+        average = self.pool(real)
+        return self.output.quantize(average), self.also(real, average)
+
+
+def assert_equal_programs(first: ExportedProgram, second: ExportedProgram, example: Tensor) -> None:
+    results = [program.module()(example) for program in (first, second)]
+    for actual, wanted in zip(*results, strict=True):
+        if actual.dtype.is_floating_point:
+            samples.assert_same(actual, wanted)
+        else:
+            assert (actual.int() - wanted.int()).abs().max() <= 1
+
+
+def test_a_dequantized_tensor_that_is_needed_elsewhere() -> None:
+    """It stays for the others, while the pool is of integers."""
+    example = integers(*SHAPES[2])
+    program = export(Shared(lambda real, _: real.relu()), (example,))
+    pooled = integer_pooling(program)
+    names = operators_in(pooled)
+    assert names[INTEGER] == names["quantized_decomposed::dequantize_per_tensor"] == 1
+    assert not names["aten::avg_pool2d"]
+    assert_equal_programs(pooled, program, example)
+
+
+def test_an_average_that_is_needed_elsewhere() -> None:
+    """Then nothing would be saved."""
+    example = integers(*SHAPES[2])
+    program = export(Shared(lambda _, average: average.relu()), (example,))
+    pooled = integer_pooling(program)
+    assert operators_in(pooled) == operators_in(program)
+    assert_equal_programs(pooled, program, example)
+
+
+def test_an_average_that_is_quantized_twice() -> None:
+    """Each becomes a pool of its own."""
+    example = integers(*SHAPES[2])
+    program = export(Shared(lambda _, average: UINT8.quantize(average)), (example,))
+    pooled = integer_pooling(program)
+    assert is_replaced(pooled)
+    assert operators_in(pooled)[INTEGER] == 2
+    assert_equal_programs(pooled, program, example)
+
+
+@pytest.mark.parametrize("limits", [(-100, 90), (-128, 20), (0, 127)])
+def test_limits_narrower_than_the_type(limits: tuple[int, int]) -> None:
+    """They become a clamp; those of the input say nothing about its values, to PyTorch's operators either."""
+    example = integers(*SHAPES[2], dtype=torch.int8)
+    input = Quantization(0.125, -8, torch.int8, (-127, 127))
+    pattern = Pattern(POOLS["avg_pool2d"][1], input, Quantization(0.0625, -3, torch.int8, limits))
+    program = export(pattern, (example,))
+    pooled = integer_pooling(program)
+    assert is_replaced(pooled)
+    result = pooled.module()(example)
+    samples.assert_same(result, program.module()(example))
+    assert (result.min(), result.max()) == limits
+
+
+@dataclass(frozen=True)
+class Left:
+    """A pattern that is not replaced, by what differs from one that is."""
+
+    input: Quantization = UINT8
+    output: Quantization = INT8
+    pool: Callable[[Tensor], Tensor] = POOLS["avg_pool2d"][1]
+    rank: int = 2
+    batched: bool = True
+
+
+class Cast(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, real: Tensor) -> Tensor:
+        return functional.avg_pool2d(real.to(self.dtype), 2).float()
+
+
+class ChangingScale(Quantization):
+    """A scale that the program itself computes."""
+
+    def quantize(self, real: Tensor) -> Tensor:
+        scale = real.abs().amax() / 100
+        return quantized.quantize_per_tensor(real, scale, torch.tensor(0), *self.limits, self.dtype)
+
+
+LEFT: dict[str, Left] = {
+    "int16": Left(output=Quantization(0.01, 0, torch.int16)),
+    "another axis": Left(output=Quantization(torch.rand(4) + 0.1, torch.zeros(4).long(), torch.int8, axis=3)),
+    "float64": Left(pool=Cast(torch.float64)),
+    "a divisor": Left(pool=lambda real: functional.avg_pool2d(real, 2, divisor_override=3)),
+    "a divisor, dmlpool": Left(pool=lambda real: dmlpool.average_pooling(real, 2, divisor_override=3)),
+    "windows that differ": Left(pool=lambda real: functional.adaptive_avg_pool2d(real, 4)),
+    "maxima": Left(pool=lambda real: functional.max_pool2d(real, 2)),
+    "no batch": Left(batched=False),
+    "a computed scale": Left(output=ChangingScale(1.0, 0, torch.int8)),
+    "a zero point outside the type": Left(output=Quantization(0.05, 300, torch.uint8)),
+    "a scale of 0 in float32": Left(input=Quantization(1e-60, 0, torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left(name: str) -> None:
+    """The same operators, the same results."""
+    left = LEFT[name]
+    example = integers(*SHAPES[left.rank], dtype=left.input.dtype)
+    example = example if left.batched else example[0]
+    program = export(Pattern(left.pool, left.input, left.output), (example,))
+    pooled = integer_pooling(program)
+    assert operators_in(pooled) == operators_in(program)
+    samples.assert_same(pooled.module()(example), program.module()(example))
+
+
+def test_a_scale_that_the_program_changes() -> None:
+    """A buffer that is written to is no constant."""
+
+    class Observed(Pattern):
+        def forward(self, integers: Tensor) -> Tensor:
+            pooled = super().forward(integers)
+            self.output.scale.mul_(2)
+            return pooled
+
+    output = Quantization(torch.tensor(0.125), torch.tensor(3), torch.uint8)
+    program = export(Observed(POOLS["avg_pool2d"][1], UINT8, output), (integers(*SHAPES[2]),))
+    program = program.run_decompositions()
+    assert program.graph_signature.buffers_to_mutate
+    assert operators_in(integer_pooling(program)) == operators_in(program)
+
+
+@pytest.mark.parametrize("value", [torch.nn.AvgPool2d(2), None, "program"], ids=lambda value: type(value).__name__)
+def test_not_a_program(value: object) -> None:
+    text = f"program must be a torch.export.ExportedProgram, got {type(value).__name__}"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        integer_pooling(value)
+
+
+def test_the_example_runs() -> None:
+    found = doctest.testmod(exported)
+    assert found.attempted >= 7
+    assert found.failed == 0

@@ -1,0 +1,427 @@
+"""torch_dmlpool.nn.quantized: the integer operator as layers, on plain integers and on quantized tensors."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import layers as float_layers
+from torch_dmlpool.nn import quantized as layers
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning")
+
+NAMES = layers.__all__
+CHANNELS = 3
+SHAPES = {1: (2, CHANNELS, 13), 2: (2, CHANNELS, 9, 11), 3: (2, CHANNELS, 5, 6, 7)}
+
+# Constructor arguments, and the same window in DirectML's words for two spatial dimensions.
+WINDOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({"kernel_size": 2}, {"window_size": 2, "strides": 2, "include_padding": True}),
+    "stride, padding": (
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"window_size": 3, "strides": 2, "start_padding": 1, "end_padding": 1, "include_padding": True},
+    ),
+    "uncounted padding": (
+        {"kernel_size": 3, "stride": 1, "padding": 1, "count_include_pad": False},
+        {"window_size": 3, "start_padding": 1, "end_padding": 1},
+    ),
+    "same, dilated": (
+        {"kernel_size": 2, "stride": 1, "padding": "same", "dilation": 3},
+        {"window_size": 2, "start_padding": 1, "end_padding": 2, "dilations": 3, "include_padding": True},
+    ),
+    "ceil": (
+        {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+        {"window_size": 3, "strides": 2, "ceil_mode": True, "include_padding": True},
+    ),
+}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "inherited": {"input_scale": 0.5, "input_zero_point": 7},
+    "per tensor": {"input_scale": 0.5, "input_zero_point": 7, "output_scale": 0.2, "output_zero_point": 100},
+    "per channel": {
+        "input_scale": torch.tensor([0.5, 0.1, 0.3]),
+        "input_zero_point": torch.tensor([7, 0, 120]),
+        "output_scale": torch.tensor([0.2, 0.4, 0.3], dtype=torch.float64),
+        "output_zero_point": torch.tensor([100, 3, 0], dtype=torch.int32),
+    },
+    "output per channel": {"input_scale": 0.5, "output_scale": torch.tensor([0.2, 0.4, 0.3])},
+    "zero points alone": {"input_zero_point": 7, "output_zero_point": torch.tensor([1, 2, 3], dtype=torch.uint8)},
+}
+OUTPUT = ("output_scale", "output_zero_point")
+names = pytest.mark.parametrize("name", NAMES)
+windows = pytest.mark.parametrize("window", WINDOWS)
+parameters = pytest.mark.parametrize("given", PARAMETERS)
+
+
+def rank_of(name: str) -> int:
+    return int(name[-2])
+
+
+def integers(name: str, dtype: torch.dtype = torch.uint8) -> Tensor:
+    sizes, bounds = SHAPES[rank_of(name)], torch.iinfo(dtype)
+    return torch.randint(bounds.min, bounds.max + 1, sizes, generator=samples.seeded(*sizes)).to(dtype)
+
+
+def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtype | None = None) -> Tensor:
+    """The function's result for a layer's arguments."""
+    arguments = {"input_scale": 1.0, "input_zero_point": 0, **PARAMETERS[given]}
+    for name in OUTPUT:
+        arguments.setdefault(name, arguments[name.replace("output", "input")])
+    for name, dtype in (("input_zero_point", input.dtype), ("output_zero_point", output_dtype or input.dtype)):
+        if isinstance(arguments[name], Tensor):
+            arguments[name] = arguments[name].to(dtype)
+    arguments = {
+        name: value.to(input.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
+    }
+    return dmlpool.quantized_linear_average_pooling(input, **arguments, **WINDOWS[window][1], output_dtype=output_dtype)
+
+
+@parameters
+@windows
+@names
+def test_plain_integers(name: str, window: str, given: str, device: torch.device) -> None:
+    """Q3, A1, A2, E8: the layer is the function with the layer's window, for both types and unbatched too."""
+    layer = getattr(layers, name)(**WINDOWS[window][0], **PARAMETERS[given]).to(device)
+    for dtype in (torch.uint8, torch.int8):
+        input = integers(name, dtype).to(device)
+        expected = expected_of(input, given, window)
+        samples.assert_same(layer(input), expected)
+        samples.assert_same(layer(input[0]), expected_of(input[:1], given, window)[0])
+        assert layer(input).dtype is dtype
+
+
+@names
+def test_the_output_type_is_chosen(name: str, device: torch.device) -> None:
+    """Q3: uint8 to int8 and back."""
+    for dtype, output_dtype in ((torch.uint8, torch.int8), (torch.int8, torch.uint8)):
+        layer = getattr(layers, name)(2, **PARAMETERS["per channel"], output_dtype=output_dtype).to(device)
+        input = integers(name, dtype).to(device)
+        samples.assert_same(layer(input), expected_of(input, "per channel", "plain", output_dtype))
+        assert layer(input).dtype is output_dtype
+
+
+# Quantized tensors bring scale and zero point of their own.
+
+
+def quantized_forms(values: Tensor) -> list[Tensor]:
+    scales, zero_points = torch.tensor([0.5, 0.1, 0.3]), torch.tensor([7, 0, 120])
+    return [
+        torch._make_per_tensor_quantized_tensor(values, 0.4, 9),
+        torch._make_per_channel_quantized_tensor(values, scales, zero_points, values.dim() - 1 - rank_in(values)),
+    ]
+
+
+def rank_in(values: Tensor) -> int:
+    """Spatial dimensions of a batched or unbatched input of these tests: three channels come before them."""
+    return values.dim() - 1 - (0 if values.shape[0] == CHANNELS else 1)
+
+
+def assert_same_quantized(actual: Tensor, expected: Tensor) -> None:
+    """Integers, type and all that says what they mean."""
+    assert actual.dtype is expected.dtype
+    assert actual.qscheme() is expected.qscheme()
+    if actual.qscheme() is torch.per_tensor_affine:
+        assert (actual.q_scale(), actual.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
+    else:
+        assert actual.q_per_channel_axis() == expected.q_per_channel_axis()
+        assert actual.q_per_channel_scales().equal(expected.q_per_channel_scales())
+        assert actual.q_per_channel_zero_points().equal(expected.q_per_channel_zero_points())
+    samples.assert_same(actual.int_repr(), expected.int_repr())
+
+
+@parameters
+@windows
+def test_quantized_tensors(window: str, given: str) -> None:
+    """Q5: the layer's input scale is not theirs; its output scale and zero point are the output's where it has them."""
+    layer = layers.AvgPool2d(**WINDOWS[window][0], **PARAMETERS[given])
+    output = {name: PARAMETERS[given].get(name) for name in OUTPUT}
+    if isinstance(output["output_scale"], float):
+        output["output_scale"] = float(layer.output_scale)  # rounded to float32 in the buffer
+    elif output["output_scale"] is not None:
+        output["output_scale"] = output["output_scale"].float()
+    for tensor in quantized_forms(integers("AvgPool2d")):
+        expected = dmlpool.quantized_average_pooling(tensor, **WINDOWS[window][1], **output)
+        assert_same_quantized(layer(tensor), expected)
+
+
+@names
+def test_quantized_tensors_without_a_batch(name: str) -> None:
+    """The axis of a tensor quantized per channel is the channels', before and after."""
+    layer = getattr(layers, name)(2)
+    batched, unbatched = quantized_forms(integers(name)), quantized_forms(integers(name)[0])
+    for whole, one in zip(batched, unbatched, strict=True):
+        samples.assert_same(layer(one).int_repr(), layer(whole).int_repr()[0])
+        assert layer(one).qscheme() is layer(whole).qscheme()
+        if one.qscheme() is torch.per_channel_affine:
+            assert (one.q_per_channel_axis(), layer(one).q_per_channel_axis()) == (0, 0)
+
+
+def test_a_quantized_tensor_becomes_the_other_type() -> None:
+    tensor = quantized_forms(integers("AvgPool2d"))[0]
+    assert layers.AvgPool2d(2, output_dtype=torch.int8)(tensor).dtype is torch.qint8
+    assert layers.AvgPool2d(2)(tensor).dtype is torch.quint8
+
+
+# What a module is beside its forward.
+
+
+@names
+def test_the_constructor_is_that_of_the_float_layer(name: str) -> None:
+    """But for the divisor, which integers have no use for, and the scales that come after."""
+    parameters = list(inspect.signature(getattr(layers, name)).parameters)
+    floats = [
+        entry for entry in inspect.signature(getattr(float_layers, name)).parameters if entry != "divisor_override"
+    ]
+    scales = ["input_scale", "input_zero_point", "output_scale", "output_zero_point", "output_dtype"]
+    assert parameters == floats + scales
+
+
+@parameters
+@names
+def test_state(name: str, given: str) -> None:
+    """Scales and zero points are the state: loaded into any layer, as many as were saved and no more."""
+    layer = getattr(layers, name)(2, **PARAMETERS[given])
+    state = layer.state_dict()
+    assert set(state) == {"input_scale", "input_zero_point", *(entry for entry in OUTPUT if entry in PARAMETERS[given])}
+    assert {entry: value.dtype for entry, value in state.items()} == {
+        entry: torch.float32 if entry.endswith("scale") else torch.int64 for entry in state
+    }
+    network = torch.nn.Sequential(getattr(layers, name)(2))
+    network.load_state_dict({f"0.{entry}": value for entry, value in state.items()})
+    samples.assert_same(network(integers(name)), layer(integers(name)))
+    assert network[0].input_scale is not state["input_scale"]
+    assert repr(network[0]) == repr(layer)
+
+
+def test_state_that_is_missing_or_wrong() -> None:
+    layer = layers.AvgPool2d(2, output_scale=0.5)
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "output_scale"'):
+        layer.load_state_dict(layers.AvgPool2d(2).state_dict())
+    state = {**layer.state_dict(), "input_scale": torch.tensor([0.5, 0.0])}
+    with pytest.raises(ValueError, match=r"^input_scale must be finite and above 0 in float32, got 0.0 in channel 1$"):
+        layer.load_state_dict(state)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda layer: pickle.loads(pickle.dumps(layer)),
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@parameters
+def test_copies_are_equal(copied: Callable[[Any], Any], given: str) -> None:
+    layer = layers.AvgPool2d(3, 2, "same", dilation=2, **PARAMETERS[given], output_dtype=torch.uint8)
+    twin = copied(layer)
+    assert repr(twin) == repr(layer)
+    samples.assert_same(twin(integers("AvgPool2d")), layer(integers("AvgPool2d")))
+
+
+def test_repr() -> None:
+    """The window as torch.nn shows it, what is not as usual, and the scales."""
+    layer = layers.AvgPool2d(3, 2, ((0, 1), (1, 1)), True, False, **PARAMETERS["per channel"], output_dtype=torch.int8)
+    assert repr(layer) == (
+        "AvgPool2d(kernel_size=3, stride=2, padding=((0, 1), (1, 1)), ceil_mode=True, count_include_pad=False, "
+        "output_dtype=torch.int8, input_scale=<3 entries>, input_zero_point=<3 entries>, output_scale=<3 entries>, "
+        "output_zero_point=<3 entries>)"
+    )
+    small = "AvgPool1d(kernel_size=2, stride=2, padding=0, input_scale={0}, input_zero_point={1})"
+    assert repr(layers.AvgPool1d(2, input_scale=0.1, input_zero_point=-7)) == small.format("0.1", "-7")
+    assert repr(layers.AvgPool1d(2).to("meta")) == small.format("<1 entries>", "<1 entries>")
+
+
+def test_scales_stay_exact_in_a_model_of_half_precision() -> None:
+    """Casts of a model are meant for its weights."""
+    layer = layers.AvgPool2d(2, **PARAMETERS["per channel"])
+    before = copy.deepcopy(layer.state_dict())
+    for cast in (layer.half, layer.double, layer.bfloat16, lambda: layer.to(torch.float16)):
+        assert cast() is layer
+        for name, value in layer.state_dict().items():
+            samples.assert_same(value, before[name])
+    assert {value.device.type for value in layer.to("meta").state_dict().values()} == {"meta"}
+
+
+@names
+def test_from_a_float_layer(name: str) -> None:
+    """torch.nn's, and this package's with all that it takes beyond."""
+    layer, input = getattr(layers, name), integers(name)
+    ours = layer.from_float(getattr(torch.nn, name)(3, 2, 1, count_include_pad=False), input_scale=0.5)
+    samples.assert_same(ours(input), layer(3, 2, 1, count_include_pad=False, input_scale=0.5)(input))
+    wide = getattr(float_layers, name)(3, 2, "same", True, dilation=2)
+    again = layer.from_float(wide, **PARAMETERS["per channel"])
+    samples.assert_same(again(input), layer(3, 2, "same", True, dilation=2, **PARAMETERS["per channel"])(input))
+
+
+def test_results_are_the_float_layers_in_integers() -> None:
+    """Within half a step of the average of what the integers stand for."""
+    layer = layers.AvgPool2d(3, 2, 1, input_scale=0.5, input_zero_point=7, output_scale=0.25, output_zero_point=-20)
+    input = integers("AvgPool2d", torch.int8) // 8
+    real = torch.nn.AvgPool2d(3, 2, 1)(0.5 * (input.double() - 7))
+    pooled = layer(input)
+    assert pooled.min() > -128
+    assert pooled.max() < 127
+    assert (0.25 * (pooled.double() + 20) - real).abs().max() <= 0.125 + 1e-12
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "stride of 0": (
+        lambda: layers.AvgPool2d(2, (1, 0)),
+        ValueError,
+        "stride must be at least 1, got 0 in spatial dimension W (stride=(1, 0))",
+    ),
+    "count_include_pad no bool": (
+        lambda: layers.AvgPool1d(2, count_include_pad=1),
+        TypeError,
+        "count_include_pad must be a bool, got 1 of type int",
+    ),
+    "a scale of 0": (
+        lambda: layers.AvgPool2d(2, input_scale=0),
+        ValueError,
+        "input_scale must be finite and above 0 in float32, got 0",
+    ),
+    "a scale of NaN": (
+        lambda: layers.AvgPool2d(2, output_scale=torch.tensor([1.0, float("nan")])),
+        ValueError,
+        "output_scale must be finite and above 0 in float32, got nan in channel 1",
+    ),
+    "a scale of another shape": (
+        lambda: layers.AvgPool2d(2, input_scale=torch.ones(3, 1, 1)),
+        ValueError,
+        "input_scale must have one element or one per channel, shape (3,) or (1, 3, 1, 1), got shape (3, 1, 1)",
+    ),
+    "no scale": (
+        lambda: layers.AvgPool2d(2, input_scale=None),
+        TypeError,
+        "input_scale must be a number or a tensor, got None of type NoneType",
+    ),
+    "a zero point that is a float": (
+        lambda: layers.AvgPool2d(2, input_zero_point=3.0),
+        TypeError,
+        "input_zero_point must be ints, got 3.0 of type float (input_zero_point=3.0)",
+    ),
+    "zero points of floats": (
+        lambda: layers.AvgPool2d(2, output_zero_point=torch.zeros(3)),
+        TypeError,
+        "output_zero_point has data type float32; supported are int64",
+    ),
+    "a zero point outside both types": (
+        lambda: layers.AvgPool2d(2, input_zero_point=256),
+        ValueError,
+        "input_zero_point must be 0 to 255, the range of uint8, got 256",
+    ),
+    "zero points that no type holds": (
+        lambda: layers.AvgPool2d(2, input_zero_point=torch.tensor([-1, 128])),
+        ValueError,
+        "input_zero_point must be -128 to 127, the range of int8, got 128",
+    ),
+    "a zero point outside the output's type": (
+        lambda: layers.AvgPool2d(2, output_zero_point=-1, output_dtype=torch.uint8),
+        ValueError,
+        "output_zero_point must be 0 to 255, the range of uint8, got -1",
+    ),
+    "another output type": (
+        lambda: layers.AvgPool2d(2, output_dtype=torch.int32),
+        TypeError,
+        "output_dtype must be one of int8, uint8, got int32",
+    ),
+    "real numbers": (
+        lambda: layers.AvgPool2d(2)(torch.ones(1, 1, 4, 4)),
+        TypeError,
+        "input has data type float32; supported are int8, uint8",
+    ),
+    "another number of channels": (
+        lambda: layers.AvgPool2d(2, **PARAMETERS["per channel"])(integers("AvgPool2d")[:, :2]),
+        ValueError,
+        "input_scale must have one element or one per channel, shape (2,) or (1, 2, 1, 1), got shape (3,)",
+    ),
+    "a zero point outside the input's type": (
+        lambda: layers.AvgPool2d(2, input_zero_point=-1)(integers("AvgPool2d")),
+        ValueError,
+        "input_zero_point must be 0 to 255, the range of uint8, got -1",
+    ),
+    "a wrong number of dimensions": (
+        lambda: layers.AvgPool2d(2)(integers("AvgPool3d")),
+        ValueError,
+        "avg_pool2d: input must be 4-D (N, C, H, W) or, unbatched, 3-D (C, H, W), got 5-D of shape (2, 3, 5, 6, 7)",
+    ),
+    "from another layer": (
+        lambda: layers.AvgPool2d.from_float(torch.nn.AvgPool1d(2)),
+        TypeError,
+        "layer must be a torch.nn.AvgPool2d, got AvgPool1d",
+    ),
+    "from a layer with a divisor": (
+        lambda: layers.AvgPool2d.from_float(torch.nn.AvgPool2d(2, divisor_override=3)),
+        ValueError,
+        "layer must have no divisor_override, as integers are divided by the count; got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name: str) -> None:
+    """G1, G5, G6, Q3, Q4: when the layer is built where that is possible, else when it is called."""
+    call, kind, text = REFUSALS[name]
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        call()
+
+
+# Inside PyTorch's machinery, on plain integers.
+
+
+@pytest.mark.parametrize("given", ["inherited", "per channel"])
+def test_compiles_without_a_break(given: str, device: torch.device, fresh_compiler: None) -> None:
+    """E2."""
+    layer = layers.AvgPool2d(3, 2, "same", **PARAMETERS[given]).to(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    input = integers("AvgPool2d").to(device)
+    samples.assert_same(compiled(input), layer(input))
+
+
+@names
+def test_exports(name: str, device: torch.device) -> None:
+    """E2: torch.export with a batch size left open; the scales are the program's buffers."""
+    layer, batch = getattr(layers, name)(2, **PARAMETERS["per channel"]).to(device), integers(name).to(device)
+    program = torch.export.export(layer, (batch,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    larger = torch.cat([batch, batch.flip(2), batch])
+    samples.assert_same(program.module()(larger), layer(larger))
+    assert set(program.state_dict) == {"input_scale", "input_zero_point", *OUTPUT}
+
+
+@parameters
+def test_fake_tensors(given: str) -> None:
+    """E2: built and called where nothing has a value, and looked at."""
+    with FakeTensorMode():
+        layer = layers.AvgPool2d(2, **{name: value for name, value in PARAMETERS[given].items()})
+        pooled = layer(torch.empty(2, CHANNELS, 6, 8, dtype=torch.int8))
+        assert "input_scale=<" in repr(layer)
+    assert pooled.shape == (2, CHANNELS, 3, 4)
+    assert pooled.dtype is torch.int8
+
+
+def test_an_ensemble_in_one_call(device: torch.device) -> None:
+    """E1: torch.func over layers whose scales differ, as over any module's state."""
+    ensemble = [
+        layers.AvgPool2d(2, input_scale=scale, input_zero_point=zero_point, output_scale=0.4).to(device)
+        for scale, zero_point in ((0.5, 7), (0.3, 100), (0.1, 0))
+    ]
+    _, state = torch.func.stack_module_state(ensemble)
+    input = integers("AvgPool2d").to(device)
+    pooled = torch.func.vmap(lambda state: torch.func.functional_call(ensemble[0], state, (input,)))(state)
+    samples.assert_same(pooled, torch.stack([layer(input) for layer in ensemble]))
+
+
+def test_the_examples_run() -> None:
+    found = doctest.testmod(layers)
+    assert found.attempted >= 5
+    assert found.failed == 0

@@ -1,0 +1,317 @@
+"""Adaptive pooling against the oracle and against ATen: bins of every kind, ties, NaN, gradients, symbolic sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
+
+import torch_dmlpool as dmlpool
+
+operators = torch.ops.dmlpool
+ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "bins overlap": ((7,), (3,)),
+    "bins alternate": ((8,), (5,)),
+    "more outputs than elements": ((5,), (8,)),
+    "twice as many outputs": ((4,), (8,)),
+    "one element": ((1,), (3,)),
+    "as it was": ((5,), (5,)),
+    "global": ((13,), (1,)),
+    "wide bins": ((67,), (3,)),
+    "divided evenly": ((12,), (4,)),
+    "rows uneven, columns even": ((7, 6), (3, 2)),
+    "rows kept": ((5, 9), (5, 4)),
+    "global rows, more columns": ((6, 5), (1, 7)),
+    "both uneven": ((8, 11), (5, 4)),
+    "all even": ((6, 8), (3, 2)),
+    "uneven volume": ((5, 4, 7), (2, 3, 3)),
+    "volume with one kept": ((3, 5, 6), (3, 4, 1)),
+}
+UNEVEN = {
+    name: sizes for name, sizes in ADAPTED.items() if any(size % output for size, output in zip(*sizes, strict=True))
+}
+adapted = pytest.mark.parametrize("name", ADAPTED)
+FEW = ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"]
+few = pytest.mark.parametrize("name", FEW)
+
+
+def requested(name: str) -> tuple[tuple[int, ...], tuple[int, ...], oracle.Bins]:
+    sizes, outputs = ADAPTED[name]
+    return sizes, outputs, oracle.Bins(outputs)
+
+
+def taps_of(sizes: tuple[int, ...], bins: oracle.Bins) -> int:
+    return max(len(reading.taps) for reading in oracle.readings(bins, sizes))
+
+
+def check_average(input: Tensor, outputs: tuple[int, ...]) -> None:
+    """The average within the bound of E6."""
+    bins = oracle.Bins(outputs)
+    result = dmlpool.adaptive_average_pooling(input, outputs)
+    assert result.dtype is input.dtype
+    samples.assert_average(result, *oracle.average(samples.to_numpy(input), bins), taps_of(input.shape[2:], bins))
+
+
+def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
+    """Values and both kinds of index."""
+    expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs))
+    samples.assert_same(dmlpool.adaptive_max_pooling(input, outputs), expected.values)
+    values, indices = dmlpool.adaptive_max_pooling(input, outputs, return_indices=True)
+    assert (values.dtype, indices.dtype) == (input.dtype, torch.int64)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(indices, expected.indices)
+    values, positions = operators.adaptive_max_pooling(input, list(outputs))
+    assert positions.dtype is torch.int32
+    samples.assert_same(values, expected.values)
+    samples.assert_same(positions, expected.plane_indices)
+
+
+def test_the_table_has_uneven_bins_of_two_widths() -> None:
+    """The rows say what they are named after."""
+    for name in ("bins alternate", "both uneven"):
+        sizes, _, bins = requested(name)
+        assert len({len(reading.taps) for reading in oracle.readings(bins, sizes)}) > 1
+    assert len(UNEVEN) >= 10
+
+
+@adapted
+def test_averages(name: str, device: torch.device) -> None:
+    sizes, outputs, _ = requested(name)
+    check_average(samples.normal(2, 3, *sizes).to(device), outputs)
+
+
+@adapted
+def test_maxima(name: str, device: torch.device) -> None:
+    """M2: the first of several, bins that overlap included."""
+    sizes, outputs, _ = requested(name)
+    check_maximum(samples.ties(2, 3, *sizes).to(device), outputs)
+
+
+@adapted
+def test_gradients(name: str, device: torch.device) -> None:
+    """A6 and M5: the adjoint of the average, and the winner's share added up where bins overlap."""
+    sizes, outputs, bins = requested(name)
+    gradient = samples.normal(2, 3, *outputs, seed=1).to(device)
+    input = samples.ties(2, 3, *sizes).to(device).requires_grad_()
+    (found,) = torch.autograd.grad(dmlpool.adaptive_average_pooling(input, outputs), input, gradient)
+    samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
+    whole = samples.ties(2, 3, *outputs, seed=2).to(device)
+    (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(input, outputs), input, whole)
+    samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins))
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@few
+def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """A4 and M5 in half precision: sums in float32, rounded once."""
+    sizes, outputs, bins = requested(name)
+    input = samples.normal(2, 3, *sizes, dtype=dtype).to(device)
+    check_average(input, outputs)
+    check_maximum(input, outputs)
+    gradient = samples.normal(2, 3, *outputs, dtype=dtype, seed=1).to(device)
+    found = operators.adaptive_average_pooling_grad(gradient, list(sizes))
+    samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
+    positions = operators.adaptive_max_pooling(input, list(outputs))[1]
+    whole = samples.ties(2, 3, *outputs, dtype=dtype, seed=2).to(device)
+    found = operators.scatter_positions(whole, positions, list(sizes), True, False)
+    samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins))
+
+
+@pytest.mark.parametrize("dtype", samples.INTEGERS, ids=samples.name_of)
+def test_integers(dtype: torch.dtype, device: torch.device) -> None:
+    """M7: exactly, unsigned types of every width too."""
+    check_maximum(samples.ties(2, 3, 7, 9, dtype=dtype).to(device), (3, 4))
+
+
+@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
+@pytest.mark.parametrize("outputs", [(3, 4), (7, 3)], ids=str)
+def test_index_types(index_dtype: torch.dtype, outputs: tuple[int, ...], device: torch.device) -> None:
+    """M4, where bins are uneven and where they are a window."""
+    input = samples.ties(2, 3, 7, 9).to(device)
+    _, indices = dmlpool.adaptive_max_pooling(input, outputs, return_indices=True, index_dtype=index_dtype)
+    assert indices.dtype is index_dtype
+    expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs)).indices
+    samples.assert_same(indices.to(torch.int64), expected)
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+@few
+def test_every_layout(name: str, layout: str, device: torch.device) -> None:
+    """G7: any strided input and incoming gradient, results in the suggested format."""
+    sizes, outputs, bins = requested(name)
+    input = samples.LAYOUTS[layout](samples.ties(2, 3, *sizes).to(device))
+    check_average(input, outputs)
+    check_maximum(input, outputs)
+    leaf = input.detach().requires_grad_()
+    gradient = samples.LAYOUTS[layout](samples.ties(2, 3, *outputs, seed=2).to(device))
+    (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(leaf, outputs), leaf, gradient)
+    samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(gradient), bins))
+    found = operators.adaptive_average_pooling_grad(gradient, list(sizes))
+    samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
+
+
+# numpy computes for Triton's interpreter, and warns where a GPU quietly makes a NaN.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@few
+def test_not_a_number_and_infinity(name: str, device: torch.device) -> None:
+    """M3: the first NaN wins; averages spread NaN and infinity to the bins that hold them and to no other."""
+    sizes, outputs, bins = requested(name)
+    input = samples.ties(2, 3, *sizes)
+    input.flatten(2)[0, 1, 1:3] = math.nan
+    input.flatten(2)[1, 0, -1] = -math.inf
+    input.flatten(2)[1, 2, :] = -math.inf
+    check_maximum(input.to(device), outputs)
+    result = dmlpool.adaptive_average_pooling(input.to(device), outputs)
+    expected, _ = oracle.average(samples.to_numpy(input), bins)
+    np.testing.assert_array_equal(np.isnan(samples.to_numpy(result)), np.isnan(expected))
+    np.testing.assert_array_equal(np.isneginf(samples.to_numpy(result)), np.isneginf(expected))
+
+
+ATEN = {
+    1: (functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d),
+    2: (functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d),
+    3: (functional.adaptive_avg_pool3d, functional.adaptive_max_pool3d),
+}
+
+
+@adapted
+def test_equality_with_aten(name: str, device: torch.device) -> None:
+    """The bins are PyTorch's."""
+    sizes, outputs, _ = requested(name)
+    input = samples.distinct(2, 3, *sizes).to(device)
+    average, maximum = ATEN[len(sizes)]
+    torch.testing.assert_close(dmlpool.adaptive_average_pooling(input, outputs), average(input, outputs))
+    values, indices = maximum(input, outputs, return_indices=True)
+    samples.assert_same(dmlpool.adaptive_max_pooling(input, outputs), values)
+    samples.assert_same(operators.adaptive_max_pooling(input, list(outputs))[1].long(), indices)
+
+
+def test_even_bins_are_an_ordinary_window(device: torch.device) -> None:
+    """Where every size divides, values, taps and gradients are those of the window, bit for bit."""
+    input = samples.normal(2, 3, 12, 9).to(device)
+    window = {"window_size": (3, 3), "strides": (3, 3)}
+    for size in ((4, 3), [4, 3]):
+        assert torch.equal(dmlpool.adaptive_average_pooling(input, size), dmlpool.average_pooling(input, **window))
+        assert torch.equal(dmlpool.adaptive_max_pooling(input, size), dmlpool.max_pooling(input, **window))
+    assert torch.equal(dmlpool.adaptive_average_pooling(input, None), input)
+    assert torch.equal(
+        dmlpool.adaptive_average_pooling(input, (None, 1)), input.mean(3, keepdim=True)
+    ) or torch.allclose(dmlpool.adaptive_average_pooling(input, (None, 1)), input.mean(3, keepdim=True))
+    leaf = input.requires_grad_()
+    assert dmlpool.adaptive_max_pooling(leaf, 3).grad_fn.name() == "MaxPoolingBackward"
+    assert dmlpool.adaptive_max_pooling(leaf, 5).grad_fn.name() == "AdaptiveMaxPoolingBackward"
+
+
+def test_empty_batches(device: torch.device) -> None:
+    """G5."""
+    for shape in ((0, 3, 7, 6), (2, 0, 7, 6)):
+        leaf = torch.empty(shape, device=device).requires_grad_()
+        for pool in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
+            output = pool(leaf, (3, 4))
+            assert output.shape == (*shape[:2], 3, 4)
+            assert torch.autograd.grad(output.sum(), leaf)[0].shape == shape
+
+
+def test_a_sample_does_not_depend_on_its_batch(device: torch.device) -> None:
+    """E6: bit for bit, values and gradients."""
+    input, gradient = samples.normal(5, 3, 19, 23).to(device), samples.normal(5, 3, 4, 5).to(device)
+    together = (
+        dmlpool.adaptive_average_pooling(input, (4, 5)),
+        operators.adaptive_average_pooling_grad(gradient, [19, 23]),
+    )
+    for i in range(5):
+        alone = input[i : i + 1].clone(), gradient[i : i + 1].clone()
+        assert torch.equal(together[0][i], dmlpool.adaptive_average_pooling(alone[0], (4, 5))[0])
+        assert torch.equal(together[1][i], operators.adaptive_average_pooling_grad(alone[1], [19, 23])[0])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_for_every_size_at_once(device: torch.device) -> None:
+    """E2: one graph whether sizes divide or not, forward and backward, with eager's strides."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def ours(input: Tensor) -> Tensor:
+        average = dmlpool.adaptive_average_pooling(input.sin(), (3, 4))
+        values, indices = dmlpool.adaptive_max_pooling(input, (3, 4), return_indices=True)
+        return average + values + dmlpool.adaptive_average_pooling(input, 1) + indices
+
+    function = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
+    for sizes in [(2, 3, 7, 9), (3, 3, 6, 8), (5, 3, 11, 5)]:
+        results = []
+        for pool in (function, ours):
+            leaf = samples.channels_last(samples.distinct(*sizes).to(device)).requires_grad_()
+            output = pool(leaf)
+            (gradient,) = torch.autograd.grad(output.square().sum(), leaf)
+            results.append((output, gradient, torch.tensor(output.stride()), torch.tensor(gradient.stride())))
+        torch.testing.assert_close(*results)
+    assert counter.frame_count == 1
+
+
+def test_exported_with_dynamic_sizes(device: torch.device) -> None:
+    """E2: whole operators, which serve other sizes; where sizes are known to divide, the ordinary ones."""
+
+    class Network(torch.nn.Module):
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+            return dmlpool.adaptive_average_pooling(input, (3, 4)), dmlpool.adaptive_max_pooling(input, (1, 1))
+
+    dimensions = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    input = samples.normal(2, 3, 9, 7).to(device)
+    program = torch.export.export(Network(), (input,), dynamic_shapes=(dimensions,), strict=False)
+    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
+    assert called == ["dmlpool.adaptive_average_pooling.default", "dmlpool.max_pooling.default"]
+    other = samples.normal(5, 3, 14, 21).to(device)
+    torch.testing.assert_close(program.module()(other), Network()(other))
+    program = torch.export.export(Network(), (input,), strict=False)
+    assert "dmlpool.adaptive" in program.graph_module.code
+    program = torch.export.export(Network(), (samples.normal(2, 3, 9, 12).to(device),), strict=False)
+    assert "dmlpool.adaptive" not in program.graph_module.code
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "message"),
+    [
+        (0, ValueError, "output_size must be at least 1, got 0 in spatial dimension H (output_size=0)"),
+        ((3, -1), ValueError, "output_size must be at least 1, got -1 in spatial dimension W (output_size=[3, -1])"),
+        ((3,), ValueError, "output_size must be one int or 2 ints (H, W), got 1 entries: (3,)"),
+        ((None, 1, 1), ValueError, "output_size must be one int or 2 ints (H, W), got 3 entries: (None, 1, 1)"),
+        (2.0, TypeError, "output_size must be ints, got 2.0 of type float (output_size=2.0)"),
+        ((2, True), TypeError, "output_size must be ints, got True of type bool (output_size=[2, True])"),
+    ],
+    ids=repr,
+)
+def test_output_sizes(size: object, kind: type[Exception], message: str) -> None:
+    """G5 and G6."""
+    for pool in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
+        for device in ("cpu", "meta"):
+            with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+                pool(torch.ones(2, 3, 4, 5, device=device), size)
+
+
+def test_refusals_that_all_pools_share() -> None:
+    """G1, G5, G6, M4."""
+    refusals = [
+        (TypeError, "input must be a torch.Tensor, got int", (3, 2), {}),
+        (ValueError, "the input has size 0 in spatial dimension W", (torch.ones(1, 1, 4, 0), 2), {}),
+        (ValueError, "input must be (N, C, *spatial) with 1 to 3 spatial dimensions", (torch.ones(4, 5), 2), {}),
+        (TypeError, "input has data type bool", (torch.ones(1, 1, 4, dtype=torch.bool), 2), {}),
+    ]
+    for kind, message, arguments, rest in refusals:
+        for pool in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
+            with pytest.raises(kind, match=f"^{re.escape(message)}"):
+                pool(*arguments, **rest)
+    with pytest.raises(
+        TypeError, match=r"^input has data type int32; supported are float32, float16, bfloat16, float64$"
+    ):
+        dmlpool.adaptive_average_pooling(torch.ones(1, 1, 4, dtype=torch.int32), 2)
+    with pytest.raises(TypeError, match=r"^index_dtype must be one of"):
+        dmlpool.adaptive_max_pooling(torch.ones(1, 1, 4), 3, index_dtype=torch.int8)
+    with pytest.raises(TypeError, match=r"^return_indices must be a bool"):
+        dmlpool.adaptive_max_pooling(torch.ones(1, 1, 4), 3, return_indices=1)

@@ -1,0 +1,160 @@
+"""Lp pooling against the oracle: DirectML's meaning, its derivatives, and what the root does at 0."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import torch_dmlpool as dmlpool
+
+NORMS = [1, 2, 3, 2.5, math.inf]
+norms = pytest.mark.parametrize("p", NORMS)
+
+
+def assert_norms(result: Tensor, expected: np.ndarray, taps: int) -> None:
+    """Powers, sums, and a root, which divides the relative error of the sum by p: a few units more than an average."""
+    assert tuple(result.shape) == expected.shape
+    accumulated = samples.UNIT_ROUNDOFF[torch.float64 if result.dtype is torch.float64 else torch.float32]
+    bound = (12 + math.log2(taps)) * accumulated * expected
+    if result.dtype.itemsize == 2:
+        bound = bound + samples.UNIT_ROUNDOFF[result.dtype] * (expected + bound)
+        bound = np.maximum(bound, float(torch.finfo(result.dtype).tiny) * samples.UNIT_ROUNDOFF[result.dtype])
+    error = np.abs(samples.to_numpy(result).astype(np.longdouble) - expected)
+    assert (error <= bound).all()
+
+
+@norms
+@cases.parametrized(cases.LINES + cases.FEW)
+def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
+    """Over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has norm 0."""
+    input = samples.normal(2, 3, *case.sizes).to(device)
+    expected = oracle.norm(samples.to_numpy(input), case.pooling, p)
+    assert_norms(dmlpool.lp_pooling(input, **case.arguments, p=p), expected, math.prod(case.pooling.window_size))
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@norms
+def test_every_data_type(p: float, dtype: torch.dtype, device: torch.device) -> None:
+    """A4: half precision is powered and summed in float32 and rounded once."""
+    case = cases.case("padded", "uneven padding")
+    input = samples.normal(2, 3, *case.sizes, dtype=dtype).to(device)
+    result = dmlpool.lp_pooling(input, **case.arguments, p=p)
+    assert result.dtype is dtype
+    assert_norms(result, oracle.norm(samples.to_numpy(input), case.pooling, p), 8)
+
+
+def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
+    """A4: squares far beyond float16's range, norms within it."""
+    input = torch.full((1, 1, 2, 2), -2e4, dtype=torch.float16, device=device)
+    assert dmlpool.lp_pooling(input, 2).item() == 4e4
+    assert torch.isinf(dmlpool.lp_pooling(torch.full((1, 1, 2), 1e30, device=device), 2)).all()
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+def test_every_layout(layout: str, device: torch.device) -> None:
+    """G7."""
+    case = cases.case("padded", "dilated")
+    input = samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes).to(device))
+    expected = oracle.norm(samples.to_numpy(input), case.pooling, 3)
+    assert_norms(dmlpool.lp_pooling(input, **case.arguments, p=3), expected, 6)
+
+
+@norms
+def test_not_a_number_and_infinity(p: float, device: torch.device) -> None:
+    """A NaN or an infinity reaches exactly the windows that read it."""
+    input = samples.normal(1, 1, 9).to(device)
+    input[0, 0, 1], input[0, 0, 7] = math.nan, -math.inf
+    result = dmlpool.lp_pooling(input, 2, p=p)[0, 0]
+    assert torch.isnan(result).tolist() == [True, True, *[False] * 6]
+    assert torch.isinf(result).tolist() == [*[False] * 6, True, True]
+
+
+@norms
+def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) -> None:
+    """Windows of zeros only, and windows in padding only; the second order too. (PyTorch's own gives NaN.)"""
+    leaf = torch.zeros(1, 2, 4, 5, dtype=torch.float64, device=device)
+    leaf[0, 1, :, 2:] = samples.normal(4, 3, dtype=torch.float64)
+    leaf.requires_grad_()
+    output = dmlpool.lp_pooling(leaf, 2, 1, 3, 3, p=p)
+    (gradient,) = torch.autograd.grad(output.sum(), leaf, create_graph=True)
+    assert not gradient[0, 0].any()
+    assert gradient[0, 1, :, 2:].any() if p == math.inf else gradient[0, 1, :, 2:].all()
+    if gradient.requires_grad and p != 2.5:  # |x|^2.5 has an infinite third derivative at 0, no finite sum of them
+        (second,) = torch.autograd.grad(gradient.square().sum(), leaf)
+        assert torch.isfinite(second).all()
+        assert not second[0, 0].any()
+
+
+def test_the_norm_of_one_is_a_sum_and_that_of_infinity_a_maximum(device: torch.device) -> None:
+    input = samples.normal(2, 3, 8, 9).to(device)
+    summed = dmlpool.average_pooling(input.abs(), 3, 2, 1, 1, divisor_override=1)
+    assert torch.equal(dmlpool.lp_pooling(input, 3, 2, 1, 1, p=1), summed)
+    assert torch.equal(dmlpool.lp_pooling(input, 3, 2, 1, 1, p=math.inf), dmlpool.max_pooling(input.abs(), 3, 2, 1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=samples.name_of)
+@norms
+def test_autocast_never_changes_the_type(p: float, dtype: torch.dtype) -> None:
+    """E5."""
+    input = samples.normal(1, 2, 6, 6, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = dmlpool.lp_pooling(input, 2, p=p)
+    assert torch.equal(result, dmlpool.lp_pooling(input, 2, p=p))
+    assert result.dtype is dtype
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_with_a_window_that_follows_the_image(device: torch.device) -> None:
+    """E2: one graph for every size, forward and backward."""
+    counter = CompileCounterWithBackend("aot_eager")
+    ours = lambda x: dmlpool.lp_pooling(x.sin(), x.shape[2:], p=3)  # noqa: E731 - compiled and called as it is
+    function = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
+    for sizes in [(2, 3, 9, 8), (3, 3, 12, 11)]:
+        results = []
+        for pool in (function, ours):
+            leaf = samples.distinct(*sizes).to(device).requires_grad_()
+            output = pool(leaf)
+            results.append((output, *torch.autograd.grad(output.square().sum(), leaf)))
+        torch.testing.assert_close(*results)
+    assert counter.frame_count == 1
+
+
+def test_an_exported_program_shows_it_whole(device: torch.device) -> None:
+    """E2: one node to translate, which run_decompositions takes apart into what there is a translation for."""
+
+    class Network(torch.nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            return dmlpool.lp_pooling(input, 3, 2, 1, 1, p=3)
+
+    input = samples.normal(2, 3, 9, 8).to(device)
+    batch = {0: torch.export.Dim("batch", min=2)}
+    program = torch.export.export(Network(), (input,), dynamic_shapes=(batch,), strict=False)
+    assert [str(n.target) for n in program.graph.nodes if "dmlpool" in str(n.target)] == ["dmlpool.lp_pooling.default"]
+    assert "dmlpool.average_pooling" in program.run_decompositions().graph_module.code
+    torch.testing.assert_close(program.module()(input.repeat(2, 1, 1, 1)), Network()(input).repeat(2, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("p", "kind", "message"),
+    [
+        (0.5, ValueError, "p must be at least 1, got 0.5"),
+        (-2, ValueError, "p must be at least 1, got -2"),
+        (math.nan, ValueError, "p must be at least 1, got nan"),
+        ("2", TypeError, "p must be a number, got '2' of type str"),
+        (True, TypeError, "p must be a number, got True of type bool"),
+        (None, TypeError, "p must be a number, got None of type NoneType"),
+    ],
+    ids=repr,
+)
+def test_exponents(p: object, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+        dmlpool.lp_pooling(torch.ones(1, 1, 4), 2, p=p)

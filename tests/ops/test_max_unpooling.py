@@ -1,0 +1,268 @@
+"""Max unpooling: both index bases, what is skipped, what is overwritten, derivatives that know of it, refusals."""
+
+from __future__ import annotations
+
+import re
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
+
+import torch_dmlpool as dmlpool
+
+operators = torch.ops.dmlpool
+POOLED = [
+    cases.case("adjacent windows"),
+    cases.case("gaps between windows", "floor drops a remainder"),
+    cases.case("plain", "padded"),
+    cases.case("padding above the window", "uneven padding"),
+    cases.case("wide", "padded"),
+    cases.case("adjacent windows", "padded", "adjacent windows"),
+]
+UNPOOLS = {1: functional.max_unpool1d, 2: functional.max_unpool2d, 3: functional.max_unpool3d}
+
+
+def pooled(
+    case: cases.Case, device: torch.device, index_dtype: torch.dtype = torch.int64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """An element for each window, and where the window's maximum lies: in the whole tensor, and in its plane."""
+    input = samples.ties(2, 3, *case.sizes).to(device)
+    _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
+    arguments = (list(entry) if isinstance(entry, tuple) else entry for entry in vars(case.pooling).values())
+    positions = operators.max_pooling_with_indices(input, *arguments, torch.int64, True)[1]
+    return samples.distinct(*indices.shape, dtype=torch.float32, seed=3).to(device), indices, positions
+
+
+@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
+@cases.parametrized(POOLED)
+def test_elements_return_to_their_maxima(case: cases.Case, index_dtype: torch.dtype, device: torch.device) -> None:
+    """M1 and M4: empty windows skipped in every index type, and of several with one index the last one written."""
+    input, indices, positions = pooled(case, device, index_dtype)
+    expected, _ = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)
+    samples.assert_same(dmlpool.max_unpooling(input, indices, (2, 3, *case.sizes)), expected)
+    samples.assert_same(operators.max_unpooling(input, indices, list(case.sizes), False), expected)
+    samples.assert_same(operators.max_unpooling(input, positions, list(case.sizes), True), expected)
+    samples.assert_same(operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected)
+
+
+def test_the_cases_have_collisions_and_empty_windows(device: torch.device) -> None:
+    """Otherwise the tests here would show less than they say."""
+    kept = []
+    for case in POOLED:
+        input, _, positions = pooled(case, device)
+        kept.append(oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)[1])
+    assert any(((positions >= 0).cpu().numpy() & ~kept[2]).any() for positions in [pooled(POOLED[2], device)[2]])
+    assert POOLED[3].has_empty_windows
+
+
+@cases.parametrized(POOLED)
+def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.device) -> None:
+    """An overwritten element has none; the gradient of the gradient is unpooled again."""
+    input, indices, positions = pooled(case, device)
+    leaf = input.requires_grad_()
+    output = dmlpool.max_unpooling(leaf, indices, (2, 3, *case.sizes))
+    gradient = samples.normal(*output.shape, seed=5).to(device).requires_grad_()
+    (found,) = torch.autograd.grad(output, leaf, gradient, create_graph=True)
+    _, kept = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)
+    gathered = gradient.detach().flatten(2).gather(2, positions.clamp(min=0).flatten(2)).view(positions.shape)
+    samples.assert_same(found.detach(), np.where(kept, samples.to_numpy(gathered), 0))
+    (second,) = torch.autograd.grad(found, gradient, input.detach())
+    samples.assert_same(second, output.detach())
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_equality_with_aten_where_indices_are_unique(rank: int, device: torch.device) -> None:
+    """Per plane, forward and backward."""
+    input = samples.distinct(2, 3, *(8, 6, 4)[:rank], dtype=torch.float32).to(device)
+    pool = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}[rank]
+    values, indices = pool(input, 2, return_indices=True)
+    results = []
+    for unpool in (
+        lambda x: UNPOOLS[rank](x, indices, 2),
+        lambda x: operators.max_unpooling(x, indices, list(input.shape[2:]), True),
+    ):
+        leaf = values.detach().requires_grad_()
+        output = unpool(leaf)
+        results.append((output, *torch.autograd.grad(output, leaf, input)))
+    for expected, found in zip(*results, strict=True):
+        samples.assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
+def test_every_data_type(dtype: torch.dtype, device: torch.device) -> None:
+    """M7: integers unpool exactly."""
+    input = samples.ties(2, 3, 6, 8, dtype=dtype).to(device)
+    values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
+    found = dmlpool.max_unpooling(values, indices, input.shape)
+    assert found.dtype is dtype
+    positions = indices.cpu().numpy() % 48
+    samples.assert_same(found, oracle.unpooled(samples.to_numpy(values), positions, (6, 8))[0])
+
+
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+def test_every_layout(layout: str, device: torch.device) -> None:
+    """G7: elements, indices and gradients of any strides; the result in the format that the elements suggest."""
+    case = cases.case("plain", "padded")
+    input, indices, positions = pooled(case, device)
+    input, indices = samples.LAYOUTS[layout](input), samples.LAYOUTS[layout](positions)
+    expected, _ = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(indices), case.sizes)
+    leaf = input.detach().requires_grad_()
+    for given in (indices, indices.contiguous(), samples.channels_last(indices)):
+        output = operators.max_unpooling(leaf, given, list(case.sizes), True)
+        samples.assert_same(output.detach(), expected)
+        gradient = samples.LAYOUTS[layout](samples.normal(*output.shape, seed=5).to(device))
+        (found,) = torch.autograd.grad(output, leaf, gradient)
+        (plain,) = torch.autograd.grad(
+            operators.max_unpooling(leaf, indices.contiguous(), list(case.sizes), True), leaf, gradient.contiguous()
+        )
+        samples.assert_same(found, plain)
+
+
+def test_indices_outside_write_nothing(device: torch.device) -> None:
+    """Where they are not looked at: by name, under transforms, on devices that would have to be waited for."""
+    input = torch.arange(1.0, 7.0, device=device).view(1, 1, 6)
+    wrong = torch.tensor([[[0, 5, -2, 2**40, 3, -(2**50)]]], device=device)
+    expected = [[[1, 0, 0, 5]]]
+    assert operators.max_unpooling(input, wrong, [4], True).tolist() == expected
+    assert operators.max_unpooling(input, wrong, [4], False).tolist() == expected
+    assert torch.func.vmap(lambda x, i: operators.max_unpooling(x, i, [4], False))(input[None], wrong[None])[
+        0
+    ].tolist() == (expected)
+    both = torch.cat([input, input])
+    other_sample = torch.tensor([[[4, 5, -1, -1, -1, -1]]] * 2, device=device)
+    assert operators.max_unpooling(both, other_sample, [4], False).tolist() == [[[0, 0, 0, 0]], [[1, 2, 0, 0]]]
+
+
+def test_unique_positions(device: torch.device) -> None:
+    """The last of several stays, all else becomes -1; of the type that the plane needs."""
+    positions = torch.tensor([[[3, 0, 3, -1, 9, 0, 1, 3]]], device=device)
+    for given in (positions, positions.int()):
+        unique = operators.unique_positions(given, [4])
+        assert unique.dtype is torch.int32
+        assert unique.tolist() == [[[-1, -1, -1, -1, -1, 0, 1, 3]]]
+
+
+def test_vmap_counts_inside_each_sample(device: torch.device) -> None:
+    """M4: whole-tensor indices are those of the tensor that the function sees; either operand mapped alone."""
+    images = [samples.ties(2, 2, 4, 6, seed=seed).to(device) for seed in range(3)]
+    pairs = [dmlpool.max_pooling(image, 2, 1, return_indices=True) for image in images]
+    values, indices = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+    unpool = lambda v, i: dmlpool.max_unpooling(v, i, (2, 2, 4, 6))  # noqa: E731 - one function for three calls
+    expected = [unpool(*pair) for pair in pairs]
+    samples.assert_same(torch.func.vmap(unpool)(values, indices), torch.stack(expected))
+    samples.assert_same(torch.func.vmap(unpool, (None, 0))(values[0], indices)[1], unpool(values[0], indices[1]))
+    samples.assert_same(
+        torch.func.vmap(unpool, (1, None), 1)(values.movedim(0, 1), indices[0])[:, 2], unpool(values[2], indices[0])
+    )
+    narrow = indices.to(torch.uint32)
+    samples.assert_same(torch.func.vmap(unpool)(values, narrow), torch.stack(expected))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_pooling_and_unpooling(device: torch.device) -> None:
+    """E2: one graph for every size, both ways, the gradient too."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def ours(input: Tensor) -> Tensor:
+        values, indices = dmlpool.max_pooling(input, 3, 2, 1, 1, return_indices=True)
+        return dmlpool.max_unpooling(values.sin(), indices, input.shape)
+
+    function = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
+    for sizes in [(2, 3, 9, 8), (3, 3, 12, 11)]:
+        results = []
+        for pool in (function, ours):
+            leaf = samples.distinct(*sizes).to(device).requires_grad_()
+            output = pool(leaf)
+            results.append((output, *torch.autograd.grad(output.square().sum(), leaf)))
+        torch.testing.assert_close(*results)
+    assert counter.frame_count == 1
+
+
+def test_an_exported_program_shows_it_whole(device: torch.device) -> None:
+    """E2."""
+
+    class Network(torch.nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            return dmlpool.max_unpooling(*dmlpool.max_pooling(input, 2, 2, return_indices=True), input.shape)
+
+    input = samples.normal(2, 3, 8, 6).to(device)
+    program = torch.export.export(Network(), (input,), strict=False)
+    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
+    assert called == ["dmlpool.max_pooling_with_indices.default", "dmlpool.max_unpooling.default"]
+    samples.assert_same(program.module()(input), Network()(input))
+
+
+def test_empty_batches(device: torch.device) -> None:
+    """G5."""
+    for shape in ((0, 3, 2, 2), (2, 0, 2, 2)):
+        indices = torch.zeros(shape, dtype=torch.int64, device=device)
+        output = dmlpool.max_unpooling(torch.zeros(shape, device=device), indices, (*shape[:2], 4, 4))
+        assert output.shape == (*shape[:2], 4, 4)
+
+
+VALUES, INDICES = torch.ones(2, 3, 2, 2), torch.zeros(2, 3, 2, 2, dtype=torch.int64)
+OUTSIDE = (
+    "indices must lie in the output's plane of their own sample and channel, from 16 to 31, or be -1 for no element; "
+    "got 0 at (0, 1, 0, 0)"
+)
+REFUSALS = [
+    ((VALUES, None, (2, 3, 4, 4)), TypeError, "indices must be a torch.Tensor, got NoneType"),
+    (
+        (VALUES, INDICES.short(), (2, 3, 4, 4)),
+        TypeError,
+        "indices has data type int16; supported are int32, int64, uint32, uint64",
+    ),
+    (
+        (VALUES, INDICES[:1], (2, 3, 4, 4)),
+        ValueError,
+        "indices must have the input's shape (2, 3, 2, 2), got shape (1, 3, 2, 2)",
+    ),
+    (
+        (VALUES, INDICES.to("meta"), (2, 3, 4, 4)),
+        ValueError,
+        "indices must be on the input's device cpu, got meta",
+    ),
+    (
+        (VALUES, INDICES, (4, 4)),
+        ValueError,
+        "output_size must be the full size (N, C, *spatial) with 4 entries, got (4, 4)",
+    ),
+    (
+        (VALUES, INDICES, (1, 3, 4, 4)),
+        ValueError,
+        "output_size must begin with the input's N and C (2, 3), got (1, 3, 4, 4)",
+    ),
+    ((VALUES, INDICES, 4), TypeError, "output_size must be a sequence of ints (N, C, *spatial), got 4 of type int"),
+    (
+        (VALUES, INDICES, (2, 3, 0, 4)),
+        ValueError,
+        "the output has size 0 in spatial dimension H; every spatial size must be at least 1",
+    ),
+    ((VALUES, INDICES, (2, 3, 4, 4)), ValueError, OUTSIDE),
+    (
+        (VALUES > 0, INDICES, (2, 3, 4, 4)),
+        TypeError,
+        "input has data type bool; supported are float32, float16, bfloat16, float64, int8, int16, int32, int64, "
+        "uint8, uint16, uint32, uint64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), REFUSALS, ids=[row[2][:40] for row in REFUSALS])
+def test_refusals(arguments: tuple[object, ...], kind: type[Exception], message: str) -> None:
+    """G5, G6, G8: what is wrong, and what would be right."""
+    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+        dmlpool.max_unpooling(*arguments)
+
+
+def test_an_index_below_minus_one_is_refused() -> None:
+    wrong = torch.full((2, 3, 2, 2), -1)
+    wrong[1, 2, 0, 1] = -2
+    with pytest.raises(ValueError, match=re.escape("got -2 at (1, 2, 0, 1)")):
+        dmlpool.max_unpooling(VALUES, wrong, (2, 3, 4, 4))

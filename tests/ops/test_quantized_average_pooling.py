@@ -1,0 +1,338 @@
+"""Quantized average pooling against rational arithmetic, bit for bit (Q1-Q4, Q6, A1-A3, G1-G8, E2-E7)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import quantities
+import samples
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+
+import torch_dmlpool as dmlpool
+
+pool = dmlpool.quantized_linear_average_pooling
+operators = torch.ops.dmlpool
+ALL = cases.LINES + cases.PLANES + cases.VOLUMES
+BOTH = list(itertools.product(quantities.TYPES, repeat=2))
+types = pytest.mark.parametrize("types", BOTH, ids=lambda pair: " to ".join(samples.name_of(dtype) for dtype in pair))
+include = pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])
+
+
+@include
+@cases.parametrized(ALL)
+def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.device) -> None:
+    """Q1, Q2, A1-A3 and G4; types, forms and kinds of scale take turns."""
+    number = 2 * ALL.index(case) + include_padding
+    pair = BOTH[number % 4]
+    forms = [quantities.FORMS[(number + 2 * i) % 5] for i in range(4)]
+    parameters = quantities.drawn(number, 3, pair, ties=number % 3 == 0)
+    input = quantities.integers(1, 3, *case.sizes, dtype=pair[0]).to(device)
+    quantities.check(input, parameters, case.pooling, include_padding, output_dtype=pair[1], forms=forms)
+
+
+@types
+@pytest.mark.parametrize("layout", samples.LAYOUTS)
+def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device) -> None:
+    """G7, with parameters per channel and for all."""
+    for case in cases.FEW[3:8:2] + cases.FEW[-1:]:
+        input = samples.LAYOUTS[layout](quantities.integers(2, 3, *case.sizes, dtype=types[0]).to(device))
+        for form in ("number", "per channel"):
+            parameters = quantities.drawn(5, 3, types)
+            result = quantities.check(
+                input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4
+            )
+            assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
+
+
+@pytest.mark.parametrize("form", quantities.FORMS)
+@pytest.mark.parametrize("which", range(4), ids=["input scale", "input zero", "output scale", "output zero"])
+def test_every_form_of_a_parameter(which: int, form: str, device: torch.device) -> None:
+    """Q3: each of the four on its own."""
+    for case in (cases.case("padded", "plain"), cases.case("plain"), cases.case("padded", "uneven padding", "plain")):
+        forms = ["per channel" if form == "number" else "number"] * 4
+        forms[which] = form
+        input = quantities.integers(2, 4, *case.sizes, dtype=torch.int8).to(device)
+        parameters = quantities.drawn(which, 4, (torch.int8, torch.uint8))
+        quantities.check(input, parameters, case.pooling, output_dtype=torch.uint8, forms=forms)
+
+
+def test_data_types_that_follow(device: torch.device) -> None:
+    """Q3: a zero point is 0 unless given; the output has its zero point's type, or the input's."""
+    input = quantities.integers(1, 2, 4, 6, dtype=torch.int8).to(device)
+    zero = torch.tensor(7, dtype=torch.uint8, device=device)
+    assert pool(input, 0.1, None, 0.1, None, 2).dtype == torch.int8
+    assert pool(input, 0.1, None, 0.1, zero, 2).dtype == torch.uint8
+    assert pool(input, 0.1, None, 0.1, 7, 2, output_dtype=torch.uint8).dtype == torch.uint8
+    assert torch.equal(pool(input, 0.1, None, 0.1, None, 2), pool(input, 0.1, 0, 0.1, 0, 2))
+    assert torch.equal(pool(input, 0.1, None, 0.1, zero, 2), pool(input, 0.1, 0, 0.1, 7, 2, output_dtype=torch.uint8))
+    double = torch.tensor(0.1, dtype=torch.float64, device=device)
+    assert torch.equal(pool(input, double, None, 0.3, None, 2), pool(input, double.float(), None, 0.3, None, 2))
+
+
+def every_sum(taps: int, dtype: torch.dtype, copies: int) -> Tensor:
+    """``(copies, 1, sums * taps)``: one adjacent window for each sum there can be."""
+    ends = torch.iinfo(dtype)
+    sums = torch.arange(taps * ends.min, taps * ends.max + 1)
+    shares = (sums[:, None] + torch.arange(taps)).div(taps, rounding_mode="floor")
+    assert torch.equal(shares.sum(1), sums)
+    return shares.to(dtype).view(1, 1, -1).repeat(copies, 1, 1)
+
+
+SCALES = [(1.0, 1.0), (0.5, 3.0), (3.0, 0.25), (0.1, 0.1), (0.02, 0.07), (1.0, 7.0), (0.3, 0.1), (2.0**-149, 2.0**-149)]
+
+
+@pytest.mark.parametrize("zeros", [(0, 0), (3, 5), (128, 1), (255, 254)], ids=str)
+@pytest.mark.parametrize("taps", [1, 2, 4, 6, 7, 9, 12, 25, 36, 49])
+def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> None:
+    """Q1: no sum of a window is requantized wrongly, with many true ties, by few outputs and by many."""
+    input_zero, output_zero = zeros
+    few = every_sum(taps, torch.uint8, 1).to(device)
+    many = few.expand(1 + 2**15 // (few.shape[2] // taps), 1, few.shape[2]) if taps <= 12 else few
+    sums = range(-taps * input_zero, taps * (255 - input_zero) + 1)
+    for input_scale, output_scale in SCALES[taps % 2 :: 2] if taps > 12 else SCALES:
+        scales = quantities.float32(input_scale), quantities.float32(output_scale)
+        expected = torch.tensor(
+            [oracle.requantized(each, taps, *scales, output_zero, np.uint8) for each in sums], dtype=torch.uint8
+        ).to(device)
+        for input in (few, many):
+            result = pool(input, input_scale, input_zero, output_scale, output_zero, taps, taps)
+            assert (result == expected).all(), (input_scale, output_scale)
+
+
+def test_rounding_is_to_even_before_the_zero_point() -> None:
+    """Q1: where ATen and ONNX Runtime round after it, and a tie beside an odd zero point goes the other way."""
+    input = torch.tensor([[[1, 2, 2, 3, 3, 4]]], dtype=torch.int8)
+    assert pool(input, 1.0, 0, 1.0, 0, 2, 2).tolist() == [[[2, 2, 4]]]
+    assert pool(input, 1.0, 0, 1.0, 1, 2, 2).tolist() == [[[3, 3, 5]]]
+    assert pool(input, 1.0, 1, 1.0, 0, 2, 2).tolist() == [[[0, 2, 2]]]
+
+
+EXTREMES = [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1e-30, 1.0, 1e30, 2.0**127, (2.0 - 2.0**-23) * 2.0**127]
+
+
+@pytest.mark.parametrize("form", ["number", "per channel"])
+@pytest.mark.parametrize("input_scale", EXTREMES)
+def test_scales_far_apart(input_scale: float, form: str, device: torch.device) -> None:
+    """Q1 and Q4: subnormal scales and quotients past every range."""
+    input = quantities.integers(1, 2, 9, 16, dtype=torch.uint8).to(device)
+    scale = quantities.float32(input_scale)
+    for output_scale in map(quantities.float32, EXTREMES):
+        parameters = quantities.Parameters((scale,) * 2, (100, 3), (output_scale,) * 2, (7, 40))
+        pooling = oracle.Pooling((3, 3), (2, 2), (1, 1), (1, 0), (1, 1))
+        quantities.check(input, parameters, pooling, forms=[form] * 4)
+
+
+@pytest.mark.parametrize("window", [(129,), (12, 11), (40, 9), (5, 6, 7)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -> None:
+    """Q6: past 128 taps sums leave 16 bits."""
+    sizes = [size + 3 for size in window]
+    input = quantities.integers(2, 3, *sizes, dtype=torch.uint8)
+    input[:, 1] = 255
+    rest = [(entry,) * len(window) for entry in (1, 1, 2, 1)]
+    for ties in (False, True):
+        parameters = quantities.drawn(len(window), 3, (torch.uint8, torch.int8), ties)
+        quantities.check(
+            samples.LAYOUTS[layout](input.to(device)), parameters, oracle.Pooling(window, *rest),
+            output_dtype=torch.int8, forms=["per channel", "number"] * 2,
+        )  # fmt: skip
+
+
+def test_sums_past_32_bits(device: torch.device) -> None:
+    """Q6: taps · 255 ≥ 2³¹; and one that rounds to a tie in float64 but is none."""
+    taps = 2**31 // 255 + 9
+    input = torch.full((1, 1, taps), 255, dtype=torch.uint8, device=device)
+    assert pool(input, 0.5, 0, 0.5, 0, taps).item() == 255
+    assert pool(input, 1.0, 255, 1.0, 3, taps).item() == 3
+    input[..., : taps // 2] = 0
+    input[..., taps // 2 : taps // 2 + 3] = 254
+    total = int(input.sum(dtype=torch.int64))
+    for scale in (0.3, 1.0, 1.7):
+        expected = oracle.requantized(total, taps, quantities.float32(scale), quantities.float32(0.7), 5, np.uint8)
+        assert pool(input, scale, 0, 0.7, 5, taps).item() == expected
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
+def test_nothing_to_pool(shape: tuple[int, int], device: torch.device) -> None:
+    """G5: legal, and empty."""
+    input = torch.zeros(*shape, 5, 6, dtype=torch.uint8, device=device)
+    scale = torch.ones(shape[1], device=device)
+    assert pool(input, scale, 3, scale, 4, 2).shape == (*shape, 4, 5)
+
+
+def test_a_sample_does_not_depend_on_its_batch(device: torch.device) -> None:
+    """E6: by few outputs or by many, which are requantized in other ways."""
+    input = quantities.integers(16, 8, 32, 32, dtype=torch.uint8).to(device)
+    together = pool(input, 0.031, 100, 0.043, 7, 3, 1, 1, 1)
+    for sample in range(0, 16, 5):
+        alone = pool(input[sample : sample + 1].clone(), 0.031, 100, 0.043, 7, 3, 1, 1, 1)
+        assert torch.equal(alone, together[sample : sample + 1])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@include
+def test_per_channel_is_as_exact_as_for_all(include_padding: bool, layout: str, device: torch.device) -> None:
+    """E6: the same numbers given for each channel take another way to the same bits."""
+    input = samples.LAYOUTS[layout](quantities.integers(4, 16, 40, 36, dtype=torch.int8).to(device))
+    for scale, window in ((0.07, 2), (0.05, 3), (0.11, 7)):
+        rest = (window, 1, window // 2, window // 2, 1, include_padding)
+        vector = torch.full((16,), scale, device=device)
+        for_all = pool(input, scale, 11, 0.06, -3, *rest)
+        assert torch.equal(for_all, pool(input, vector, 11, 0.06, -3, *rest))
+        assert len(for_all.unique()) > 20
+
+
+# Derivatives, transforms, compilation.
+
+
+def test_a_gradient_is_refused() -> None:
+    """Q: integers have none, and a scale's would be silently lost."""
+    input = quantities.integers(1, 2, 5, 6, dtype=torch.uint8)
+    scale = torch.tensor(0.5)
+
+    def pooled(scale: Tensor) -> Tensor:
+        return pool(input, scale, 3, 0.5, 3, 2).float().sum()
+
+    text = "quantized_linear_average_pooling has no gradient, but input_scale requires one: detach it"
+    for call in (
+        lambda: pooled(scale.clone().requires_grad_()),
+        lambda: torch.func.grad(pooled)(scale),
+        lambda: torch.func.jvp(pooled, (scale,), (scale,)),
+        lambda: operators.quantized_linear_average_pooling(
+            input, scale.clone().requires_grad_(), None, scale, None, [2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False,
+            False, torch.uint8,
+        ),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=text):
+            call()
+    with torch.no_grad():
+        assert torch.equal(pooled(scale.clone().requires_grad_()), pooled(scale))
+    leaf = torch.tensor(2.0, requires_grad=True)
+    assert torch.autograd.grad(leaf * pooled(scale), leaf)[0] == pooled(scale)
+
+
+def test_vmap() -> None:
+    """E1: over the input, over scales and zero points, over all of them, in any dimension."""
+    input = quantities.integers(4, 2, 3, 6, 5, dtype=torch.uint8)
+    scales, vectors = torch.rand(4) + 0.5, torch.rand(3, 4) + 0.5
+    zeros = torch.arange(4, dtype=torch.uint8)
+
+    def pooled(input: Tensor, scale: Tensor, zero: Tensor, step: Tensor) -> Tensor:
+        return pool(input, scale, zero, step, 5, 3, 2, 1, 1)
+
+    arguments = (input, scales, zeros, vectors)
+    for dimensions in ((0, 0, 0, 1), (0, None, None, None), (1, None, 0, 1), (None, 0, None, None), (None, None, 0, 1)):
+        held = [
+            argument if dimension is not None else argument.select(1 if argument is vectors else 0, 1)
+            for argument, dimension in zip(arguments, dimensions, strict=True)
+        ]
+        if dimensions[0] == 1:
+            held[0] = held[0].movedim(0, 1)
+        result = torch.func.vmap(pooled, dimensions)(*held)
+        for i in range(4):
+            each = [
+                argument if dimension is None else argument.select(dimension, i)
+                for argument, dimension in zip(held, dimensions, strict=True)
+            ]
+            assert torch.equal(result[i], pooled(*each))
+
+
+def registered(case: cases.Case, channels_last: bool = False) -> tuple[object, ...]:
+    """Arguments of the registered operator."""
+    input = quantities.integers(2, 3, *case.sizes, dtype=torch.uint8)
+    if channels_last:
+        input = samples.channels_last(input)
+    window = [list(entry) if isinstance(entry, tuple) else entry for entry in vars(case.pooling).values()]
+    zero = torch.tensor([3], dtype=torch.uint8)
+    return (input, torch.rand(3) + 0.5, zero, torch.tensor([0.3]), None, *window, False, torch.int8)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
+@cases.parametrized([cases.case("padded"), cases.case("ceil adds an overhang", "padded")])
+def test_opcheck(case: cases.Case, channels_last: bool) -> None:
+    """E1: schema, fake tensors, and AOT dispatch with dynamic shapes."""
+    torch.library.opcheck(
+        operators.quantized_linear_average_pooling.default, registered(case, channels_last and case.rank > 1)
+    )
+
+
+def numbers(input: Tensor) -> Tensor:
+    return pool(input, 0.05, 7, 0.03, 11, 3, 2, 1, 1) ^ 1
+
+
+def tensors(input: Tensor) -> Tensor:
+    scale = input[0, :, 0, 0].float() * 0.01 + 0.1
+    return pool(input, scale, input[0, 0, 0, 0], 0.03, input[0, :, 0, 0].view(1, -1, 1, 1), 2, ceil_mode=True)
+
+
+def globally(input: Tensor) -> Tensor:
+    return pool(input, 0.05, 7, 0.03, 11, input.shape[2:], include_padding=True)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("function", [numbers, tensors, globally])
+def test_compiled(function: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    """E2: one whole graph for every size, with eager's numbers and strides."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    for sizes in ((2, 3, 9, 8), (5, 3, 9, 8), (3, 4, 17, 12)):
+        input = quantities.integers(*sizes, dtype=torch.uint8).to(device)
+        result, expected = compiled(input), function(input)
+        assert torch.equal(result, expected)
+        assert result.stride() == expected.stride()
+    assert counter.frame_count == 1
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_inductor(device: torch.device) -> None:
+    """E2: the default backend."""
+    input = samples.channels_last(quantities.integers(2, 3, 9, 8, dtype=torch.uint8)).to(device)
+    result, expected = torch.compile(numbers, fullgraph=True)(input), numbers(input)
+    assert torch.equal(result, expected)
+    assert result.stride() == expected.stride()
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([0.1, 0.2, 0.3]))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return pool(input, self.scale, 3, 0.2, 5, 3, 2, 1, 1)
+
+
+def test_export() -> None:
+    """E2: the program keeps the operator whole and serves other sizes."""
+    dimensions = {0: torch.export.Dim("batch", min=2), 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    input = quantities.integers(2, 3, 9, 8, dtype=torch.uint8)
+    program = torch.export.export(Pooled(), (input,), dynamic_shapes=(dimensions,), strict=False)
+    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
+    assert called == ["dmlpool.quantized_linear_average_pooling.default"]
+    for sizes in ((2, 3, 9, 8), (5, 3, 14, 21)):
+        input = quantities.integers(*sizes, dtype=torch.uint8)
+        assert torch.equal(program.module()(input), Pooled()(input))
+
+
+def test_fake_and_meta_tensors() -> None:
+    """E2 and G7: sizes, type and strides of the real result, values unseen: a scale of 0 is not looked at (Q4)."""
+    case = cases.case("padded", "plain")
+    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
+        real = layout(quantities.integers(2, 3, *case.sizes, dtype=torch.uint8))
+        expected = pool(real, 0.1, 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
+        with FakeTensorMode() as mode:
+            fake = pool(
+                mode.from_tensor(real), torch.zeros(3), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8
+            )
+        meta = pool(
+            real.to("meta"), torch.zeros(3, device="meta"), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8
+        )
+        for result in (fake, meta):
+            assert (result.shape, result.dtype, result.stride()) == (expected.shape, torch.int8, expected.stride())

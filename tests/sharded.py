@@ -1,0 +1,272 @@
+"""What every rank does in the tests of sharded pooling: the same request on the whole tensor and on shards of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import oracle
+import samples
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_dmlpool as dmlpool
+import torch_dmlpool.distributed
+
+operators = torch.ops.dmlpool
+AGREEMENT = 16
+"""Bytes that ranks compare before an exchange."""
+
+
+@functools.cache
+def mesh_of(*sizes: int) -> Any:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("first", "second", "third")[: len(sizes)])
+
+
+class Traffic(TorchDispatchMode):
+    """The collectives that this rank takes part in: bytes that arrive from other ranks, and anything unexpected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received = self.sent = self.exchanges = 0
+        self.unexpected: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # unwrap it first: what happens inside is what counts
+        name = str(func)
+        if name.startswith(("_c10d_functional", "c10d")) and not any(
+            word in name for word in ("wait_tensor", "_wrap_")
+        ):
+            if "all_to_all_single" in name:
+                tensor, received, sent, _ = args
+                assert sum(sent) == tensor.numel()
+                self.received += sum(received) * tensor.itemsize
+                self.sent += sum(sent) * tensor.itemsize
+                self.exchanges += 1
+            elif "all_reduce" not in name or args[0].numel() * args[0].itemsize != AGREEMENT:
+                self.unexpected.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def chunk(size: int, parts: int, part: int) -> range:
+    """What PyTorch's chunking leaves to one of ``parts``."""
+    pieces = torch.arange(size).chunk(parts)
+    piece = pieces[part] if part < len(pieces) else torch.arange(0)
+    return range(int(piece[0]), int(piece[-1]) + 1) if piece.numel() else range(0)
+
+
+def hull(numbers: Sequence[int]) -> range:
+    return range(min(numbers), max(numbers) + 1) if numbers else range(0)
+
+
+class Halo:
+    """What one rank must be sent, found by walking through windows: bytes per byte of an element."""
+
+    def __init__(self, pooling: oracle.Pooling, shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> None:
+        self.pooling, self.shape, self.mesh, self.placements = pooling, shape, mesh, placements
+        self.outputs = (*shape[:2], *oracle.output_sizes(pooling, shape[2:]))
+
+    def elements(self, side: str, to_input: bool) -> int:
+        """Elements of a tensor of the ``side`` that must arrive, axis after axis, for a result there or here."""
+        whole = self.shape if side == "input" else self.outputs
+        held = list(whole)
+        coordinates = self.mesh.get_coordinate()
+        sharded = {}
+        for mesh_dimension, placement in enumerate(self.placements):
+            if isinstance(placement, Shard):
+                part = (self.mesh.size(mesh_dimension), coordinates[mesh_dimension])
+                sharded[placement.dim] = part
+                held[placement.dim] = len(chunk(whole[placement.dim], *part))
+        arriving = 0
+        for dimension in sorted(sharded):
+            if dimension < 2:
+                continue
+            own = chunk(whole[dimension], *sharded[dimension])
+            wanted = self.wanted(dimension, side, to_input, sharded[dimension])
+            missing = len(set(wanted) - set(own))
+            held[dimension] = 1
+            arriving += missing * math.prod(held)
+            held[dimension] = len(wanted)
+        return arriving
+
+    def wanted(self, dimension: int, side: str, to_input: bool, part: tuple[int, int]) -> range:
+        axis, size, outputs = dimension - 2, self.shape[dimension], self.outputs[dimension]
+        spans = [hull(oracle.tap_positions(self.pooling, axis, output)) for output in range(outputs)]
+        if to_input:
+            mine = chunk(size, *part)
+            windows = hull([output for output, span in enumerate(spans) if set(span) & set(mine)])
+            if side == "output":
+                return windows
+        else:
+            windows = chunk(outputs, *part)
+            if side == "output":
+                return windows
+        if not windows:
+            return range(0)
+        positions = [position for window in windows for position in spans[window]]
+        inside = hull([position for position in hull(positions) if 0 <= position < size])
+        # An operator needs an element: windows that span none are given the one that is nearest.
+        return inside or (range(1) if max(positions) < 0 else range(size - 1, size))
+
+
+def own_part(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Tensor:
+    """This rank's shard of the whole, by PyTorch's own chunking."""
+    for mesh_dimension, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            owned = chunk(whole.shape[placement.dim], mesh.size(mesh_dimension), mesh.get_coordinate()[mesh_dimension])
+            whole = whole.narrow(placement.dim, owned.start, len(owned))
+    return whole
+
+
+def assert_shard(result: DTensor, whole: Tensor, placements: Sequence[Any]) -> None:
+    assert isinstance(result, DTensor)
+    assert tuple(result.placements) == tuple(placements), result.placements
+    assert result.shape == whole.shape
+    assert result.dtype == whole.dtype
+    samples.assert_same(result.to_local(), own_part(whole, result.device_mesh, placements))
+
+
+def spread(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> DTensor:
+    """Distributed without a word between the ranks: every one of them has the whole."""
+    return distribute_tensor(whole, mesh, placements, src_data_rank=None)
+
+
+class Comparison:
+    """One request, on the whole tensor and on shards."""
+
+    def __init__(
+        self, pooling: oracle.Pooling, shape: Sequence[int], mesh_sizes: Sequence[int], dimensions: Sequence[int | None]
+    ) -> None:
+        self.pooling, self.shape = pooling, tuple(shape)
+        self.mesh = mesh_of(*mesh_sizes)
+        self.placements = [Replicate() if dimension is None else Shard(dimension) for dimension in dimensions]
+        self.halo = Halo(pooling, shape, self.mesh, self.placements)
+        self.window = [list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values()]
+        self.exchanges = 0
+
+    def call(self, function: Any, *arguments: Any, arriving: Sequence[tuple[str, bool, int]], **keywords: Any) -> Any:
+        """The function's result on shards; what arrives must be the halo, to the byte, in exchanges alone."""
+        with Traffic() as traffic:
+            results = function(*arguments, **keywords)
+        assert not traffic.unexpected, traffic.unexpected
+        halo = sum(self.halo.elements(side, to_input) * itemsize for side, to_input, itemsize in arriving)
+        assert traffic.received == halo, f"{traffic.received} bytes arrived, the halo has {halo}"
+        self.exchanges += traffic.exchanges
+        return results
+
+    def maxima(self, dtype: torch.dtype) -> None:
+        whole = samples.ties(*self.shape, dtype=dtype)
+        if dtype.is_floating_point and whole.numel():
+            whole.view(-1)[whole.numel() // 3] = math.nan
+        window, size = self.window, dtype.itemsize
+        shard = spread(whole, self.mesh, self.placements)
+        forward = [("input", False, size)]
+        values = self.call(dmlpool.max_pooling, shard, **vars(self.pooling), arriving=forward)
+        expected_values = dmlpool.max_pooling(whole, **vars(self.pooling))
+        assert_shard(values, expected_values, self.placements)
+        for index_dtype in (torch.int64, torch.uint32):
+            request = {**vars(self.pooling), "return_indices": True, "index_dtype": index_dtype}
+            both = self.call(dmlpool.max_pooling, shard, **request, arriving=forward)
+            assert_shard(both[0], expected_values, self.placements)
+            assert_shard(both[1], dmlpool.max_pooling(whole, **request)[1], self.placements)
+        if not dtype.is_floating_point:
+            return
+        both = self.call(operators.max_pooling_with_taps, shard, *window, arriving=forward)
+        for result, reference in zip(both, operators.max_pooling_with_taps(whole, *window), strict=True):
+            assert_shard(result, reference, self.placements)
+        taps, whole_taps = both[1], operators.max_pooling_with_taps(whole, *window)[1]
+        for per_plane in (False, True):
+            arguments = (self.shape[2:], *window, torch.int64, per_plane)
+            indices = self.call(operators.max_pooling_indices, taps, *arguments, arriving=[])
+            assert_shard(indices, operators.max_pooling_indices(whole_taps, *arguments), self.placements)
+        tangent = samples.normal(*self.shape, dtype=dtype, seed=3)
+        gathered = self.call(
+            operators.max_pooling_gather, spread(tangent, self.mesh, self.placements), taps, *window, arriving=forward
+        )
+        assert_shard(gathered, operators.max_pooling_gather(tangent, whole_taps, *window), self.placements)
+        self.gradients_of_maxima(whole, shard, whole_taps, taps)
+
+    def gradients_of_maxima(self, whole: Tensor, shard: DTensor, whole_taps: Tensor, taps: DTensor) -> None:
+        window, size = self.window, whole.itemsize
+        gradient = samples.ties(*whole_taps.shape, dtype=whole.dtype, seed=1)
+        sharded_gradient = spread(gradient, self.mesh, self.placements)
+        backward = [("output", True, size), ("output", True, taps.itemsize)]
+        for channels_last in (False, True)[: len(self.shape) - 2]:
+            arguments = (self.shape[2:], *window, channels_last)
+            result = self.call(
+                operators.max_pooling_grad_from_taps, sharded_gradient, taps, *arguments, arriving=backward
+            )
+            reference = operators.max_pooling_grad_from_taps(gradient, whole_taps, *arguments)
+            assert_shard(result, reference, self.placements)
+        result = self.call(
+            dmlpool.max_pooling_grad,
+            shard,
+            sharded_gradient,
+            **vars(self.pooling),
+            arriving=[("input", True, size), ("output", True, size)],
+        )
+        assert_shard(result, dmlpool.max_pooling_grad(whole, gradient, **vars(self.pooling)), self.placements)
+        leaf = shard.detach().requires_grad_()
+        pooled = dmlpool.max_pooling(leaf, **vars(self.pooling))
+        (result,) = self.call(torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward)
+        assert_shard(result, reference, self.placements)
+
+    def averages(self, dtype: torch.dtype) -> int:
+        """Sharded averages within E6 of the whole ones; returns how many of the four results differ in any bit."""
+        whole = samples.normal(*self.shape, dtype=dtype)
+        gradient = samples.normal(*self.halo.outputs, dtype=dtype, seed=1)
+        shard, sharded_gradient = (spread(tensor, self.mesh, self.placements) for tensor in (whole, gradient))
+        size, taps = dtype.itemsize, math.prod(self.pooling.window_size)
+        different = 0
+        for divisor in ({"include_padding": False}, {"include_padding": True}, {"divisor_override": -3}):
+            request = {**vars(self.pooling), **divisor}
+            averages = self.call(dmlpool.average_pooling, shard, **request, arriving=[("input", False, size)])
+            expected, magnitude = (dmlpool.average_pooling(tensor, **request) for tensor in (whole, whole.abs()))
+            different += self.close(averages, expected, magnitude.abs(), 2 + math.ceil(math.log2(taps)))
+            leaf = shard.detach().requires_grad_()
+            pooled = dmlpool.average_pooling(leaf, **request)
+            backward = [("output", True, size)]
+            (result,) = self.call(torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward)
+            expected, magnitude = (
+                dmlpool.average_pooling_grad(tensor, self.shape, **request) for tensor in (gradient, gradient.abs())
+            )
+            different += self.close(result, expected, magnitude.abs(), 2 + taps)
+        return different
+
+    def close(self, result: DTensor, whole: Tensor, magnitudes: Tensor, roundings: int) -> bool:
+        assert tuple(result.placements) == tuple(self.placements)
+        assert result.shape == whole.shape
+        local, expected, magnitude = (
+            result.to_local(),
+            *(own_part(tensor, self.mesh, self.placements).double() for tensor in (whole, magnitudes)),
+        )
+        unit = samples.UNIT_ROUNDOFF[torch.float64 if whole.dtype == torch.float64 else torch.float32]
+        # Both sides may err by the bound of E6; half precision rounds once more.
+        bound = 2 * roundings * unit * magnitude
+        if whole.itemsize == 2:
+            bound = bound + 2 * samples.UNIT_ROUNDOFF[whole.dtype] * (expected.abs() + bound) + 1e-7
+        assert local.shape == expected.shape
+        assert ((local.double() - expected).abs() <= bound).all()
+        return not torch.equal(local.double(), expected)
+
+
+def compare(
+    pooling: oracle.Pooling,
+    shape: Sequence[int],
+    mesh_sizes: Sequence[int],
+    dimensions: Sequence[int | None],
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+) -> tuple[int, int]:
+    """Everything on one request; returns the exchanges there were and the averages that differed in a bit."""
+    comparison = Comparison(pooling, shape, mesh_sizes, dimensions)
+    different = 0
+    for dtype in dtypes:
+        comparison.maxima(dtype)
+        if dtype.is_floating_point:
+            different += comparison.averages(dtype)
+    return comparison.exchanges, different

@@ -1,0 +1,19 @@
+"""Pooling of DTensors: PyTorch's tensors that are sharded over the processes of a device mesh.
+
+The public functions and layers take a DTensor like any other tensor. Shards of the batch and of the channels are pooled
+where they are; shards of D, H or W fetch the halo that their windows reach into, and nothing more. The first DTensor
+that meets an operator imports this package by itself; only where the very first call is compiled, or where an operator
+is called directly as ``torch.ops.dmlpool.*``, must ``import torch_dmlpool.distributed`` come before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from torch_dmlpool.distributed.sharding import RULES, pool
+from torch_dmlpool.ops.registration import NAMESPACE
+
+# Importing any of the package has registered all operators before.
+for _name in RULES:
+    torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)

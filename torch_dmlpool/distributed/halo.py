@@ -1,0 +1,92 @@
+"""Which part of a sharded axis each rank reads and computes: integers only, no tensors and no processes.
+
+A rank that owns some windows reads the elements that they span; a rank that owns some elements of a gradient reads the
+windows that cover them. Both are the same :class:`Portion`: windows, the elements they span, and the window's geometry
+as it looks from those elements, in which every divisor, tap number and empty window is what it is in the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_dmlpool.window import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What one rank computes along one axis, in the whole tensor's numbers."""
+
+    windows: range
+    """The windows that it computes; more than it owns only where those it owns read no element at all."""
+    elements: range
+    """The input elements from the first to the last that these windows can read."""
+    axis: Axis
+    """The axis that gives exactly these windows for an input of these elements alone."""
+
+
+def shards(size: int, parts: int) -> tuple[range, ...]:
+    """How DTensor's ``Shard`` splits ``size`` over ``parts`` ranks: equal chunks, the last ones short or empty."""
+    chunk = -(-size // parts)
+    return tuple(range(min(part * chunk, size), min((part + 1) * chunk, size)) for part in range(parts))
+
+
+@functools.lru_cache(maxsize=1024)
+def portions_of_windows(axis: Axis, size: int, parts: int) -> tuple[Portion, ...]:
+    """For each of ``parts`` ranks, the portion that gives the windows it owns."""
+    return tuple(_portion(axis, size, windows) for windows in shards(axis.output_size(size), parts))
+
+
+@functools.lru_cache(maxsize=1024)
+def portions_of_elements(axis: Axis, size: int, parts: int) -> tuple[Portion, ...]:
+    """For each of ``parts`` ranks, the portion whose windows are all those that cover an element it owns."""
+    outputs = axis.output_size(size)
+    return tuple(_portion(axis, size, _covering(axis, outputs, elements)) for elements in shards(size, parts))
+
+
+def overlap(first: range, second: range) -> range:
+    """The numbers in both ranges."""
+    start = max(first.start, second.start)
+    return range(start, max(start, min(first.stop, second.stop)))
+
+
+def contains(outer: range, inner: range) -> bool:
+    return not inner or (outer.start <= inner.start and inner.stop <= outer.stop)
+
+
+def received(owned: Sequence[range], wanted: Sequence[range]) -> tuple[int, ...]:
+    """How many elements along the axis each rank gets from others, to have what it wants beside what it owns."""
+    return tuple(len(want) - len(overlap(own, want)) for own, want in zip(owned, wanted, strict=True))
+
+
+def _covering(axis: Axis, outputs: int, elements: range) -> range:
+    if not elements:
+        return range(0)
+    low = -(-(elements.start + axis.start_padding - axis.extent + 1) // axis.stride)
+    high = (elements.stop - 1 + axis.start_padding) // axis.stride + 1
+    low = min(max(low, 0), outputs)
+    return range(low, max(low, min(high, outputs)))
+
+
+def _portion(axis: Axis, size: int, windows: range) -> Portion:
+    if not windows:
+        return Portion(range(0), range(0), axis)
+    first = axis.first_position(windows.start)
+    stop = axis.first_position(windows.stop - 1) + axis.extent
+    if stop <= 0:
+        # All in the start padding. An operator needs an element, so windows are added until one may be read.
+        alone = _seen_from(axis, -first, 0)
+        return Portion(range(windows.start, windows.start + alone.output_size(1)), range(1), alone)
+    elements = range(min(max(first, 0), size - 1), min(stop, size))
+    if first >= size:
+        # All past the input: windows are added in front, down to one that may read the last element.
+        added = -(-(first - elements.start) // axis.stride)
+        windows, first = range(windows.start - added, windows.stop), first - added * axis.stride
+    # What lies past the counted padding is left over for ceil_mode, here as in the whole.
+    end_padding = min(stop, size + axis.end_padding) - elements.stop
+    return Portion(windows, elements, _seen_from(axis, elements.start - first, end_padding))
+
+
+def _seen_from(axis: Axis, start_padding: int, end_padding: int) -> Axis:
+    return Axis(axis.window, axis.stride, start_padding, end_padding, axis.dilation, axis.ceil_mode)

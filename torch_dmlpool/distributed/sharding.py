@@ -1,0 +1,330 @@
+"""What every operator does with DTensors: one line of :data:`RULES` each.
+
+Operators pool every sample and channel alone, so shards of the batch and the channels are pooled where they are. A
+spatial shard fetches the halo that its part of the result needs, then runs the same operator on what it holds; a
+gradient is computed by the rank that owns the element, from the windows that cover it, so nothing is ever added up
+between ranks. Operators are linear or not: ``Partial`` sums pass through a linear one as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from torch_dmlpool import operands
+from torch_dmlpool.distributed import exchange
+from torch_dmlpool.distributed.halo import shards
+from torch_dmlpool.distributed.spatial import ShardedAxis, Side, tap_numbers, whole_indices, whole_positions
+from torch_dmlpool.ops import registration
+from torch_dmlpool.window import AXIS_NAMES, Window
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one registered operator behaves on shards."""
+
+    arguments: Mapping[str, Side]
+    """Its tensors."""
+    results: tuple[Side, ...]
+    linear_in: str | None = None
+    """The one tensor that it is linear in."""
+    last: Literal["result", "indices", "taps"] = "result"
+    """What its last result holds that depends on where a shard lies."""
+
+
+RULES = {
+    "average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
+    "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
+    "max_pooling": Rule({"input": "input"}, ("output",)),
+    "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output"), last="taps"),
+    "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output"), last="indices"),
+    "max_pooling_indices": Rule({"taps": "output"}, ("output",), last="indices"),
+    "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), linear_in="input_gradient"),
+    "max_pooling_grad_from_taps": Rule(
+        {"input_gradient": "output", "taps": "output"}, ("input",), linear_in="input_gradient"
+    ),
+    "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), linear_in="input"),
+    "quantized_linear_average_pooling": Rule(
+        {
+            "input": "input",
+            "input_scale": "channels",
+            "input_zero_point": "channels",
+            "output_scale": "channels",
+            "output_zero_point": "channels",
+        },
+        ("output",),
+    ),
+    "adaptive_average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
+    "adaptive_average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
+    "adaptive_max_pooling": Rule({"input": "input"}, ("output", "output")),
+    "gather_positions": Rule({"input": "input", "positions": "output"}, ("output",), linear_in="input"),
+    "scatter_positions": Rule({"input": "output", "positions": "output"}, ("input",), linear_in="input"),
+    "unique_positions": Rule({"positions": "output"}, ("output",)),
+}
+"""By the operator's name in the namespace ``dmlpool``. Those without a window know no halo: they gather D, H, W."""
+
+WINDOW_ARGUMENTS = ("window_size", "strides", "start_padding", "end_padding", "dilations", "ceil_mode")
+
+
+def pool(
+    kind: type, operator: torch._ops.OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+) -> Any:
+    """The rule's work: what PyTorch calls in place of ``operator`` when a tensor among its arguments is a DTensor."""
+    del kind, types
+    names = [argument.name for argument in operator._schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    with torch.no_grad():
+        return _Request(operator, arguments).answer()
+
+
+class _Request:
+    """One call of an operator on DTensors."""
+
+    def __init__(self, operator: torch._ops.OpOverload, arguments: dict[str, Any]) -> None:
+        self.operator, self.arguments = operator, arguments
+        self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
+        self.rule = RULES[self.name]
+        self.mesh = self._common_mesh()
+        self.window = self._window()
+        self.tensors, self.placements = self._placed()
+        self.sizes = self._sizes()
+
+    def _window(self) -> Window | None:
+        if WINDOW_ARGUMENTS[0] not in self.arguments:
+            return None
+        rank = len(self.arguments[WINDOW_ARGUMENTS[0]])
+        return Window.directml(rank, *(self.arguments[word] for word in WINDOW_ARGUMENTS))
+
+    def _sizes(self) -> dict[Side, list[int]]:
+        """The whole input's sizes and the whole output's."""
+        shapes = {self.rule.arguments[name]: list(tensor.shape) for name, tensor in self.tensors.items()}
+        samples_and_channels = next(iter(shapes.values()))[:2]
+        sizes: dict[Side, list[int]] = dict(shapes)
+        if "input" not in sizes:
+            sizes["input"] = [*samples_and_channels, *self.arguments["spatial_sizes"]]
+        if self.window is not None:
+            sizes["output"] = [*samples_and_channels, *self.window.output_sizes(sizes["input"][2:])]
+        elif "output" not in sizes:
+            sizes["output"] = [*samples_and_channels, *self.arguments["output_sizes"]]
+        for name, tensor in self.tensors.items():
+            operands.check_sizes(name, tensor, sizes[self.rule.arguments[name]])
+        return sizes
+
+    def _common_mesh(self) -> DeviceMesh:
+        meshes = []
+        for argument, side in self.rule.arguments.items():
+            tensor = self.arguments[argument]
+            if side == "channels":
+                continue
+            if not isinstance(tensor, DTensor):
+                raise TypeError(
+                    f"{argument} must be a DTensor, as the other tensors of {self.name} are, "
+                    f"got {type(tensor).__name__}: distribute it over the same mesh"
+                )
+            meshes.append(tensor.device_mesh)
+        if any(mesh != meshes[0] for mesh in meshes):
+            raise ValueError(f"the tensors of {self.name} must be on one device mesh, got {meshes}")
+        return meshes[0]
+
+    def _placed(self) -> tuple[dict[str, DTensor], list[Placement]]:
+        """The pooled tensors, placed so that no rank needs another but for halos, and the placements of the results.
+
+        What an operator is not linear in stays where it is, and the tensor that it is linear in comes to it.
+        """
+        linear_in = self.rule.linear_in
+        tensors = {name: self.arguments[name] for name, side in self.rule.arguments.items() if side != "channels"}
+        wanted: dict[str, list[Placement]] = {name: [] for name in tensors}
+        results: list[Placement] = []
+        for mesh_dimension in range(self.mesh.ndim):
+            held = {name: tensor.placements[mesh_dimension] for name, tensor in tensors.items()}
+            others_first = [held[name] for name in sorted(held, key=lambda name: name == linear_in)]
+            kept = [placement for placement in others_first if self._can_stay(placement)]
+            summed = held.get(linear_in or "")
+            if kept:
+                common: Placement = kept[0]
+            elif isinstance(summed, Partial) and summed.reduce_op in ("sum", "avg"):
+                common = summed
+            else:
+                common = Replicate()
+            for name, listed in wanted.items():
+                listed.append(Replicate() if common.is_partial() and name != linear_in else common)
+            results.append(common)
+        return {name: _redistributed(tensor, wanted[name]) for name, tensor in tensors.items()}, results
+
+    def _can_stay(self, placement: Placement) -> bool:
+        return type(placement) is Shard and (placement.dim < 2 or self.window is not None)
+
+    def answer(self) -> Any:
+        """The operator's results, as DTensors."""
+        coordinates = self.mesh.get_coordinate()
+        results = self._own_results() if coordinates is not None else self._nothing()
+        wrapped = tuple(self._wrapped(*pair) for pair in zip(results, self.rule.results, strict=True))
+        return wrapped if len(wrapped) > 1 else wrapped[0]
+
+    def _own_results(self) -> list[Tensor]:
+        axes = self._sharded_axes()
+        held = {name: _local(tensor) for name, tensor in self.tensors.items()}
+        self._agree(held, axes)
+        if axes and "taps" in held:
+            # Positions in the whole planes, where they were kept before the taps were sharded like this.
+            assert self.window is not None
+            outputs = self._owned("output")[2:]
+            held["taps"] = tap_numbers(held["taps"], self.window, self.sizes["input"][2:], outputs)
+        for axis in axes:
+            held = {name: axis.fetched(tensor, self.rule.arguments[name]) for name, tensor in held.items()}
+        if not all(axis.portion.windows for axis in axes):
+            # Nothing to compute, but the others may have needed what this rank owns.
+            sides = zip(self._nothing(), self.rule.results, strict=True)
+            return [nothing.new_zeros([len(part) for part in self._owned(side)]) for nothing, side in sides]
+        results = self._run(held, axes)
+        for axis in axes:
+            results = [axis.kept(result) for result in results]
+        if self.rule.last == "indices":
+            results[-1] = self._numbered(results[-1], axes)
+        return results
+
+    def _sharded_axes(self) -> list[ShardedAxis]:
+        if self.window is None:
+            return []
+        mesh_dimensions: dict[int, int] = {}
+        for mesh_dimension, placement in enumerate(self.placements):
+            if not isinstance(placement, Shard) or placement.dim < 2:
+                continue
+            if placement.dim in mesh_dimensions:
+                raise ValueError(
+                    f"{self.name}: a spatial dimension must be sharded over one mesh dimension, but "
+                    f"{AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, placements "
+                    f"{tuple(self.placements)}: shard another dimension over the second, or make the two one"
+                )
+            mesh_dimensions[placement.dim] = mesh_dimension
+        to_input = self.rule.results == ("input",)
+        return [
+            ShardedAxis(
+                dimension - 2,
+                self.window.axes[dimension - 2],
+                self.sizes["input"][dimension],
+                self.mesh,
+                mesh_dimension,
+                to_input,
+            )
+            for dimension, mesh_dimension in sorted(mesh_dimensions.items())
+        ]
+
+    def _owned(self, side: Side) -> list[range]:
+        """What this rank owns of a tensor of that side, in every dimension."""
+        owned = [range(size) for size in self.sizes[side]]
+        for mesh_dimension, placement in enumerate(self.placements):
+            if isinstance(placement, Shard):
+                parts = shards(len(owned[placement.dim]), self.mesh.size(mesh_dimension))
+                part = parts[exchange.coordinate_along(self.mesh, mesh_dimension)]
+                owned[placement.dim] = owned[placement.dim][part.start : part.stop]
+        return owned
+
+    def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
+        """Refuse local tensors that are not the shards they should be; before an exchange, on all ranks together."""
+        mistake = None
+        for name, tensor in held.items():
+            sizes = tuple(len(part) for part in self._owned(self.rule.arguments[name]))
+            if tuple(tensor.shape) != sizes:
+                mistake = (
+                    f"{name} of {self.name} is {tuple(self.tensors[name].shape)} with placements "
+                    f"{tuple(self.placements)}: this rank must hold {sizes} of it, but holds {tuple(tensor.shape)}"
+                )
+        sides = {self.rule.arguments[name] for name in held}
+        mesh_dimensions = [axis.mesh_dimension for axis in axes if any(map(axis.exchanges, sides))]
+        if mesh_dimensions:
+            types = ", ".join(f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps")
+            request = (
+                f"{self.name} of an input {tuple(self.sizes['input'])} with placements {tuple(self.placements)}, "
+                f"{types}, {self.window}"
+            )
+            exchange.agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
+        elif mistake is not None:
+            raise ValueError(mistake)
+
+    def _run(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> list[Tensor]:
+        """The operator on what this rank holds, over the window as it looks from there."""
+        arguments = {**self.arguments, **held}
+        channels = self._owned("input")[1]
+        for name in self._beside_channels():
+            arguments[name] = _of_channels(arguments[name], channels, self.sizes["input"][1])
+        if self.rule.last == "indices":
+            arguments.update(index_dtype=torch.int64, per_plane=True)
+        if not axes:
+            return self._called(arguments)
+        assert self.window is not None
+        window_axes, spatial_sizes = list(self.window.axes), self.sizes["input"][2:]
+        for axis in axes:
+            window_axes[axis.number] = axis.portion.axis
+            spatial_sizes[axis.number] = len(axis.portion.elements)
+        window = Window(tuple(window_axes))
+        arguments.update(zip(WINDOW_ARGUMENTS, window.arguments, strict=True))
+        if "spatial_sizes" in arguments:
+            arguments["spatial_sizes"] = spatial_sizes
+        results = self._called(arguments)
+        if self.rule.last == "taps":
+            # A position would mean something to this rank alone; a tap is the same to all.
+            outputs = [range(size) for size in results[-1].shape[2:]]
+            results[-1] = tap_numbers(results[-1], window, spatial_sizes, outputs)
+        return results
+
+    def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:
+        results = self.operator(*(arguments[argument.name] for argument in self.operator._schema.arguments))
+        return [results] if isinstance(results, Tensor) else list(results)
+
+    def _nothing(self) -> list[Tensor]:
+        """Empty results, of the data types that the operator gives."""
+        empty = {
+            name: _local(tensor).new_empty((0, *self.sizes[self.rule.arguments[name]][1:]))
+            for name, tensor in self.tensors.items()
+        }
+        whole = {name: _of_channels(self.arguments[name], None, 0) for name in self._beside_channels()}
+        return [result.new_empty(0) for result in self._called({**self.arguments, **empty, **whole})]
+
+    def _beside_channels(self) -> list[str]:
+        return [name for name, side in self.rule.arguments.items() if side == "channels"]
+
+    def _numbered(self, positions: Tensor, axes: Sequence[ShardedAxis]) -> Tensor:
+        """Positions in the planes at hand as the indices that were asked for (rule M4)."""
+        if axes:
+            positions = whole_positions(positions, self.sizes["input"][2:], axes)
+        if not self.arguments["per_plane"]:
+            samples, channels, *_ = self._owned("output")
+            positions = whole_indices(positions, self.sizes["input"], samples, channels)
+        return positions.to(self.arguments["index_dtype"])
+
+    def _wrapped(self, local: Tensor, side: Side) -> DTensor:
+        sizes = torch.Size(self.sizes[side])
+        strides = torch.empty(sizes, device="meta", memory_format=self._memory_format()).stride()
+        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides)
+
+    def _memory_format(self) -> torch.memory_format:
+        if "channels_last" in self.arguments:
+            return operands.named_memory_format(self.arguments["channels_last"], len(self.sizes["input"]) - 2)
+        return operands.suggested_memory_format(next(iter(self.tensors.values())))
+
+
+def _local(tensor: DTensor) -> Tensor:
+    local = tensor.to_local()
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    return tensor if tensor.placements == tuple(placements) else tensor.redistribute(placements=placements)
+
+
+def _of_channels(parameter: Tensor | None, channels: range | None, count: int) -> Tensor | None:
+    """The entries of the ``channels`` at hand of a tensor that has one for all channels or one each."""
+    if isinstance(parameter, DTensor):
+        parameter = parameter.full_tensor()
+    if parameter is None or channels is None or parameter.numel() == 1 or len(channels) == count:
+        return parameter
+    return parameter.reshape(-1)[channels.start : channels.stop]

@@ -1,0 +1,133 @@
+"""One spatial dimension that is split over the mesh: what its rank fetches, and what it keeps of what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends.positions import are_positions, places, taps_of
+from torch_dmlpool.distributed import exchange
+from torch_dmlpool.distributed.halo import Portion, overlap, portions_of_elements, portions_of_windows, shards
+from torch_dmlpool.window import Axis, Window
+
+Side = Literal["input", "output", "channels"]
+"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all channels or one each."""
+
+
+@dataclass(frozen=True)
+class ShardedAxis:
+    """An axis of the window, the mesh dimension it is split over, and which way the operator goes."""
+
+    number: int
+    axis: Axis
+    size: int
+    mesh: DeviceMesh
+    mesh_dimension: int
+    to_input: bool
+    """Whether the operator's result has the input's sizes, as a gradient has."""
+
+    @property
+    def dimension(self) -> int:
+        return self.number + 2
+
+    @property
+    def portions(self) -> tuple[Portion, ...]:
+        """What every rank along the mesh dimension computes."""
+        divide = portions_of_elements if self.to_input else portions_of_windows
+        return divide(self.axis, self.size, self.mesh.size(self.mesh_dimension))
+
+    @property
+    def portion(self) -> Portion:
+        """What this rank computes."""
+        return self.portions[self._coordinate]
+
+    @property
+    def _coordinate(self) -> int:
+        return exchange.coordinate_along(self.mesh, self.mesh_dimension)
+
+    def _owned(self, side: Side) -> tuple[range, ...]:
+        size = self.size if side == "input" else self.axis.output_size(self.size)
+        return shards(size, self.mesh.size(self.mesh_dimension))
+
+    def _wanted(self, side: Side) -> tuple[range, ...]:
+        if side == "input":
+            return tuple(portion.elements for portion in self.portions)
+        # Forwards, a rank's windows are its own.
+        return tuple(portion.windows for portion in self.portions) if self.to_input else self._owned(side)
+
+    def exchanges(self, side: Side) -> bool:
+        """Whether any rank needs another's elements of a tensor of that side."""
+        return exchange.needed(self._owned(side), self._wanted(side))
+
+    def fetched(self, local: Tensor, side: Side) -> Tensor:
+        """What this rank's portion reads of a tensor of which it holds ``local``."""
+        owned, wanted = self._owned(side), self._wanted(side)
+        local = exchange.fetch(local, self.dimension, owned, wanted, self.mesh, self.mesh_dimension)
+        if side == "output" and not self.to_input:
+            # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
+            local = _moved(local, self.dimension, wanted[self._coordinate], self.portion.windows)
+        return local
+
+    def kept(self, result: Tensor) -> Tensor:
+        """What this rank owns of the ``result`` of its portion; an element that no window covers has gradient 0."""
+        side: Side = "input" if self.to_input else "output"
+        held = self.portion.elements if self.to_input else self.portion.windows
+        return _moved(result, self.dimension, held, self._owned(side)[self._coordinate])
+
+
+def _moved(tensor: Tensor, dimension: int, held: range, wanted: range) -> Tensor:
+    """The numbers ``wanted`` of a tensor that holds the numbers ``held``, with zeros where it does not."""
+    if held == wanted:
+        return tensor
+    sizes = list(tensor.shape)
+    sizes[dimension] = len(wanted)
+    moved = operands.empty(sizes, tensor, operands.suggested_memory_format(tensor))
+    both = overlap(held, wanted)
+    if both != wanted:
+        moved.zero_()
+    if both:
+        part = tensor.narrow(dimension, both.start - held.start, len(both))
+        moved.narrow(dimension, both.start - wanted.start, len(both)).copy_(part)
+    return moved
+
+
+def tap_numbers(kept: Tensor, window: Window, sizes: Sequence[int], outputs: Sequence[range]) -> Tensor:
+    """What was kept of the windows ``outputs`` as numbers of taps, if it is positions in planes of ``sizes`` (M6)."""
+    if not are_positions(kept, window):
+        return kept
+    where = places(window, tuple(sizes), tuple((part.start, part.stop) for part in outputs), kept.device)
+    taps = taps_of(kept.to(torch.int64), window, sizes, where.first)
+    if where.empty is not None:
+        taps = taps.masked_fill(where.empty, 0)
+    return taps.to(operands.tap_dtype(window.taps))
+
+
+def whole_positions(positions: Tensor, sizes: Sequence[int], axes: Sequence[ShardedAxis]) -> Tensor:
+    """Positions in the planes that this rank has read, as positions in the whole planes of ``sizes``; -1 stays -1."""
+    read = [range(size) for size in sizes]
+    for axis in axes:
+        read[axis.number] = axis.portion.elements
+    rest, strides = positions, 1
+    whole = torch.zeros_like(positions)
+    for elements, size in zip(reversed(read), reversed(sizes), strict=True):
+        whole += (rest % len(elements) + elements.start) * strides
+        rest = rest // len(elements)
+        strides *= size
+    return torch.where(positions < 0, positions, whole)
+
+
+def whole_indices(positions: Tensor, sizes: Sequence[int], samples: range, channels: range) -> Tensor:
+    """Positions in the planes of ``samples`` and ``channels`` as indices in the whole tensor of ``sizes``; -1 stays."""
+    plane = 1
+    for size in sizes[2:]:
+        plane *= size
+    planes = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(1) * sizes[1]
+    planes = planes + torch.arange(channels.start, channels.stop, device=positions.device)
+    first = (planes * plane).reshape(*planes.shape, *(1 for _ in sizes[2:]))
+    return torch.where(positions < 0, positions, positions + first)

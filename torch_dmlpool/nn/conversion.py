@@ -1,0 +1,152 @@
+"""A model's pooling layers replaced by this package's, where they stand.
+
+A layer stays the object that it is and changes its class alone, so that everything which refers to it goes on doing
+so: names, parents that share it, hooks, optimizers, tables of features.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from torch_dmlpool.nn import layers
+
+__all__ = ["Conversion", "convert"]
+
+_COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
+    **{("torch.nn.modules.pooling", name): (getattr(layers, name), {}) for name in layers.__all__},
+    # Both pad by themselves before they pool without padding: timm's average counts it, whatever its attribute says.
+    ("timm.layers.pool2d_same", "AvgPool2dSame"): (layers.AvgPool2d, {"padding": "same", "count_include_pad": True}),
+    ("timm.layers.pool2d_same", "MaxPool2dSame"): (layers.MaxPool2d, {"padding": "same"}),
+}
+"""The module and name of a class (so that nothing need be imported): the class of ours that stands in for it, and the
+attributes that say what its own ``forward`` did."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What :func:`convert` did: the model, and the names of the layers that it replaced and of those that it left."""
+
+    model: Module
+    replaced: dict[str, str]
+    """The class that each replaced layer had, by every name that its parents have for it; the root's name is ''."""
+    left: dict[str, str]
+    """Why each other pooling layer stayed what it was."""
+
+    def __str__(self) -> str:
+        lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
+        width = max((len(name or "(root)") for name in (*self.replaced, *self.left)), default=0)
+        for heading, entries in (("replaced", self.replaced), ("left", self.left)):
+            lines += [f"  {heading:8}  {name or '(root)':{width}}  {text}" for name, text in entries.items()]
+        return "\n".join(lines)
+
+
+def convert(model: Module, *, inplace: bool = True) -> Conversion:
+    """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this package's.
+
+    A layer keeps its arguments, hooks, training state, names and parents, and one that stands in several places stays
+    one. A ``state_dict`` from before loads after and the other way round, as pooling layers keep nothing in it.
+
+    Args:
+        model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not found, nor are
+            calls of functions: :class:`~torch_dmlpool.nn.rerouted` serves both.
+        inplace: Whether to change the model itself rather than a deep copy of it.
+
+    Returns:
+        A :class:`Conversion`: the model, what was replaced, and what was left and why. Left is a subclass of a torch.nn
+        layer (but timm's ``AvgPool2dSame`` and ``MaxPool2dSame``, which are known), a layer whose ``forward`` was
+        overridden, one with arguments that this package refuses, and every kind of pooling that it lacks. Layers that
+        are this package's already are not listed.
+
+    Raises:
+        TypeError: ``model`` is no ``torch.nn.Module``, or ``inplace`` no bool.
+
+    Maxima and their indices are equal bit for bit before and after, averages but for the order of additions, and so
+    are the gradients. What differs is said in :mod:`torch_dmlpool.nn.functional` and in two points more: 3-D pools no
+    longer turn to float32 under autocast, and averages of integers and pools of quantized tensors are refused.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> pools = torch.nn.MaxPool2d(2), torch.nn.FractionalMaxPool2d(2, 5)
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), *pools)
+        >>> print(dmlpool.nn.convert(model))
+        replaced 1, left 1
+          replaced  1  MaxPool2d
+          left      2  torch_dmlpool.nn has no FractionalMaxPool2d
+
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if type(inplace) is not bool:
+        raise TypeError(f"inplace must be a bool, got {inplace!r} of type {type(inplace).__name__}")
+    if not inplace:
+        model = copy.deepcopy(model)
+    replaced: dict[str, str] = {}
+    left: dict[str, str] = {}
+    for module, names in _names(model).items():
+        kind = type(module)
+        if kind.__module__.startswith("torch_dmlpool."):
+            continue
+        pooling = _pooling_name(module)
+        if pooling is None:
+            continue
+        counterpart, attributes = _COUNTERPARTS.get((kind.__module__, kind.__qualname__), (None, {}))
+        if counterpart is None:
+            left.update(dict.fromkeys(names, _why_none(module, pooling)))
+            continue
+        refusal = _refusal(module, counterpart, attributes)
+        if refusal is not None:
+            left.update(dict.fromkeys(names, refusal))
+            continue
+        module.__class__ = counterpart
+        for attribute, value in attributes.items():
+            setattr(module, attribute, value)
+        replaced.update(dict.fromkeys(names, kind.__name__))
+    return Conversion(model, replaced, left)
+
+
+def _names(model: Module) -> dict[Module, list[str]]:
+    """Every module once, with the names that it has in each of its parents."""
+    names = {model: [""]}
+    for parent, module in model.named_modules():
+        for name, child in module._modules.items():
+            if child is not None:
+                names.setdefault(child, []).append(f"{parent}.{name}" if parent else name)
+    return names
+
+
+def _pooling_name(module: Module) -> str | None:
+    """The torch.nn pooling class that ``module`` is, derives from or was scripted from."""
+    for kind in type(module).__mro__:
+        if kind.__module__ == "torch.nn.modules.pooling":
+            return kind.__name__
+    original = getattr(module, "original_name", None) if isinstance(module, torch.jit.ScriptModule) else None
+    return original if original in torch.nn.modules.pooling.__all__ else None
+
+
+def _why_none(module: Module, pooling: str) -> str:
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return f"compiled by TorchScript from {pooling}"
+    if kind is getattr(torch.nn, pooling):
+        return f"torch_dmlpool.nn has no {pooling}"
+    own = " with a forward of its own" if kind.forward is not getattr(torch.nn, pooling).forward else ""
+    return f"{kind.__qualname__} is a subclass of {pooling}{own}"
+
+
+def _refusal(module: Module, counterpart: type[Module], attributes: dict[str, Any]) -> str | None:
+    """What keeps ``counterpart`` from standing in for ``module``, if anything does."""
+    if "forward" in vars(module):
+        return "its forward was overridden"
+    known = {**vars(module), **attributes}
+    arguments = {name: known[name] for name in inspect.signature(counterpart).parameters if name in known}
+    try:
+        counterpart(**arguments)  # the constructor is what checks arguments
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None

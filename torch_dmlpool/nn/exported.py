@@ -1,0 +1,280 @@
+"""Exported programs: where quantized numbers are pooled as real ones, they are pooled as the integers that they are.
+
+A quantized program in PyTorch's reference form dequantizes before every operator and quantizes after it. Around an
+average pool, ``dequantize → average pool → quantize`` is what one operator of this package computes on the integers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from torch_dmlpool import operands
+
+__all__ = ["integer_pooling"]
+
+_QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
+_DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
+_POOLS = {
+    "aten::avg_pool1d": (1,),
+    "aten::avg_pool2d": (2,),
+    "aten::avg_pool3d": (3,),
+    "aten::adaptive_avg_pool1d": (1,),
+    "aten::adaptive_avg_pool2d": (2,),
+    "aten::adaptive_avg_pool3d": (3,),
+    "dmlpool::average_pooling": (1, 2, 3),
+}
+"""The pools that are recognised, and over how many spatial dimensions."""
+_WINDOW_ARGUMENTS = (
+    "window_size",
+    "strides",
+    "start_padding",
+    "end_padding",
+    "dilations",
+    "ceil_mode",
+    "include_padding",
+)
+_CHANNEL_AXIS = 1
+_aten = torch.ops.aten
+
+
+def integer_pooling(program: ExportedProgram) -> ExportedProgram:
+    """Replace ``dequantize → average pool → quantize`` by :func:`~torch_dmlpool.quantized_linear_average_pooling`.
+
+    Args:
+        program: An exported program with the operators ``quantized_decomposed.dequantize_per_tensor`` and
+            ``quantize_per_tensor`` (or ``…_per_channel``, along the channels) around ``aten.avg_pool1d``, ``2d``,
+            ``3d``, their adaptive forms where all windows are alike, or ``dmlpool.average_pooling``: what PyTorch's
+            quantization of exported programs makes.
+
+    Returns:
+        A new program with the same signature, weights and names. The one given is not changed.
+
+    Raises:
+        TypeError: ``program`` is no ``torch.export.ExportedProgram``.
+
+    Results differ from the float program's where that one's rounding errors decide, by one step of the output at most;
+    they are equal where all of its arithmetic is exact, as it is with scales and divisors that are powers of two. A
+    dequantized tensor or an average that is needed elsewhere stays for the others. Limits narrower than the output's
+    type become a clamp.
+
+    Left as they are: types other than int8 and uint8, averages in another type than float32, unbatched ones, ones with
+    ``divisor_override``, other axes than the channels, scales and zero points that are computed in the program or that
+    are out of range, and what lies inside the branches of control flow.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> import torch.ao.quantization.fx._decomposed  # PyTorch's operators that the program consists of
+        >>> quantized = torch.ops.quantized_decomposed
+        >>> class Model(torch.nn.Module):
+        ...     def forward(self, image):
+        ...         real = quantized.dequantize_per_tensor(image, 0.5, 10, 0, 255, torch.uint8)
+        ...         pooled = torch.nn.functional.avg_pool2d(real, 2)
+        ...         return quantized.quantize_per_tensor(pooled, 0.25, 3, 0, 255, torch.uint8)
+        >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)
+        >>> program = dmlpool.nn.integer_pooling(torch.export.export(Model(), (image,)))
+        >>> program.module()(image)
+        tensor([[[[10]]]], dtype=torch.uint8)
+
+    """
+    if not isinstance(program, ExportedProgram):
+        raise TypeError(f"program must be a torch.export.ExportedProgram, got {type(program).__name__}")
+    graph = copy.deepcopy(program.graph)
+    constants = _constants(program)
+    for node in list(graph.nodes):
+        pattern = _match(node, constants)
+        if pattern is not None:
+            _replace(pattern)
+    graph.lint()
+    pooled = ExportedProgram(
+        root=program.graph_module,
+        graph=graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
+    pooled.graph_module.meta.update(program.graph_module.meta)
+    return pooled
+
+
+@dataclass(frozen=True)
+class _Quantization:
+    """What a quantize or dequantize node says: numbers, or the nodes that hold a constant."""
+
+    scale: float | fx.Node
+    zero_point: int | fx.Node | None
+    limits: tuple[int, int]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """The three nodes and what they say."""
+
+    dequantize: fx.Node
+    pool: fx.Node
+    quantize: fx.Node
+    input: _Quantization
+    output: _Quantization
+    window: tuple[Any, ...]
+    """As the operators take it: five lists, ``ceil_mode`` and ``include_padding``."""
+
+
+def _match(quantize: fx.Node, constants: dict[str, Tensor]) -> _Pattern | None:
+    """The pattern that ends in this node, if one does and if it can be replaced."""
+    if _name(quantize) not in _QUANTIZE:
+        return None
+    pool = quantize.args[0]
+    if not isinstance(pool, fx.Node) or _name(pool) not in _POOLS:
+        return None
+    # Where somebody needs the average itself it stays, and to pool the integers too would be work done twice.
+    if any(_name(user) not in _QUANTIZE for user in pool.users):
+        return None
+    dequantize = pool.args[0]
+    if not isinstance(dequantize, fx.Node) or _name(dequantize) not in _DEQUANTIZE:
+        return None
+    shape = dequantize.meta["val"].shape
+    if pool.meta["val"].dtype is not torch.float32 or len(shape) - 2 not in _POOLS[_name(pool)]:
+        return None
+    window = _window(pool, shape[2:])
+    if window is None:
+        return None
+    input, output = _quantization(dequantize, constants, shape), _quantization(quantize, constants, shape)
+    if input is None or output is None:
+        return None
+    return _Pattern(dequantize, pool, quantize, input, output, window)
+
+
+def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
+    """The window of a pooling node over an input of spatial ``sizes``, if the integer operator can have it."""
+    name, rank, arguments = _name(pool), len(sizes), _arguments(pool)
+    if arguments.get("divisor_override") is not None:
+        return None
+    if name == "dmlpool::average_pooling":
+        return tuple(arguments[argument] for argument in _WINDOW_ARGUMENTS)
+    if name.startswith("aten::adaptive"):
+        outputs = arguments["output_size"]
+        if not all(type(number) is int for number in (*sizes, *outputs)):
+            return None
+        if any(size % output for size, output in zip(sizes, outputs, strict=True)):
+            return None
+        windows = [size // output for size, output in zip(sizes, outputs, strict=True)]
+        return windows, windows, [0] * rank, [0] * rank, [1] * rank, False, True
+    windows = _entries(arguments["kernel_size"], rank)
+    strides = _entries(arguments["stride"], rank) or windows
+    padding = _entries(arguments["padding"], rank)
+    ones = [1] * rank
+    return windows, strides, padding, padding, ones, arguments["ceil_mode"], arguments["count_include_pad"]
+
+
+def _entries(argument: Any, rank: int) -> list[Any]:
+    """One entry per spatial dimension, where a schema may have one for all or none at all."""
+    listed = list(argument) if isinstance(argument, (list, tuple)) else [argument]
+    return listed * rank if len(listed) == 1 else listed
+
+
+def _quantization(node: fx.Node, constants: dict[str, Tensor], shape: Sequence[int]) -> _Quantization | None:
+    """What ``node`` says about a tensor of ``shape``, if the integer operator can have it (rules Q3 and Q4)."""
+    arguments = _arguments(node)
+    dtype, axis = arguments["dtype"], arguments.get("axis")
+    if dtype not in operands.QUANTIZED_TYPES or (axis is not None and axis % len(shape) != _CHANNEL_AXIS):
+        return None
+    scale: Any
+    scale, zero_point = (arguments.get(name, arguments.get(f"{name}s")) for name in ("scale", "zero_point"))
+    limits = _values(arguments["quant_min"], constants) + _values(arguments["quant_max"], constants)
+    scales = _values(scale, constants)
+    zero_points = [0] if zero_point is None else _values(zero_point, constants)
+    bounds = torch.iinfo(dtype)
+    if not scales or not zero_points or len(limits) != 2:
+        return None
+    if not all(0 < value < math.inf for value in torch.tensor(scales, dtype=torch.float32).tolist()):
+        return None
+    if not all(type(value) is int and bounds.min <= value <= bounds.max for value in zero_points):
+        return None
+    return _Quantization(scale, zero_point, (max(limits[0], bounds.min), min(limits[1], bounds.max)), dtype)
+
+
+def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
+    """The numbers that an argument stands for; none where they are not known before the program runs."""
+    if not isinstance(argument, fx.Node):
+        return [argument]
+    constant = constants.get(argument.name)
+    return [] if constant is None else constant.flatten().tolist()
+
+
+def _constants(program: ExportedProgram) -> dict[str, Tensor]:
+    """What stays as it is while the program runs, by the name of the node that holds it."""
+    signature = program.graph_signature
+    held = {**program.constants, **program.state_dict}
+    targets = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    changed = set(signature.buffers_to_mutate.values())
+    return {name: held[target] for name, target in targets.items() if target not in changed and target in held}
+
+
+def _replace(pattern: _Pattern) -> None:
+    """Pool the integers where the quantize node stands: it keeps its name and its users and changes what it does."""
+    quantize, (least, most) = pattern.quantize, pattern.output.limits
+    graph, bounds = quantize.graph, torch.iinfo(pattern.output.dtype)
+    device = pattern.dequantize.meta["val"].device
+    with graph.inserting_before(quantize):
+        arguments = (
+            pattern.dequantize.args[0],
+            _as_tensor(quantize, pattern.input.scale, torch.float32, device),
+            _as_tensor(quantize, pattern.input.zero_point, pattern.input.dtype, device),
+            _as_tensor(quantize, pattern.output.scale, torch.float32, device),
+            _as_tensor(quantize, pattern.output.zero_point, pattern.output.dtype, device),
+            *pattern.window,
+            pattern.output.dtype,
+        )
+        operator = torch.ops.dmlpool.quantized_linear_average_pooling.default
+        if (least, most) != (bounds.min, bounds.max):
+            arguments = (_insert(quantize, operator, *arguments), least, most)
+            operator = _aten.clamp.default
+    quantize.target, quantize.args, quantize.kwargs = operator, arguments, {}
+    for node in (pattern.pool, pattern.dequantize):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _as_tensor(before: fx.Node, parameter: Any, dtype: torch.dtype, device: torch.device) -> fx.Node | None:
+    """A scale or zero point as the operator takes it, which has no numbers among its arguments."""
+    if parameter is None:
+        return None
+    if not isinstance(parameter, fx.Node):
+        return _insert(before, _aten.full.default, [1], parameter, dtype=dtype, device=device, pin_memory=False)
+    if parameter.meta["val"].dtype is dtype:
+        return parameter
+    return _insert(before, _aten._to_copy.default, parameter, dtype=dtype)
+
+
+def _insert(before: fx.Node, operator: Any, *arguments: Any, **rest: Any) -> fx.Node:
+    """A call of ``operator`` with the origin of the node that it is ``before`` and with its own fake value."""
+    node = before.graph.call_function(operator, arguments, rest)
+    node.meta = dict(before.meta)
+    values = fx.map_arg(arguments, lambda argument: argument.meta["val"])
+    with before.meta["val"].fake_mode:
+        node.meta["val"] = operator(*values, **rest)
+    return node
+
+
+def _name(node: fx.Node) -> str:
+    """The operator that ``node`` calls, without its overload; empty for other nodes."""
+    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an operator's call by name, defaults included."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return {**named, **dict(zip((argument.name for argument in schema), node.args, strict=False)), **node.kwargs}

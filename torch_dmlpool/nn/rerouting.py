@@ -1,0 +1,89 @@
+"""torch.nn.functional's pooling calls served by this package's functions inside a region."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torch_dmlpool import operands
+from torch_dmlpool.nn import functional
+
+__all__ = ["rerouted"]
+
+_nn: Any = torch._C._nn
+
+_ROUTES: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[torch.dtype, ...]]] = {
+    torch.nn.functional.avg_pool1d: (functional.avg_pool1d, operands.AVERAGE_TYPES),
+    torch.nn.functional.avg_pool2d: (functional.avg_pool2d, operands.AVERAGE_TYPES),
+    torch.nn.functional.avg_pool3d: (functional.avg_pool3d, operands.AVERAGE_TYPES),
+    torch.nn.functional.max_pool1d: (functional.max_pool1d, operands.MAX_TYPES),
+    torch.nn.functional.max_pool2d: (functional.max_pool2d, operands.MAX_TYPES),
+    torch.nn.functional.max_pool3d: (functional.max_pool3d, operands.MAX_TYPES),
+    torch.nn.functional.max_pool1d_with_indices: (functional.max_pool1d_with_indices, operands.MAX_TYPES),
+    torch.nn.functional.max_pool2d_with_indices: (functional.max_pool2d_with_indices, operands.MAX_TYPES),
+    torch.nn.functional.max_pool3d_with_indices: (functional.max_pool3d_with_indices, operands.MAX_TYPES),
+    # The forms without defaults and documentation, which some models call.
+    torch.max_pool1d: (functional.max_pool1d, operands.MAX_TYPES),
+    torch.max_pool2d: (functional.max_pool2d, operands.MAX_TYPES),
+    torch.max_pool3d: (functional.max_pool3d, operands.MAX_TYPES),
+    torch.max_pool1d_with_indices: (functional.max_pool1d_with_indices, operands.MAX_TYPES),
+    _nn.max_pool2d_with_indices: (functional.max_pool2d_with_indices, operands.MAX_TYPES),
+    _nn.max_pool3d_with_indices: (functional.max_pool3d_with_indices, operands.MAX_TYPES),
+}
+"""PyTorch's functions, ours with the same arguments, and the data types that ours take."""
+
+
+class rerouted(TorchFunctionMode):  # noqa: N801 - a context manager, named as PyTorch names its own
+    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
+
+    ``torch.nn.functional.max_pool1d`` to ``max_pool3d`` (with indices too), ``avg_pool1d`` to ``avg_pool3d`` and their
+    forms in ``torch`` are served by the function of the same name in :mod:`torch_dmlpool.nn.functional`; so are the
+    torch.nn layers that call them. It holds for the calling thread and may be entered again. Under ``torch.compile``
+    it works around the compiled function and inside it.
+
+    A call that this package does not take stays PyTorch's: integers averaged, quantized or nested tensors, ``out=``,
+    a proxy that traces. A segment under ``torch.utils.checkpoint`` is computed again in the backward pass, which then
+    must lie in the region too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.rand(1, 3, 8, 8, requires_grad=True)
+        >>> with dmlpool.nn.rerouted():
+        ...     pooled = torch.nn.functional.max_pool2d(image, 2)
+        >>> pooled.grad_fn.name()
+        'MaxPoolingBackward'
+
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        route = _ROUTES.get(func)
+        if route is not None:
+            ours, dtypes = route
+            if _takes(dtypes, args[0] if args else kwargs.get("input"), kwargs) and not _is_asked_by_a_backend():
+                return ours(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _takes(dtypes: tuple[torch.dtype, ...], input: Any, keywords: dict[str, Any]) -> bool:
+    if not isinstance(input, Tensor) or keywords.get("out") is not None:
+        return False
+    return input.layout is torch.strided and not input.is_nested and input.dtype in dtypes
+
+
+def _is_asked_by_a_backend() -> bool:
+    """Whether it is our own backend that calls PyTorch's function; a compiler never traces into a backend."""
+    if torch.compiler.is_compiling():
+        return False
+    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch_dmlpool.backends")

@@ -1,0 +1,54 @@
+"""Lp pooling: (0, + |x|^p, ^(1/p)), made of the sums and maxima that exist, with all their derivatives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.ops import average_pooling, max_pooling, registration
+from torch_dmlpool.window import Window
+
+
+def lp_pooling(input: Tensor, window: Window, p: float) -> Tensor:
+    """The p-norm of every window of ``input``; operands are checked already."""
+    if registration.is_bare(input):
+        return _norms(input, window, p)
+    return _lp_pooling(input, *window.arguments, p)
+
+
+def _norms(input: Tensor, window: Window, p: float) -> Tensor:
+    if p == math.inf:
+        # An empty window's norm is 0, as for every other p.
+        return max_pooling.max_pooling(input.abs(), window).clamp(min=0)
+    # Half precision is powered, summed and rooted in float32, and rounded once.
+    wide = input.float() if input.dtype.itemsize == 2 else input
+    sums = average_pooling.average_pooling(_powers(wide, p), window, False, 1)
+    return _roots(sums, p).to(input.dtype)
+
+
+def _powers(values: Tensor, p: float) -> Tensor:
+    if p == 2:
+        return values.square()
+    return values.abs() if p == 1 else values.abs().pow(p)
+
+
+def _roots(sums: Tensor, p: float) -> Tensor:
+    if p == 1:
+        return sums
+    # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and not 0 · ∞.
+    zero = sums == 0
+    ones = torch.where(zero, 1, sums)
+    return torch.where(zero, 0, ones.sqrt() if p == 2 else ones.pow(1 / p))
+
+
+def _composition(input: Tensor, *arguments: Any) -> Tensor:
+    *window_arguments, p = arguments
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    return _norms(input, Window.directml(input.dim() - 2, *window_arguments), p)
+
+
+_lp_pooling = registration.compose("lp_pooling(Tensor input, WINDOW, float p) -> Tensor", _composition)

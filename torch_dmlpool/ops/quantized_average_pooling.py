@@ -1,0 +1,140 @@
+"""Average pooling of integers that stand for real numbers: (zero point, + of the differences from it, rescaled once).
+
+What comes out is an integer type and the rounding has no derivative: nothing here is differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.ops import registration
+from torch_dmlpool.window import Window
+
+PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+
+
+def quantized_linear_average_pooling(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """The average of every window of ``input``, requantized; operands are checked already but for tensors' values."""
+    parameters = (input_scale, input_zero_point, output_scale, output_zero_point)
+    tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
+    numbers = all(type(parameter) in _PLAIN for parameter in parameters if not isinstance(parameter, Tensor))
+    if not numbers or not registration.is_bare(input, *tensors):
+        types = (torch.float32, input.dtype, torch.float32, output_dtype)
+        vectors = [_vector(*pair, input.device) for pair in zip(parameters, types, strict=True)]
+        return _pooling(input, *vectors, *window.arguments, include_padding, output_dtype)
+    _refuse_gradient(parameters)
+    _check_values(parameters)
+    return registration.backend_of(input).quantized_linear_average_pooling(
+        input, *parameters, window, include_padding, output_dtype
+    )
+
+
+_PLAIN = (float, int, type(None))
+
+
+def _vector(parameter: Any, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """What the registered operator takes for a number: a tensor, filled on the device without waiting for it."""
+    if parameter is None or isinstance(parameter, Tensor):
+        return parameter
+    return torch.full((1,), parameter, dtype=dtype, device=device)
+
+
+def _refuse_gradient(parameters: Sequence[Any]) -> None:
+    for name, parameter in zip(PARAMETERS, parameters, strict=True):
+        if isinstance(parameter, Tensor) and registration.carries_derivative(parameter):
+            raise RuntimeError(
+                f"quantized_linear_average_pooling has no gradient, but {name} requires one: detach it, "
+                f"or pool real numbers with average_pooling"
+            )
+
+
+def _check_values(parameters: Sequence[Any]) -> None:
+    for name, parameter in zip(PARAMETERS, parameters, strict=True):
+        # Elsewhere the check would wait for the device.
+        if isinstance(parameter, Tensor) and parameter.is_floating_point() and parameter.is_cpu:
+            operands.check_scale_values(name, parameter)
+
+
+def _checked(
+    input: Tensor, parameters: Sequence[Any], window_arguments: Sequence[Any], output_dtype: torch.dtype
+) -> tuple[tuple[Any, ...], Window, list[int]]:
+    """Vectors of scales and zero points, the window and the output's sizes."""
+    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
+    operands.checked_output_type(output_dtype, None, input)
+    input_scale, input_zero_point, output_scale, output_zero_point = parameters
+    window = Window.directml(input.dim() - 2, *window_arguments)
+    vectors = (
+        operands.checked_scale("input_scale", input_scale, input),
+        operands.checked_zero_point("input_zero_point", input_zero_point, input.dtype, input),
+        operands.checked_scale("output_scale", output_scale, input),
+        operands.checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
+    )
+    return vectors, window, [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
+def _forward(input: Tensor, *arguments: Any) -> Tensor:
+    *window_arguments, include_padding, output_dtype = arguments[4:]
+    vectors, window, _ = _checked(input, arguments[:4], window_arguments, output_dtype)
+    _check_values(vectors)
+    return registration.backend_of(input).quantized_linear_average_pooling(
+        input, *vectors, window, include_padding, output_dtype
+    )
+
+
+def _fake(input: Tensor, *arguments: Any) -> Tensor:
+    *window_arguments, _, output_dtype = arguments[4:]
+    _, _, sizes = _checked(input, arguments[:4], window_arguments, output_dtype)
+    return operands.empty(sizes, input, operands.suggested_memory_format(input), output_dtype)
+
+
+def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+    parameters, rest = arguments[:4], arguments[4:]
+    if all(dimension is None for dimension in dimensions[1:5]):
+        pooled = _pooling(registration.folded(input, dimensions[0], info.batch_size), *arguments)
+        return registration.unfolded(pooled, info.batch_size), 0
+    # Parameters of each sample of its own: the dimension that vmap maps over becomes more channels.
+    batch = info.batch_size
+    batched = input.unsqueeze(1).expand(-1, batch, *input.shape[1:])
+    if dimensions[0] is not None:
+        batched = input.movedim(dimensions[0], 1)
+    channels = batched.shape[2]
+    vectors = []
+    for parameter, dimension in zip(parameters, dimensions[1:5], strict=True):
+        if parameter is not None:
+            own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
+            parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
+        vectors.append(parameter)
+    pooled = _pooling(batched.flatten(1, 2), *vectors, *rest)
+    return pooled.unflatten(1, (batch, channels)), 1
+
+
+_pooling = registration.define(
+    "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
+    "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType output_dtype) -> Tensor",
+    implementation=_forward,
+    fake=_fake,
+    vmap=_vmap,
+)
+
+
+def _autograd(input: Tensor, *arguments: Any) -> Tensor:
+    _refuse_gradient(arguments[:4])
+    with registration.below_autograd():
+        return _pooling(input, *arguments)
+
+
+registration.differentiate(_pooling, _autograd)
