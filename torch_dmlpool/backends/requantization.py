@@ -37,6 +37,8 @@ class Multipliers(NamedTuple):
     """Where the result is cut off, ``addend`` included; None where no sum comes so far."""
     shift: int
     """What remains to be added to the byte: an odd zero point, which would turn the rounding of halves to odd."""
+    fusible: bool
+    """Whether product and sum may be rounded together, as some machines do; else the product is rounded first."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -55,36 +57,40 @@ def float32_multipliers(
         return None
     sums = torch.arange(low, high + 1, dtype=torch.float64)
     least, most = result.min - output_zero, result.max - output_zero
-    multipliers, cut_off = [], False
+    multipliers, cut_off, fusible = [], False, True
     for divisor in divisors:
         expected = sums.mul(input_scale).div_(divisor * output_scale).round_()
         cut_off = cut_off or expected[0].item() < least or expected[-1].item() > most
         expected.clamp_(least, most)
-        multiplier = _tried(sums, expected, input_scale / (divisor * output_scale))
-        if multiplier is None:
+        tried = _tried(sums, expected, input_scale / (divisor * output_scale))
+        if tried is None:
             return None
-        multipliers.append((divisor, multiplier))
+        multipliers.append((divisor, tried[0]))
+        fusible = fusible and tried[1]
     shift = output_zero % 2
     addend = TO_INTEGER + output_zero - shift
     bounds = (addend + least, addend + most) if cut_off else None
-    return Multipliers(tuple(multipliers), addend, bounds, shift)
+    return Multipliers(tuple(multipliers), addend, bounds, shift, fusible)
 
 
-def _tried(sums: Tensor, expected: Tensor, multiplier: float) -> float | None:
-    """The float32 number next to ``multiplier``, or one beside it, by which every sum gives what is expected."""
+def _tried(sums: Tensor, expected: Tensor, multiplier: float) -> tuple[float, bool] | None:
+    """The float32 number next to ``multiplier``, or one beside it, by which every sum gives what is expected.
+
+    And whether it does so without the rounding of the product, which turns what lies next to a half into that half.
+    """
     if not 2.0**-100 < multiplier < 2.0**100:
         return None
     nearest = torch.tensor(multiplier, dtype=torch.float32).view(torch.int32)
     least, most = expected[0].item(), expected[-1].item()
+    found = None
     for steps in (0, 1, -1, 2, -2):
         candidate = (nearest + steps).view(torch.float32).item()
         product = sums * candidate  # exact in float64
-        # A machine that fuses the addition rounds once, another rounds the product first: both must be right.
-        if all(
-            torch.equal(rounded.round().clamp_(least, most), expected) for rounded in (product, product.float().double())
-        ):
-            return candidate
-    return None
+        if torch.equal(product.float().double().round_().clamp_(least, most), expected):
+            if torch.equal(product.round_().clamp_(least, most), expected):
+                return candidate, True
+            found = found or (candidate, False)
+    return found
 
 
 def settle_halves(

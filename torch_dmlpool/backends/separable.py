@@ -86,6 +86,14 @@ class Combination:
         """Record what windows hold that read nothing."""
         tape.record(partial(_fill, self.identity), out.values)
 
+    def splits_phases(self, source: Tensor, stride: int) -> bool:
+        """Whether it pays to copy every stride-th element of contiguous rows together first."""
+        return self.reads_twice
+
+    def split_phase(self, tape: Tape, source: Tensor, offset: int, stride: int, out: Tensor) -> None:
+        """Record a copy of the elements ``offset, offset + stride, ...`` of the last dimension."""
+        tape.record(copy, source[..., offset::stride], out)
+
 
 class Sum(Combination):
     """Addition, as a tree beyond three taps so that the error grows with log k (rule E6)."""
@@ -257,13 +265,15 @@ class Pass:
     def _splits_phases(self) -> bool:
         """Whether every stride-th element is first copied together: an argmax reads each operand twice."""
         innermost = self.source.values.stride(self.dimension) == 1
-        return self.axis.stride > 1 and self.axis.window > 1 and innermost and self.combination.reads_twice
+        if self.axis.stride == 1 or self.axis.window == 1 or not innermost:
+            return False
+        return self.combination.splits_phases(self.source.values, self.axis.stride)
 
     def _phase(self, offset: int) -> Elements:
         if offset not in self.phases:
             strided = self._part(self.source, offset, self.size, self.axis.stride)
             phase = scratch_like(self.tape, strided, (self.dimension, "phase", offset), tuple(strided.values.shape[1:]))
-            self.tape.record(copy, strided.values, phase.values)
+            self.combination.split_phase(self.tape, self.source.values, offset, self.axis.stride, phase.values)
             if strided.taps is not None and phase.taps is not None:
                 self.tape.record(copy, strided.taps, phase.taps)
             self.phases[offset] = phase

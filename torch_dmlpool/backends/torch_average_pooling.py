@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten
+from torch_dmlpool.backends import aten, whole_planes
 from torch_dmlpool.backends.blocks import Reach, halo_of, run, window_reach
 from torch_dmlpool.backends.separable import Elements, Pass, Sum, copy, record_axes
 from torch_dmlpool.backends.tape import Tape
@@ -25,6 +25,10 @@ def average_pooling(input: Tensor, window: Window, include_padding: bool, diviso
         if output is not None:
             return output
     sizes = tuple(input.shape[2:])
+    sums = whole_planes.sums(input, window)
+    if sums is not None:
+        divisor = _divisor(window, sizes, [slice(0, 1)] * window.rank, include_padding, divisor_override, sums)
+        return operands.settled((sums / divisor).to(input.dtype), operands.suggested_memory_format(input))
     output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
@@ -138,6 +142,11 @@ def average_pooling_grad(
         return gradient
     if aten.average_pooling_grad(input_gradient, window, include_padding, divisor_override, gradient):
         return gradient
+    if whole_planes.covers(window, sizes):
+        outputs = [slice(0, 1)] * window.rank
+        divisor = _divisor(window, sizes, outputs, include_padding, divisor_override, input_gradient)
+        wide = input_gradient.float() if input_gradient.dtype.itemsize == 2 else input_gradient
+        return gradient.copy_(wide / divisor)
     output_sizes = window.output_sizes(sizes)
 
     def record(

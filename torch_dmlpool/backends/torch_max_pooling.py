@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten
+from torch_dmlpool.backends import aten, whole_planes
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.blocks import Reach, halo_of, part, run, run_planes, same_reach, window_reach
 from torch_dmlpool.backends.positions import (
@@ -41,7 +41,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
-    for served in (aten.max_pooling, aten.max_pooling_of_rows, aten.max_pooling_of_vectors):
+    for served in (aten.max_pooling, whole_planes.maxima, aten.max_pooling_of_rows, aten.max_pooling_of_vectors):
         values = served(input, window)
         if values is not None:
             return values

@@ -1,0 +1,91 @@
+"""One window that covers the whole plane, as global pooling has it: a reduction, with nothing to slide.
+
+A plane's sum has the same bits whatever else is in the batch (rule E6): contiguous planes are added in double
+precision, each of them by one thread, and vectors of channels as a balanced tree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends.tape import PARALLEL_GRAIN
+from torch_dmlpool.window import Window
+
+ELEMENTS_AT_ONCE = 2**20
+"""Elements that are widened, or halved, at a time."""
+_UNREDUCED = (torch.uint16, torch.uint32, torch.uint64)
+"""Types that PyTorch does not compare."""
+
+
+def covers(window: Window, sizes: Sequence[int]) -> bool:
+    """Whether there is a single window, and every element is one of its taps."""
+    return all(
+        axis.dilation == 1 and axis.output_size(size) == 1 and axis.start_padding + size <= axis.window and size > 1
+        for axis, size in zip(window.axes, sizes, strict=True)
+    )
+
+
+def maxima(input: Tensor, window: Window) -> Tensor | None:
+    """The maximum of every plane; None where that is not what is asked for."""
+    if input.dtype in _UNREDUCED or input.numel() == 0 or not covers(window, input.shape[2:]):
+        return None
+    values = input.amax(list(range(2, input.dim())), keepdim=True)
+    return operands.settled(values, operands.suggested_memory_format(input))
+
+
+def sums(input: Tensor, window: Window) -> Tensor | None:
+    """The sum of every plane, in float32 or wider; None where that is not what is asked for, or not exact enough."""
+    if not input.is_cpu or input.numel() == 0 or not covers(window, input.shape[2:]):
+        return None
+    samples, channels, *sizes = input.shape
+    memory_format = operands.suggested_memory_format(input)
+    if memory_format is not torch.contiguous_format:
+        if not input.is_contiguous(memory_format=memory_format):
+            return None
+        vectors = input.movedim(1, -1).flatten(1, -2)
+        dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
+        return _sums_of_vectors(vectors, dtype).view(samples, channels, *(1 for _ in sizes))
+    if input.dtype is torch.float64 or not input.is_contiguous() or math.prod(sizes) >= PARALLEL_GRAIN:
+        return None
+    return _sums_of_rows(input.view(samples * channels, -1)).view(samples, channels, *(1 for _ in sizes))
+
+
+def _sums_of_rows(rows: Tensor) -> Tensor:
+    """In double precision, where the order of the additions does not matter to float32."""
+    count, length = rows.shape
+    totals = torch.empty(count, dtype=torch.float64)
+    # Fewer rows than threads, and PyTorch would cut up the rows.
+    step = 1 if count < torch.get_num_threads() else max(torch.get_num_threads(), ELEMENTS_AT_ONCE // length)
+    starts = range(0, count, step)
+    if step > 1 and count % step < torch.get_num_threads():
+        starts = starts[: count // step]
+    for start in starts:
+        stop = count if start == starts[-1] else start + step
+        torch.sum(rows[start:stop].double(), -1, out=totals[start:stop])
+    return totals
+
+
+def _sums_of_vectors(vectors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of ``(N, plane, C)`` over the plane: halves added to each other, ⌈log₂ plane⌉ times."""
+    samples, length, channels = vectors.shape
+    totals = torch.empty((samples, channels), dtype=dtype)
+    step = max(1, ELEMENTS_AT_ONCE // (length * channels))
+    half = (length + 1) // 2
+    scratch = torch.empty((min(step, samples), half, channels), dtype=dtype)
+    for start in range(0, samples, step):
+        some = vectors[start : start + step].to(dtype)
+        added = scratch[: some.shape[0]]
+        torch.add(some[:, : length - half], some[:, half:], out=added[:, : length - half])
+        added[:, length - half :] = some[:, length - half : half]
+        left = half
+        while left > 1:
+            kept = (left + 1) // 2
+            added[:, : left - kept] += added[:, kept:left]
+            left = kept
+        totals[start : start + step] = added[:, 0]
+    return totals
