@@ -6,6 +6,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 
 BIN := $(VENV)/bin
+# One process per core, but no more than memory is likely to hold.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 
@@ -18,12 +20,12 @@ demo: $(INSTALLED)  ## train a small CNN on real digits and write demo.png (two 
 	$(BIN)/python examples/digits.py
 
 test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton's interpreter
-	$(BIN)/python -m pytest -m "not slow"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not slow" tests/kernels
+	$(PYTEST) -m "not slow"
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
 
 test-all: $(INSTALLED)  ## every test, with thorough property tests, and the whole suite under Triton's interpreter
-	$(BIN)/python -m pytest --hypothesis-profile=thorough
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest
+	$(PYTEST) --hypothesis-profile=thorough
+	TRITON_INTERPRET=1 $(PYTEST)
 
 lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff check

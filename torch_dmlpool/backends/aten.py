@@ -290,7 +290,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor | None:
         values = torch.max_pool2d(input, *rest)
     else:
         values = torch.max_pool2d(input.unsqueeze(2), *rest).squeeze(2)
-    return settled(values, suggested_memory_format(input))
+    return _settled(values, input, request)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
@@ -328,8 +328,12 @@ def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, T
         return None
     if request.rank == 1:
         values, positions = values.squeeze(2), positions.squeeze(2)
-    memory_format = suggested_memory_format(input)
-    return settled(values, memory_format), settled(positions, memory_format)
+    return _settled(values, input, request), _settled(positions, input, request)
+
+
+def _settled(result: Tensor, input: Tensor, request: Request) -> Tensor:
+    # In 2-D ATen allocates as we do.
+    return result if request.rank == 2 else settled(result, suggested_memory_format(input))
 
 
 def average_pooling(
@@ -339,7 +343,7 @@ def average_pooling(
     request = _served(input, window)
     if request is None or not request.small_average:
         return None
-    dtype, memory_format = input.dtype, suggested_memory_format(input)
+    dtype, given = input.dtype, input
     if request.taps > _CHAIN:
         if dtype is torch.float64:
             return None
@@ -354,7 +358,7 @@ def average_pooling(
         pooled = pools.avg_pool2d(input, *rest)
     else:
         pooled = pools.avg_pool2d(input.unsqueeze(2), *rest).squeeze(2)
-    return settled(pooled if pooled.dtype is dtype else pooled.to(dtype), memory_format)
+    return _settled(pooled if pooled.dtype is dtype else pooled.to(dtype), given, request)
 
 
 def average_pooling_grad(
