@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 
-.PHONY: help demo test test-all lint bench gpu wheel clean
+.PHONY: help demo test test-all fuzz lint bench gpu wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,13 +27,19 @@ test-all: $(INSTALLED)  ## every test, with thorough property tests, and the who
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST)
 
+fuzz: $(INSTALLED)  ## more than 100,000 random geometries through every property
+	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py
+
 lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against PyTorch's own operators on this machine
+bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on a busy machine; twenty minutes
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --load --row-seconds 1
+	$(BIN)/python -m benchmarks --scaling
+	$(BIN)/python -m benchmarks.report
 
 # The machine's own Python, PyTorch and Triton serve: nothing is installed where there may be no network.
 gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes

@@ -28,6 +28,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("everyday"), max_examples=1500)
+# Not the same examples every time: what it finds, it prints with the way to see it again.
+hypothesis.settings.register_profile(
+    "fuzz", hypothesis.settings.get_profile("everyday"), max_examples=20_000, derandomize=False, print_blob=True
+)
 hypothesis.settings.load_profile("everyday")
 
 

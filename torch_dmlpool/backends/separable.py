@@ -264,10 +264,11 @@ class Pass:
 
     def _splits_phases(self) -> bool:
         """Whether every stride-th element is first copied together: an argmax reads each operand twice."""
-        innermost = self.source.values.stride(self.dimension) == 1
+        source = self.source.values
+        innermost = self.dimension == source.dim() - 1 and source.stride(self.dimension) == 1
         if self.axis.stride == 1 or self.axis.window == 1 or not innermost:
             return False
-        return self.combination.splits_phases(self.source.values, self.axis.stride)
+        return self.combination.splits_phases(source, self.axis.stride)
 
     def _phase(self, offset: int) -> Elements:
         if offset not in self.phases:
