@@ -6,12 +6,15 @@ import argparse
 import datetime
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # JAX takes three quarters of a GPU's memory when it starts; read when it is imported.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# PyTorch's profiler, which counts allocations, says on stderr when it starts and stops; read when PyTorch is imported.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
 from rich import box
@@ -19,11 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import machine, tables
+from benchmarks import goals, machine, scaling, tables
 from benchmarks.harness import Disagreement, Settings, measure
 from benchmarks.load import cores
-from benchmarks.peers import Peer, present
-from benchmarks.results import Results
+from benchmarks.peers import present
+from benchmarks.results import Results, RowResult
 from benchmarks.workloads import GROUPS, Workload, select
 
 RESULTS = Path(__file__).parent / "results"
@@ -36,11 +39,17 @@ def parser() -> argparse.ArgumentParser:
         description="Measure the operators beside their peers.",
         epilog=f"Groups: {groups}.",
     )
-    parsed.add_argument(
+    chosen = parsed.add_mutually_exclusive_group()
+    chosen.add_argument(
         "--rows", help="comma-separated groups, or text in a row's name (default: all; --quick: core, overhead)"
     )
+    chosen.add_argument(
+        "--scaling", action="store_true", help="curves instead: cost against the window, the size, the threads"
+    )
     parsed.add_argument("--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)")
-    parsed.add_argument("--row-seconds", type=float, help="no new round after this long (default: 10; --quick: 0.4)")
+    parsed.add_argument(
+        "--row-seconds", type=float, help="no new round after this long (default: 1.5; --scaling: 0.5; --quick: 0.2)"
+    )
     parsed.add_argument("--threads", type=int, help="threads of every contestant that lets itself be told")
     parsed.add_argument("--load", action="store_true", help="measure beside one busy process per core")
     parsed.add_argument("--compile", action="store_true", help="torch.compile of ATen's operators too: seconds per row")
@@ -60,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = select(options.rows or ("core,overhead" if options.quick else "all"))
     except ValueError as reason:
         parsed.error(str(reason))
-    console = Console(width=None if sys.stdout.isatty() else 180)
+    console = Console(width=None if sys.stdout.isatty() else 220)
     if options.list:
         for row in rows:
             console.print(f"{row.name}  [dim]{row.origin or ', '.join(row.groups)}[/dim]", highlight=False)
@@ -68,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = Settings(
         device=torch.device(options.device),
         rounds=options.rounds if options.rounds is not None else 3 if options.quick else 30,
-        row_seconds=options.row_seconds if options.row_seconds is not None else 0.4 if options.quick else 10.0,
+        row_seconds=options.row_seconds if options.row_seconds is not None else default_seconds(options),
         busy_processes=cores() if options.load else 0,
         seed=int.from_bytes(os.urandom(4)),
     )
@@ -78,12 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.error("PyTorch finds no CUDA device here")
     if options.threads:
         torch.set_num_threads(options.threads)
-    return run(list(map(Workload.of_one, rows)) if options.quick else rows, settings, options, console)
+    if options.quick:
+        rows = list(dict.fromkeys(map(Workload.of_one, rows)))
+    return run(rows, settings, options, console)
+
+
+def default_seconds(options: argparse.Namespace) -> float:
+    """Of a row: enough for its medians, and for all rows together some minutes."""
+    return 0.2 if options.quick else 0.5 if options.scaling else 1.5
 
 
 def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, console: Console) -> int:
-    """Measure, show and save; 1 if a result of ours was wrong."""
-    peers, absent = present(settings.device.type, options.compile)
+    """Measure the rows, or the curves if these are asked for, show and save; 1 if a result of ours was wrong."""
+    peers, absent = present(settings.device.type, options.compile, options.quick)
     conditions: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(settings.device),
@@ -94,15 +110,23 @@ def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, c
         "rounds": settings.rounds,
         "row_seconds": settings.row_seconds,
         "seed": settings.seed,
+        "scaling": options.scaling,
         "quick": options.quick,
         "versions": machine.versions(),
         "peers": {peer.name: version for peer, version in peers.items()},
         "absent": absent,
     }
-    measured, wrong = measure_all(rows, list(peers), settings)
+    contestants = list(peers)
+    if options.scaling:
+        points = list(scaling.points(settings.device.type, options.quick))
+        along, wrong = measure_all([(point.name, partial(point.measure, contestants, settings)) for point in points])
+        measured = [(point, row) for point, row in zip(points, along, strict=True) if row is not None]
+        results = Results(conditions, (), scaling.curves(measured))
+    else:
+        across, wrong = measure_all([(row.name, partial(measure, row, contestants, settings)) for row in rows])
+        results = Results(conditions, tuple(row for row in across if row is not None))
     conditions["load_average"]["end"] = machine.load_average()
-    results = Results(conditions, tuple(measured))
-    if measured:
+    if results.rows or results.curves:
         show(results, console)
         path = options.out or RESULTS / file_name(conditions)
         results.save(path)
@@ -112,44 +136,60 @@ def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, c
     return 1 if wrong else 0
 
 
-def measure_all(rows: list[Workload], peers: list[Peer], settings: Settings) -> tuple[list[Any], list[str]]:
-    """Every row behind a progress bar; a wrong result ends its row, not the run."""
-    measured, wrong = [], []
+def measure_all(tasks: list[tuple[str, Callable[[], RowResult]]]) -> tuple[list[RowResult | None], list[str]]:
+    """Every row behind a progress bar; a wrong result ends its row, which is None then, not the run."""
+    measured: list[RowResult | None] = []
+    wrong = []
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(rows))
-        for row in rows:
-            progress.update(task, description=row.name)
+        bar = progress.add_task("", total=len(tasks))
+        for name, task in tasks:
+            progress.update(bar, description=name)
             try:
-                measured.append(measure(row, peers, settings))
+                measured.append(task())
             except Disagreement as reason:
+                measured.append(None)
                 wrong.append(str(reason))
-            progress.advance(task)
+            progress.advance(bar)
     return measured, wrong
 
 
 def show(results: Results, console: Console) -> None:
-    """The table, who was left out and why, and the summary."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, title in enumerate(tables.header(results)):
-        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number > 0)
-    for row in results.rows:
-        cells = tables.cells(results, row)
-        for number, peer in enumerate(results.peers, 3):
-            if tables.is_behind(row, peer):
-                cells[number] = f"[red]{cells[number]}[/red]"
-        table.add_row(*cells)
-    console.print(table)
-    console.print(
-        "Ratios are a peer's time over ours: above 1x ours is faster. Tiny tensors: how much longer ours takes."
-    )
+    """A table per group, who was left out and why, and the summary; of curves what they say."""
+    for group, part in tables.by_group(results):
+        console.print(row_table(group, part))
+    if results.rows:
+        console.print(
+            "Ratios are a peer's time over ours: above 1x ours is faster. Tiny tensors: how much longer ours takes."
+        )
+    for curve in results.curves:
+        for line in tables.growth(curve):
+            console.print(line, highlight=False)
     for name, reason in results.conditions["absent"].items():
         console.print(f"{name} took no part: {reason}", highlight=False)
     for line in tables.failures(results):
         console.print(line, style="yellow", highlight=False)
-    for line in tables.summary(results):
-        console.print(line, highlight=False)
+    if results.rows:
+        for line in tables.summary(results):
+            console.print(line, highlight=False)
+        for goal in goals.goals(results):
+            sign = "[green]reached[/green]" if goal.met else "[red]missed[/red]"
+            console.print(f"{sign}: {goal.what}: {goal.aim}; found {goal.found}", highlight=False)
     console.print(tables.conditions(results), style="dim", highlight=False)
+
+
+def row_table(group: str, results: Results) -> Table:
+    """One line per row; what is slower than a peer in red."""
+    table = Table(title=f"{group}: {GROUPS[group]}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, title in enumerate(tables.header(results)):
+        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for row in results.rows:
+        cells = tables.cells(results, row)
+        for number, peer in enumerate(results.peers, tables.FIRST_PEER):
+            if tables.is_behind(row, peer):
+                cells[number] = f"[red]{cells[number]}[/red]"
+        table.add_row(*cells)
+    return table
 
 
 def file_name(conditions: dict[str, Any]) -> str:
@@ -157,6 +197,7 @@ def file_name(conditions: dict[str, Any]) -> str:
     moment = conditions["date"][:19].replace(":", "")
     marks = [f"{conditions['threads']}-threads"] if conditions["device"] == "cpu" else []
     marks += ["load"] if conditions["busy_processes"] else []
+    marks += ["scaling"] if conditions["scaling"] else []
     marks += ["quick"] if conditions["quick"] else []
     return "-".join([moment, conditions["device"], *marks]) + ".json"
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from benchmarks.workloads import Workload
 
+Pool = Callable[[Tensor], Any]
+
 
 class Absent(Exception):  # noqa: N818 - not an error: a peer that does not take part, and why
     """A peer is not installed, or cannot do what a row asks."""

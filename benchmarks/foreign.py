@@ -27,10 +27,12 @@ def imported(module: str) -> Any:
 def bind_onnx_runtime(problem: Problem) -> list[Bound]:
     """A session on a one-node model, its input bound beforehand, its output from ONNX Runtime's own allocator."""
     runtime, workload = imported("onnxruntime"), problem.workload
-    if workload.mode not in ("forward", "indices"):
+    if workload.mode not in ("forward", "indices", "quantized"):
         raise Absent("inference alone")
-    if workload.channels_last:
+    if workload.channels_last and workload.mode != "quantized":
         raise Absent("takes N, C, … order alone")
+    if workload.per_channel:
+        raise Absent("one scale for all channels")
     if workload.torch_dtype not in onnx_model.ELEMENT_TYPES or workload.dtype == "int64":
         raise Absent(f"no {workload.dtype}, or none from NumPy")
     options = runtime.SessionOptions()
@@ -47,25 +49,27 @@ def bind_onnx_runtime(problem: Problem) -> list[Bound]:
     calls = []
     for input in problem.inputs:
         binding = session.io_binding()
-        binding.bind_ortvalue_input("input", runtime.OrtValue.ortvalue_from_numpy(input.numpy()))
+        array = input.movedim(1, -1).numpy() if workload.channels_last else input.numpy()
+        binding.bind_ortvalue_input("input", runtime.OrtValue.ortvalue_from_numpy(array))
         for name in outputs:
             binding.bind_output(name, "cpu")
         run = functools.partial(session.run_with_iobinding, binding)
-        calls.append(Bound(run, functools.partial(_onnx_tensors, binding, math.prod(workload.sizes[2:]))))
+        calls.append(Bound(run, functools.partial(_onnx_tensors, binding, workload)))
     return calls
 
 
-def _onnx_tensors(binding: Any, plane: int, _: None) -> tuple[Tensor, ...]:
+def _onnx_tensors(binding: Any, workload: Workload, _: None) -> tuple[Tensor, ...]:
     """Copies, for the next run may write to the same memory; indices count over the whole tensor, so take the rest."""
     values, *indices = (torch.from_numpy(array).clone() for array in binding.copy_outputs_to_cpu())
-    return (values, *(index % plane for index in indices))
+    plane = math.prod(workload.sizes[2:])
+    return (values.movedim(-1, 1) if workload.channels_last else values, *(index % plane for index in indices))
 
 
 def bind_jax(problem: Problem) -> list[Bound]:
     """``reduce_window`` under jit, forward or with its vector-Jacobian product; waits for the result."""
     jax, workload = imported("jax"), problem.workload
     if workload.mode not in ("forward", "training"):
-        raise Absent("no indices")
+        raise Absent("no indices, and no quantized pool")
     if workload.channels_last:
         raise Absent("bound for N, C, … order alone")
     if workload.dtype in ("float64", "int64", "uint64"):

@@ -1,7 +1,7 @@
 """Measures one row: outputs compared first, then rounds in which every contestant is called once, in random order.
 
 Inputs are fresh random tensors that the rounds rotate through, so that no contestant finds its answer in a cache that
-another one did not find too. On a GPU the L2 cache is flushed before every call, and events take the time.
+another one did not find too. On a GPU the L2 cache is flushed before every single call, and events take the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from benchmarks.bound import Absent, Bound, Problem
 from benchmarks.load import load
-from benchmarks.peers import ATEN, OURS, Peer, kept_for_backward, pools
+from benchmarks.memory import kept_for_backward, peak_of_training
+from benchmarks.peers import ATEN, BY_AXIS, DETOUR, OURS, Peer, pools
 from benchmarks.results import Quartiles, RowResult
 from benchmarks.workloads import MODES, Workload
 
@@ -31,11 +32,13 @@ ROUND_SECONDS = 500e-6  # of calls shorter than this a round takes several, so t
 MOST_CALLS = 100
 TOGETHER_SECONDS = 20e-3  # but no more of them once they have taken this long, as they do where cores are short
 SETTLING_SECONDS = 2e-3  # thread pools spin for about a millisecond after their last task
+FLUSHED_BYTES = 2**28  # or twice the L2 cache: written for so long that the host gets ahead of the device meanwhile
+REFERENCES = (ATEN, DETOUR, BY_AXIS)  # the first of them that does a row is what everybody else must agree with
 LOAD_SECONDS = 240.0  # no busy process outlives this, whatever becomes of us
 
 
 class Disagreement(Exception):  # noqa: N818 - a finding about a result
-    """A contestant's result differs from ATen's."""
+    """A contestant's result differs from the reference's."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Settings:
     row_seconds: float
     busy_processes: int = 0
     seed: int = 0
+    memory: bool = True  # of training rows: what is kept, and the most that is allocated
 
 
 Clock = Callable[[Callable[[], Any], int], float]
@@ -65,18 +69,22 @@ def cpu_clock(run: Callable[[], Any], calls: int) -> float:
 
 
 def cuda_clock(device: torch.device) -> Clock:
-    """A clock of events behind a write of twice the L2 cache, which throws out what earlier calls left there."""
-    flush = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device)
+    """The median of single calls between events, each behind a write that throws out what is in the L2 cache.
+
+    The calls are queued behind each other, so that what the host needs to launch them passes while the device writes.
+    """
+    amount = max(FLUSHED_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
+    flush = torch.empty(amount, dtype=torch.int8, device=device)
 
     def clock(run: Callable[[], Any], calls: int) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush.zero_()
-        start.record()
-        for _ in range(calls):
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+        for start, end in events:
+            flush.zero_()
+            start.record()
             run()
-        end.record()
+            end.record()
         torch.cuda.synchronize(device)
-        return float(start.elapsed_time(end)) / 1e3 / calls
+        return statistics.median(float(start.elapsed_time(end)) / 1e3 for start, end in events)
 
     return clock
 
@@ -94,15 +102,18 @@ def problem(workload: Workload, settings: Settings) -> Problem:
 
 
 def tolerance(workload: Workload, is_gradient: bool) -> float:
-    """Of results that are not the same bits: sums of float16 and bfloat16 gradients are rounded in different places."""
+    """Of results that are not the same bits: sums of float16 and bfloat16 gradients are rounded in different places.
+
+    A gradient can be a sum of as many terms as a window has taps, in any order.
+    """
     epsilon = torch.finfo(workload.torch_dtype).eps
     if workload.torch_dtype.itemsize > 2:
-        return 64 * epsilon
+        return max(64, math.prod(workload.window) if is_gradient else 0) * epsilon
     return (16 if is_gradient else 4) * epsilon
 
 
 def compare(workload: Workload, expected: tuple[Tensor, ...], actual: tuple[Tensor, ...]) -> None:
-    """Values of maxima and indices exactly; averages and sums of gradients within a few roundings."""
+    """Values of maxima, indices and quantized averages exactly; other averages and gradients within a few roundings."""
     for part, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
         is_gradient = workload.mode == "training" and part == 1
         what = "gradients" if is_gradient else ("values", "indices")[part]
@@ -110,7 +121,7 @@ def compare(workload: Workload, expected: tuple[Tensor, ...], actual: tuple[Tens
             raise Disagreement(
                 f"{what} are {got.dtype} of {tuple(got.shape)}, not {wanted.dtype} of {tuple(wanted.shape)}"
             )
-        if workload.family == "max" and not is_gradient:
+        if workload.mode == "quantized" or (workload.family == "max" and not is_gradient):
             same = torch.equal(wanted, got)
         else:
             allowed = tolerance(workload, is_gradient)
@@ -120,15 +131,15 @@ def compare(workload: Workload, expected: tuple[Tensor, ...], actual: tuple[Tens
 
 
 def bind(peers: list[Peer], tensors: Problem) -> tuple[dict[Peer, list[Bound]], dict[str, str]]:
-    """Everybody's calls, each tried once and compared with ATen's; and who does not take part in this row, and why.
+    """Everybody's calls, each tried once and compared with the reference's; and who takes no part in this row, and why.
 
     Raises:
-        Disagreement: Our own result is not ATen's.
+        Disagreement: Our own result is not the reference's.
     """
     calls: dict[Peer, list[Bound]] = {}
     skipped: dict[str, str] = {}
     expected: tuple[Tensor, ...] | None = None
-    for peer in sorted(peers, key=lambda peer: peer.name != ATEN):
+    for peer in sorted(peers, key=_place_in_comparison):
         try:
             bound = peer.bind(tensors)
             got = tuple(tensor.detach() for tensor in bound[0].collect(bound[0].run()))
@@ -138,6 +149,10 @@ def bind(peers: list[Peer], tensors: Problem) -> tuple[dict[Peer, list[Bound]], 
                 compare(tensors.workload, expected, got)
         except Absent as reason:
             skipped[peer.name] = str(reason)
+        except NotImplementedError as reason:
+            if peer.name == OURS:
+                raise
+            skipped[peer.name] = f"not implemented: {reason}"
         except Disagreement as reason:
             if peer.name == OURS:
                 raise Disagreement(f"{tensors.workload.name}: our {reason}") from None
@@ -152,13 +167,19 @@ def bind(peers: list[Peer], tensors: Problem) -> tuple[dict[Peer, list[Bound]], 
     return {peer: calls[peer] for peer in peers if peer in calls}, skipped
 
 
+def _place_in_comparison(peer: Peer) -> int:
+    return REFERENCES.index(peer.name) if peer.name in REFERENCES else len(REFERENCES)
+
+
 def measure(workload: Workload, peers: list[Peer], settings: Settings) -> RowResult:
     """One row of the table."""
     tensors = problem(workload, settings)
     calls, skipped = bind(peers, tensors)
-    kept = {}
-    if workload.mode == "training":
-        kept = {name: kept_for_backward(pool, tensors.inputs[0]) for name, pool in pools(workload).items()}
+    kept, peak = {}, {}
+    if workload.mode == "training" and settings.memory:
+        input, gradient = tensors.inputs[0], tensors.gradients[0]
+        kept = {name: kept_for_backward(pool, input) for name, pool in pools(workload).items()}
+        peak = {name: peak_of_training(pool, input, gradient) for name, pool in pools(workload).items()}
     clock = cuda_clock(settings.device) if settings.device.type == "cuda" else cpu_clock
     with load(settings.busy_processes, LOAD_SECONDS) as busy:
         samples, per_round = _rounds(calls, clock, settings)
@@ -177,6 +198,9 @@ def measure(workload: Workload, peers: list[Peer], settings: Settings) -> RowRes
         seconds={name: Quartiles.of(taken) for name, taken in samples.items()},
         skipped=skipped,
         kept=kept,
+        peak=peak,
+        window=workload.window,
+        outputs=math.prod(workload.output_sizes),
     )
 
 

@@ -41,6 +41,14 @@ def load_average() -> float | None:
         return None
 
 
+def memory_bytes() -> int | None:
+    """All of the machine's, where it tells."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def _processor() -> str:
     """The model, with family and model numbers: virtual machines often hide the rest."""
     fields: dict[str, str] = {}
@@ -70,7 +78,5 @@ def _caches() -> dict[str, str]:
 
 
 def _memory() -> int | None:
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
-    except (AttributeError, ValueError, OSError):
-        return None
+    amount = memory_bytes()
+    return None if amount is None else round(amount / 2**30)

@@ -9,20 +9,19 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from benchmarks import foreign
-from benchmarks.bound import Absent, Bound, Problem
+from benchmarks import foreign, quantized
+from benchmarks.bound import Absent, Bound, Pool, Problem
+from benchmarks.memory import train
 from benchmarks.workloads import Workload
 
-OURS, COPY, ATEN = "ours", "copy", "ATen"
-
-Pool = Callable[[Tensor], Any]
+OURS, COPY, ATEN, DETOUR, BY_AXIS = "ours", "copy", "ATen", "float32 detour", "ATen by axis"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Peer:
     devices: tuple[str, ...] = ("cpu", "cuda")
     own_threads: bool = False  # threads that go on spinning after a call, and would slow the next contestant down
     optional: bool = False  # takes part only when asked for
+    compiles: bool = False  # each row first, which a glance has no time for
 
 
 def torch_calls(pool: Pool, problem: Problem) -> list[Bound]:
@@ -42,17 +42,12 @@ def torch_calls(pool: Pool, problem: Problem) -> list[Bound]:
     mode = problem.workload.mode
     if mode == "training":
         return [
-            Bound(functools.partial(_train, pool, input.detach().requires_grad_(), gradient))
+            Bound(functools.partial(train, pool, input.detach().requires_grad_(), gradient))
             for input, gradient in zip(problem.inputs, problem.gradients, strict=True)
         ]
     if mode == "recorded":
         return [Bound(functools.partial(pool, input.detach().requires_grad_())) for input in problem.inputs]
     return [Bound(functools.partial(pool, input)) for input in problem.inputs]
-
-
-def _train(pool: Pool, input: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    values = pool(input)
-    return values, torch.autograd.grad(values, input, gradient)[0]
 
 
 def our_pool(workload: Workload) -> Pool:
@@ -71,6 +66,12 @@ def our_pool(workload: Workload) -> Pool:
     if workload.family == "max":
         return functools.partial(dmlpool.max_pooling, **arguments)
     return functools.partial(dmlpool.average_pooling, include_padding=workload.include_padding, **arguments)
+
+
+def _bind_ours(problem: Problem) -> list[Bound]:
+    if problem.workload.mode == "quantized":
+        return torch_calls(quantized.our_pool(problem), problem)
+    return torch_calls(our_pool(problem.workload), problem)
 
 
 def our_layer(workload: Workload) -> Pool:
@@ -111,6 +112,42 @@ def _torch_arguments(workload: Workload) -> dict[str, Any]:
     return {**arguments, "ceil_mode": workload.ceil_mode, "count_include_pad": workload.include_padding}
 
 
+def _bind_aten(problem: Problem) -> list[Bound]:
+    pool = aten_pool(problem.workload)
+    if problem.workload.mode == "quantized":
+        return quantized.bind_aten(pool, problem)
+    return torch_calls(pool, problem)
+
+
+def _bind_detour(problem: Problem) -> list[Bound]:
+    """What a program does whose PyTorch has no pool of the type."""
+    workload, pool = problem.workload, aten_pool(problem.workload)
+    if workload.mode == "quantized":
+        return torch_calls(quantized.pool_over_real_numbers(pool, problem), problem)
+    if workload.mode != "forward" or workload.dtype not in ("float16", "bfloat16"):
+        raise Absent("in quantized rows and in forward rows of 16 bits alone")
+    if workload.family != "average" or workload.rank != 3:
+        raise Absent("ATen pools this type itself")
+    return torch_calls(lambda tensor: pool(tensor.float()).to(tensor.dtype), problem)
+
+
+def _bind_by_axis(problem: Problem) -> list[Bound]:
+    """ATen's operator along the last axis, then along the one before: its loops at the cost of one axis at a time."""
+    workload = problem.workload
+    if "scaling" not in workload.groups:
+        raise Absent("in scaling curves alone")
+    if workload.ceil_mode or not workload.include_padding:
+        raise Absent("averages of averages are right where every window has the same divisor")
+    pools = []
+    for axis in reversed(range(workload.rank)):
+        along = {
+            name: tuple(getattr(workload, name)[axis] if place == axis else neutral for place in range(workload.rank))
+            for name, neutral in (("window", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
+        }
+        pools.append(aten_pool(replace(workload, **along)))
+    return torch_calls(lambda tensor: functools.reduce(lambda partial, pool: pool(partial), pools, tensor), problem)
+
+
 def _bind_copy(problem: Problem) -> list[Bound]:
     """A copy of the input to memory that is there already: as fast as bytes move."""
     destination = torch.empty_like(problem.inputs[0])
@@ -126,7 +163,10 @@ def _bind_layer(problem: Problem) -> list[Bound]:
 def _bind_compiled(problem: Problem) -> list[Bound]:
     """Static shapes and one graph per row: the best that torch.compile makes of ATen's operator."""
     torch._dynamo.reset()
-    return torch_calls(torch.compile(aten_pool(problem.workload), fullgraph=True, dynamic=False), problem)
+    pool = aten_pool(problem.workload)
+    if problem.workload.mode == "quantized":
+        pool = quantized.pool_over_real_numbers(pool, problem)
+    return torch_calls(torch.compile(pool, fullgraph=True, dynamic=False), problem)
 
 
 def _bind_onednn(problem: Problem) -> list[Bound]:
@@ -177,9 +217,11 @@ def _package_version(package: str, module: str) -> str:
 
 
 PEERS = (
-    Peer(OURS, lambda: dmlpool.__version__, lambda problem: torch_calls(our_pool(problem.workload), problem)),
+    Peer(OURS, lambda: dmlpool.__version__, _bind_ours),
     Peer(COPY, _torch_version, _bind_copy),
-    Peer(ATEN, _torch_version, lambda problem: torch_calls(aten_pool(problem.workload), problem)),
+    Peer(ATEN, _torch_version, _bind_aten),
+    Peer(DETOUR, _torch_version, _bind_detour),
+    Peer(BY_AXIS, _torch_version, _bind_by_axis),
     Peer("our layer", lambda: dmlpool.__version__, _bind_layer),
     Peer("torch.compile", _compiler_version, _bind_compiled, optional=True),
     Peer(
@@ -190,7 +232,7 @@ PEERS = (
         own_threads=True,
     ),
     Peer("oneDNN", _onednn_version, _bind_onednn, devices=("cpu",)),
-    Peer("JAX", functools.partial(_package_version, "jax", "jax"), foreign.bind_jax, own_threads=True),
+    Peer("JAX", functools.partial(_package_version, "jax", "jax"), foreign.bind_jax, own_threads=True, compiles=True),
     Peer(
         "FlagGems",
         functools.partial(_package_version, "flag-gems", "flag_gems"),
@@ -200,7 +242,7 @@ PEERS = (
 )
 
 
-def present(device: str, with_optional: bool) -> tuple[dict[Peer, str], dict[str, str]]:
+def present(device: str, with_optional: bool, quick: bool = False) -> tuple[dict[Peer, str], dict[str, str]]:
     """The peers that can take part on a device, with their versions, and why each of the others cannot."""
     here: dict[Peer, str] = {}
     absent: dict[str, str] = {}
@@ -210,6 +252,9 @@ def present(device: str, with_optional: bool) -> tuple[dict[Peer, str], dict[str
         if peer.optional and not with_optional:
             absent[peer.name] = "not asked for"
             continue
+        if peer.compiles and quick:
+            absent[peer.name] = "compiles each row, too long for a quick run"
+            continue
         try:
             here[peer] = peer.version()
         except Absent as reason:
@@ -217,25 +262,6 @@ def present(device: str, with_optional: bool) -> tuple[dict[Peer, str], dict[str
     return here, absent
 
 
-def kept_for_backward(pool: Pool, input: Tensor) -> dict[str, int]:
-    """Bytes that a forward pass keeps alive for its backward: all of them, and those beside its input and output."""
-    storages: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    leaf = input.detach().requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        values = pool(leaf)
-    shared = {leaf.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()}
-    return {
-        "all": sum(storages.values()),
-        "extra": sum(size for place, size in storages.items() if place not in shared),
-    }
-
-
 def pools(workload: Workload) -> dict[str, Pool]:
-    """The two whose saved tensors are counted."""
+    """The two whose memory is counted."""
     return {OURS: our_pool(workload), ATEN: aten_pool(workload)}

@@ -1,7 +1,7 @@
-"""From measurements to documentation: docs/benchmarks.md and the README's table.
+"""From measurements to documentation: docs/benchmarks.md with its pictures, and the README's table.
 
 ``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of each kind (device,
-threads, alone or beside busy processes; not the quick ones), and writes both files.
+threads, alone or beside busy processes, rows or curves; not the quick ones), and writes all of them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import tables
+from benchmarks import goals, plots, tables
 from benchmarks.peers import ATEN
 from benchmarks.results import Results, RowResult, geometric_mean
 from benchmarks.workloads import GROUPS, WORKLOADS, Workload
+
+IMAGES = "images"
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -23,17 +25,31 @@ OPENING, CLOSING = "<!-- cpu-ratios -->", "<!-- /cpu-ratios -->"
 
 INTRODUCTION = """# Benchmarks
 
-Written by `python -m benchmarks.report` from the files in `benchmarks/results`, which `make bench` (that is
-`python -m benchmarks`, with `--load` beside one busy process per core) writes; not by hand.
+Written by `python -m benchmarks.report` from the files in `benchmarks/results`, not by hand. `make bench` writes those
+files (with `python -m benchmarks`: as it is, with `--load` beside one busy process per core, with `--scaling` for the
+curves), this page and its pictures.
 
-Every row is measured in one process: first all results are compared (maxima and indices must be equal, averages and
-gradients within roundings), then each contestant is called once per round, in an order shuffled for every round, on
-fresh random tensors that the rounds rotate through. Times are medians with quartiles. A ratio is the peer's time over
-ours: above 1x ours is faster, and what is slower is in bold. Where PyTorch's own operator (ATen) needs less than 50 µs,
-the difference stands there instead: by how much ours takes longer. "Of copy" is our bandwidth, counting each input read
-once and each result written once, beside that of a copy of the input to memory that is there already. "Kept" is what
-the forward pass keeps for the backward pass beside its input and output. oneDNN's operators are PyTorch's, on tensors
-in oneDNN's own format; bringing them there is not timed. JAX cannot be told how many threads to use and takes all.
+Every row is measured in one process: first all results are compared (maxima, indices and quantized averages must be
+equal, other averages and gradients within roundings), then each contestant is called once per round, in an order
+shuffled for every round, on fresh random tensors that the rounds rotate through. Times are medians with quartiles. A
+ratio is the peer's time over ours: above 1x ours is faster, and what is slower is in bold. Where PyTorch's own operator
+(ATen) needs less than 50 µs, the difference stands there instead: by how much ours takes longer. "Of copy" is our
+bandwidth, counting each input read once and each result written once, beside that of a copy of the input to memory that
+is there already. "Kept" is what the forward pass keeps for the backward pass beside its input and output, "peak" the
+most that PyTorch's allocator has handed out at once in both passes: results, scratch and what is kept.
+
+oneDNN's operators are PyTorch's, on tensors in oneDNN's own format, and ATen's quantized pool works on PyTorch's
+quantized tensors; getting there is not timed. "float32 detour" converts to float32 (or dequantizes), pools with ATen
+and converts back. "ATen by axis" pools along one axis after the other. JAX cannot be told how many threads to use and
+takes all. ONNX Runtime's threads sleep between calls: those that spin would take the cores from whoever is measured
+next.
+
+A peer that is not installed takes no part, and each section ends with who that was; JAX is not installed by
+`make bench` (`pip install jax` is enough).
+
+Exponents of curves are least squares through the logarithms of all points, with standard errors. "Faster than log k" is
+what grows as a power of log k that lies above 1 by more than two of them; windows one below a power of two, which take
+the most additions, are among the points.
 """
 
 
@@ -46,7 +62,8 @@ def newest(results: Iterable[Results]) -> list[Results]:
         known = result.conditions
         machine = known["machine"]
         place = machine.get("gpu") or machine["processor"]
-        kinds[known["device"], place, known["threads"], bool(known["busy_processes"])] = result
+        kind = (known["device"], place, known["threads"], bool(known["busy_processes"]), bool(result.curves))
+        kinds[kind] = result
     return [kinds[kind] for kind in sorted(kinds, key=str)]
 
 
@@ -65,16 +82,18 @@ def _section(results: Results) -> list[str]:
     title = known["machine"].get("gpu") or f"CPU, {tables.count(known['threads'], 'thread')}"
     if known["busy_processes"]:
         title += f", beside {tables.count(known['busy_processes'], 'busy process', 'busy processes')}"
+    if results.curves:
+        title += ": scaling"
     parts = [f"## {title}\n"]
     conditions = f"*{tables.conditions(results)}*\n"
-    shown: set[str] = set()
-    for group, meaning in GROUPS.items():
-        rows = [row for row in results.rows if group in row.groups and row.name not in shown]
-        shown |= {row.name for row in rows}
-        if rows:
-            part = Results(known, tuple(rows))
-            parts += [f"### {group}: {meaning}\n", markdown(part), conditions]
-    parts += ["### Summary\n", "\n".join(f"- {line.strip()}" for line in tables.summary(results)) + "\n"]
+    if results.rows:
+        parts += ["### Summary\n", *_goals(results), _items(tables.summary(results)), conditions]
+    for picture in plots.pictures(results):
+        parts += [f"![{picture.caption}]({IMAGES}/{picture.file})\n", f"*{picture.caption}. {conditions[1:]}"]
+    if results.curves:
+        parts += [_items([line for curve in results.curves for line in tables.growth(curve)]), conditions]
+    for group, part in tables.by_group(results):
+        parts += [f"### {group}: {GROUPS[group]}\n", markdown(part), conditions]
     absent = [f"- {name} took no part: {reason}." for name, reason in known["absent"].items()]
     absent += [f"- {line}" for line in tables.failures(results)]
     if absent:
@@ -82,12 +101,27 @@ def _section(results: Results) -> list[str]:
     return parts
 
 
+def _goals(results: Results) -> list[str]:
+    """What is aimed at, as a table."""
+    found = goals.goals(results)
+    if not found:
+        return []
+    lines = [_line(("rows", "aim", "found", "")), _line(["---"] * 4)]
+    lines += [_line((goal.what, goal.aim, goal.found, "reached" if goal.met else "**missed**")) for goal in found]
+    return ["\n".join(lines) + "\n"]
+
+
+def _items(lines: Sequence[str]) -> str:
+    """A list; lines that start with spaces belong to the item above."""
+    return "\n".join(f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines) + "\n"
+
+
 def markdown(results: Results) -> str:
     """One table; columns in which nobody was measured are absent."""
     lines = [_line(tables.header(results)), _line(["---", *["---:"] * (len(tables.header(results)) - 1)])]
     for row in results.rows:
         cells = tables.cells(results, row)
-        for number, peer in enumerate(results.peers, 3):
+        for number, peer in enumerate(results.peers, tables.FIRST_PEER):
             if tables.is_behind(row, peer):
                 cells[number] = f"**{cells[number]}**"
         lines.append(_line(cells))
@@ -185,14 +219,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = [Results.load(path) for path in options.files or sorted(RESULTS.glob("*.json"))]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
-    options.docs.write_text(documentation(newest(results)), encoding="utf-8")
-    print(f"Written: {options.docs}")
-    chosen = for_readme(results)
-    if chosen is None:
+    chosen = newest(results)
+    drawn = plots.draw(chosen, options.docs.parent / IMAGES)
+    options.docs.write_text(documentation(chosen), encoding="utf-8")
+    print(f"Written: {options.docs} and {tables.count(len(drawn), 'picture')}")
+    shown = for_readme(results)
+    if shown is None:
         print("The README stays as it is: no unloaded CPU run with core rows is there")
         return 0
     readme = options.readme.read_text(encoding="utf-8")
-    options.readme.write_text(fill(readme, readme_block(chosen)), encoding="utf-8")
+    options.readme.write_text(fill(readme, readme_block(shown)), encoding="utf-8")
     print(f"Filled: {options.readme}")
     return 0
 

@@ -1,4 +1,4 @@
-"""What was measured, as JSON and as figures: quartiles, ratios, geometric means, rows where we are behind."""
+"""What was measured, as JSON and as figures: quartiles, ratios, geometric means, rows where we are behind, slopes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import ATEN, COPY, OURS
+from benchmarks.slopes import Slope, logarithms, per_doubling, slope
 
 SMALL_SECONDS = 50e-6
 """Below this much of ATen's time a row is about the cost of a call: differences are reported, not ratios."""
+FIRST_ELEMENTS = 2**18
+"""Tensors from here on show how cost grows with size; below, the cost of a call shows too."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class RowResult:
-    """One workload: what each contestant took, who could not take part and why, what training kept."""
+    """One workload: what each contestant took, who could not take part and why, what training kept and allocated."""
 
     name: str
     groups: tuple[str, ...]
@@ -50,6 +53,9 @@ class RowResult:
     seconds: dict[str, Quartiles]
     skipped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, dict[str, int]] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    window: tuple[int, ...] = ()
+    outputs: int = 0
 
     @property
     def ours(self) -> Quartiles:
@@ -80,11 +86,52 @@ class RowResult:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Rows that differ in one number: the taps of the window along each axis, the input's elements, or the threads."""
+
+    name: str
+    variable: str  # window, elements or threads
+    values: tuple[int, ...]
+    rows: tuple[RowResult, ...]
+
+    def costs(self, contestant: str) -> dict[int, float]:
+        """Seconds of a call: for each output, for each element, or of the call as a whole, by variable."""
+        costs = {}
+        for value, row in zip(self.values, self.rows, strict=True):
+            if contestant in row.seconds:
+                share = {"window": row.outputs, "elements": value, "threads": 1}[self.variable]
+                costs[value] = row.seconds[contestant].median / share
+        return costs
+
+    @property
+    def contestants(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.seconds if name != COPY))
+
+    def slopes(self, contestant: str) -> dict[str, Slope]:
+        """Exponents: of windows, of their logarithms, of elements from ``FIRST_ELEMENTS`` on, of threads."""
+        costs = self.costs(contestant)
+        if self.variable == "elements":
+            costs = {value: cost for value, cost in costs.items() if value >= FIRST_ELEMENTS}
+        if len(costs) < 2:
+            return {}
+        found = {self.variable: slope(list(costs), list(costs.values()))}
+        if self.variable == "window":
+            found["logarithm"] = slope(logarithms(list(costs)), list(costs.values()))
+        return found
+
+    def per_doubling(self, contestant: str) -> float | None:
+        """Seconds that an output costs more each time that the window doubles."""
+        costs = self.costs(contestant)
+        return per_doubling(list(costs), list(costs.values())) if self.variable == "window" and len(costs) > 1 else None
+
+
+@dataclass(frozen=True)
 class Results:
-    """A run: its conditions and its rows."""
+    """A run: its conditions, and its rows or its curves."""
 
     conditions: dict[str, Any]
     rows: tuple[RowResult, ...]
+    curves: tuple[Curve, ...] = ()
 
     @property
     def peers(self) -> list[str]:
@@ -111,9 +158,14 @@ class Results:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(
-            {"conditions": self.conditions, "rows": [dataclasses.asdict(row) for row in self.rows]}, indent=1
-        )
+        data = dataclasses.asdict(self)
+        for curve, written in zip(self.curves, data["curves"], strict=True):
+            written["slopes"] = {
+                name: {of: dataclasses.asdict(one) for of, one in curve.slopes(name).items()}
+                for name in curve.contestants
+            }
+            written["seconds_per_doubling"] = {name: curve.per_doubling(name) for name in curve.contestants}
+        text = json.dumps(data, indent=1)
         path.write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -121,14 +173,20 @@ class Results:
         """Raises ``ValueError`` for a file that is not of our making."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(data["conditions"], tuple(map(_row, data["rows"])))
+            curves = tuple(map(_curve, data.get("curves", ())))
+            return cls(data["conditions"], tuple(map(_row, data["rows"])), curves)
         except (KeyError, TypeError) as reason:
             raise ValueError(f"{path} does not hold results of these benchmarks: {reason!r}") from reason
 
 
 def _row(data: dict[str, Any]) -> RowResult:
     seconds = {name: Quartiles(**quartiles) for name, quartiles in data["seconds"].items()}
-    return RowResult(**{**data, "groups": tuple(data["groups"]), "seconds": seconds})
+    tuples = {name: tuple(data.get(name, ())) for name in ("groups", "window")}
+    return RowResult(**{**data, **tuples, "seconds": seconds})
+
+
+def _curve(data: dict[str, Any]) -> Curve:
+    return Curve(data["name"], data["variable"], tuple(data["values"]), tuple(map(_row, data["rows"])))
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

@@ -19,6 +19,7 @@ from torch_dmlpool.kernels import (
     max_pooling_axes,
     max_pooling_grad,
     max_pooling_grad_launch,
+    max_pooling_grad_words,
     max_pooling_launch,
     max_pooling_stream,
     max_pooling_strips,
@@ -222,7 +223,7 @@ def max_row(
     batch: tuple[int, int] = (32, 64),
     padding: int | None = None,
     dilation: int = 1,
-    target: str = "cuda",
+    target: str = "sm_90",
 ) -> Row:
     """Max pooling, launched as ``kernels/max_pooling_launch.py`` says."""
     geometry, outputs, tap_type = _max_geometry(window, stride, sizes, padding, dilation)
@@ -279,7 +280,7 @@ def max_gradient_row(
     batch: tuple[int, int] = (32, 64),
     padding: int | None = None,
     dilation: int = 1,
-    target: str = "cuda",
+    target: str = "sm_90",
 ) -> Row:
     """The gradient of max pooling from taps."""
     geometry, outputs, tap_type = _max_geometry(window, stride, sizes, padding, dilation)
@@ -294,11 +295,11 @@ def max_gradient_row(
     for step in passes:
         last = step is passes[-1]
         written = (dtype,) if last else ("float32", "int16")
-        pointers = (*read_types, written[0]) if step.kernel == "grad_windows" else (*read_types, written[0], "int16")
+        pointers = (*read_types, written[0], *(["int16"] if step.kernel == "grad_axis" else []))
         moved = read * sum(BYTES[t] for t in read_types) + step.elements * sum(BYTES[t] for t in written)
         kernels.append(
             Kernel(
-                getattr(max_pooling_grad, step.kernel),
+                getattr(max_pooling_grad_words if "words" in step.kernel else max_pooling_grad, step.kernel),
                 pointers,
                 step.launch,
                 step.launch.sizes[0],

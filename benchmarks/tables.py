@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from benchmarks.peers import ATEN, OURS
-from benchmarks.results import Quartiles, Results, RowResult
+import functools
+from collections.abc import Callable, Iterator
+
+from benchmarks.peers import ATEN, COPY, OURS
+from benchmarks.results import Curve, Quartiles, Results, RowResult
+from benchmarks.workloads import GROUPS
 
 NOTHING = "-"
+FIRST_PEER = 3
+"""Columns before those of the peers."""
+
+
+def by_group(results: Results) -> Iterator[tuple[str, Results]]:
+    """The groups that were measured, each with the rows that no earlier one has shown."""
+    shown: set[str] = set()
+    for group in GROUPS:
+        rows = tuple(row for row in results.rows if group in row.groups and row.name not in shown)
+        shown |= {row.name for row in rows}
+        if rows:
+            yield group, Results(results.conditions, rows)
+
+
+def columns(results: Results) -> dict[str, Callable[[RowResult], str]]:
+    """Titles, and what makes a cell; columns in which nobody was measured are absent."""
+    found: dict[str, Callable[[RowResult], str]] = {
+        "workload": lambda row: row.name,
+        "ours: median (quartiles)": lambda row: duration(row.ours),
+        "of copy": fraction,
+    }
+    found |= {peer: functools.partial(comparison, peer=peer) for peer in results.peers}
+    if any(row.kept for row in results.rows):
+        found["kept: ours / ATen"] = kept
+    if any(row.peak for row in results.rows):
+        found["peak: ours / ATen"] = peak
+    return found
 
 
 def header(results: Results) -> list[str]:
-    return ["workload", "ours: median (quartiles)", "of copy", *results.peers, "kept: ours / ATen"]
+    return list(columns(results))
 
 
 def cells(results: Results, row: RowResult) -> list[str]:
-    return [
-        row.name,
-        duration(row.ours),
-        fraction(row),
-        *(comparison(row, peer) for peer in results.peers),
-        kept(row),
-    ]
+    return [cell(row) for cell in columns(results).values()]
 
 
 def duration(quartiles: Quartiles) -> str:
@@ -61,6 +86,11 @@ def kept(row: RowResult) -> str:
     return " / ".join(size(row.kept[name]["extra"]) for name in (OURS, ATEN))
 
 
+def peak(row: RowResult) -> str:
+    """The most bytes that training allocates at once, the input and the gradient that comes in not counted."""
+    return " / ".join(size(row.peak[name]) for name in (OURS, ATEN)) if row.peak else NOTHING
+
+
 def size(amount: int) -> str:
     if amount < 1000:
         return f"{amount} B"
@@ -90,6 +120,31 @@ def summary(results: Results) -> list[str]:
     return lines
 
 
+def growth(curve: Curve) -> list[str]:
+    """What a curve says, one line per contestant."""
+    lines = []
+    for name in curve.contestants:
+        slopes, costs = curve.slopes(name), curve.costs(name)
+        if not slopes:
+            continue
+        first, last = min(costs), max(costs)
+        if curve.variable == "window":
+            speed = "faster" if slopes["logarithm"].faster_than_proportional else "not faster"
+            text = f"cost per output grows as (log k)^({slopes['logarithm']}), {speed} than log k"
+            text += (
+                f" (as k^({slopes['window']})), by {(curve.per_doubling(name) or 0) * 1e9:.3g} ns with each doubling"
+            )
+            text += f"; {costs[first] * 1e9:.3g} ns at k = {first}, {costs[last] * 1e9:.3g} ns at k = {last}"
+        elif curve.variable == "elements":
+            text = f"cost per element grows as size^({slopes['elements']}) from 2^18 elements on"
+            text += f"; {costs[last] * 1e9:.3g} ns at {last:,}"
+            text += f"; a call with {first:,} takes {costs[first] * first * 1e6:.3g} µs"
+        else:
+            text = f"{costs[first] / costs[last]:.2f} times as fast on {count(last, 'thread')} as on {first}"
+        lines.append(f"{curve.name}, {name}: {text}")
+    return lines
+
+
 def conditions(results: Results) -> str:
     """One sentence that belongs under every figure."""
     known = results.conditions
@@ -104,7 +159,9 @@ def conditions(results: Results) -> str:
     average = known["load_average"]["start"]
     if average is not None:
         company += f" (load average {average} at the start)"
-    peers = ", ".join(f"{name} {version}" for name, version in known["peers"].items() if name not in (OURS, "copy"))
+    rows = [*results.rows, *(row for curve in results.curves for row in curve.rows)]
+    measured = {name for row in rows for name in row.seconds} - {OURS, COPY}
+    peers = ", ".join(f"{name} {version}" for name, version in known["peers"].items() if name in measured)
     return (
         f"{place}; {count(known['threads'], 'thread')}; {company}; "
         f"median of up to {known['rounds']} interleaved rounds per row; torch_dmlpool {known['peers'][OURS]}, {peers}; "

@@ -1,6 +1,7 @@
 """The one table of workloads: what is pooled, how, in which type and layout, and which groups it belongs to.
 
 Every row can be asked of PyTorch's own operators too: symmetric padding of at most half a window, no dilated average.
+Quantized rows are the exception: PyTorch's know one scale, which the output shares.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ MODES = {
     "indices": "with indices",
     "recorded": "recording the graph",
     "training": "forward + backward",
+    "quantized": "quantized",
 }
-"""What is timed; the middle two add the indices of the maxima, or autograd's book-keeping without a backward pass."""
+"""What is timed: the values; those and the indices of the maxima; autograd's book-keeping without a backward pass; both
+passes; averages of integers that stand for real numbers."""
 
 GROUPS = {
     "core": "what every release is judged by: max and average, layouts, ranks and gradients",
@@ -29,6 +32,7 @@ GROUPS = {
     "networks": "pools of well-known networks, in one to three spatial dimensions",
     "published": "geometries for which other kernel libraries publish times",
     "types": "data types beside float32",
+    "quantized": "averages of 8-bit integers with scales and zero points",
     "batches": "one pool over batches of 1 to 256",
 }
 
@@ -48,6 +52,7 @@ class Workload:
     dtype: str = "float32"
     channels_last: bool = False
     mode: str = "forward"
+    per_channel: bool = False  # quantized: a scale for each channel of the input, another one for the output
     groups: tuple[str, ...] = field(default=(), compare=False)
     origin: str = field(default="", compare=False)  # where this pool is met
 
@@ -66,12 +71,16 @@ class Workload:
             parts.append(f"dilation {_short(self.dilation)}")
         if self.ceil_mode:
             parts.append("ceil")
+        if not self.include_padding:
+            parts.append("padding not counted")
         if self.dtype != "float32":
             parts.append(self.dtype)
         if self.channels_last:
             parts.append("channels_last")
         if self.mode != "forward":
             parts.append(MODES[self.mode])
+        if self.per_channel:
+            parts.append("per channel")
         return " ".join(parts)
 
     def of_one(self) -> Workload:
@@ -128,13 +137,14 @@ def _row(
     families: str,
     sizes: str,
     window: str,
-    pad: int = 0,
+    pad: int | str = 0,
     *,
     dilation: int = 1,
     ceil: bool = False,
+    include_padding: bool = True,
     origin: str = "",
 ) -> Iterator[Workload]:
-    """One forward row per family from shorthand: sizes ``8x64x112x112``, window ``3/2`` or ``1x2x2``."""
+    """One forward row per family from shorthand: sizes ``8x64x112x112``, window ``3/2`` or ``1x2x2``, pad ``1x2``."""
     shape = tuple(int(size) for size in sizes.split("x"))
     rank = len(shape) - 2
     taps, _, steps = window.partition("/")
@@ -149,9 +159,10 @@ def _row(
             shape,
             entries(taps),
             entries(steps or taps),
-            (pad,) * rank,
+            entries(str(pad)),
             (dilation,) * rank,
             ceil,
+            include_padding,
             groups=tuple(groups.split()),
             origin=origin,
         )
@@ -207,29 +218,49 @@ def _networks() -> Iterator[Workload]:
     yield from _row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")
     yield from _row(group, "max average", "16x128x16000", "4/4", origin="waveforms")
     yield from _row(group, "max", "4x64x8x56x56", "3/2", 1, origin="video, ResNet 3-D stem")
+    yield from _row(group, "max", "4x64x16x112x112", "1x3x3/1x2x2", "0x1x1", origin="video, I3D pool")
+    yield from _row(group, "max", "4x192x8x28x28", "3/1", 1, origin="video, I3D branch")
     yield from _row(group, "max average", "1x32x96x96x96", "2/2", origin="medical volumes, U-Net 3-D")
-    stem = next(_row(group, "max", "32x64x112x112", "3/2", 1, origin="ResNet-50, stem"))
-    yield replace(stem, mode="training")
-    yield replace(next(_row(group, "max", "8x256x20x20", "5/1", 2, origin="SPPF, YOLO")), mode="training")
-    yield replace(next(_row(group, "average", "32x2048x7x7", "7/1", origin="ResNet-50, global")), mode="training")
-    yield replace(next(_row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")), mode="training")
-    yield replace(next(_row(group, "max", "1x32x96x96x96", "2/2", origin="U-Net 3-D")), mode="training")
+    yield from _row(group, "average", "32x96x56x56", "56", origin="squeeze-and-excitation, global")
+    (stem,) = _row(group, "max", "32x64x112x112", "3/2", 1, origin="ResNet-50, stem")
+    (sppf,) = _row(group, "max", "8x256x20x20", "5/1", 2, origin="SPPF and SPP, YOLO")
+    (head,) = _row(group, "average", "32x2048x7x7", "7/1", origin="ResNet-50, global")
+    (transition,) = _row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")
+    (volume,) = _row(group, "max", "1x32x96x96x96", "2/2", origin="medical volumes, U-Net 3-D")
+    waveforms = _row(group, "max average", "16x128x16000", "4/4", origin="waveforms")
+    yield stem
+    for row in (stem, sppf, head, transition, volume, *waveforms):
+        yield replace(row, mode="training")
+    for row in (stem, sppf, head, volume):
+        yield replace(row, channels_last=True)
 
 
 def _published() -> Iterator[Workload]:
-    group = "published"
-    yield from _row(group, "max", "32x64x112x112", "3/2", 1)
-    yield from _row(group, "max", "16x128x56x56", "2/2")
-    yield from _row(group, "max", "32x64x55x55", "3/2", ceil=True)
-    yield from _row(group, "max", "32x80x4096", "3/3")
-    yield from _row(group, "max", "64x256x128", "128")
-    yield from _row(group, "max", "16x128x2048", "5/2", dilation=2, ceil=True)
-    yield from _row(group, "average", "2x64x112x112", "3/2", 1)
-    yield from _row(group, "average", "2x128x56x56", "5/2", 2)
-    yield from _row(group, "average", "3x96x55x57", "3x5", ceil=True)
-    yield from _row(group, "max", "8x64x16x112x112", "1x2x2")
-    yield from _row(group, "max", "4x128x16x56x56", "2/2")
-    yield from _row(group, "max", "2x64x32x112x112", "3/2", 1, ceil=True)
+    """Each geometry in float32 and in the type for which times are published."""
+    half, brain, group = "float16", "bfloat16", "published"
+    rows = [
+        (half, _row(group, "max", "32x64x112x112", "3/2", 1)),
+        (half, _row(group, "max", "16x128x56x56", "2/2")),
+        (half, _row(group, "max", "32x64x55x55", "3/2", ceil=True)),
+        (half, _row(group, "max", "32x80x4096", "3/3")),
+        (half, _row(group, "max", "64x256x128", "128/1")),
+        (brain, _row(group, "max", "16x128x2048", "5/2", 2, dilation=2, ceil=True)),
+        (half, _row(group, "max", "8x64x16x112x112", "1x2x2")),
+        (half, _row(group, "max", "4x128x16x56x56", "2/2")),
+        (brain, _row(group, "max", "2x64x32x112x112", "3/2", 1, ceil=True)),
+        (half, _row(group, "average", "2x64x112x112", "3/2", 1)),
+        (half, _row(group, "average", "2x128x56x56", "5/2", 2)),
+        (brain, _row(group, "average", "3x96x55x57", "3x5/2", "1x2", ceil=True, include_padding=False)),
+        (half, _row(group, "average", "4x128x4096", "3/2", 1)),
+        (half, _row(group, "average", "2x256x32000", "5/4", 2)),
+        (brain, _row(group, "average", "2x128x2048", "4/2", 1, ceil=True, include_padding=False)),
+        (half, _row(group, "average", "1x32x16x56x56", "2/2")),
+        (half, _row(group, "average", "2x64x8x28x28", "2x3x3/2", 1, ceil=True, include_padding=False)),
+        (brain, _row(group, "average", "2x24x10x20x22", "2x2x3/2", "0x1x1")),
+    ]
+    for dtype, (row,) in rows:
+        yield row
+        yield replace(row, dtype=dtype)
 
 
 def _types() -> Iterator[Workload]:
@@ -241,23 +272,40 @@ def _types() -> Iterator[Workload]:
         for dtype in ("float64", "float16", "bfloat16"):
             yield replace(row, dtype=dtype)
         if row.family == "max":
-            for dtype in ("int8", "uint8", "int32", "int64"):
+            for dtype in ("int8", "uint8", "int16", "int32", "int64"):
                 yield replace(row, dtype=dtype)
     for row in rows[:2]:
         for dtype in ("float16", "bfloat16"):
             yield replace(row, dtype=dtype, mode="training")
             yield replace(row, dtype=dtype, channels_last=True)
+    yield replace(rows[0], dtype="int8", channels_last=True)
+
+
+def _quantized() -> Iterator[Workload]:
+    rows = [
+        *_row("quantized", "average", "8x256x56x56", "2/2"),
+        *_row("quantized", "average", "8x64x112x112", "3/2", 1),
+        *_row("quantized", "average", "8x64x56x56", "7/1", 3),
+        *_row("quantized", "average", "8x64x56x56", "7/7"),
+        *_row("quantized", "average", "8x2048x7x7", "7/1", origin="ResNet-50, global"),
+    ]
+    for row in rows:
+        yield replace(row, dtype="uint8", mode="quantized")
+    yield replace(rows[0], dtype="int8", mode="quantized")
+    for row in rows[:2]:
+        yield replace(row, dtype="uint8", mode="quantized", channels_last=True)
+        yield replace(row, dtype="uint8", mode="quantized", per_channel=True)
 
 
 def _batches() -> Iterator[Workload]:
     for batch in (1, 4, 16, 64, 256):
-        yield from _row("batches", "max", f"{batch}x64x56x56", "3/2", 1)
+        yield from _row("batches", "max average", f"{batch}x64x56x56", "3/2", 1)
 
 
 def _table() -> tuple[Workload, ...]:
     """Every row once, in order; a row that several groups name belongs to all of them."""
     rows: dict[str, Workload] = {}
-    for build in (_core, _overhead, _networks, _published, _types, _batches):
+    for build in (_core, _overhead, _networks, _published, _types, _quantized, _batches):
         for row in build():
             known = rows.get(row.name, row)
             groups = tuple(dict.fromkeys([*known.groups, *row.groups]))

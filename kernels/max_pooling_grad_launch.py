@@ -10,6 +10,7 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     AXIS_CONSTANTS,
     CHANNELS,
     COLUMNS,
+    CUDA,
     SCALAR,
     GradProblem,
     Pass,
@@ -17,6 +18,7 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     memory_order,
     pooled_axes,
 )
+from torch_dmlpool.kernels.max_pooling_stream_launch import rows_of_lane
 
 CHANNEL_STEP = 5  # what a conditional addition of vectors costs the compiler, compared with one of columns
 UNROLLED_EXTENT = 64  # positions one window may span unrolled: further apart, rows are walked over for nothing
@@ -27,6 +29,9 @@ GATHERED_STEPS = 512  # conditional additions in a lane's straight-line code; mo
 @lru_cache(maxsize=4096)
 def grad_passes(problem: GradProblem) -> tuple[Pass, ...]:
     """The launches that serve a gradient of max pooling: one unrolled, or one per axis."""
+    words = grad_words(problem)
+    if words is not None:
+        return (words,)
     launch = _grad_windows(problem)
     if launch is not None:
         return (Pass("grad_windows", launch, prod((*problem.planes, *problem.sizes)), prod(problem.axes.window)),)
@@ -93,9 +98,81 @@ def _grad_windows(problem: GradProblem) -> Launch | None:
             WIDE=is_wide(axes, sizes, outputs, lanes, *spans),
             SEPARABLE=separable,
             DOUBLE=problem.element_size == 8,
-            ASM=problem.target == "cuda" and problem.element_size < 8,
+            ASM=problem.target in CUDA and problem.element_size < 8,
         ),
     )
+
+
+WORD_WINDOWS = (4, 15)  # rows and columns of windows that are gathered two to a word
+WORD_REGISTERS = 176  # sums and columns that a lane carries on
+WORD_ROWS = 4  # input rows of a lane that walks along them
+WORD_EXTENT = 128  # inputs that a lane walks over, where there are lanes enough
+
+
+def grad_words(problem: GradProblem) -> Pass | None:
+    """The gather of two windows to a word, for windows of 4 to 15 at stride 1 and taps of one byte; else None."""
+    axes, sizes, outputs = problem.axes, problem.sizes, problem.outputs
+    height, width = axes.window[1:]
+    gs, ts, xs = problem.gradient_strides, problem.tap_strides, problem.strides
+    if (
+        problem.rank != 2
+        or axes.stride != (1, 1, 1)
+        or axes.dilation != (1, 1, 1)
+        or problem.target not in ("sm_90", "interpreter")
+        or problem.element_size > 4
+        or not WORD_WINDOWS[0] <= min(height, width) <= max(height, width) <= WORD_WINDOWS[1]
+        or height * width > 225
+    ):
+        return None
+    batch, channels = problem.planes
+    constants = {
+        "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "B": LANES,
+        "ASM": problem.target == "sm_90",
+    }  # fmt: skip
+    spans = [in_plane_span(lengths, s[2:]) for lengths, s in ((outputs, gs), (outputs, ts), (sizes, xs))]
+    if gs[1] == ts[1] == xs[1] == 1:
+        used = [s[i] for s in (gs, ts, xs) for i in (0, 3, 4)]
+        if gcd(2, channels, *used) != 2 or not problem.aligned:
+            return None
+        channels //= 2
+        turn = 3
+        lanes_of_one = batch * channels * divided(sizes[1], WORD_ROWS)
+        extent = rows_of_lane(sizes[2], width, turn, lanes_of_one, WORD_EXTENT)
+        lanes = lanes_of_one * divided(sizes[2], extent)
+        kernel, walked, reads = "grad_words_of_channels", width, 2 * (WORD_ROWS + height - 1)
+        constants |= {"R": WORD_ROWS, "M": turn}
+        lengths = (*sizes[1:], *outputs[1:])
+        strides = [v for s in (gs, ts, xs) for v in (s[0] // 2, 0, s[3] // 2, s[4] // 2)]
+        spans = [span + 2 * channels for span in spans]
+    elif gs[4] == ts[4] == xs[4] == 1:
+        vector = vector_width(
+            problem.element_size, problem.aligned, outputs[2], *(s[i] for s in (gs, ts) for i in (0, 1, 3))
+        )
+        store = gcd(8, vector_width(problem.element_size, True, sizes[2], *(xs[i] for i in (0, 1, 3))))
+        across = 8
+        first, last = axes.start[2] - width + 1, across - 1 + axes.start[2]
+        words = last // 2 - first // 2 + 1
+        if vector < 4 or words * 3 * height > WORD_REGISTERS:
+            return None
+        turn = 3 if height > 5 else 2
+        lanes_of_one = batch * channels * divided(sizes[2], across)
+        extent = rows_of_lane(sizes[1], height, turn, lanes_of_one, WORD_EXTENT)
+        lanes = lanes_of_one * divided(sizes[1], extent)
+        kernel, walked, reads = "grad_words_of_columns", height, 2 * (last // vector - first // vector + 1)
+        constants |= {"Q": across, "M": turn, "V": vector, "STORE": store}
+        lengths = (sizes[1], sizes[2] // store, outputs[1], outputs[2] // vector)
+        strides = [
+            v for s, unit in ((gs, vector), (ts, vector), (xs, store)) for v in (*(s[i] // unit for i in (0, 1, 3)), 1)
+        ]
+    else:
+        return None
+    if is_wide(axes, sizes, outputs, lanes, *spans):
+        return None
+    launch = Launch(
+        programs=divided(lanes, LANES), sizes=(lanes, channels, *lengths, extent, *strides), constants=constants
+    )
+    elements = prod((*problem.planes, *sizes))
+    return Pass(kernel, launch, elements, height * width, loads=(extent + walked - 1) * reads)
 
 
 def _terms(axes: Axes) -> int:

@@ -18,6 +18,7 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     AXIS_CONSTANTS,
     CHANNELS,
     COLUMNS,
+    CUDA,
     INDICES,
     NO_TAPS,
     PLANE_INDICES,
@@ -132,7 +133,7 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
         wide_spans = in_plane_span(problem.sizes, (d, h, w)), in_plane_span(outputs, (yd, yh, yw))
     lanes = groups * outputs[0] * divided(outputs[1], rows) * divided(outputs[2], columns)
     # Codes past 2²³ would not fit beside a float32; windows that large are not unrolled.
-    asm = problem.target == "cuda" and problem.floating and problem.element_size <= 4 and encode != NO_TAPS
+    asm = problem.target in CUDA and problem.floating and problem.element_size <= 4 and encode != NO_TAPS
     return Launch(
         programs=divided(lanes, LANES),
         sizes=(lanes, channels, *problem.sizes[:2], width, *outputs, *strides, *out_strides),

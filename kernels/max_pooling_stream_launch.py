@@ -8,6 +8,7 @@ from torch_dmlpool.kernels.launch import LANES, Launch, divided, in_plane_span, 
 from torch_dmlpool.kernels.max_pooling_problem import (
     CHANNELS,
     COLUMNS,
+    CUDA,
     NO_TAPS,
     TAPS,
     MaxProblem,
@@ -65,13 +66,14 @@ def _turn(window: int, mode: int, layout: int) -> int:
     while size < window:
         grown = min(ways * size, window)
         longest, size = max(longest, grown - size), grown
+    if mode == VALUES and layout == COLUMNS:
+        return 4  # shorter turns of packed halves make the assembler spill
     # Twice the keys of each channel are as much code as compiles within three seconds.
     return min(longest, 2 if mode == KEYS and layout == CHANNELS else 4)
 
 
-def rows_of_lane(outputs: int, window: int, turn: int, lanes_of_one: int) -> int:
+def rows_of_lane(outputs: int, window: int, turn: int, lanes_of_one: int, rows: int = ROWS_OF_LANE) -> int:
     """Output rows of one lane: many, so that few are read twice, as long as there are lanes enough."""
-    rows = ROWS_OF_LANE
     while rows > SHORTEST_LANE and lanes_of_one * divided(outputs, rows) < LANES_ENOUGH:
         rows //= 2
     rows = divided(outputs, divided(outputs, rows))
@@ -133,13 +135,12 @@ def max_stream(problem: MaxProblem, encode: int) -> Pass | None:
             "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "M": turn, "Q": across,
             "GROUP": group, "V": vector, "B": LANES, "LAYOUT": layout, "MODE": mode,
             "WIDEN": (half and mode == PAIRS) or (mode == VALUES and compares_wrongly(problem)),
-            "ASM": problem.target == "cuda" and problem.floating and problem.element_size <= 4 and mode != VALUES,
+            "ASM": problem.target in CUDA and problem.floating and problem.element_size <= 4 and mode != VALUES,
         },
     )  # fmt: skip
-    reads = divided(across + width - 1 + vector - 1, vector) if layout == COLUMNS else across + width - 1
+    reads = across + width - 1
     if layout == COLUMNS:
-        low = -axes.start[2] // vector
-        reads = (across + width - 2 - axes.start[2]) // vector - low + 1
+        reads = (across + width - 2 - axes.start[2]) // vector - (-axes.start[2] // vector) + 1
     return Pass(
         "max_stream", launch, prod((*problem.planes, *outputs)), height * width, loads=(rows + height - 1) * reads
     )

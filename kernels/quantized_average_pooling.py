@@ -10,7 +10,8 @@ further than 2⁻⁴¹ from every half; so rounding it to a multiple of 2⁻⁴�
 the other. Larger windows are added up axis by axis in a loop, and what lies next to a half is compared in integers.
 """
 
-# Triton's compiler knows no unpacking of tuples.
+# Triton's compiler knows no unpacking of tuples, nor a choice between two pointer types in one expression.
+# ruff: noqa: SIM108
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def quantized_tile(
     source: int8 or uint8, ``D, H, W`` spatial sizes and five strides. target: int8 or uint8, ``TD, TH, TW`` spatial
     sizes, dense, channels innermost for CHANNELS. In vectors of ``V`` elements are counted: all strides, and for
     COLUMNS ``W``, for CHANNELS ``C``; only ``V = 1`` reads the stride of the vectorised dimension. For COLUMNS ``TW``
-    counts vectors of ``STORE`` elements. Scales (float32) and zero points (of the type of their side) as ``KINDS`` says.
+    counts vectors of ``STORE`` elements. ``KINDS`` says how scales (float32) and zero points (of their side's type) are
+    given.
     """
     SIGNED: tl.constexpr = source.dtype.element_ty == tl.int8
     PACKED: tl.constexpr = V >= 4
@@ -345,8 +347,9 @@ def quantized_tile(
                                 row_factor = float64_reciprocal(tl.maximum(taps, 1))
                             target_line = target_depth * TH + target_row
                             if LAYOUT == COLUMNS:
+                                row_factors = factors * row_factor if COUNTED else factors
                                 store_columns(
-                                    base_target, totals, factors * row_factor if COUNTED else factors, counted, zero_sums, zeros,
+                                    base_target, totals, row_factors, counted, zero_sums, zeros,
                                     column, target_line, target_live, TW,
                                     COLS, COUNTED, PACKED, N_CHUNKS, T_COLS, LEAST, MOST, V, STORE, B,
                                 )  # fmt: skip
@@ -472,7 +475,7 @@ def quantized_rescale(
     whole = tl.floor(real)
     past = real - whole
     integer = whole.to(tl.int64)
-    # Twice the distance from the half times the denominator: an integer that 64 bits hold, though perhaps not its terms.
+    # Twice the distance from the half, times the denominator: 64 bits hold this integer, though perhaps not its terms.
     significand, exponent = scale_parts(scale)
     other, below = scale_parts(step)
     exponent = exponent - below

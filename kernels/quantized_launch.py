@@ -22,7 +22,7 @@ from .launch import (
 
 SNAPPED_TAPS = 128  # sums below 2**15: what a lane requantizes by two additions
 UNROLLED_LOADS = 64  # loads that one lane may unroll: a few seconds of compile time
-TILE_REGISTERS = 220  # words of partial sums that a lane may hold; those of the requantization come on top
+TILE_REGISTERS = 220  # words that a lane may hold at once, as estimated: the compiler keeps fewer of the sums
 
 
 class QuantizedProblem(NamedTuple):
@@ -148,6 +148,8 @@ def _fits(axes: Axes, tile: tuple[int, int, int], columns: bool, width: int) -> 
     kept = [min(span, (window - 1) * dilation + 1) if window > 1 else 0
             for span, window, dilation in zip(spans, axes.window, axes.dilation, strict=True)]  # fmt: skip
     registers = kept[0] * tile[1] * held + kept[1] * held + (spans[2] if columns else chunks * words)
+    if not columns:
+        registers += 4 * width  # the scale, zero point and offset of each channel
     return registers <= TILE_REGISTERS
 
 

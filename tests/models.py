@@ -152,7 +152,7 @@ def pad_same(
 ) -> Tensor:
     """TensorFlow's "same": ``ceil(size / stride)`` windows, the odd element at the end."""
     padding: list[int] = []
-    for length, taps, step, gap in zip(input.shape[2:], size, stride, dilation, strict=True):
+    for length, taps, step, gap in zip(input.shape[-2:], size, stride, dilation, strict=True):
         total = max((math.ceil(length / step) - 1) * step + (taps - 1) * gap + 1 - length, 0)
         padding = [total // 2, total - total // 2, *padding]
     return functional.pad(input, padding, value=value)

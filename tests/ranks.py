@@ -15,19 +15,19 @@ from typing import Any
 class Ranks:
     """Gloo processes on this machine. A job is a function that every rank calls with the same arguments."""
 
-    def __init__(self, count: int, timeout: float = 30.0) -> None:
+    def __init__(self, count: int, timeout: float = 120.0) -> None:
         self.count, self.timeout = count, timeout
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
 
-    def run(self, job: Callable[..., Any], *arguments: Any, within: float = 120.0) -> list[Any]:
+    def run(self, job: Callable[..., Any], *arguments: Any, within: float = 300.0) -> list[Any]:
         """What every rank returns; what fails in any of them is raised here, the first failure first."""
         answers, failures = self.outcomes(job, *arguments, within=within)
         if failures:
             raise AssertionError("\n".join(failures))
         return answers
 
-    def outcomes(self, job: Callable[..., Any], *arguments: Any, within: float = 120.0) -> tuple[list[Any], list[str]]:
+    def outcomes(self, job: Callable[..., Any], *arguments: Any, within: float = 300.0) -> tuple[list[Any], list[str]]:
         """What every rank returns, None where it fails, and the failures.
 
         Ranks that were left waiting for one that failed are of no more use: the next job gets new ones.
@@ -59,7 +59,7 @@ class Ranks:
     def _start(self) -> None:
         # One process imports everything and forks the ranks: less than half of what it takes if each of them imports.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch_dmlpool.distributed"])
+        context.set_forkserver_preload(["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"])
         self.folder = tempfile.TemporaryDirectory(prefix="torch_dmlpool_ranks_")
         for rank in range(self.count):
             ours, theirs = context.Pipe()
@@ -97,6 +97,8 @@ def _serve(rank: int, count: int, meeting_point: str, timeout: float, connection
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
+                # Inductor and forward-mode differentiation use TorchScript when they are loaded.
+                warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
                 answer = job(*arguments)
         except Exception:
             failure = f"rank {rank}: {traceback.format_exc()}"

@@ -15,17 +15,21 @@ import torch_dmlpool
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
-ROOMS = ["nn", "quantized", "functional", "ops", "backends", "kernels"]
+ROOMS = ["distributed", "graphs", "nn", "quantized", "functional", "ops", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands"}
 NOT_NEIGHBOURS = {
+    "distributed": {"nn", "quantized", "functional", "kernels"},
+    "graphs": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "nn": {"backends", "kernels", "ops"},
     "quantized": {"nn", "backends", "kernels"},
     "functional": {"backends", "kernels"},
     "ops": {"kernels"},
     "kernels": LEAVES,
 }
-"""nn and quantized call functional, functional calls ops, ops calls a backend; kernels know triton alone."""
+"""nn and quantized call functional, functional calls ops, ops calls a backend; kernels know triton alone.
+
+distributed stands above the operators, which it teaches about DTensors; nothing imports it but the first DTensor."""
 
 
 def sources() -> dict[str, Path]:

@@ -15,6 +15,13 @@ FORWARD = {
     "average": lambda x: dmlpool.average_pooling(x, **WINDOW),
     "max": lambda x: dmlpool.max_pooling(x, **WINDOW),
     "indices": lambda x: dmlpool.max_pooling(x, **WINDOW, return_indices=True)[1],
+    "norm": lambda x: dmlpool.lp_pooling(x, **WINDOW, p=2),
+    "adaptive average": lambda x: dmlpool.adaptive_average_pooling(x, 7),
+    "adaptive max": lambda x: dmlpool.adaptive_max_pooling(x, (7, 9)),
+    # The indices of overlapping windows meet: which element is written must not depend on the run.
+    "unpooling": lambda x: dmlpool.max_unpooling(
+        x[..., 2:, 2:], dmlpool.max_pooling(x, 3, return_indices=True)[1], x.shape
+    ),
 }
 
 
@@ -26,7 +33,7 @@ def gradient(function: str, input: Tensor) -> Tensor:
     return leaf.grad
 
 
-@pytest.mark.parametrize("function", ["average", "max"])
+@pytest.mark.parametrize("function", [name for name in FORWARD if name != "indices"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_same_bits_over_a_hundred_runs(function: str, dtype: torch.dtype) -> None:
     """E3: forward and backward, and nothing is refused under deterministic algorithms."""

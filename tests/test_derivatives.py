@@ -63,7 +63,8 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
             lambda x: operators.max_pooling_gather(x, taps, *checks.spelled_out(case.pooling)),
             inner,
         ),
-        "lp_pooling": (lambda x: dmlpool.lp_pooling(x, **given, p=3), inner),
+        # An element of 0 alone in its window is where a norm, |x|, has no derivative.
+        "lp_pooling": (lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3), inner),
         "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, uneven), inner),
         "adaptive_average_pooling_grad": (
             lambda g: operators.adaptive_average_pooling_grad(g, [size + 2 for size in case.output_sizes]),
@@ -102,6 +103,11 @@ def test_second_derivatives(case: cases.Case, name: str) -> None:
     assert gradgradcheck(*arguments, **modes, fast_mode=case.rank > 1)
 
 
+def scattered(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
+    """Max unpooling as ATen does it where vmap goes too."""
+    return torch.zeros_like(like).flatten(2).scatter(2, indices.flatten(2), values.flatten(2)).view(like.shape)
+
+
 POOLS = {
     "max": (
         lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
@@ -114,6 +120,19 @@ POOLS = {
     "average": (
         lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1, include_padding=True),
         lambda x: functional.avg_pool2d(x, 3, 2, 1),
+    ),
+    "norm": (lambda x: dmlpool.lp_pooling(x, 3, 2), lambda x: functional.lp_pool2d(x, 2, 3, 2)),
+    "adaptive average": (
+        lambda x: dmlpool.adaptive_average_pooling(x, (3, 4)),
+        lambda x: functional.adaptive_avg_pool2d(x, (3, 4)),
+    ),
+    "adaptive max": (
+        lambda x: dmlpool.adaptive_max_pooling(x, (3, 4)),
+        lambda x: functional.adaptive_max_pool2d(x, (3, 4)),
+    ),
+    "unpooling": (
+        lambda x: dmlpool.max_unpooling(*dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape),
+        lambda x: scattered(*functional.max_pool2d(x, 2, return_indices=True), x),
     ),
 }
 """Ours and ATen's, which every transform must treat alike."""

@@ -44,3 +44,23 @@ def test_the_demo_refuses_no_epochs(tmp_path: Path) -> None:
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert finished.returncode == 2
     assert "--epochs must be at least 1, got 0" in finished.stderr
+
+
+@pytest.mark.slow
+def test_a_volume_too_large_for_one_process() -> None:
+    """Reduced. The process must succeed, and it succeeds only where every plane and the gradient are right."""
+    pytest.importorskip("torch.distributed.tensor")
+    command = [
+        sys.executable,
+        str(DEMO.parent / "large_volume.py"),
+        "--depth",
+        "320",
+        "--size",
+        "320",
+        "--budget",
+        "120",
+    ]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "one process alone: cannot even allocate the volume" in finished.stdout
+    assert "4096000 windows, 0 differ from the direct computation" in finished.stdout

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import quantized
+from torch_dmlpool.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning")
 
@@ -69,10 +70,28 @@ def ties_of(case: cases.Case, values: Tensor, zero_point: int, include_padding: 
     return (doubled == doubled.round()) & (doubled.remainder(2) == 1)
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
-@types
+FEW_ATEN_CASES = [case for case in cases.FEW if case in ATEN_CASES] + [
+    cases.case("ceil adds an overhang", "plain", "padded"),
+    cases.case("window is the input", "adjacent windows", "padded"),
+]
+
+
 @cases.parametrized(ATEN_CASES)
-def test_atens_results(case: cases.Case, dtype: torch.dtype, channels_last: bool) -> None:
+def test_atens_results(case: cases.Case) -> None:
+    check_against_aten(case, torch.quint8, channels_last=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels_last"),
+    [(torch.quint8, True), (torch.qint8, False), (torch.qint8, True)],
+    ids=["quint8, channels last", "qint8", "qint8, channels last"],
+)
+@cases.parametrized(FEW_ATEN_CASES)
+def test_atens_results_of_both_types_in_both_layouts(case: cases.Case, dtype: torch.dtype, channels_last: bool) -> None:
+    check_against_aten(case, dtype, channels_last)
+
+
+def check_against_aten(case: cases.Case, dtype: torch.dtype, channels_last: bool) -> None:
     """Q1, Q5, A1 to A3: all of them but for ties, of which ATen has two kinds wrong.
 
     It adds the zero point before it rounds to even, which shows where that is odd; and it multiplies by the rounded
@@ -82,17 +101,16 @@ def test_atens_results(case: cases.Case, dtype: torch.dtype, channels_last: bool
     if channels_last:
         values = samples.channels_last(values)
     arguments = {name: value for name, value in case.aten.items() if name != "dilation"}
-    for zero_point in (10, 7):
-        for include_padding in (True, False):
-            tensor = per_tensor(values, 0.3, zero_point)
-            pooled = dmlpool.quantized_average_pooling(tensor, **case.arguments, include_padding=include_padding)
-            aten = ATEN_POOLS[case.rank](tensor, **arguments, count_include_pad=include_padding)
-            assert (pooled.dtype, pooled.q_scale(), pooled.q_zero_point()) == (dtype, 0.3, zero_point)
-            assert pooled.shape == aten.shape
-            differences = pooled.int_repr().int() - aten.int_repr().int()
-            ties = ties_of(case, values, zero_point, include_padding)
-            assert differences.abs().max() <= 1
-            assert not differences[~ties].any()
+    for zero_point, include_padding in ((10, True), (7, False)):
+        tensor = per_tensor(values, 0.3, zero_point)
+        pooled = dmlpool.quantized_average_pooling(tensor, **case.arguments, include_padding=include_padding)
+        aten = ATEN_POOLS[case.rank](tensor, **arguments, count_include_pad=include_padding)
+        assert (pooled.dtype, pooled.q_scale(), pooled.q_zero_point()) == (dtype, 0.3, zero_point)
+        assert pooled.shape == aten.shape
+        differences = pooled.int_repr().int() - aten.int_repr().int()
+        ties = ties_of(case, values, zero_point, include_padding)
+        assert differences.abs().max() <= 1
+        assert not differences[~ties].any()
 
 
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
@@ -100,7 +118,7 @@ def test_atens_results(case: cases.Case, dtype: torch.dtype, channels_last: bool
 def test_ties_with_an_even_zero_point(dtype: torch.dtype, channels_last: bool) -> None:
     """Q1: nothing is excepted where every divisor is a power of two."""
     case = cases.case("adjacent windows", "padded")
-    values = integers(4, 64, *case.sizes, dtype=dtype)
+    values = integers(2, 16, *case.sizes, dtype=dtype)
     tensor = per_tensor(samples.channels_last(values) if channels_last else values, 0.3, 10)
     pooled = dmlpool.quantized_average_pooling(tensor, **case.arguments, include_padding=True)
     arguments = {name: value for name, value in case.aten.items() if name != "dilation"}
@@ -204,7 +222,7 @@ def chosen(given: Any, inherited: Any) -> Tensor:
 @schemes
 def test_what_is_not_given_is_inherited(scheme: str, scale: str, zero_point: str) -> None:
     """Q5: per channel where the scale or the zero point of the output is, given or inherited."""
-    tensor = QUANTIZED[scheme](integers(2, CHANNELS, 6, 7))
+    tensor = QUANTIZED[scheme](integers(1, CHANNELS, 4, 3))
     given = {"output_scale": SCALE_GIVEN[scale], "output_zero_point": ZERO_POINT_GIVEN[zero_point]}
     inherited = parameters(tensor)
     scales, zero_points = (chosen(*pair) for pair in zip(given.values(), inherited, strict=True))
@@ -453,3 +471,41 @@ def test_the_example_runs() -> None:
     found = doctest.testmod(quantized)
     assert found.attempted >= 3
     assert found.failed == 0
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("zero_point", [0, 3, 10, 127])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [(2, 2, 0), (3, 2, 1), (3, 1, 1), (7, 7, 0), (7, 1, 3), (4, 4, 0), (5, 2, 2), (2, 1, 1), (14, 14, 0)],
+)
+def test_where_aten_serves_it_is_exact(
+    window: int, stride: int, padding: int, zero_point: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q1: whether PyTorch's own operator is asked or not, the integers are the same."""
+    integers = torch.randint(0, 256, (2, 5, 31, 29), generator=samples.seeded(window), dtype=torch.uint8)
+    integers[0] //= 64
+    integers = samples.LAYOUTS[layout](integers)
+    arguments = (window, stride, padding, padding)
+    for dtype, offset in ((torch.quint8, 0), (torch.qint8, 128)):
+        plain = integers if offset == 0 else (integers.int() - offset).to(torch.int8)
+        input = torch._make_per_tensor_quantized_tensor(plain, 0.037, zero_point)
+        assert input.dtype == dtype
+        for include_padding in (False, True):
+            found = dmlpool.quantized_average_pooling(input, *arguments, include_padding=include_padding)
+            with monkeypatch.context() as patch:
+                patch.setattr(quantized, "_aten_is_faster", lambda *_: False)
+                expected = dmlpool.quantized_average_pooling(input, *arguments, include_padding=include_padding)
+            assert torch.equal(found.int_repr(), expected.int_repr())
+            assert found.stride() == expected.stride()
+            assert found.q_zero_point() == expected.q_zero_point()
+
+
+def test_aten_serves_what_it_gets_right() -> None:
+    """Odd divisors, and powers of two with even zero points; the others stay with the integer operator."""
+    served = []
+    for size, zero_point in ((2, 4), (2, 5), (3, 5), (6, 4)):
+        window = Window.directml(2, size, size)
+        input = torch._make_per_tensor_quantized_tensor(torch.zeros(1, 2, 12, 12, dtype=torch.uint8), 1.0, zero_point)
+        served.append(quantized._aten_is_exact(input, window, False))
+    assert served == [True, False, True, False]

@@ -390,3 +390,137 @@ def test_refusals_come_before_any_work() -> None:
     ):
         with pytest.raises(kind):
             call()
+
+
+QUANTIZED = torch.zeros(2, 3, 4, 5, dtype=torch.uint8)
+PER_CHANNEL = torch.tensor([0.5, 1.0, 2.0])
+FITS = {"input_scale": 0.1, "input_zero_point": 3, "output_scale": 0.2, "output_zero_point": None}
+
+
+def quantized(tensor: object = QUANTIZED, window: object = 2, *rest: object, **changes: object) -> Tensor:
+    parameters = {**FITS, **changes}
+    return dmlpool.quantized_linear_average_pooling(tensor, *(parameters.pop(name) for name in FITS), window, *rest,
+                                                    **parameters)  # fmt: skip
+
+
+def channelwise(value: float) -> Tensor:
+    return torch.tensor([0.5, value, 2.0])
+
+
+SHAPES = "must have one element or one per channel, shape (3,) or (1, 3, 1, 1), got shape"
+QUANTIZED_REFUSALS = [
+    ({"input_scale": 0.0}, ValueError, "input_scale must be finite and above 0 in float32, got 0.0"),
+    ({"output_scale": -0.5}, ValueError, "output_scale must be finite and above 0 in float32, got -0.5"),
+    ({"input_scale": float("nan")}, ValueError, "input_scale must be finite and above 0 in float32, got nan"),
+    ({"output_scale": float("inf")}, ValueError, "output_scale must be finite and above 0 in float32, got inf"),
+    ({"input_scale": 1e-50}, ValueError, "input_scale must be finite and above 0 in float32, got 1e-50"),
+    ({"output_scale": 1e39}, ValueError, "output_scale must be finite and above 0 in float32, got 1e+39"),
+    ({"input_scale": torch.zeros(())}, ValueError, "input_scale must be finite and above 0 in float32, got 0.0"),
+    (
+        {"output_scale": channelwise(-1.0)},
+        ValueError,
+        "output_scale must be finite and above 0 in float32, got -1.0 in channel 1",
+    ),
+    (
+        {"input_scale": channelwise(float("nan")).view(1, 3, 1, 1)},
+        ValueError,
+        "input_scale must be finite and above 0 in float32, got nan in channel 1",
+    ),
+    (
+        {"input_scale": channelwise(float("inf"))},
+        ValueError,
+        "input_scale must be finite and above 0 in float32, got inf in channel 1",
+    ),
+    ({"input_scale": torch.ones(2)}, ValueError, f"input_scale {SHAPES} (2,)"),
+    ({"output_scale": torch.ones(3, 1)}, ValueError, f"output_scale {SHAPES} (3, 1)"),
+    ({"output_scale": torch.ones(1, 3, 1)}, ValueError, f"output_scale {SHAPES} (1, 3, 1)"),
+    ({"input_zero_point": torch.zeros(4, dtype=torch.uint8)}, ValueError, f"input_zero_point {SHAPES} (4,)"),
+    ({"input_scale": "0.1"}, TypeError, "input_scale must be a number or a tensor, got '0.1' of type str"),
+    ({"input_scale": None}, TypeError, "input_scale must be a number or a tensor, got None of type NoneType"),
+    ({"output_scale": True}, TypeError, "output_scale must be a number or a tensor, got True of type bool"),
+    (
+        {"output_scale": torch.ones((), dtype=torch.int32)},
+        TypeError,
+        f"output_scale has data type int32; supported are {FLOATS}",
+    ),
+    ({"input_zero_point": 256}, ValueError, "input_zero_point must be 0 to 255, the range of uint8, got 256"),
+    ({"input_zero_point": -1}, ValueError, "input_zero_point must be 0 to 255, the range of uint8, got -1"),
+    (
+        {"output_zero_point": 128, "output_dtype": torch.int8},
+        ValueError,
+        "output_zero_point must be -128 to 127, the range of int8, got 128",
+    ),
+    (
+        {"input_zero_point": 1.5},
+        TypeError,
+        "input_zero_point must be ints, got 1.5 of type float (input_zero_point=1.5)",
+    ),
+    (
+        {"input_zero_point": torch.tensor(3, dtype=torch.int8)},
+        TypeError,
+        "input_zero_point must have the input's data type uint8, got int8",
+    ),
+    (
+        {"output_zero_point": torch.tensor(3, dtype=torch.uint8), "output_dtype": torch.int8},
+        TypeError,
+        "output_zero_point must have the output's data type int8, got uint8",
+    ),
+    (
+        {"output_zero_point": torch.tensor(3)},
+        TypeError,
+        "output_zero_point has data type int64; supported are uint8",
+    ),
+    ({"output_dtype": torch.int32}, TypeError, "output_dtype must be one of int8, uint8, got int32"),
+    ({"output_dtype": "int8"}, TypeError, "output_dtype must be one of int8, uint8, got 'int8'"),
+    (
+        {"input_scale": torch.ones((), device="meta")},
+        ValueError,
+        "input_scale must be on the input's device cpu, got meta",
+    ),
+    ({"ceil_mode": 1}, TypeError, "ceil_mode must be a bool, got 1 of type int"),
+    ({"include_padding": 1}, TypeError, "include_padding must be a bool, got 1 of type int"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"), QUANTIZED_REFUSALS, ids=[str(index) for index in range(len(QUANTIZED_REFUSALS))]
+)
+def test_scales_and_zero_points(changes: dict[str, object], kind: type[Exception], message: str) -> None:
+    """Q3 and Q4, by name and number."""
+    quantized()
+    refused(kind, message, quantized, **changes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.int32, torch.uint16, torch.bool], ids=str)
+def test_what_is_not_quantized(dtype: torch.dtype) -> None:
+    """G6: the message lists what is supported."""
+    message = f"input has data type {str(dtype)[6:]}; supported are int8, uint8"
+    refused(TypeError, message, quantized, QUANTIZED.to(dtype))
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=[str(row[0]) for row in WINDOWS])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_windows_of_quantized_averages(device: str, window: tuple[tuple[object, ...], type[Exception], str]) -> None:
+    """G5 and G6."""
+    arguments, kind, message = window
+    refused(kind, message, quantized, QUANTIZED.to(device), *arguments)
+
+
+def test_the_quantized_operator_refuses_too() -> None:
+    """Q3 and Q4 where somebody calls torch.ops.dmlpool directly."""
+    operator = operators.quantized_linear_average_pooling
+    window, rest = ([2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False), (False, torch.uint8)
+    message = "output_scale must be finite and above 0 in float32, got 0.0"
+    refused(ValueError, message, lambda: operator(QUANTIZED, PER_CHANNEL, None, torch.zeros(1), None, *window, *rest))
+    refused(
+        ValueError, f"input_scale {SHAPES} (2,)",
+        lambda: operator(QUANTIZED, PER_CHANNEL[:2], None, PER_CHANNEL, None, *window, *rest),
+    )  # fmt: skip
+    for device in ("cpu", "meta"):
+        refused(
+            TypeError, "output_dtype must be one of int8, uint8, got float32",
+            lambda: operator(
+                QUANTIZED.to(device), PER_CHANNEL.to(device), None, PER_CHANNEL.to(device), None, *window, False,  # noqa: B023
+                torch.float32,
+            ),
+        )  # fmt: skip

@@ -17,7 +17,7 @@ from torch_dmlpool.functional import (
     max_unpooling,
     quantized_linear_average_pooling,
 )
-from torch_dmlpool.quantized import quantized_average_pooling
+from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
 from torch_dmlpool.window import Window
 
 __version__ = "0.1.0"
@@ -36,4 +36,5 @@ __all__ = [
     "nn",
     "quantized_average_pooling",
     "quantized_linear_average_pooling",
+    "quantized_max_pooling",
 ]

@@ -358,7 +358,7 @@ def quantized_linear_average_pooling(
     Returns:
         ``(N, C, *output)`` of ``output_dtype``, where ``output = (size + start_padding + end_padding - extent) //
         strides + 1`` and ``extent = (window_size - 1) * dilations + 1``: ``round(average / output_scale) +
-        output_zero_point``, cut off at the ends of the type, with halves rounded to even before the zero point is added.
+        output_zero_point``, cut off at the ends of the type; halves are rounded to even before the zero point is added.
         It is what exact arithmetic gives, bit for bit, on every device. A window that counts no tap gives the zero
         point.
 

@@ -203,7 +203,12 @@ def _moved(graph: Graph, pooling: Node, gradients: bool | None) -> Node | None:
     if pooling.target is not torch.ops.dmlpool.max_pooling.default or pooling.kwargs:
         return None
     function = pooling.args[0]
-    if not isinstance(function, Node) or list(function.users) != [pooling]:
+    if not isinstance(function, Node):
+        return None
+    for user in list(function.users):
+        if _is_dead(user):  # tracing leaves aliases that nobody uses
+            graph.erase_node(user)
+    if list(function.users) != [pooling]:
         return None
     name = _name(function)
     source = _source(function, name)
@@ -216,7 +221,7 @@ def _moved(graph: Graph, pooling: Node, gradients: bool | None) -> Node | None:
     if exactness is None:
         return None
     if gradients is None:
-        gradients = "example_value" not in source.meta or before.requires_grad
+        gradients = "example_value" not in function.meta or between.requires_grad
     if gradients and before.dtype.is_floating_point and exactness == "values":
         return None
     if between.requires_grad != after.requires_grad:  # the one is under no_grad, the other not
@@ -237,6 +242,10 @@ def _moved(graph: Graph, pooling: Node, gradients: bool | None) -> Node | None:
     pooling.replace_all_uses_with(function)
     graph.erase_node(pooling)
     return first
+
+
+def _is_dead(node: Node) -> bool:
+    return not node.users and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
 
 
 def _transforms(node: Node) -> bool:
@@ -303,13 +312,14 @@ def _alike(before: Tensor, between: Tensor) -> bool:
 
 
 def _is_worth_it(pooling: Node, input: Tensor) -> bool:
-    """Whether there are fewer windows than elements, none of which may lie in padding alone (there the result is -inf,
-    and f(-inf) may be another number).
+    """Whether there are fewer windows than elements, none of which may lie in padding alone.
+
+    There the result is -inf (or the type's lowest number), and what a function makes of that may be another number.
     """
-    *lists, ceil_mode = pooling.args[1:]
-    if not all(type(number) is int for numbers in lists for number in numbers):  # type: ignore[union-attr]
+    arguments: Any = pooling.args[1:]
+    if not all(type(number) is int for numbers in arguments[:-1] for number in numbers):
         return False
-    window = Window.directml(input.dim() - 2, *lists, ceil_mode)  # type: ignore[arg-type]
+    window = Window.directml(input.dim() - 2, *arguments)
     if not any(axis.stride > 1 for axis in window.axes):
         return False
     return all(_reads_everywhere(axis, size) for axis, size in zip(window.axes, input.shape[2:], strict=True))

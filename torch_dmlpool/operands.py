@@ -248,7 +248,7 @@ def check_scale_values(name: str, scales: Tensor) -> None:
         return
     least, most = scales.aminmax()
     # A comparison with NaN, which both of them are if any is, fails.
-    if 0 < least.item() and most.item() < math.inf:
+    if least.item() > 0 and most.item() < math.inf:
         return
     channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
     where = f" in channel {channel}" if scales.numel() > 1 else ""

@@ -6,7 +6,12 @@ PyTorch without quantized data types the package works, and only this function r
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +23,12 @@ from torch_dmlpool.ops import registration
 from torch_dmlpool.window import Window
 
 CHANNEL_AXIS = 1
+ATEN_TAPS = 16
+"""Taps of windows that share no element from which ATen's loop over them beats the passes along each axis."""
+ATEN_WORK = 2**18
+"""Elements times taps below which ATen's loop is over before the passes have begun."""
+MOST_ATEN_TAPS = 2**10
+"""Taps up to which float32 tells a quotient from its neighbouring halves."""
 
 
 def quantized_average_pooling(
@@ -90,6 +101,13 @@ def quantized_average_pooling_over(
     """:func:`quantized_average_pooling` over a window that is built already."""
     plain_types = check_quantized(input)
     output_type = input.dtype if output_dtype is None else _quantized_type(output_dtype, plain_types)
+    inherits_all = output_scale is None and output_zero_point is None and output_type is input.dtype
+    if inherits_all and _aten_is_faster(input, window) and _aten_is_exact(input, window, include_padding):
+        pools: Any = torch._C._nn
+        sizes, strides, padding, *_ = window.arguments
+        with _without_the_warning():
+            pool = pools.avg_pool2d if window.rank == 2 else pools.avg_pool3d
+            return pool(input, sizes, strides, padding, False, include_padding)  # type: ignore[no-any-return]
     input_scale, input_zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None
@@ -110,6 +128,114 @@ def quantized_average_pooling_over(
         plain_types[output_type],
     )
     return _packed(pooled, output_scale, output_zero_point, output_type, per_channel)
+
+
+def quantized_max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    *,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+) -> Any:
+    """Max pooling of a quantized tensor, whose scale and zero point the result keeps: :func:`max_pooling` of integers.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per tensor or per channel
+            (along axis 1).
+        window_size: As in :func:`max_pooling`, and so are all arguments after it.
+        strides: See there.
+        start_padding: See there.
+        end_padding: See there.
+        dilations: See there.
+        ceil_mode: See there.
+        return_indices: See there.
+        index_dtype: See there.
+
+    Returns:
+        ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and its indices. It is
+        exact: scales are above 0, so that the greatest integer stands for the greatest number. A window that reads no
+        element gives the lowest number that the input's quantization knows.
+
+    Raises:
+        TypeError: Not a quantized tensor, or an argument of the wrong type.
+        ValueError: Another scheme or axis, or a window argument out of range.
+        NotImplementedError: This PyTorch has no quantized tensors.
+
+    Quantized tensors have no gradient, and torch.compile does not take them: there use :func:`max_pooling`, which takes
+    the integers as they are.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
+        >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
+        tensor([[[[4.]]]])
+
+    """
+    integers = _integers(input, check_quantized(input)[input.dtype])
+    operands.check_flag("return_indices", return_indices)
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    operands.check_index_type(index_dtype, input.shape)
+    indices = None
+    if return_indices:
+        values, indices = functional.max_pooling_with_indices_over(integers, window, index_dtype, per_plane=False)
+    else:
+        values = functional.max_pooling_over(integers, window)
+    scale, zero_point = _parameters(input)
+    packed = _packed(values, scale, zero_point, input.dtype, input.qscheme() is torch.per_channel_affine)
+    return packed if indices is None else (packed, indices)
+
+
+def _aten_is_faster(input: Tensor, window: Window) -> bool:
+    """On the CPU: channels_last, where it reads whole vectors, and few or hardly shared elements."""
+    if (
+        input.device.type != "cpu"
+        or input.numel() == 0
+        or window.rank == 1
+        or input.qscheme() is not torch.per_tensor_affine
+    ):
+        return False
+    if any(
+        axis.dilation > 1
+        or axis.ceil_mode
+        or axis.start_padding != axis.end_padding
+        or 2 * axis.start_padding > axis.window
+        for axis in window.axes
+    ):
+        return False
+    if operands.suggested_memory_format(input) is not torch.contiguous_format:
+        return True
+    disjoint = all(axis.stride >= axis.window for axis in window.axes)
+    return (disjoint and window.taps >= ATEN_TAPS) or input.numel() * window.taps <= ATEN_WORK
+
+
+def _aten_is_exact(input: Tensor, window: Window, include_padding: bool) -> bool:
+    """Whether ATen, which multiplies by a reciprocal and may add the zero point before it rounds, gets every sum right.
+
+    A quotient by an odd number is never half way between two integers, and never near enough for float32 to err. By a
+    power of two it is exact, and an even zero point does not change which neighbour of a half is even (rule Q1).
+    """
+    divisors = _divisors(window, tuple(input.shape[2:]), include_padding)
+    # A zero point outside its type is refused elsewhere.
+    if max(divisors) > MOST_ATEN_TAPS or not -128 <= input.q_zero_point() <= 127 + 128 * (input.dtype is torch.quint8):
+        return False
+    return all(
+        divisor % 2 == 1 or (divisor & (divisor - 1) == 0 and input.q_zero_point() % 2 == 0) for divisor in divisors
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _divisors(window: Window, sizes: tuple[int, ...], include_padding: bool) -> frozenset[int]:
+    """The numbers of taps that windows count."""
+    counts = [
+        {axis.counted_taps(output, size, include_padding) for output in range(axis.output_size(size))}
+        for axis, size in zip(window.axes, sizes, strict=True)
+    ]
+    return frozenset(math.prod(per_axis) for per_axis in itertools.product(*counts))
 
 
 def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
@@ -198,9 +324,7 @@ def _packed(
         "device": integers.device,
         "memory_format": operands.suggested_memory_format(integers),
     }
-    with warnings.catch_warnings():
-        # Whoever passes quantized tensors has met the warning when the first of them was made.
-        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other")
+    with _without_the_warning():
         if per_channel:
             channels = integers.shape[1]
             packed = torch._empty_per_channel_affine_quantized(
@@ -216,6 +340,14 @@ def _packed(
             )
     _integers(packed, integers.dtype).copy_(integers)
     return packed
+
+
+@contextlib.contextmanager
+def _without_the_warning() -> Iterator[None]:
+    """Whoever passes quantized tensors has met PyTorch's warning when the first of them was made."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other")
+        yield
 
 
 def _spread(parameter: float | Tensor, channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:

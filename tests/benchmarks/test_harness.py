@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,31 +15,11 @@ import torch
 
 pytest.importorskip("benchmarks.harness")
 
-from benchmarks import harness, load, peers, report, tables
-from benchmarks.results import Quartiles, Results, RowResult
+from measurements import results, row_result
+
+from benchmarks import goals, harness, load, peers, report, tables
+from benchmarks.results import Quartiles, Results
 from benchmarks.workloads import WORKLOADS, select
-
-
-def row_result(name: str = "max 8x64x112x112 window 3/1 pad 1", groups=("core",), **milliseconds: float) -> RowResult:
-    seconds = {peer: Quartiles(0.9e-3 * time, 1e-3 * time, 1.1e-3 * time) for peer, time in milliseconds.items()}
-    return RowResult(name, groups, "", "forward, contiguous, float32", 200, 100, 5, 1, seconds)
-
-
-def results(*rows: RowResult, **changes) -> Results:
-    conditions = {
-        "date": "2030-01-31T12:00:00+00:00",
-        "machine": {"processor": "a processor", "cores": 2, "caches": {"L2": "1024K"}, "cpu_capability": "AVX2"},
-        "device": "cpu",
-        "threads": 2,
-        "busy_processes": 0,
-        "load_average": {"start": 0.1, "end": 0.2},
-        "rounds": 5,
-        "quick": False,
-        "versions": {"python": "3.11.0"},
-        "peers": {"ours": "1", "copy": "2", "ATen": "2", "oneDNN": "3"},
-        "absent": {"JAX": "not installed"},
-    }
-    return Results({**conditions, **changes}, rows)
 
 
 def test_quartiles() -> None:
@@ -71,9 +52,78 @@ def test_ratios_means_and_rows_behind() -> None:
 def test_cells() -> None:
     row = row_result(ours=3.6, copy=0.9, ATen=90)
     measured = results(row, row_result("other", ours=0.036, ATen=0.02, oneDNN=0.1))
-    assert tables.cells(measured, row)[1:] == ["3.6 ms (3.24-3.96)", "25%", "25x", "-", "-"]
-    assert tables.cells(measured, measured.rows[1])[1:5] == ["36 µs (32.4-39.6)", "-", "+16.0 µs", "-64.0 µs"]
+    assert tables.cells(measured, row)[1:] == ["3.6 ms (3.24-3.96)", "25%", "25x", "-"]
+    assert tables.cells(measured, measured.rows[1])[1:] == ["36 µs (32.4-39.6)", "-", "+16.0 µs", "-64.0 µs"]
+    assert len(tables.header(measured)) == 5
+    both = {"ours": {"extra": 800}, "ATen": {"extra": 1600}}
+    training = replace(row, kept=both, peak={"ours": 2_500_000, "ATen": 1600})
+    measured = results(row, training)
+    assert tables.header(measured)[-2:] == ["kept: ours / ATen", "peak: ours / ATen"]
+    assert tables.cells(measured, training)[-2:] == ["800 B / 1.6 kB", "2.5 MB / 1.6 kB"]
+    assert tables.cells(measured, row)[-2:] == ["-", "-"]
     assert [tables.size(count) for count in (800, 1600, 2_500_000)] == ["800 B", "1.6 kB", "2.5 MB"]
+
+
+def test_goals() -> None:
+    """Means by window size, rows that are behind by kind, and calls on tiny tensors."""
+    rows = [
+        row_result("a", ours=1, ATen=12, **{"ONNX Runtime": 0.9, "oneDNN": 0.7}),
+        row_result("b", window=(1, 5), ours=1, ATen=3, **{"ONNX Runtime": 1.1, "oneDNN": 0.9}),
+        row_result("c", kind="forward, channels_last, float32", ours=1, ATen=0.9),
+        row_result("d", kind="forward, channels_last, float32", ours=1, ATen=1.1),
+        row_result("e", kind="forward + backward, contiguous, float32", ours=1, ATen=2),
+        row_result("f", kind="forward, contiguous, int8", ours=1, ATen=6),
+        row_result("g", ("overhead",), ours=0.03, ATen=0.021),
+    ]
+    found = {(goal.what, goal.aim): (goal.found, goal.met) for goal in goals.goals(results(*rows))}
+    plain, mean = "N, C, … order, float32, forward", "geometric mean at least"
+    assert found == {
+        (plain, f"{mean} 5.00x ATen"): ("6.00x (2 rows)", True),
+        ("the same, windows of 5 and more", f"{mean} 1.00x ONNX Runtime"): ("1.10x (1 row)", True),
+        ("the same, windows of 5 and more", f"{mean} 1.00x oneDNN"): ("0.90x (1 row)", False),
+        ("the same, windows below 5", f"{mean} 0.77x ONNX Runtime"): ("0.90x (1 row)", True),
+        ("the same, windows below 5", f"{mean} 0.77x oneDNN"): ("0.70x (1 row)", False),
+        ("channels_last rows", "none slower than ATen"): ("1 of 2 rows slower", False),
+        (f"{plain} + backward", f"{mean} 2.50x ATen"): ("2.00x (1 row)", False),
+        ("forward + backward rows", "none slower than ATen"): ("none of 1 row slower", True),
+        ("int8, forward", f"{mean} 5.00x ATen"): ("6.00x (1 row)", True),
+        ("ATen takes less than 50 µs", "within 10 µs of ATen"): ("none of 1 row beyond it", True),
+        ("all rows", "none slower than ATen"): ("1 of 6 rows slower", False),
+    }
+    assert "| channels_last rows | none slower than ATen | 1 of 2 rows slower | **missed** |" in report.documentation(
+        [results(*rows)]
+    )
+    assert goals.goals(results(*rows, device="cuda")) == []
+
+
+def test_every_call_on_a_gpu_finds_its_cache_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[object] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            happened.append(self)
+
+        def elapsed_time(self, end) -> float:
+            return float(happened.index(end))  # milliseconds: 3, 7 and 11
+
+    class Flush:
+        def zero_(self) -> None:
+            happened.append("flush")
+
+    sizes = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: happened.append("wait"))
+    properties = type("Properties", (), {"L2_cache_size": 2**29})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch, "empty", lambda size, **_: sizes.append(size) or Flush())
+    clock = harness.cuda_clock(torch.device("cuda"))
+    assert clock(lambda: happened.append("call"), 3) == pytest.approx(7e-3)
+    kinds = ["event" if isinstance(one, Event) else one for one in happened]
+    assert kinds == [*["flush", "event", "call", "event"] * 3, "wait"]
+    assert sizes == [2**30]
 
 
 def test_json_keeps_everything(tmp_path: Path) -> None:
@@ -172,6 +222,7 @@ def test_a_reduced_run_writes_json_and_a_table(tmp_path: Path) -> None:
             assert 0 < quartiles["lower"] <= quartiles["median"] <= quartiles["upper"]
     training = next(row for row in data["rows"] if row["kept"] and row["name"].startswith("max"))
     assert training["kept"]["ours"]["extra"] == 4
+    assert training["peak"]["ours"] >= 4 * (16 + 4)  # the gradient of 16 elements beside 4 results
     text = report.documentation(report.newest([Results.load(path)]))
     assert f"## CPU, 1 thread, beside {load.cores()} busy process" in text
     assert all(f"| {row.name} |" in text for row in chosen)
@@ -200,7 +251,7 @@ def test_the_documentation_takes_the_newest_of_each_kind() -> None:
     assert new in chosen
     assert loaded in chosen
     text = report.documentation(chosen)
-    assert text.count("4.00x") == 2  # its row and its mean
+    assert text.count("4.00x") == 3  # its row, its mean and what the goal is held against
     assert "2.00x" not in text
     assert "7.00x" not in text
     assert "JAX took no part: not installed" in text

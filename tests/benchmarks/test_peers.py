@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("benchmarks.peers")
 
-from benchmarks import harness, onnx_model, peers
+from benchmarks import harness, memory, onnx_model, peers
 from benchmarks.bound import Absent, Bound
 from benchmarks.workloads import WORKLOADS
 
@@ -33,7 +33,10 @@ REDUCED = list(dict.fromkeys(map(reduced, WORKLOADS)))
 def test_everyone_agrees_or_says_why_not(row) -> None:
     """ATen's results, exactly for maxima and indices; a peer may be absent, never wrong or broken."""
     calls, skipped = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
-    assert {peers.OURS, peers.ATEN, peers.COPY} <= {peer.name for peer in calls}
+    # ATen knows no scales of channels, and on a CPU no 3-D averages of 16 bits.
+    without_aten = row.per_channel or (row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2)
+    reference = peers.DETOUR if without_aten else peers.ATEN
+    assert {peers.OURS, reference, peers.COPY} <= {peer.name for peer in calls}
     assert not [reason for reason in skipped.values() if reason.startswith(("wrong:", "failed:"))]
     for peer, bound in calls.items():
         assert len(bound) == harness.INPUTS, peer.name
@@ -44,8 +47,39 @@ def test_plain_rows_have_their_peers() -> None:
     row = next(row for row in REDUCED if row.rank == 2 and row.mode == "forward" and not row.channels_last)
     calls, _ = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
     taking_part = {peer.name for peer in calls}
-    for name in {peer.name for peer in PRESENT} - {"our layer"}:
+    for name in {peer.name for peer in PRESENT} - {"our layer", peers.DETOUR, peers.BY_AXIS}:
         assert name in taking_part
+
+
+def test_quantized_rows_have_their_peers() -> None:
+    """Q1: equal integers from all that have a quantized pool, in either layout."""
+    plain = next(row for row in REDUCED if row.mode == "quantized" and not row.per_channel)
+    expected = {peers.OURS, peers.COPY, peers.ATEN, peers.DETOUR}
+    if any(peer.name == "ONNX Runtime" for peer in PRESENT):
+        expected.add("ONNX Runtime")
+    for row in (plain, replace(plain, channels_last=True)):
+        calls, _ = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
+        assert {peer.name for peer in calls} == expected
+    calls, _ = harness.bind(list(PRESENT), harness.problem(replace(plain, per_channel=True), SETTINGS))
+    assert {peer.name for peer in calls} == {peers.OURS, peers.COPY, peers.DETOUR}
+
+
+def test_one_axis_at_a_time_is_the_reference_of_large_windows() -> None:
+    """M2, M4: maxima and the gradients' places are ATen's over both axes; averages are within roundings."""
+    for family in ("max", "average"):
+        for mode in ("forward", "training"):
+            row = replace(REDUCED[0], family=family, mode=mode, sizes=(1, 2, 24, 20), window=(8, 7), padding=(3, 3))
+            row = replace(row, groups=("scaling",))
+            without_aten = [peer for peer in PRESENT if peer.name != peers.ATEN]
+            for chosen in (list(PRESENT), without_aten):
+                calls, _ = harness.bind(chosen, harness.problem(row, SETTINGS))
+                assert {peers.OURS, peers.BY_AXIS} <= {peer.name for peer in calls}
+    wrong = replace(peer_that_returns(lambda parts: (parts[0] + 1,)), name=peers.OURS)
+    row = replace(row, family="max", mode="forward")
+    with pytest.raises(harness.Disagreement, match="our values"):
+        harness.bind(
+            [wrong, *(peer for peer in without_aten if peer.name == peers.BY_AXIS)], harness.problem(row, SETTINGS)
+        )
 
 
 def test_absent_peers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +142,26 @@ def test_bytes_kept_for_the_backward_pass() -> None:
     row = replace(next(row for row in REDUCED if row.mode == "training" and row.family == "max"), window=(3, 3))
     input = torch.randn(row.sizes)
     outputs = torch.Size(row.output_sizes).numel()
-    kept = {name: peers.kept_for_backward(pool, input) for name, pool in peers.pools(row).items()}
+    kept = {name: memory.kept_for_backward(pool, input) for name, pool in peers.pools(row).items()}
     assert kept["ours"]["extra"] == outputs
     assert kept["ATen"]["extra"] == 8 * outputs
     assert kept["ATen"]["all"] == 8 * outputs + 4 * input.numel()
     row = replace(row, family="average")
-    assert peers.kept_for_backward(peers.our_pool(row), input)["extra"] == 0
+    assert memory.kept_for_backward(peers.our_pool(row), input)["extra"] == 0
+
+
+def test_the_most_bytes_that_training_allocates() -> None:
+    assert memory.highest([8, 16, -16, 12, -8, 20]) == 32
+    assert memory.highest([]) == 0
+    input, gradient = torch.randn(2, 1024)
+
+    def pool(tensor: torch.Tensor) -> torch.Tensor:
+        scratch = torch.empty(16 * 1024)
+        return 2 * tensor + scratch.new_zeros(())
+
+    # Scratch is gone when the gradient is made; beside it there are twice the input, for a moment, and a number.
+    peak = memory.peak_of_training(pool, input, gradient)
+    assert 4 * 17 * 1024 <= peak <= 4 * 19 * 1024
 
 
 def test_the_onnx_model_is_what_the_onnx_package_reads() -> None:
@@ -122,6 +170,12 @@ def test_the_onnx_model_is_what_the_onnx_package_reads() -> None:
     model = onnx.load_model_from_string(onnx_model.pooling_model(row))
     onnx.checker.check_model(model, full_check=True)
     assert [output.name for output in model.graph.output] == ["values", "indices"]
+    row = next(row for row in REDUCED if row.mode == "quantized" and row.channels_last)
+    model = onnx.load_model_from_string(onnx_model.pooling_model(row))
+    onnx.checker.check_model(model)
+    (node,) = model.graph.node
+    assert (node.domain, node.op_type) == ("com.microsoft", "QLinearAveragePool")
+    assert {constant.name for constant in model.graph.initializer} == set(node.input[1:])
 
 
 def test_onnx_runtime_refuses_what_it_cannot_do() -> None:

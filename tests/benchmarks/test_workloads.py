@@ -25,7 +25,9 @@ def test_a_row_is_valid_and_within_what_aten_can_do(row) -> None:
     assert row.mode in workloads.MODES
     assert row.mode != "indices" or row.family == "max"
     assert not row.channels_last or row.rank > 1
-    assert row.mode in ("forward", "indices") or row.torch_dtype.is_floating_point
+    assert row.mode in ("forward", "indices", "quantized") or row.torch_dtype.is_floating_point
+    assert row.mode != "quantized" or (row.family == "average" and row.dtype in ("int8", "uint8"))
+    assert not row.per_channel or row.mode == "quantized"
     assert row.groups
     assert set(row.groups) <= set(workloads.GROUPS)
 
@@ -45,6 +47,14 @@ def test_the_core_rows() -> None:
                 assert f"{family} {geometry}{rest}" in names
         assert f"{family} 2x64x112x112 window 31/1 pad 15" in names
     assert {row.rank for row in workloads.select("core")} == {1, 2, 3}
+
+
+def test_published_rows_are_measured_in_float32_and_as_they_are_published() -> None:
+    names = {row.name for row in workloads.select("published")}
+    assert "average 3x96x55x57 window 3x5/2 pad 1x2 ceil padding not counted bfloat16" in names
+    assert "max 16x128x2048 window 5/2 pad 2 dilation 2 ceil bfloat16" in names
+    assert "max 8x64x16x112x112 window 1x2x2/1x2x2 float16" in names
+    assert all(row.name.removesuffix(f" {row.dtype}") in names for row in workloads.select("published"))
 
 
 def test_selection() -> None:

@@ -229,6 +229,29 @@ def test_refusals(ranks: Ranks) -> None:
     ranks.run(refuses)
 
 
+def compiles(backend: str) -> None:
+    whole = samples.distinct(2, 4, 9, 8).float()
+
+    def pooled(tensor: torch.Tensor) -> torch.Tensor:
+        return dmlpool.max_pooling(tensor, 3, 2, 1) * dmlpool.average_pooling(tensor, 3, 2, 1)
+
+    for dimension in (0, 2):
+        leaf = whole.clone().requires_grad_()
+        shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)]).requires_grad_()
+        expected, result = pooled(leaf), torch.compile(pooled, fullgraph=True, backend=backend)(shard)
+        expected.sum().backward()
+        result.sum().backward()
+        sharded.assert_shard(result.detach(), expected.detach(), [Shard(dimension)])
+        torch.testing.assert_close(shard.grad.full_tensor(), leaf.grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_whole(ranks: Ranks, backend: str) -> None:
+    """Without a graph break, exchanges and all."""
+    ranks.run(compiles, backend)
+
+
 def test_importing_the_package_does_not_load_dtensor_and_the_first_dtensor_loads_the_rules() -> None:
     program = """
 import os, sys, tempfile, torch
@@ -246,3 +269,33 @@ with tempfile.TemporaryDirectory() as folder:
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == "(Shard(dim=2),)"
+
+
+def pools_otherwise() -> None:
+    """Operators without a window, and those made of others: right on every placement, silent on batch and channels."""
+    whole = samples.distinct(4, 4, 7, 9)
+    for dimension in (0, 1, 2):
+        shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)])
+        for function in (
+            lambda tensor: dmlpool.adaptive_average_pooling(tensor, (3, 4)),
+            lambda tensor: dmlpool.adaptive_max_pooling(tensor, (3, 4)),
+            lambda tensor: dmlpool.lp_pooling(tensor, 3, 2, 1, 1, p=3),
+        ):
+            leaf, sharded_leaf = whole.clone().requires_grad_(), shard.detach().requires_grad_()
+            expected = function(leaf)
+            expected.square().sum().backward()
+            with CommDebugMode() as communication:
+                result = function(sharded_leaf)
+                result.square().sum().backward()
+            torch.testing.assert_close(result.full_tensor(), expected)
+            torch.testing.assert_close(sharded_leaf.grad.full_tensor(), leaf.grad)
+            if dimension < 2:
+                assert result.placements == sharded_leaf.grad.placements == (Shard(dimension),)
+                assert communication.get_total_counts() == 0
+        layers = dmlpool.nn.MaxPool2d(3, 2, padding=1, return_indices=True), dmlpool.nn.MaxUnpool2d(3, 2, padding=1)
+        restored, expected = (layers[1](*layers[0](tensor), output_size=(7, 9)) for tensor in (shard, whole))
+        torch.testing.assert_close(restored.full_tensor(), expected)
+
+
+def test_operators_without_a_window_and_composed_ones(ranks: Ranks) -> None:
+    ranks.run(pools_otherwise)

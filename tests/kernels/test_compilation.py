@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,7 +11,15 @@ import pytest
 
 sass = pytest.importorskip("benchmarks.sass")
 
-from torch_dmlpool.kernels import adaptive_pooling, average_pooling, bins_launch, launch, max_unpooling  # noqa: E402
+from torch_dmlpool.kernels import (  # noqa: E402
+    adaptive_pooling,
+    average_pooling,
+    bins_launch,
+    launch,
+    max_unpooling,
+    quantized_average_pooling,
+    quantized_launch,
+)
 
 from benchmarks import static  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
@@ -266,4 +275,83 @@ def test_other_devices(of: static.Row, target: tuple[str, int | str, int]) -> No
     from triton.backends.compiler import GPUTarget
 
     for binary in binaries(of, target=GPUTarget(*target)):
+        assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]
+
+
+def quantized_binaries(
+    window: int,
+    stride: int,
+    types: tuple[str, str] = ("uint8", "uint8"),
+    *,
+    channels_last: bool = False,
+    include_padding: bool = True,
+    kinds: tuple[int, int, int, int] = (1, 1, 1, 1),
+    sizes: tuple[int, ...] = (112, 112),
+    **changes: object,
+) -> Iterator[tuple[quantized_launch.Step, object]]:
+    """Every step of a quantized average with its binary; scales and zero points are tensors as ``kinds`` says."""
+    geometry = Window.directml(len(sizes), window, stride, window // 2, window // 2)
+    shape = (32, 64, *sizes)
+    problem = quantized_launch.QuantizedProblem(
+        geometry, shape, static.dense(shape, channels_last), geometry.output_sizes(sizes), True, channels_last,
+        include_padding, kinds,
+    )  # fmt: skip
+    parameters = ["float32", types[0], "float32", types[1]]
+    read = types[0]
+    for step in quantized_launch.quantized_steps(problem):
+        written = "int32" if step.scratch else types[1]
+        pointers = [read, written, *([] if step.scratch else parameters)]
+        kernel = getattr(quantized_average_pooling, step.kernel)
+        yield step, sass.compiled(kernel, pointers, step.launch.sizes, step.launch.constants, **changes)
+        read = written
+
+
+QUANTIZED: dict[str, dict[str, object]] = {
+    "2 / 2": {"window": 2, "stride": 2},
+    "3 / 1, padding excluded": {"window": 3, "stride": 1, "include_padding": False},
+    "3 / 1, channels last, each channel": {"window": 3, "stride": 1, "channels_last": True, "kinds": (2, 2, 2, 2)},
+    "3 / 2, int8 to uint8": {"window": 3, "stride": 2, "types": ("int8", "uint8")},
+    "31 / 1": {"window": 31, "stride": 1},
+}
+MORE_QUANTIZED: dict[str, dict[str, object]] = {
+    "7 / 1": {"window": 7, "stride": 1},
+    "7 / 1, padding excluded": {"window": 7, "stride": 1, "include_padding": False, "kinds": (2, 2, 2, 2)},
+    "7 / 1, channels last": {"window": 7, "stride": 1, "channels_last": True, "kinds": (2, 2, 2, 2)},
+    "3 / 1, odd columns": {"window": 3, "stride": 1, "sizes": (113, 113)},
+    "3 / 1 in a volume": {"window": 3, "stride": 1, "sizes": (32, 32, 32)},
+    "3 / 1 in a volume, channels last": {"window": 3, "stride": 1, "sizes": (32, 32, 32), "channels_last": True},
+    "11 / 1": {"window": 11, "stride": 1, "types": ("int8", "int8")},
+}
+
+
+@pytest.mark.parametrize(
+    "of",
+    [*QUANTIZED.values(), *(pytest.param(of, marks=pytest.mark.slow) for of in MORE_QUANTIZED.values())],
+    ids=[*QUANTIZED, *MORE_QUANTIZED],
+)
+def test_quantized_machine_code(of: dict[str, object]) -> None:
+    """No spills and no shared memory; words of 16 bytes; the addend that rounds is a float64 to the last bit."""
+    for step, binary in quantized_binaries(**of):
+        code = sass.machine_code(binary)
+        assert code.local == code.stack == code.count("BAR") == binary.metadata.shared == 0
+        assert "mul.lo.s64" not in loops_of(binary.asm["ptx"])
+        constants = step.launch.constants
+        if constants.get("V") == 16:
+            assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
+        if constants.get("STORE") == 16 or (constants.get("LAYOUT") == 1 and constants.get("V") == 16):
+            stores = [opcode for opcode in code.opcodes if opcode.startswith("STG")]
+            assert stores
+            assert all(opcode.startswith("STG.E.128") for opcode in stores)
+        if step.kernel == "quantized_tile":
+            for addend in (1.5 * 2.0**11, 1.5 * 2.0**52 - 1.5 * 2.0**11):
+                assert f"0d{struct.pack('>d', addend).hex().upper()}" in binary.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str)
+@pytest.mark.parametrize("of", QUANTIZED.values(), ids=QUANTIZED)
+def test_quantized_on_other_devices(of: dict[str, object], target: tuple[str, int | str, int]) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    for _, binary in quantized_binaries(**of, target=GPUTarget(*target)):
         assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]

@@ -95,7 +95,7 @@ def operators_in(program: ExportedProgram) -> collections.Counter[str]:
 
 
 INTEGER = "dmlpool::quantized_linear_average_pooling"
-FLOAT_PATTERN = ("dequantize", "avg_pool", "average_pooling", "quantize_per")
+FLOAT_PATTERN = ("dequantize", "avg_pool", "average_pooling", "mean", "quantize_per")
 
 
 def is_replaced(program: ExportedProgram) -> bool:
@@ -114,6 +114,7 @@ POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "avg_pool3d": (3, lambda real: functional.avg_pool3d(real, (1, 2, 3), (2, 1, 2))),
     "adaptive_avg_pool1d": (1, lambda real: functional.adaptive_avg_pool1d(real, 7)),
     "adaptive_avg_pool2d": (2, lambda real: functional.adaptive_avg_pool2d(real, 1)),
+    "mean": (2, lambda real: real.mean((-1, -2), keepdim=True)),
     "adaptive_avg_pool3d": (3, lambda real: functional.adaptive_avg_pool3d(real, (3, 5, 1))),
     "dmlpool, one dimension": (1, lambda real: dmlpool.average_pooling(real, 3, 2, 1, 2, 2)),
     "dmlpool, layer": (2, dmlpool.nn.AvgPool2d(3, 1, "same", dilation=2)),
@@ -381,6 +382,8 @@ LEFT: dict[str, Left] = {
     "a divisor": Left(pool=lambda real: functional.avg_pool2d(real, 2, divisor_override=3)),
     "a divisor, dmlpool": Left(pool=lambda real: dmlpool.average_pooling(real, 2, divisor_override=3)),
     "windows that differ": Left(pool=lambda real: functional.adaptive_avg_pool2d(real, 4)),
+    "a mean of rows": Left(pool=lambda real: real.mean(3, keepdim=True)),
+    "a mean that drops its dimensions": Left(pool=lambda real: real.mean((2, 3)).unflatten(1, (3, 1, 1))),
     "maxima": Left(pool=lambda real: functional.max_pool2d(real, 2)),
     "no batch": Left(batched=False),
     "a computed scale": Left(output=ChangingScale(1.0, 0, torch.int8)),

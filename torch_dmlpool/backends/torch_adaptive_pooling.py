@@ -44,7 +44,24 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The adjoint: gradients divided by their bins' elements, then summed over the bins that read an element."""
+    if input_gradient.is_cpu and input_gradient.dtype.itemsize >= 4 and input_gradient.numel() > 0:
+        return _gradient_by_aten(input_gradient, spatial_sizes)
     return _averages(input_gradient, spatial_sizes, adjoint=True)
+
+
+def _gradient_by_aten(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """ATen's loop, which adds each bin's share to its elements in a fixed order; of the input it reads sizes alone."""
+    memory_format = operands.suggested_memory_format(input_gradient)
+    input = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
+    rank = len(spatial_sizes)
+    if rank == 3:
+        spread = torch.ops.aten._adaptive_avg_pool3d_backward(input_gradient, input)
+    elif rank == 2:
+        spread = torch.ops.aten._adaptive_avg_pool2d_backward(input_gradient, input)
+    else:
+        planes = input_gradient.unsqueeze(2), input.unsqueeze(2)
+        spread = torch.ops.aten._adaptive_avg_pool2d_backward(*planes).squeeze(2)
+    return operands.settled(spread, memory_format)
 
 
 def _averages(source: Tensor, target_sizes: Sequence[int], adjoint: bool) -> Tensor:
@@ -64,7 +81,7 @@ def _averages(source: Tensor, target_sizes: Sequence[int], adjoint: bool) -> Ten
     plane = max(math.prod(source.shape[first:]), math.prod(target_view.shape[first:])) // (
         1 if first == 2 else max(1, target.shape[1])
     )
-    for samples, channels in plane_blocks(*target.shape[:2], plane):
+    for samples, channels in plane_blocks(target.shape[0], target.shape[1], plane):
         block = (samples, channels) if first == 2 else (samples, ..., channels)
         sums = source[block].to(dtype)
         if adjoint:
@@ -101,6 +118,11 @@ def _lined_up(source: Tensor, dimension: int, size: int, outputs: int, fill: flo
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions in the plane; along every axis the first of several wins (rules M2, M3)."""
+    if input.is_cpu and input.dtype.is_floating_point and input.numel() > 0:
+        values, positions = _maxima_by_aten(input, output_sizes)
+        # Of several NaNs ATen takes the last.
+        if not math.isnan(values.sum().item()):
+            return values, positions
     memory_format = operands.suggested_memory_format(input)
     sizes = (*input.shape[:2], *output_sizes)
     values = operands.empty(sizes, input, memory_format)
@@ -111,9 +133,9 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
     flipped = source.dtype is not input.dtype
     lowest = -math.inf if input.dtype.is_floating_point else torch.iinfo(source.dtype).min
     spatial_sizes = input.shape[2:]
-    for block in plane_blocks(*input.shape[:2], max(plane, math.prod(output_sizes))):
+    for block in plane_blocks(input.shape[0], input.shape[1], max(plane, math.prod(output_sizes))):
         maxima = source[block] ^ torch.iinfo(source.dtype).min if flipped else source[block]
-        winners: Tensor | None = None
+        winners = torch.zeros((), dtype=torch.int64, device=input.device)
         for axis in reversed(range(len(spatial_sizes))):
             dimension, step = 2 + axis, math.prod(spatial_sizes[axis + 1 :])
             size, outputs = spatial_sizes[axis], output_sizes[axis]
@@ -121,10 +143,24 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
             bins = bins_of(size, outputs, input.device)
             starts = bins.places[:, 0].view(-1, *(1 for _ in range(len(spatial_sizes) - axis - 1)))
             along = (chosen + starts) * step
-            if winners is not None:
+            if winners.dim() > 0:
                 lined_up = _lined_up(winners, dimension, size, outputs, 0)
                 along += lined_up.gather(dimension + 1, chosen.unsqueeze(dimension + 1)).squeeze(dimension + 1)
             winners = along
         target[block] = maxima ^ torch.iinfo(source.dtype).min if flipped else maxima
         positions[block] = winners
     return values, positions
+
+
+def _maxima_by_aten(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """ATen's loop over each bin, in row-major order: the first of equals."""
+    memory_format = operands.suggested_memory_format(input)
+    if len(output_sizes) == 1:
+        both = torch.ops.aten.adaptive_max_pool2d(input.unsqueeze(2), [1, *output_sizes])
+        values, positions = (tensor.squeeze(2) for tensor in both)
+    elif len(output_sizes) == 2:
+        values, positions = torch.ops.aten.adaptive_max_pool2d(input, list(output_sizes))
+    else:
+        values, positions = torch.ops.aten.adaptive_max_pool3d(input, list(output_sizes))
+    positions = positions.to(operands.position_dtype(math.prod(input.shape[2:])))
+    return operands.settled(values, memory_format), operands.settled(positions, memory_format)

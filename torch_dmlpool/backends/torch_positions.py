@@ -31,22 +31,38 @@ def signed_view(tensor: Tensor) -> Tensor:
     return tensor if signed is None else tensor.view(signed)
 
 
+def _inside(positions: Tensor, plane: int) -> Tensor | None:
+    """Which positions lie in the plane; None if all do, where that can be asked for without waiting for a device."""
+    if positions.is_cpu and positions.numel() > 0:
+        least, most = positions.aminmax()
+        if least >= 0 and most < plane:
+            return None
+    return (positions >= 0) & (positions < plane)
+
+
+def _masked(tensor: Tensor, inside: Tensor | None, other: int) -> Tensor:
+    return tensor if inside is None else tensor.where(inside, other)
+
+
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
     plane = math.prod(spatial_sizes)
     memory_format = operands.suggested_memory_format(positions)
     unique = operands.empty(positions.shape, positions, memory_format, operands.position_dtype(plane))
-    samples, channels = positions.shape[:2]
-    for block in plane_blocks(samples, channels, plane):
+    for block in plane_blocks(positions.shape[0], positions.shape[1], plane):
         part = positions[block].flatten(2).long()
-        inside = (part >= 0) & (part < plane)
+        inside = _inside(part, plane)
         numbers = torch.arange(part.shape[2], device=part.device).expand(part.shape)
-        places = part.where(inside, 0)
-        # A maximum has no order: whichever is written first, the last element wins.
+        places, writers = _masked(part, inside, 0), _masked(numbers, inside, -1)
         winners = part.new_full((*part.shape[:2], plane), -1)
-        winners.scatter_reduce_(2, places, numbers.where(inside, -1), "amax")
-        won = inside & (winners.gather(2, places) == numbers)
-        unique[block] = part.where(won, -1).view_as(unique[block])
+        if inside is None and torch.equal(winners.scatter_(2, places, writers).gather(2, places), writers):
+            # No two are alike: each found what it had written.
+            unique[block] = part.view_as(unique[block])
+            continue
+        # A maximum has no order: whichever is written first, the last element wins.
+        winners.fill_(-1).scatter_reduce_(2, places, writers, "amax")
+        won = winners.gather(2, places) == numbers
+        unique[block] = part.where(won if inside is None else inside & won, -1).view_as(unique[block])
     return unique
 
 
@@ -55,12 +71,11 @@ def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
     gathered = operands.empty(positions.shape, input, operands.suggested_memory_format(positions))
     source, target = signed_view(input), signed_view(gathered)
     plane = math.prod(input.shape[2:])
-    samples, channels = positions.shape[:2]
-    for block in plane_blocks(samples, channels, plane):
+    for block in plane_blocks(positions.shape[0], positions.shape[1], plane):
         part = positions[block].flatten(2).long()
-        inside = (part >= 0) & (part < plane)
-        found = source[block].flatten(2).gather(2, part.where(inside, 0))
-        target[block] = found.where(inside, 0).view_as(target[block])
+        inside = _inside(part, plane)
+        found = source[block].flatten(2).gather(2, _masked(part, inside, 0))
+        target[block] = _masked(found, inside, 0).view_as(target[block])
     return gathered
 
 
@@ -73,13 +88,12 @@ def scatter_positions(
     source, target = signed_view(input), signed_view(scattered)
     dtype = torch.float32 if bins and input.dtype.itemsize == 2 else source.dtype
     plane = math.prod(spatial_sizes)
-    samples, channels = positions.shape[:2]
-    for block in plane_blocks(samples, channels, plane):
+    for block in plane_blocks(positions.shape[0], positions.shape[1], plane):
         part = positions[block].flatten(2).long()
-        inside = (part >= 0) & (part < plane)
+        inside = _inside(part, plane)
         values = source[block].flatten(2).to(dtype)
         spread = values.new_zeros((*part.shape[:2], plane))
         # What is outside adds 0 to the first element.
-        spread.scatter_add_(2, part.where(inside, 0), values.where(inside, 0))
+        spread.scatter_add_(2, _masked(part, inside, 0), _masked(values, inside, 0))
         target[block] = spread.view_as(target[block])
     return scattered

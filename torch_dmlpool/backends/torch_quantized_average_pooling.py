@@ -89,8 +89,8 @@ def quantized_linear_average_pooling(
 
     beside = {}
     # A number where every window reads as many elements: then the zero points are multiplied by it beforehand.
-    inside = _counts(window, sizes, [slice(0, size) for size in output.shape[2:]], False)
-    inside = inside if isinstance(inside, int) else None
+    counted_inside = _counts(window, sizes, [slice(0, size) for size in output.shape[2:]], False)
+    inside = counted_inside if isinstance(counted_inside, int) else None
     # What the multipliers were tried for may as well stand in the recording.
     constant_zero = input_zero_point if multipliers is not None else None
     if input_zero_point is not None and not constant_zero:
@@ -110,9 +110,7 @@ def quantized_linear_average_pooling(
         sums = tape.scratch("sums", tuple(result.shape[1:]), sum_type)
         first_positions = [along.first_position for along in reaches]
         order = range(window.rank)
-        record_axes(
-            tape, [IntegerSum()] * window.rank, window, first_positions, Elements(wide), Elements(sums), order
-        )
+        record_axes(tape, [IntegerSum()] * window.rank, window, first_positions, Elements(wide), Elements(sums), order)
         outputs = [along.results for along in reaches]
         counted = _as(_counts(window, sizes, outputs, False), sum_type, output.device)
         if constant_zero:
@@ -137,9 +135,7 @@ def quantized_linear_average_pooling(
     return output
 
 
-def _record_float32(
-    tape: Tape, multipliers: Multipliers, divisors: Tensor | int, sums: Tensor, result: Tensor
-) -> None:
+def _record_float32(tape: Tape, multipliers: Multipliers, divisors: Tensor | int, sums: Tensor, result: Tensor) -> None:
     real = tape.scratch("real", tuple(result.shape[1:]), torch.float32)
     tape.record(copy, sums, real)
     if isinstance(divisors, int):

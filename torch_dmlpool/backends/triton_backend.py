@@ -6,7 +6,9 @@ comes from PyTorch's caching allocator, so CUDA graphs can capture every call.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,15 +48,37 @@ __all__ = [
 def _launch(kernel: Any, launch: Any, *tensors: Tensor) -> None:
     """Run ``kernel`` over ``tensors`` as ``launch`` says; the device is made current only where it is not."""
     device = tensors[0].device
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        _run(kernel, launch, tensors, device.index)
+        return
+    with torch.cuda.device(device):
+        _run(kernel, launch, tensors, device.index)
+
+
+def _run(kernel: Any, launch: Any, tensors: tuple[Tensor, ...], device: int | None) -> None:
+    """Run a kernel on the current device; what Triton compiled for the same launch before is called directly.
+
+    All that Triton would look at again is in the launch but the tensors' types and whether they are aligned.
+    """
+    key: tuple[Any, ...] = (id(kernel), device)
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            key += (tensor.dtype, tensor.data_ptr() % 16 == 0)
+        else:  # a number: integers are part of what is compiled
+            key += (type(tensor), tensor if type(tensor) is int else None)
+    found = launch.compiled.get(key)
+    if found is not None:
+        compiled, constants = found
+        compiled[(launch.programs, 1, 1)](*tensors, *launch.sizes, *constants)
+        return
     # A lane per thread: AMD's wavefronts of 64 threads need half as many.
     num_warps = launch.num_warps // 2 if torch.version.hip else launch.num_warps
     # Said aloud because Triton's default is about to change, and Triton 3.9 warns of that at every compilation.
     options = {"num_warps": num_warps, "enable_fp_fusion": True}
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
-        return
-    with torch.cuda.device(device):
-        kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
+    compiled = kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
+    if compiled is not None:  # as it is in the interpreter
+        names = kernel.arg_names[len(tensors) + len(launch.sizes) :]
+        launch.compiled[key] = compiled, tuple(launch.constants[name] for name in names)
 
 
 def _is_aligned(*tensors: Tensor) -> bool:
@@ -92,28 +116,25 @@ def _averages(
     *,
     adjoint: bool,
 ) -> Tensor:
-    from torch_dmlpool.kernels import average_pooling as kernels
-    from torch_dmlpool.kernels import launch
-
     if target.numel() == 0:
         return target
     source = source.resolve_neg()  # kernels read raw memory
-    problem = launch.AverageProblem(
+    steps = _average_steps(
         window,
         tuple(source.shape),
         source.stride(),
         tuple(target.shape[2:]),
-        source.element_size(),
+        source.dtype,
         _is_aligned(source, target),
         memory_format is not torch.contiguous_format,
         adjoint,
         include_padding,
         divisor_override,
     )
-    accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
-    for step in launch.average_steps(problem):
-        kernel = getattr(kernels, step.kernel)
+    for step in steps:
+        kernel = _kernel("average_pooling", step.kernel)
         if step.scratch or step.beside:
+            accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
             scratch = torch.empty(step.scratch + step.beside, dtype=accumulated, device=source.device)
         if step.scratch:
             _launch(kernel, step.launch, source, scratch)
@@ -125,63 +146,95 @@ def _averages(
     return target
 
 
-def _max_problem(input: Tensor, output: Tensor, window: Window) -> Any:
+@lru_cache(maxsize=4096)
+def _average_steps(
+    window: Window, shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int, ...], dtype: torch.dtype,
+    *rest: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The launches of an average; ``rest`` as in ``AverageProblem``."""
+    from torch_dmlpool.kernels import launch
+
+    return launch.average_steps(launch.AverageProblem(window, shape, strides, sizes, dtype.itemsize, *rest))
+
+
+@lru_cache(maxsize=4096)
+def _max_plan(
+    window: Window,
+    encode: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    aligned: bool,
+    target: str,
+    memory_format: torch.memory_format,
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """The output's sizes and the launches; remembered, as a call's time on the host counts."""
     from torch_dmlpool.kernels import launch, max_pooling_launch
 
-    shape, target = tuple(input.shape), tuple(output.shape)
-    return max_pooling_launch.MaxProblem(
+    sizes = (*shape[:2], *window.output_sizes(shape[2:]))
+    if 0 in sizes:
+        return sizes, ()
+    output_strides = torch.empty(sizes, device="meta", memory_format=memory_format).stride()
+    problem = max_pooling_launch.MaxProblem(
         launch.three_axes(window),
         len(window.axes),
         shape[:2],
         launch.three_sizes(shape[2:]),
-        launch.three_sizes(target[2:]),
-        launch.five_strides(shape, input.stride()),
-        launch.five_strides(target, output.stride()),
-        input.element_size(),
-        input.dtype.is_floating_point,
-        input.dtype is torch.bfloat16,
-        _is_aligned(input),
-        _target(input),
+        launch.three_sizes(sizes[2:]),
+        launch.five_strides(shape, strides),
+        launch.five_strides(sizes, output_strides),
+        dtype.itemsize,
+        dtype.is_floating_point,
+        dtype is torch.bfloat16,
+        aligned,
+        target,
     )
+    return sizes, max_pooling_launch.max_passes(problem, encode)
+
+
+@lru_cache
+def _kernel(module: str, name: str) -> Any:
+    """A kernel by name; the statement ``import`` would cost each call some microseconds."""
+    return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
 
 
 def _target(tensor: Tensor) -> str:
     """Which of the kernels' twins runs: inline assembly and its like are for CUDA alone."""
     if tensor.device.type != "cuda":
         return "interpreter"
-    return "hip" if torch.version.hip else "cuda"
+    if torch.version.hip:
+        return "hip"
+    return "sm_90" if _generation(tensor.device.index) >= 9 else "cuda"
+
+
+@lru_cache
+def _generation(device: int) -> int:
+    """The first part of a CUDA device's compute capability."""
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Values, and beside them taps or indices of ``code_dtype`` as ``encode`` says (else the values once more)."""
-    from torch_dmlpool.kernels import max_pooling as kernels
-    from torch_dmlpool.kernels import max_pooling_axes
-
     memory_format = operands.suggested_memory_format(input)
-    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    input = input.resolve_neg()
+    aligned = input.data_ptr() % 16 == 0
+    sizes, passes = _max_plan(
+        window, encode, tuple(input.shape), input.stride(), input.dtype, aligned, _target(input), memory_format
+    )
     values = operands.empty(sizes, input, memory_format)
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
-    if values.numel() == 0:
+    if not passes:
         return values, codes
-    input = input.resolve_neg()
-    from torch_dmlpool.kernels import max_pooling_launch
-
-    problem = _max_problem(input, values, window)
-    passes = max_pooling_launch.max_passes(problem, encode)
-    if passes[0].kernel == "max_windows":
-        _launch(kernels.max_windows, passes[0].launch, input, values, codes)
-        return values, codes
-    if passes[0].kernel == "max_stream":
-        from torch_dmlpool.kernels.max_pooling_stream import max_stream
-
-        _launch(max_stream, passes[0].launch, input, values, codes)
+    if passes[0].kernel in ("max_windows", "max_stream"):
+        module = "max_pooling" if passes[0].kernel == "max_windows" else "max_pooling_stream"
+        _launch(_kernel(module, passes[0].kernel), passes[0].launch, input, values, codes)
         return values, codes
     if passes[0].kernel == "max_strips":
-        from torch_dmlpool.kernels.max_pooling_strips import max_strips
-
         scratch = torch.empty(passes[0].scratch, dtype=input.dtype, device=input.device)
-        _launch(max_strips, passes[0].launch, input, values, scratch)
+        _launch(_kernel("max_pooling_strips", "max_strips"), passes[0].launch, input, values, scratch)
         return values, codes
+    from torch_dmlpool.kernels import max_pooling_axes, max_pooling_launch
+
     taps = codes
     if encode not in (max_pooling_launch.NO_TAPS, max_pooling_launch.TAPS):
         taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
@@ -295,31 +348,27 @@ def _max_gradient(
     window: Window,
     memory_format: torch.memory_format,
 ) -> Tensor:
-    from torch_dmlpool.kernels import launch, max_pooling_grad_launch
-    from torch_dmlpool.kernels import max_pooling_grad as kernels
-
     gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
     if gradient.numel() == 0:
         return gradient
     input_gradient = input_gradient.resolve_neg()
-    shape, sizes = tuple(input_gradient.shape), tuple(gradient.shape)
-    problem = max_pooling_grad_launch.GradProblem(
-        launch.three_axes(window),
-        len(window.axes),
-        shape[:2],
-        launch.three_sizes(sizes[2:]),
-        launch.three_sizes(shape[2:]),
-        launch.five_strides(shape, input_gradient.stride()),
-        launch.five_strides(shape, taps.stride()),
-        launch.five_strides(sizes, gradient.stride()),
-        input_gradient.element_size(),
+    passes = _max_grad_passes(
+        window,
+        tuple(gradient.shape),
+        gradient.stride(),
+        tuple(input_gradient.shape),
+        input_gradient.stride(),
+        taps.stride(),
+        gradient.dtype,
         _is_aligned(input_gradient, taps),
         _target(gradient),
     )
     current, current_taps = input_gradient, taps
-    for step in max_pooling_grad_launch.grad_passes(problem):
+    for step in passes:
+        module = "max_pooling_grad_words" if step.kernel.startswith("grad_words") else "max_pooling_grad"
+        kernel = _kernel(module, step.kernel)
         if step.kernel != "grad_axis":
-            _launch(getattr(kernels, step.kernel), step.launch, current, current_taps, gradient)
+            _launch(kernel, step.launch, current, current_taps, gradient)
             break
         result, result_taps = gradient, gradient
         if not step.launch.constants["LAST"]:
@@ -327,9 +376,40 @@ def _max_gradient(
             result = torch.empty(step.elements, dtype=scratch_type, device=gradient.device)
             kind = torch.int16 if step.taps <= 2**15 else torch.int32
             result_taps = torch.empty(step.elements, dtype=kind, device=gradient.device)
-        _launch(kernels.grad_axis, step.launch, current, current_taps, result, result_taps)
+        _launch(kernel, step.launch, current, current_taps, result, result_taps)
         current, current_taps = result, result_taps
     return gradient
+
+
+@lru_cache(maxsize=4096)
+def _max_grad_passes(
+    window: Window,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    shape: tuple[int, ...],
+    gradient_strides: tuple[int, ...],
+    tap_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    aligned: bool,
+    target: str,
+) -> tuple[Any, ...]:
+    """The launches of a gradient: a result of ``sizes`` and ``strides`` from an incoming gradient of ``shape``."""
+    from torch_dmlpool.kernels import launch, max_pooling_grad_launch
+
+    problem = max_pooling_grad_launch.GradProblem(
+        launch.three_axes(window),
+        len(window.axes),
+        shape[:2],
+        launch.three_sizes(sizes[2:]),
+        launch.three_sizes(shape[2:]),
+        launch.five_strides(shape, gradient_strides),
+        launch.five_strides(shape, tap_strides),
+        launch.five_strides(sizes, strides),
+        dtype.itemsize,
+        aligned,
+        target,
+    )
+    return max_pooling_grad_launch.grad_passes(problem)
 
 
 def quantized_linear_average_pooling(
@@ -351,7 +431,7 @@ def quantized_linear_average_pooling(
     output = operands.empty(sizes, input, memory_format, output_dtype)
     if output.numel() == 0:
         return output
-    parameters = [
+    parameters: list[Any] = [
         each.contiguous() if isinstance(each, Tensor) else each or 0
         for each in (input_scale, input_zero_point, output_scale, output_zero_point)
     ]

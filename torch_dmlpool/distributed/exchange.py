@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -84,7 +84,8 @@ def _coordinates(mesh: DeviceMesh, mesh_dimension: int) -> list[int]:
     """The coordinate of each rank of the group: groups are in the order of global ranks, a mesh need not be."""
     index: list[Any] = list(mesh.get_coordinate() or ())
     index[mesh_dimension] = slice(None)
-    ranks = mesh.mesh[tuple(index)].tolist()
+    with unset_fake_temporarily():
+        ranks = mesh.mesh[tuple(index)].tolist()
     return [ranks.index(rank) for rank in dist.get_process_group_ranks(mesh.get_group(mesh_dimension))]
 
 

@@ -85,15 +85,17 @@ def _moved(tensor: Tensor, dimension: int, held: range, wanted: range) -> Tensor
     """The numbers ``wanted`` of a tensor that holds the numbers ``held``, with zeros where it does not."""
     if held == wanted:
         return tensor
+    both = overlap(held, wanted)
+    part = tensor.narrow(dimension, both.start - held.start if both else 0, len(both))
+    memory_format = operands.suggested_memory_format(tensor)
+    if both == wanted and part.is_contiguous(memory_format=memory_format):
+        return part
     sizes = list(tensor.shape)
     sizes[dimension] = len(wanted)
-    moved = operands.empty(sizes, tensor, operands.suggested_memory_format(tensor))
-    both = overlap(held, wanted)
+    moved = operands.empty(sizes, tensor, memory_format)
     if both != wanted:
         moved.zero_()
-    if both:
-        part = tensor.narrow(dimension, both.start - held.start, len(both))
-        moved.narrow(dimension, both.start - wanted.start, len(both)).copy_(part)
+    moved.narrow(dimension, both.start - wanted.start if both else 0, len(both)).copy_(part)
     return moved
 
 

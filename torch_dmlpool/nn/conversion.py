@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.modules import pooling
 
 from torch_dmlpool.nn import layers
 
 __all__ = ["Conversion", "convert"]
 
 _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
-    **{("torch.nn.modules.pooling", name): (getattr(layers, name), {}) for name in layers.__all__},
+    **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever its attribute says.
     ("timm.layers.pool2d_same", "AvgPool2dSame"): (layers.AvgPool2d, {"padding": "same", "count_include_pad": True}),
     ("timm.layers.pool2d_same", "MaxPool2dSame"): (layers.MaxPool2d, {"padding": "same"}),
@@ -60,15 +61,16 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     Returns:
         A :class:`Conversion`: the model, what was replaced, and what was left and why. Left is a subclass of a torch.nn
         layer (but timm's ``AvgPool2dSame`` and ``MaxPool2dSame``, which are known), a layer whose ``forward`` was
-        overridden, one with arguments that this package refuses, and every kind of pooling that it lacks. Layers that
-        are this package's already are not listed.
+        overridden, one with arguments that this package refuses or understands differently (LPPool unless its norm is
+        even, MaxUnpool where windows overlap), and every kind of pooling that it lacks. Layers that are this package's
+        already are not listed.
 
     Raises:
         TypeError: ``model`` is no ``torch.nn.Module``, or ``inplace`` no bool.
 
-    Maxima and their indices are equal bit for bit before and after, averages but for the order of additions, and so
-    are the gradients. What differs is said in :mod:`torch_dmlpool.nn.functional` and in two points more: 3-D pools no
-    longer turn to float32 under autocast, and averages of integers and pools of quantized tensors are refused.
+    Maxima and their indices are equal bit for bit before and after; averages, norms and sums of gradients are equal but
+    for the order of additions. What differs: of several NaN in a window the first counts, not the last; 3-D pools no
+    longer turn to float32 under autocast; averages of integers and pools of quantized tensors are refused.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -90,23 +92,16 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     left: dict[str, str] = {}
     for module, names in _names(model).items():
         kind = type(module)
-        if kind.__module__.startswith("torch_dmlpool."):
+        original = _pooling_name(module)
+        if original is None or kind.__module__.startswith("torch_dmlpool."):
             continue
-        pooling = _pooling_name(module)
-        if pooling is None:
-            continue
-        counterpart, attributes = _COUNTERPARTS.get((kind.__module__, kind.__qualname__), (None, {}))
-        if counterpart is None:
-            left.update(dict.fromkeys(names, _why_none(module, pooling)))
-            continue
-        refusal = _refusal(module, counterpart, attributes)
-        if refusal is not None:
-            left.update(dict.fromkeys(names, refusal))
-            continue
-        module.__class__ = counterpart
-        for attribute, value in attributes.items():
-            setattr(module, attribute, value)
-        replaced.update(dict.fromkeys(names, kind.__name__))
+        reason = _why_left(module, original)
+        if reason is None:
+            module.__class__, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
+            for attribute, value in attributes.items():
+                setattr(module, attribute, value)
+        entries, text = (replaced, kind.__name__) if reason is None else (left, reason)
+        entries.update(dict.fromkeys(names, text))
     return Conversion(model, replaced, left)
 
 
@@ -123,26 +118,29 @@ def _names(model: Module) -> dict[Module, list[str]]:
 def _pooling_name(module: Module) -> str | None:
     """The torch.nn pooling class that ``module`` is, derives from or was scripted from."""
     for kind in type(module).__mro__:
-        if kind.__module__ == "torch.nn.modules.pooling":
+        if kind.__module__ == pooling.__name__:
             return kind.__name__
     original = getattr(module, "original_name", None) if isinstance(module, torch.jit.ScriptModule) else None
-    return original if original in torch.nn.modules.pooling.__all__ else None
+    return original if original in pooling.__all__ else None
 
 
-def _why_none(module: Module, pooling: str) -> str:
+def _why_left(module: Module, original: str) -> str | None:
+    """What keeps our counterpart from standing in for ``module``, if anything does."""
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
-        return f"compiled by TorchScript from {pooling}"
-    if kind is getattr(torch.nn, pooling):
-        return f"torch_dmlpool.nn has no {pooling}"
-    own = " with a forward of its own" if kind.forward is not getattr(torch.nn, pooling).forward else ""
-    return f"{kind.__qualname__} is a subclass of {pooling}{own}"
-
-
-def _refusal(module: Module, counterpart: type[Module], attributes: dict[str, Any]) -> str | None:
-    """What keeps ``counterpart`` from standing in for ``module``, if anything does."""
+        return f"compiled by TorchScript from {original}"
+    counterpart, attributes = _COUNTERPARTS.get((kind.__module__, kind.__qualname__), (None, {}))
+    if counterpart is None:
+        if kind.__name__ == original:
+            return f"torch_dmlpool.nn has no {original}"
+        own = " with a forward of its own" if kind.forward is not getattr(pooling, original).forward else ""
+        return f"{kind.__qualname__} is a subclass of {original}{own}"
     if "forward" in vars(module):
         return "its forward was overridden"
+    if isinstance(module, pooling._LPPoolNd) and (module.ceil_mode or float(module.norm_type) % 2 != 0):
+        return "PyTorch's norms differ with ceil_mode, and for negative elements unless norm_type is even"
+    if isinstance(module, pooling._MaxUnpoolNd) and _overlaps(module.kernel_size, module.stride):
+        return "windows that overlap: PyTorch gives the gradient to all elements of one index, not to the last alone"
     known = {**vars(module), **attributes}
     arguments = {name: known[name] for name in inspect.signature(counterpart).parameters if name in known}
     try:
@@ -150,3 +148,8 @@ def _refusal(module: Module, counterpart: type[Module], attributes: dict[str, An
     except (TypeError, ValueError) as error:
         return str(error)
     return None
+
+
+def _overlaps(kernel_size: Any, stride: Any) -> bool:
+    windows, strides = (value if isinstance(value, (tuple, list)) else (value,) for value in (kernel_size, stride))
+    return any(step < window for window, step in zip(windows, strides, strict=False))

@@ -29,6 +29,7 @@ _POOLS = {
     "aten::adaptive_avg_pool1d": (1,),
     "aten::adaptive_avg_pool2d": (2,),
     "aten::adaptive_avg_pool3d": (3,),
+    "aten::mean": (1, 2, 3),  # what an adaptive pool to one element is decomposed to
     "dmlpool::average_pooling": (1, 2, 3),
 }
 """The pools that are recognised, and over how many spatial dimensions."""
@@ -51,8 +52,8 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
     Args:
         program: An exported program with the operators ``quantized_decomposed.dequantize_per_tensor`` and
             ``quantize_per_tensor`` (or ``…_per_channel``, along the channels) around ``aten.avg_pool1d``, ``2d``,
-            ``3d``, their adaptive forms where all windows are alike, or ``dmlpool.average_pooling``: what PyTorch's
-            quantization of exported programs makes.
+            ``3d``, their adaptive forms where all windows are alike, the mean over all spatial dimensions where they
+            are kept, or ``dmlpool.average_pooling``: what PyTorch's quantization of exported programs makes.
 
     Returns:
         A new program with the same signature, weights and names. The one given is not changed.
@@ -163,8 +164,11 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
         return None
     if name == "dmlpool::average_pooling":
         return tuple(arguments[argument] for argument in _WINDOW_ARGUMENTS)
-    if name.startswith("aten::adaptive"):
-        outputs = arguments["output_size"]
+    if name == "aten::mean" or name.startswith("aten::adaptive"):
+        outputs = arguments.get("output_size", [1] * rank)
+        averaged = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
+        if name == "aten::mean" and not (arguments.get("keepdim") and averaged == set(range(2, rank + 2))):
+            return None
         if not all(type(number) is int for number in (*sizes, *outputs)):
             return None
         if any(size % output for size, output in zip(sizes, outputs, strict=True)):

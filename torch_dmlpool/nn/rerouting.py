@@ -18,6 +18,24 @@ __all__ = ["rerouted"]
 _nn: Any = torch._C._nn
 
 _ROUTES: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[torch.dtype, ...]]] = {
+    torch.nn.functional.adaptive_avg_pool1d: (functional.adaptive_avg_pool1d, operands.AVERAGE_TYPES),
+    torch.nn.functional.adaptive_avg_pool2d: (functional.adaptive_avg_pool2d, operands.AVERAGE_TYPES),
+    torch.nn.functional.adaptive_avg_pool3d: (functional.adaptive_avg_pool3d, operands.AVERAGE_TYPES),
+    torch.nn.functional.adaptive_max_pool1d: (functional.adaptive_max_pool1d, operands.MAX_TYPES),
+    torch.nn.functional.adaptive_max_pool2d: (functional.adaptive_max_pool2d, operands.MAX_TYPES),
+    torch.nn.functional.adaptive_max_pool3d: (functional.adaptive_max_pool3d, operands.MAX_TYPES),
+    torch.nn.functional.adaptive_max_pool1d_with_indices: (
+        functional.adaptive_max_pool1d_with_indices,
+        operands.MAX_TYPES,
+    ),
+    torch.nn.functional.adaptive_max_pool2d_with_indices: (
+        functional.adaptive_max_pool2d_with_indices,
+        operands.MAX_TYPES,
+    ),
+    torch.nn.functional.adaptive_max_pool3d_with_indices: (
+        functional.adaptive_max_pool3d_with_indices,
+        operands.MAX_TYPES,
+    ),
     torch.nn.functional.avg_pool1d: (functional.avg_pool1d, operands.AVERAGE_TYPES),
     torch.nn.functional.avg_pool2d: (functional.avg_pool2d, operands.AVERAGE_TYPES),
     torch.nn.functional.avg_pool3d: (functional.avg_pool3d, operands.AVERAGE_TYPES),
@@ -27,11 +45,12 @@ _ROUTES: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[torch.dtype, .
     torch.nn.functional.max_pool1d_with_indices: (functional.max_pool1d_with_indices, operands.MAX_TYPES),
     torch.nn.functional.max_pool2d_with_indices: (functional.max_pool2d_with_indices, operands.MAX_TYPES),
     torch.nn.functional.max_pool3d_with_indices: (functional.max_pool3d_with_indices, operands.MAX_TYPES),
-    # The forms without defaults and documentation, which some models call.
+    # The forms beneath, which some models call.
     torch.max_pool1d: (functional.max_pool1d, operands.MAX_TYPES),
     torch.max_pool2d: (functional.max_pool2d, operands.MAX_TYPES),
     torch.max_pool3d: (functional.max_pool3d, operands.MAX_TYPES),
     torch.max_pool1d_with_indices: (functional.max_pool1d_with_indices, operands.MAX_TYPES),
+    torch.adaptive_max_pool1d: (functional.adaptive_max_pool1d_with_indices, operands.MAX_TYPES),
     _nn.max_pool2d_with_indices: (functional.max_pool2d_with_indices, operands.MAX_TYPES),
     _nn.max_pool3d_with_indices: (functional.max_pool3d_with_indices, operands.MAX_TYPES),
 }
@@ -41,14 +60,14 @@ _ROUTES: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[torch.dtype, .
 class rerouted(TorchFunctionMode):  # noqa: N801 - a context manager, named as PyTorch names its own
     """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
 
-    ``torch.nn.functional.max_pool1d`` to ``max_pool3d`` (with indices too), ``avg_pool1d`` to ``avg_pool3d`` and their
-    forms in ``torch`` are served by the function of the same name in :mod:`torch_dmlpool.nn.functional`; so are the
-    torch.nn layers that call them. It holds for the calling thread and may be entered again. Under ``torch.compile``
-    it works around the compiled function and inside it.
+    ``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``, the adaptive forms of both (all maxima with
+    indices too) and their forms in ``torch`` are served by the functions of :mod:`torch_dmlpool.nn.functional`; so are
+    the torch.nn layers that call them. It holds for the calling thread and may be entered again. Under
+    ``torch.compile`` it works around the compiled function and inside it.
 
-    A call that this package does not take stays PyTorch's: integers averaged, quantized or nested tensors, ``out=``,
-    a proxy that traces. A segment under ``torch.utils.checkpoint`` is computed again in the backward pass, which then
-    must lie in the region too.
+    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
+    this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
+    under ``torch.utils.checkpoint`` has to enter the region itself: it is computed again outside.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

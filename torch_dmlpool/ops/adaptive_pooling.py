@@ -251,7 +251,8 @@ class AdaptiveMaxPooling(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, None]:
-        return position_operators.gather_positions(tangent, *ctx.saved_tensors, True), None
+        (positions,) = ctx.saved_tensors
+        return position_operators.gather_positions(tangent, positions, True), None
 
 
 def _average_autograd(input: Tensor, output_sizes: Sequence[int]) -> Tensor:

@@ -52,7 +52,13 @@ def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: boo
     plane = math.prod(spatial_sizes)
     first = torch.zeros((), dtype=torch.int64) if per_plane else _first_indices(indices, spatial_sizes)
     within = signed - first
-    wrong = (signed != -1) & ((within < 0) | (within >= plane))
+    if indices.numel() == 0:
+        return
+    least, most = within.aminmax()
+    if least >= 0 and most < plane:
+        return
+    empty = signed == -1
+    wrong = ~empty & ((within < 0) | (within >= plane))
     if not bool(wrong.any()):
         return
     place = tuple(wrong.nonzero()[0].tolist())

@@ -167,7 +167,8 @@ class GatherPositions(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        return gather_positions(tangent, *ctx.saved_tensors, ctx.bins)
+        (positions,) = ctx.saved_tensors
+        return gather_positions(tangent, positions, ctx.bins)
 
 
 class ScatterPositions(torch.autograd.Function):
@@ -186,8 +187,8 @@ class ScatterPositions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        _, bins, _ = ctx.scatter
-        return gather_positions(gradient, *ctx.saved_tensors, bins), None, None, None, None
+        (positions,), (_, bins, _) = ctx.saved_tensors, ctx.scatter
+        return gather_positions(gradient, positions, bins), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:

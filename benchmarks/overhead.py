@@ -1,0 +1,79 @@
+"""Host time of a call to the Triton backend up to the driver, without a GPU: ``python -m benchmarks.overhead``.
+
+The kernels are compiled for sm_90 as ever and everything runs as it would in front of a GPU, on CPU tensors, but what
+would ask the driver to load or to launch a kernel does nothing: Triton's C launcher and the driver are not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from torch_dmlpool.backends import triton_backend
+from torch_dmlpool.window import Window
+
+
+class Driver:
+    """As much of Triton's driver as compiling and launching ask for."""
+
+    utils = SimpleNamespace(
+        load_binary=lambda *_: (1, 1, 32, 0, 1024), get_device_properties=lambda _: {"max_shared_mem": 232_448}
+    )
+
+    @staticmethod
+    def launcher_cls(*_: object) -> object:
+        return lambda *_: None
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, *_: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def microseconds(call: object, repetitions: int = 400, rounds: int = 15) -> float:
+    """Least over rounds of the mean processor time of a call: other processes only ever add to it."""
+    for _ in range(20):
+        call()
+    times = []
+    for _ in range(rounds):
+        before = time.process_time()
+        for _ in range(repetitions):
+            call()
+        times.append((time.process_time() - before) / repetitions)
+    return min(times) * 1e6
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Driver())
+    triton_backend._target = lambda _: "sm_90"
+    input = torch.zeros(2, 8, 32, 32)
+    window = Window.directml(2, 3, 2, 1, 1)
+    output, taps = triton_backend.max_pooling_with_taps(input, window)
+    calls = {
+        "average_pooling": lambda: triton_backend.average_pooling(input, window, False, None),
+        "average_pooling_grad": lambda: triton_backend.average_pooling_grad(output, (32, 32), window, False, None),
+        "max_pooling": lambda: triton_backend.max_pooling(input, window),
+        "max_pooling_with_taps": lambda: triton_backend.max_pooling_with_taps(input, window),
+        "max_pooling_grad_from_taps": lambda: triton_backend.max_pooling_grad_from_taps(
+            output, taps, (32, 32), window, False
+        ),
+    }
+    print(f"Triton {triton.__version__}, PyTorch {torch.__version__}; microseconds on the host, without the driver")
+    for name, call in calls.items():
+        print(f"{name:28} {microseconds(call):6.1f}")
+    print(f"{'torch.empty':28} {microseconds(lambda: torch.empty(2, 8, 16, 16)):6.1f}")
+
+
+if __name__ == "__main__":
+    main()

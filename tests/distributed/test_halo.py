@@ -1,0 +1,139 @@
+"""The geometry of halos, compared with walking through every window; and the table of the documentation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from pathlib import Path
+
+import oracle
+import pytest
+
+from torch_dmlpool.distributed.halo import (
+    Portion,
+    overlap,
+    portions_of_elements,
+    portions_of_windows,
+    received,
+    shards,
+)
+from torch_dmlpool.window import Axis, Window
+
+ROOT = Path(__file__).parents[2]
+
+
+def requests(count: int) -> list[tuple[Axis, int, int]]:
+    """Seeded axes of every kind, an input size that leaves a window, and a number of ranks."""
+    generator = random.Random(0)
+    found: list[tuple[Axis, int, int]] = []
+    while len(found) < count:
+        pick = generator.randint
+        axis = Axis(pick(1, 6), pick(1, 5), pick(0, 8), pick(0, 8), pick(1, 4), generator.random() < 0.5)
+        size = pick(1, 20)
+        if axis.output_size(size) > 0:
+            found.append((axis, size, pick(1, 6)))
+    return found
+
+
+def walked(axis: Axis, size: int) -> list[list[int]]:
+    """Positions of every window's taps."""
+    pooling = oracle.Pooling(
+        (axis.window,), (axis.stride,), (axis.start_padding,), (axis.end_padding,), (axis.dilation,), axis.ceil_mode
+    )
+    return [oracle.tap_positions(pooling, 0, output) for output in range(oracle.output_size(pooling, 0, size))]
+
+
+def assert_windows_look_the_same(portion: Portion, windows: range, axis: Axis, size: int) -> None:
+    """From the portion's elements, every one of ``windows`` reads and counts what it does in the whole."""
+    if not portion.windows:
+        assert not windows
+        return
+    taps, seen = walked(axis, size), walked(portion.axis, len(portion.elements))
+    assert len(seen) == len(portion.windows)
+    start = portion.elements.start
+    for window in windows:
+        local = seen[window - portion.windows.start]
+        inside = [position - start for position in taps[window] if 0 <= position < size]
+        assert inside == [position for position in local if 0 <= position < len(portion.elements)]
+        assert local[0] + start == taps[window][0]
+        counted = sum(position < size + axis.end_padding for position in taps[window])
+        assert counted == sum(position < len(portion.elements) + portion.axis.end_padding for position in local)
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(40_000, marks=pytest.mark.slow)])
+def test_portions_of_windows(count: int) -> None:
+    surplus = 0
+    for axis, size, parts in requests(count):
+        outputs = axis.output_size(size)
+        owned = shards(outputs, parts)
+        assert list(itertools.chain(*owned)) == list(range(outputs))
+        for own, portion in zip(owned, portions_of_windows(axis, size, parts), strict=True):
+            assert overlap(own, portion.windows) == own or not own
+            assert_windows_look_the_same(portion, own, axis, size)
+            assert overlap(portion.elements, range(size)) == portion.elements
+            if portion.windows != own:
+                # Only where nothing is read does a rank compute more than it owns.
+                surplus += 1
+                assert not any(0 <= position < size for window in own for position in walked(axis, size)[window])
+                assert len(portion.elements) == 1
+    assert surplus > 0
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(40_000, marks=pytest.mark.slow)])
+def test_portions_of_elements(count: int) -> None:
+    uncovered = 0
+    for axis, size, parts in requests(count):
+        taps = walked(axis, size)
+        for own, portion in zip(shards(size, parts), portions_of_elements(axis, size, parts), strict=True):
+            reading = {window for window, positions in enumerate(taps) if set(positions) & set(own)}
+            assert reading <= set(portion.windows)
+            assert_windows_look_the_same(portion, portion.windows, axis, size)
+            if portion.windows:
+                # No window more than those that span an element.
+                for edge in (portion.windows[0], portion.windows[-1]):
+                    assert range(max(taps[edge][0], own[0]), min(taps[edge][-1], own[-1]) + 1)
+            uncovered += len(own) > 0 and not portion.windows
+    assert uncovered > 0
+
+
+def test_shards_are_what_pytorch_chunks() -> None:
+    torch = pytest.importorskip("torch")
+    for size, parts in itertools.product(range(1, 14), range(1, 7)):
+        chunks = [len(piece) for piece in torch.arange(size).chunk(parts)]
+        assert [len(part) for part in shards(size, parts)] == chunks + [0] * (parts - len(chunks))
+
+
+def arriving(window: Window, size: int, mesh: tuple[int, ...], backward: bool) -> int:
+    """Bytes that reach the rank that most reach: float32, and one byte more per window backwards."""
+    outputs = window.output_sizes([size] * 3)
+    most = 0
+    per_axis = []
+    for axis, output, parts in zip(window.axes, outputs, mesh, strict=True):
+        divide = portions_of_elements if backward else portions_of_windows
+        portions = divide(axis, size, parts)
+        owned = shards(output if backward else size, parts)
+        wanted = [portion.windows if backward else portion.elements for portion in portions]
+        missing = received(owned, wanted)
+        per_axis.append({(len(own), len(want), miss) for own, want, miss in zip(owned, wanted, missing, strict=True)})
+    for ranks in itertools.product(*per_axis):
+        held = [own for own, _, _ in ranks]
+        elements = 0
+        for number, (_, want, miss) in enumerate(ranks):
+            elements += miss * math.prod(held[:number] + held[number + 1 :])
+            held[number] = want
+        most = max(most, elements)
+    return most * (5 if backward else 4)
+
+
+def test_the_documentation_s_table() -> None:
+    """Window 3, stride 2, padding 1 over 2048³ elements: the two columns of halos are what the geometry says."""
+    text = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d+ \| (\d+) x (\d+) x (\d+) \| ([\d.]+) MiB \| ([\d.]+) MiB \|", text, flags=re.MULTILINE)
+    assert len(rows) == 9
+    window = Window.directml(3, 3, 2, 1, 1)
+    for *mesh, forward, backward in rows:
+        sizes = tuple(map(int, mesh))
+        assert forward == f"{arriving(window, 2048, sizes, False) / 2**20:.2f}", sizes
+        assert backward == f"{arriving(window, 2048, sizes, True) / 2**20:.2f}", sizes

@@ -1,0 +1,195 @@
+"""The quantized kernels under Triton's interpreter against rational arithmetic, and which serves what (Q1-Q6)."""
+
+from __future__ import annotations
+
+import cases
+import halves
+import oracle
+import pytest
+import quantities
+import samples
+import torch
+from torch import Tensor
+from torch_dmlpool.kernels import quantized_launch
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.window import Window
+
+backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+EACH = ["per channel"] * 4
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+    """Kernel and launch of every step that the calls of a test run."""
+    record: list[tuple[str, object]] = []
+    run = backend._launch
+
+    def recording(kernel: object, how: object, *tensors: object) -> None:
+        record.append((kernel.fn.__name__, how))
+        run(kernel, how, *tensors)
+
+    monkeypatch.setattr(backend, "_launch", recording)
+    return record
+
+
+def request(rank: int, window: int, stride: int = 1, padding: int = 0, dilation: int = 1) -> oracle.Pooling:
+    return oracle.Pooling(*((entry,) * rank for entry in (window, stride, padding, padding, dilation)))
+
+
+@cases.parametrized(cases.LINES + cases.FEW)
+def test_geometry(case: cases.Case) -> None:
+    """Q1, Q2, A1-A3 and G4."""
+    for include_padding in (False, True):
+        types = (torch.uint8, torch.int8)[:: -1 if include_padding else 1]
+        input = quantities.integers(1, 3, *case.sizes, dtype=types[0])
+        parameters = quantities.drawn(len(case.name), 3, types, ties=include_padding)
+        forms = EACH if include_padding else ["number", "0-D"] * 2
+        quantities.check(input, parameters, case.pooling, include_padding, output_dtype=types[1], forms=forms)
+
+
+SHAPES = {
+    "16 columns": ("contiguous", (2, 3, 6, 32)),
+    "8 columns": ("contiguous", (2, 3, 6, 24)),
+    "4 columns": ("contiguous", (2, 3, 6, 12)),
+    "odd columns": ("contiguous", (2, 3, 6, 13)),
+    "16 channels": ("channels last", (2, 32, 6, 5)),
+    "4 channels": ("channels last", (2, 12, 6, 5)),
+    "odd channels": ("channels last", (2, 7, 6, 5)),
+    "planes apart": ("expanded over the batch", (2, 3, 6, 32)),
+    "rows apart": ("sliced", (2, 3, 6, 12)),
+    "unaligned": ("storage offset", (2, 3, 6, 32)),
+    "16 columns in a volume": ("contiguous", (1, 2, 5, 6, 16)),
+    "16 channels in a volume": ("channels last", (1, 16, 5, 6, 4)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_vectors(name: str) -> None:
+    """Q1 and G7: words of four elements, of either type, and what has no such words."""
+    layout, shape = SHAPES[name]
+    for turn, (window, stride, padding) in enumerate(((2, 2, 0), (3, 1, 1), (3, 2, 1))):
+        pair = (torch.int8, torch.uint8) if turn % 2 else (torch.uint8, torch.int8)
+        input = samples.LAYOUTS[layout](quantities.integers(*shape, dtype=pair[0]))
+        parameters = quantities.drawn(turn, shape[1], pair, ties=turn == 0)
+        for forms in (EACH, ["number"] * 4):
+            quantities.check(
+                input, parameters, request(len(shape) - 2, window, stride, padding), turn == 2,
+                output_dtype=pair[1], forms=forms,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("window", [(7, 7), (11, 11), (128,), (4, 4, 8)], ids=str)
+def test_the_most_taps_of_a_tile(window: tuple[int, ...], layout: str) -> None:
+    """Q6: fields of 16 bits hold the sum of up to 257 elements; up to 128 of them two additions requantize."""
+    input = torch.full((1, 4, *(size + 4 for size in window)), 255, dtype=torch.uint8)
+    input[:, 1:] = quantities.integers(*input[:, 1:].shape, dtype=torch.uint8)
+    pooling = oracle.Pooling(window, *((entry,) * len(window) for entry in (1, 0, 0, 1)))
+    parameters = quantities.drawn(1, 4, (torch.uint8, torch.uint8), ties=True)
+    quantities.check(samples.LAYOUTS[layout](input), parameters, pooling, forms=EACH)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+def test_large_windows(layout: str, ran: list) -> None:
+    """Q1 and Q6: axis by axis, requantized at the end."""
+    input = samples.LAYOUTS[layout](quantities.integers(2, 3, 20, 16, dtype=torch.int8))
+    for include_padding in (False, True):
+        for ties in (False, True):
+            parameters = quantities.drawn(3, 3, (torch.int8, torch.uint8), ties)
+            quantities.check(
+                input, parameters, oracle.Pooling((17, 10), (2, 1), (8, 3), (9, 2), (1, 2)), include_padding,
+                output_dtype=torch.uint8, forms=["per channel", "number"] * 2,
+            )  # fmt: skip
+    assert [kernel for kernel, _ in ran] == ["quantized_axis", "quantized_axis", "quantized_rescale"] * 4
+
+
+@pytest.mark.parametrize(
+    "far_apart", [(2.0**-149, 2.0**-149), (2.0**127, 2.0**-149), (2.0**-149, 2.0**127), (1.0, 2.0)]
+)
+def test_scales_far_apart(far_apart: tuple[float, float]) -> None:
+    """Q1 and Q4."""
+    for window, size in ((3, 8), (15, 15)):
+        input = quantities.integers(1, 2, size, size, dtype=torch.uint8)
+        input_scale, output_scale = far_apart
+        parameters = quantities.Parameters((input_scale,) * 2, (100, 3), (output_scale,) * 2, (7, 40))
+        for forms in (EACH, ["number"] * 4):
+            quantities.check(input, parameters, request(2, window, 1, 1), forms=forms)
+
+
+@pytest.mark.parametrize("divisor", [2**21 + 1, 2**30 + 5])
+def test_what_float64_takes_for_a_half(divisor: int) -> None:
+    """Q1: the kernel that requantizes sums of any size, given sums that no test could add up."""
+    from torch_dmlpool.kernels import quantized_average_pooling as kernels
+
+    for count in (divisor, divisor + 1):
+        quotients = halves.near_halves(count, 24) if count % 2 else halves.true_halves(count)
+        # One window per channel, of as many counted taps: most of them in the padding.
+        window = Window.directml(1, count, 1, count - 1, 0)
+        size, channels = 1, len(quotients)
+        problem = quantized_launch.QuantizedProblem(
+            window, (1, channels, size), (channels, 1, 1), (size,), True, False, True, (2, 0, 2, 0)
+        )
+        *_, step = quantized_launch.quantized_steps(problem)
+        assert step.kernel == "quantized_rescale"
+        sums, scales, steps = (torch.tensor([row[i] for row in quotients]) for i in (0, 2, 3))
+        result = torch.empty(channels, dtype=torch.uint8)
+        backend._launch(kernels.quantized_rescale, step.launch, sums, result, scales, 0, steps, 0)
+        assert result.tolist() == [round(quotient.exact) for quotient in quotients]
+
+
+def test_kernels_and_vectors(ran: list) -> None:
+    """Each layout is served by the form made for it, and nothing is copied."""
+    for layout, shape, expected in [
+        ("contiguous", (2, 4, 6, 32), (0, 16)),
+        ("contiguous", (2, 4, 6, 24), (0, 8)),
+        ("contiguous", (2, 4, 6, 14), (0, 1)),
+        ("storage offset", (2, 4, 6, 32), (0, 1)),
+        ("channels last", (2, 32, 6, 15), (1, 16)),
+        ("channels last", (2, 6, 6, 16), (1, 1)),
+        ("expanded over channels", (2, 4, 6, 32), (0, 16)),
+    ]:
+        ran.clear()
+        input = samples.LAYOUTS[layout](quantities.integers(*shape, dtype=torch.uint8))
+        dmlpool.quantized_linear_average_pooling(input, 0.1, 3, 0.1, 3, 3, 1, 1, 1)
+        ((kernel, how),) = ran
+        assert (kernel, how.constants["LAYOUT"], how.constants["V"]) == ("quantized_tile", *expected), layout
+
+
+def test_numbers_are_handed_on_as_numbers(ran: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E4: no tensor is filled for them, and no new kernel is made for new ones."""
+    seen: list[object] = []
+    run = backend._launch
+    monkeypatch.setattr(backend, "_launch", lambda kernel, how, *rest: (seen.extend(rest[2:]), run(kernel, how, *rest)))
+    input = quantities.integers(1, 2, 4, 16, dtype=torch.uint8)
+    dmlpool.quantized_linear_average_pooling(input, 0.5, 16, 0.25, None, 2)
+    assert seen == [0.5, 16, 0.25, 0]
+    ((_, how),) = ran
+    assert how.constants["KINDS"] == (0, 0, 0, 0)
+
+
+def test_a_batch_makes_no_new_kernel() -> None:
+    """What is compiled follows from window, types and layout: not from batch, channels or size."""
+
+    def constants(shape: tuple[int, ...]) -> object:
+        window = Window.directml(2, 3, 1, 1, 1)
+        strides = torch.empty(shape, device="meta").stride()
+        problem = quantized_launch.QuantizedProblem(
+            window, shape, strides, window.output_sizes(shape[2:]), True, False, False, (1, 1, 1, 1)
+        )
+        ((step),) = quantized_launch.quantized_steps(problem)
+        return step.launch.constants
+
+    first = constants((1, 4, 16, 16))
+    for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
+        assert constants(shape) == first
+
+
+def test_empty(ran: list) -> None:
+    """G5."""
+    for shape in ((0, 3, 5, 6), (2, 0, 5, 6)):
+        result: Tensor = dmlpool.quantized_linear_average_pooling(
+            torch.empty(shape, dtype=torch.int8), 0.1, 3, 0.1, 3, 2
+        )
+        assert result.shape == (*shape[:2], 4, 5)
+    assert not ran

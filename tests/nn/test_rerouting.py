@@ -1,0 +1,213 @@
+"""torch_dmlpool.nn.rerouted: which calls are served, by whom, and what stays PyTorch's."""
+
+from __future__ import annotations
+
+import doctest
+import threading
+from collections.abc import Callable
+
+import models
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import rerouted, rerouting
+
+nn = torch._C._nn
+
+
+def image(rank: int, device: torch.device) -> Tensor:
+    return samples.normal(2, 3, *(7, 8, 6)[:rank], dtype=torch.float64).to(device)
+
+
+CALLS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
+    "avg_pool1d": (1, lambda x: functional.avg_pool1d(x, 3, 2, 1, True, False)),
+    "avg_pool2d": (2, lambda x: functional.avg_pool2d(x, kernel_size=(3, 2), stride=2, divisor_override=4)),
+    "avg_pool2d by keywords alone": (2, lambda x: functional.avg_pool2d(input=x, kernel_size=2)),
+    "avg_pool3d": (3, lambda x: functional.avg_pool3d(x, 2, padding=1)),
+    "max_pool1d": (1, lambda x: functional.max_pool1d(x, 3, 2, 1, 2, True)),
+    "max_pool1d with indices": (1, lambda x: functional.max_pool1d(x, 3, return_indices=True)),
+    "max_pool2d": (2, lambda x: functional.max_pool2d(x, (3, 2), stride=(2, 1), padding=1, ceil_mode=True)),
+    "max_pool2d with indices": (2, lambda x: functional.max_pool2d(x, 2, 1, 0, 2, False, True)),
+    "max_pool2d_with_indices": (2, lambda x: functional.max_pool2d_with_indices(x, 2)),
+    "max_pool3d": (3, lambda x: functional.max_pool3d(x, 2)),
+    "max_pool3d with indices": (3, lambda x: functional.max_pool3d(x, 2, stride=1, return_indices=True)),
+    "an empty stride": (2, lambda x: functional.max_pool2d(x, 2, [])),
+    "torch.avg_pool1d": (1, lambda x: torch.avg_pool1d(x, 2)),
+    "torch.max_pool1d": (1, lambda x: torch.max_pool1d(x, 2)),
+    "torch.max_pool1d_with_indices": (1, lambda x: torch.max_pool1d_with_indices(x, 2)),
+    "torch.max_pool2d": (2, lambda x: torch.max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False)),
+    "torch.max_pool3d": (3, lambda x: torch.max_pool3d(x, 2)),
+    "the form beneath with indices": (2, lambda x: nn.max_pool2d_with_indices(x, 2)),
+    "adaptive_avg_pool1d": (1, lambda x: functional.adaptive_avg_pool1d(x, 3)),
+    "adaptive_avg_pool2d": (2, lambda x: functional.adaptive_avg_pool2d(x, (None, 3))),
+    "adaptive_avg_pool3d": (3, lambda x: functional.adaptive_avg_pool3d(x, 1)),
+    "adaptive_max_pool1d": (1, lambda x: functional.adaptive_max_pool1d(x, 3)),
+    "adaptive_max_pool2d with indices": (2, lambda x: functional.adaptive_max_pool2d(x, 3, return_indices=True)),
+    "adaptive_max_pool3d": (3, lambda x: functional.adaptive_max_pool3d(x, (2, 1, 3))),
+    "torch.adaptive_max_pool1d": (1, lambda x: torch.adaptive_max_pool1d(x, 3)),
+    "a layer": (2, lambda x: torch.nn.MaxPool2d(2, return_indices=True)(x)),
+    "a layer's subclass": (2, lambda x: models.AvgPool2dSame((3, 3), (2, 2))(x)),
+}
+
+
+def tensors(output: object) -> list[Tensor]:
+    return list(output) if isinstance(output, tuple) else [output]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_call_is_served_by_us_with_torchs_results(name: str, batched: bool, device: torch.device) -> None:
+    """Values and indices, and a gradient that our operators alone can have."""
+    rank, call = CALLS[name]
+    input = image(rank, device).requires_grad_() if batched else image(rank, device)[0].requires_grad_()
+    expected = tensors(call(input))
+    with rerouted():
+        actual = tensors(call(input))
+    torch.testing.assert_close(actual, expected)
+    names = set()
+    nodes = [actual[0].grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            names.add(node.name())
+            nodes += [next_node for next_node, _ in node.next_functions]
+    assert any("Pooling" in found for found in names), names
+    assert not any("Pool1D" in found or "Pool2D" in found or "Pool3D" in found for found in names), names
+
+
+def test_outside_nothing_changes(device: torch.device) -> None:
+    input = image(2, device).requires_grad_()
+    with rerouted(), rerouted():
+        assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPoolingBackward"
+    assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
+    with pytest.raises(ZeroDivisionError), rerouted():
+        raise ZeroDivisionError
+    assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
+
+
+def test_other_threads_are_left_alone(device: torch.device) -> None:
+    found = []
+    with rerouted():
+        input = image(2, device).requires_grad_()
+        thread = threading.Thread(target=lambda: found.append(functional.max_pool2d(input, 2).grad_fn.name()))
+        thread.start()
+        thread.join()
+    assert found == ["MaxPool2DWithIndicesBackward0"]
+
+
+def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
+    """Integers averaged (truncated, in PyTorch), a result given by the caller, norms, nested tensors."""
+    integers = torch.arange(16, device=device).view(1, 1, 4, 4)
+    given = torch.empty(1, 1, 2, 2, device=device)
+    with rerouted():
+        averages = functional.avg_pool2d(integers, 2) if device.type == "cpu" else None
+        nn.avg_pool2d(integers.float(), 2, out=given)
+        norms = functional.lp_pool2d(integers.float(), 2, 2)
+    assert averages is None or averages.tolist() == [[[[2, 4], [10, 12]]]]
+    assert given.tolist() == [[[[2.5, 4.5], [10.5, 12.5]]]]
+    torch.testing.assert_close(norms, functional.lp_pool2d(integers.float(), 2, 2))
+
+
+def test_our_refusals_are_what_the_caller_sees(device: torch.device) -> None:
+    """A call that is ours is checked by us; and what PyTorch refuses and we do not, works."""
+    with rerouted():
+        with pytest.raises(ValueError, match=r"^stride must be at least 1, got 0 in spatial dimension H \(stride=0\)$"):
+            functional.max_pool2d(image(2, device), 2, 0)
+        assert functional.max_pool2d(image(2, device), 2, 1, 2).shape == (2, 3, 10, 11)
+
+
+def test_a_backends_own_calls_pass(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Our backend may ask PyTorch's operators: never sent back to us."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a backend's call was sent to us again")
+
+    for original, (_, dtypes) in list(rerouting._ROUTES.items()):
+        monkeypatch.setitem(rerouting._ROUTES, original, (never, dtypes))
+    input = samples.normal(2, 3, 6, 6).to(device)
+    for layout in samples.LAYOUTS.values():
+        for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
+            leaf = layout(input).detach().requires_grad_()
+            with rerouted():
+                output = pool(leaf, 2, 2)
+                output.sum().backward()
+                dmlpool.nn.functional.max_pool2d(layout(input), 3, 2, return_indices=True)
+
+
+def captured(function: Callable[..., object], **rest: object) -> tuple[Callable[..., object], list[list[str]]]:
+    """A compiled function, and the pools of each graph that it is compiled to."""
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "pool" in str(node.target)])
+        return graph
+
+    return torch.compile(function, backend=backend, fullgraph=True, **rest), graphs
+
+
+def every_form(input: Tensor) -> Tensor:
+    values, indices = functional.max_pool2d(input, 2, return_indices=True)
+    pooled = functional.avg_pool2d(input, 2) + functional.max_pool2d(input, 2) + torch.max_pool2d(input, 2)
+    return pooled + torch.nn.MaxPool2d(2)(input) + values * indices + functional.adaptive_avg_pool2d(input, 1)
+
+
+def test_compiled(fresh_compiler: None, device: torch.device) -> None:
+    """One graph, with the region around the compiled function or inside it; without it, the graph is PyTorch's."""
+
+    def inside(input: Tensor) -> Tensor:
+        with rerouted():
+            return every_form(input)
+
+    input = image(2, device)
+    expected = every_form(input)
+    function, graphs = captured(inside)
+    torch.testing.assert_close(function(input), expected)
+    assert len(graphs) == 1
+    assert len(graphs[0]) == 6
+    assert all(name.startswith("dmlpool.") for name in graphs[0])
+
+    function, graphs = captured(every_form, dynamic=True)
+    with rerouted():
+        torch.testing.assert_close(function(input), expected)
+        torch.testing.assert_close(function(torch.cat([input, input])), torch.cat([expected, expected]))
+    torch.testing.assert_close(function(input), expected)
+    assert len(graphs) == 2
+    assert all(name.startswith("dmlpool.") for name in graphs[0])
+    assert not any(name.startswith("dmlpool.") for name in graphs[1])
+
+
+def test_export_and_transforms(device: torch.device) -> None:
+    """torch.export, vmap of grad, and a checkpointed segment that enters the region itself."""
+    model, input = models.Functional().double().eval().to(device), image(2, device)
+    expected = model(input)
+    with rerouted():
+        program = torch.export.export(model, (input,))
+        per_sample = torch.func.vmap(torch.func.grad(lambda x: functional.max_pool2d(x, 2).square().sum()))(input)
+
+    def segment(input: Tensor) -> Tensor:
+        with rerouted():
+            return functional.max_pool2d(input.sin(), 2).square().sum()
+
+    leaf = input.clone().requires_grad_()
+    checkpoint(segment, leaf, use_reentrant=False).backward()
+    pools = [str(node.target) for node in program.graph.nodes if "pool" in str(node.target)]
+    assert len(pools) == 7
+    assert all(name.startswith("dmlpool.") for name in pools)
+    torch.testing.assert_close(program.module()(input), expected)
+    whole = input.clone().requires_grad_()
+    functional.max_pool2d(whole, 2).square().sum().backward()
+    torch.testing.assert_close(per_sample, whole.grad)
+    again = input.clone().requires_grad_()
+    functional.max_pool2d(again.sin(), 2).square().sum().backward()
+    torch.testing.assert_close(leaf.grad, again.grad)
+
+
+def test_the_example_runs() -> None:
+    found = doctest.testmod(rerouting)
+    assert found.attempted >= 4
+    assert found.failed == 0

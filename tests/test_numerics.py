@@ -1,0 +1,63 @@
+"""How exact averages are (A4, E6), and what infinity, NaN and subnormal numbers become."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import samples
+import torch
+
+import torch_dmlpool as dmlpool
+from benchmarks import numerics
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@pytest.mark.parametrize("window", [2, 3, 7, pytest.param(31, marks=pytest.mark.slow), 63])
+def test_worst_errors_stay_within_the_bound(window: int, dtype: torch.dtype, layout: str, device: torch.device) -> None:
+    """E6, on inputs whose sum one after the other would be far off."""
+
+    def average(image: torch.Tensor, window: int) -> torch.Tensor:
+        return dmlpool.average_pooling(image.to(device), window).cpu()
+
+    error = numerics.worst(average, window, dtype, layout == "channels last", trials=2)
+    # The rounding of a half-precision result, and what the accumulation adds to it.
+    assert error <= (1.01 if dtype.itemsize == 2 else 2 + math.ceil(math.log2(window**2)))
+
+
+def test_the_inputs_are_unkind() -> None:
+    """A sum of one element after the other does leave the bound on them."""
+    assert numerics.worst(numerics.atens, 31, torch.float32, False, trials=2) > 10 * (2 + math.ceil(math.log2(31**2)))
+
+
+def test_half_precision_sums_do_not_overflow(device: torch.device) -> None:
+    """A4: 64 elements of 60,000 average to 60,000 in float16, and so do their gradients."""
+    image = torch.full((1, 2, 8, 8), 60_000.0, dtype=torch.float16, device=device)
+    assert dmlpool.average_pooling(image, 8).unique().tolist() == [60_000]
+    ones = torch.full((1, 2, 9, 9), 60_000.0, dtype=torch.float16, device=device)
+    gradient = dmlpool.average_pooling_grad(ones, (1, 2, 9, 9), 3, 1, 1, 1, include_padding=True)
+    assert gradient[..., 4, 4].unique().tolist() == [60_000]
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.device) -> None:
+    """A4: an average of subnormal numbers is their mean, and a maximum keeps the greatest of them."""
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    row = (torch.tensor([1.0, 3.0, 5.0, 7.0], dtype=torch.float64) * smallest).to(dtype).view(1, 1, 4).to(device)
+    assert (dmlpool.average_pooling(row, 2).double() / smallest).tolist() == [[[2, 4, 6]]]
+    assert (dmlpool.max_pooling(row, 2).double() / smallest).tolist() == [[[3, 5, 7]]]
+
+
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+def test_infinity_and_nan_stay_in_their_windows(dtype: torch.dtype, device: torch.device) -> None:
+    """Neither reaches a window it is not in, whatever the passes share."""
+    image = samples.ties(1, 1, 12, 13, dtype=dtype)
+    image[0, 0, 2, 3], image[0, 0, 8, 9], image[0, 0, 9, 9] = math.inf, math.nan, -math.inf
+    found = dmlpool.average_pooling(image.to(device), 3, 1, 1, 1, include_padding=True)
+    windows = torch.nn.functional.pad(image.double(), (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+    expected = windows.sum((-2, -1)) / 9
+    assert np.array_equal(samples.to_numpy(found.isnan()), samples.to_numpy(expected.isnan()))
+    assert np.array_equal(samples.to_numpy(found == math.inf), samples.to_numpy(expected == math.inf))
+    assert np.array_equal(samples.to_numpy(found == -math.inf), samples.to_numpy(expected == -math.inf))

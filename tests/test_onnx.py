@@ -1,0 +1,313 @@
+"""Models written by torch.onnx.export with this package's translations and run by ONNX Runtime, against the oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import quantities
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.onnx import translations
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+DYNAMIC = torch.export.Dim.AUTO
+FEW = [
+    cases.case("plain"),
+    cases.case("padding above the window"),
+    cases.case("taps straddle the input"),
+    cases.case("ceil refused in end padding"),
+    cases.case("ceil overhang past padding"),
+    cases.case("first tap inside is not tap 0"),
+    cases.case("ceil adds an overhang", "ceil overhang past padding"),
+    cases.case("padded", "uneven padding", "plain"),
+]
+ALL = [*cases.LINES, *cases.FEW, cases.case("dilated", "padding above the window")]
+ALL += [cases.case("taps straddle the input", "padded"), cases.case("padded", "ceil refused in end padding")]
+
+
+class Model(torch.nn.Module):
+    """Functions of one input each."""
+
+    def __init__(self, functions: Sequence[Callable[[Tensor], Any]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, *inputs: Tensor) -> list[Any]:
+        return [function(input) for function, input in zip(self.functions, inputs, strict=True)]
+
+
+@dataclass
+class Exported:
+    """A model in ONNX Runtime: the kinds of its nodes, and what it computes."""
+
+    nodes: list[str]
+    run: Callable[..., list[Tensor]]
+
+
+def export(model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = False, **options: bool) -> Exported:
+    opset = options.pop("opset_version", None)
+    shapes: Any = tuple(dict.fromkeys([0, *range(2, input.dim())], DYNAMIC) for input in inputs)
+    program = torch.onnx.export(
+        model.eval(),
+        tuple(inputs),
+        dynamo=True,
+        verbose=False,
+        opset_version=opset,
+        dynamic_shapes=((shapes,) if isinstance(model, Model) else shapes) if dynamic else None,
+        custom_translation_table=translations(**options),
+    )
+    assert program is not None
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+    )
+    names = [input.name for input in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        return [
+            torch.from_numpy(array)
+            for array in session.run(None, {name: input.numpy() for name, input in zip(names, inputs, strict=True)})
+        ]
+
+    return Exported([node.op_type for node in program.model.graph], run)
+
+
+def all_of(case: cases.Case) -> Callable[[Tensor], Any]:
+    """What a window can be asked for."""
+    window = case.arguments
+    per_plane = [*(list(entry) if isinstance(entry, tuple) else entry for entry in window.values())]
+
+    def function(input: Tensor) -> Any:
+        return [
+            dmlpool.max_pooling(input, **window),
+            *dmlpool.max_pooling(input, **window, return_indices=True),
+            torch.ops.dmlpool.max_pooling_with_indices(input, *per_plane, torch.int32, True)[1],
+            dmlpool.average_pooling(input, **window),
+            dmlpool.average_pooling(input, **window, include_padding=True),
+            dmlpool.average_pooling(input, **window, divisor_override=-3),
+            dmlpool.lp_pooling(input, **window),
+            dmlpool.lp_pooling(input, **window, p=2.5),
+            dmlpool.lp_pooling(input, **window, p=math.inf),
+        ]
+
+    return function
+
+
+OUTPUTS = 10
+
+
+def check(case: cases.Case, input: Tensor, results: list[Tensor]) -> None:
+    maxima, values, indices, positions, *averages, norms, broken, greatest = results
+    expected = oracle.maximum(samples.to_numpy(input), case.pooling)
+    samples.assert_same(maxima, expected.values)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(indices, expected.indices)
+    samples.assert_same(positions, expected.plane_indices)
+    taps = math.prod(case.pooling.window_size)
+    for average, divisor in zip(averages, [(False, None), (True, None), (False, -3)], strict=True):
+        exact = oracle.average(samples.to_numpy(input), case.pooling, *divisor)
+        # A runtime adds in an order of its own, and three operations may follow.
+        samples.assert_gradient(average, *exact, taps + 3)
+    window = case.arguments
+    torch.testing.assert_close(norms, dmlpool.lp_pooling(input, **window))
+    torch.testing.assert_close(broken, dmlpool.lp_pooling(input, **window, p=2.5))
+    samples.assert_same(greatest, dmlpool.lp_pooling(input, **window, p=math.inf))
+
+
+def check_all(chosen: list[cases.Case], dynamic: bool, more: Sequence[int]) -> None:
+    inputs = [samples.ties(2, 3, *case.sizes) for case in chosen]
+    run = export(Model([all_of(case) for case in chosen]), inputs, dynamic).run
+    for larger in more:
+        inputs = [samples.ties(2 + larger, 3, *(size + larger for size in case.sizes), seed=1) for case in chosen]
+        results = run(*inputs)
+        assert len(results) == OUTPUTS * len(chosen)
+        for number, (case, input) in enumerate(zip(chosen, inputs, strict=True)):
+            try:
+                check(case, input, results[number * OUTPUTS :][:OUTPUTS])
+            except AssertionError as error:
+                raise AssertionError(f"{case.name}, {larger} larger") from error
+
+
+def test_windows() -> None:
+    """G3, A1 to A5, M1 to M4: sizes known when the model is exported."""
+    check_all(FEW, False, [0])
+
+
+def test_windows_of_dynamic_sizes() -> None:
+    """G3, A1 to A5, M1 to M4: what depends on sizes is computed in the graph."""
+    check_all(FEW[3:5] + FEW[-2:-1], True, [0, 1, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_every_window(dynamic: bool) -> None:
+    check_all(ALL, dynamic, [0, 1, 3] if dynamic else [0])
+
+
+def test_standard_nodes() -> None:
+    """Where ONNX has the words, one node says it all: asymmetric padding, dilations, ceil_mode, whole planes."""
+    images, window = torch.randn(2, 3, 9, 8), (3, 2, (1, 0), (2, 1), (1, 2))
+    functions = {
+        "AveragePool": lambda x: dmlpool.average_pooling(x, *window),
+        "MaxPool": lambda x: dmlpool.max_pooling(x, *window, ceil_mode=True),
+        "LpPool": lambda x: dmlpool.lp_pooling(x, *window, p=3),
+        "GlobalAveragePool": lambda x: dmlpool.nn.functional.adaptive_avg_pool2d(x, 1),
+        "GlobalMaxPool": lambda x: dmlpool.max_pooling(x, x.shape[2:]),
+        "GlobalLpPool": lambda x: dmlpool.lp_pooling(x, x.shape[2:]),
+        "ReduceMean": lambda x: dmlpool.average_pooling(x, (1, x.shape[3])),
+    }
+    exported = export(Model(list(functions.values())), [images] * len(functions), dynamic=True)
+    kinds = [node for node in exported.nodes if node in functions]
+    assert kinds == [*functions, "AveragePool"]
+    larger = torch.randn(3, 3, 12, 11)
+    for result, function in zip(exported.run(*[larger] * len(functions)), functions.values(), strict=True):
+        torch.testing.assert_close(result, function(larger))
+
+
+TYPES = [torch.float16, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32]
+QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
+    "one scale": ("QLinearAveragePool", {"start_padding": 1, "strides": 2, "include_padding": True}),
+    "uneven padding": ("QLinearAveragePool", {"start_padding": (1, 0), "end_padding": (0, 1), "ceil_mode": True}),
+    "per channel": ("QuantizeLinear", {"start_padding": 1, "input_scale": torch.tensor([0.5, 0.25, 1.5])}),
+    "a zero point for each channel": (
+        "QuantizeLinear",
+        {"output_zero_point": torch.tensor([3, 4, 251], dtype=torch.uint8)},
+    ),
+    "dilated": ("QuantizeLinear", {"dilations": 2, "end_padding": 2}),
+    "overhang": ("QuantizeLinear", {"strides": 2, "start_padding": 1, "include_padding": True, "ceil_mode": True}),
+    "padding above the window": ("QuantizeLinear", {"start_padding": 4}),
+    "another type": ("QuantizeLinear", {"output_zero_point": 0, "output_dtype": torch.int8}),
+}
+
+
+def quantized(options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    scales = {"input_scale": 0.75, "input_zero_point": 130, "output_scale": 0.5, "output_zero_point": 7}
+    return lambda x: dmlpool.quantized_linear_average_pooling(x, **{**scales, "window_size": 3, **options})
+
+
+def adaptive(input: Tensor) -> tuple[Tensor, ...]:
+    maxima = dmlpool.adaptive_max_pooling(input, (3, 2), return_indices=True)
+    return dmlpool.adaptive_average_pooling(input, (2, 3)), *maxima
+
+
+def test_types_bins_and_integers() -> None:
+    """M7, A4 and Q1: every type that MaxPool can be given, uneven bins, and integers that stand for real numbers."""
+    pooling = cases.case("padding above the window", "uneven padding").pooling
+    window = vars(pooling)
+    inputs = [samples.ties(2, 3, 4, 6, dtype=dtype) for dtype in TYPES]
+    functions: list[Any] = [lambda x: dmlpool.max_pooling(x, **window, return_indices=True)] * len(TYPES)
+    functions += [lambda x: dmlpool.average_pooling(x.half(), 3).float()]
+    functions += [lambda x: dmlpool.average_pooling(x.bfloat16(), 3).float()]
+    functions += [lambda x: dmlpool.max_pooling(x.bfloat16(), 3).float()]
+    floats = samples.normal(2, 3, 7, 5)
+    functions += [quantized(options) for _, options in QUANTIZED.values()]
+    integers = quantities.integers(2, 3, 7, 5, dtype=torch.uint8)
+    inputs += [floats] * 3 + [integers] * len(QUANTIZED)
+    functions += [adaptive, lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
+    inputs += [samples.ties(2, 3, 7, 5), samples.ties(2, 3, 7, 5, dtype=torch.int16)]
+    exported = export(Model(functions), inputs)
+    results = iter(exported.run(*inputs))
+    for dtype, input in zip(TYPES, inputs, strict=False):
+        expected = oracle.maximum(samples.to_numpy(input), pooling)
+        assert (values := next(results)).dtype == dtype
+        samples.assert_same(values, expected.values)
+        samples.assert_same(next(results), expected.indices)
+    for function in functions[len(TYPES) :][:3]:
+        torch.testing.assert_close(next(results), function(floats), rtol=0.004, atol=0)
+    for function in functions[len(TYPES) + 3 :][: len(QUANTIZED)]:
+        result, expected = next(results), function(integers)
+        assert result.dtype == expected.dtype
+        # Near a half and on it a runtime that computes in float32 may round to the other side.
+        assert (result.int() - expected.int()).abs().max() <= 1
+        assert (result == expected).float().mean() > 0.7
+    torch.testing.assert_close(next(results), adaptive(inputs[-2])[0])
+    for input in inputs[-2:]:
+        for expected in dmlpool.adaptive_max_pooling(input, (3, 2), return_indices=True):
+            samples.assert_same(next(results), expected)
+    kinds = [node for node in exported.nodes if node in ("QLinearAveragePool", "QuantizeLinear")]
+    assert kinds == [kind for kind, _ in QUANTIZED.values()]
+
+
+def test_without_contrib_operators() -> None:
+    """Standard nodes alone where a runtime other than ONNX Runtime is to read them."""
+    input = quantities.integers(2, 3, 7, 5, dtype=torch.uint8)
+    function = quantized(QUANTIZED["one scale"][1])
+    exported = export(Model([function]), [input], contrib_operators=False)
+    assert exported.nodes == ["DequantizeLinear", "AveragePool", "QuantizeLinear"]
+    (result,) = exported.run(input)
+    assert (result.int() - function(input).int()).abs().max() <= 1
+
+
+def special(*sizes: int) -> Tensor:
+    """Ties, NaN, infinities, and rows of nothing but -inf."""
+    input = samples.ties(*sizes)
+    chosen = torch.rand(sizes, generator=samples.seeded(*sizes))
+    for bound, value in ((0.4, -math.inf), (0.1, math.nan), (0.05, math.inf)):
+        input[chosen < bound] = value
+    input[:, 0] = -math.inf
+    return input
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_exact(dynamic: bool) -> None:
+    """M2, M3 and Q1: what a runtime may decide otherwise, and does not with exact=True."""
+    windows = [cases.case("plain"), cases.case("padding above the window", "uneven padding")]
+    functions: list[Any] = [
+        lambda x, window=case.arguments: dmlpool.max_pooling(x, **window, return_indices=True) for case in windows
+    ]
+    functions += [quantized(options) for _, options in QUANTIZED.values()]
+    functions += [quantized({"window_size": (7, 5)})] if not dynamic else []
+    inputs = [special(2, 3, *case.sizes) for case in windows]
+    integers = [quantities.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed) for seed in range(len(functions) - 2)]
+    inputs += integers
+    if not dynamic:
+        functions += [lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
+        inputs += [special(2, 3, 7, 5)]
+    results = iter(export(Model(functions), inputs, dynamic, exact=True).run(*inputs))
+    for function, input in zip(functions, inputs, strict=True):
+        expected = function(input)
+        for tensor in expected if isinstance(expected, tuple) else [expected]:
+            samples.assert_same(next(results), tensor)
+
+
+class Network(torch.nn.Module):
+    """Layers, parameters that require gradients, and indices put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3),
+            dmlpool.nn.MaxPool2d(3, 2, "same"),
+            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), ceil_mode=True, dilation=2),
+        )
+        self.last = dmlpool.nn.MaxPool2d(2, return_indices=True)
+        self.pooled = dmlpool.nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        values, indices = self.last(self.features(input))
+        return values, indices, self.pooled(values)
+
+
+def test_a_network_of_layers() -> None:
+    """Exported with gradients switched on and off: no tap numbers, the same nodes."""
+    network, input = Network(), samples.normal(2, 3, 14, 13)
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            exported = export(network, [input], dynamic=not gradients)
+        pools = [node for node in exported.nodes if "Pool" in node]
+        assert pools == ["MaxPool", "AveragePool", "MaxPool", "GlobalAveragePool"]
+        for result, expected in zip(exported.run(input), network(input), strict=True):
+            torch.testing.assert_close(result, expected.detach())

@@ -1,0 +1,80 @@
+"""ONNX: what ``torch.onnx.export(dynamo=True)`` writes for this package's operators.
+
+A pooling node leaves nothing to the runtime's reading of ``ceil_mode``: the overhang becomes padding, and windows too
+many are sliced off. Where padding is larger than runtimes accept it becomes a Pad node, and where a divisor or an empty
+window has no words in ONNX it becomes a constant, or is computed in the graph if sizes are dynamic.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_dmlpool.onnx import adaptive, averages, maxima, quantized
+from torch_dmlpool.onnx.lowering import Emitter
+
+__all__ = ["translations"]
+
+
+def translations(*, exact: bool = False, contrib_operators: bool = True) -> dict[torch._ops.OpOverload, Callable]:
+    """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this package's operators.
+
+    Args:
+        exact: Whether results must be this package's even where ONNX leaves runtimes a choice, at the price of more
+            nodes: NaN and windows of only -inf in maxima (several more MaxPool nodes), and the rounding of quantized
+            averages (arithmetic on float64). Without it a runtime may lose a NaN, give the lowest finite number for
+            -inf, and round a quantized average that lies near or on a half to the other side.
+        contrib_operators: Whether quantized averages may become ``com.microsoft::QLinearAveragePool``, which ONNX
+            Runtime alone has. It is used where it can say what is asked for; where it cannot, or must not be used,
+            they become DequantizeLinear, AveragePool and QuantizeLinear.
+
+    Returns:
+        A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive averages and
+        maxima, and quantized averages. Averages, norms and their divisors are computed in float32 for float16 and
+        bfloat16, maxima of other integers than int8 and uint8 in a float type that holds them.
+
+    Raises:
+        ImportError: onnxscript is not installed (``pip install torch-dmlpool[onnx]``).
+
+    The table's functions raise ``ValueError`` or ``TypeError``, which the exporter reports as the cause of its own
+    error, for what ONNX has no words for: windows that depend on dynamic sizes, unless they cover the whole dimension;
+    maxima of 64-bit integers; dilated averages before opset 19.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> from torch_dmlpool.onnx import translations
+        >>> model = torch.nn.Sequential(dmlpool.nn.AvgPool2d(3, stride=1, padding=((1, 0), (2, 1)), dilation=2))
+        >>> program = torch.onnx.export(model.eval(), (torch.ones(1, 1, 8, 8),), dynamo=True, verbose=False,
+        ...                             custom_translation_table=translations())  # doctest: +SKIP
+        >>> [node.op_type for node in program.model.graph]  # doctest: +SKIP
+        ['AveragePool']
+
+    """
+    if importlib.util.find_spec("onnxscript") is None:
+        raise ImportError("translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
+    return {
+        getattr(torch.ops.dmlpool, function.__name__).default: _translation(function, exact, contrib_operators)
+        for function in (
+            averages.average_pooling,
+            averages.lp_pooling,
+            maxima.max_pooling,
+            maxima.max_pooling_with_indices,
+            maxima.max_pooling_with_taps,
+            maxima.max_pooling_indices,
+            adaptive.adaptive_average_pooling,
+            adaptive.adaptive_max_pooling,
+            quantized.quantized_linear_average_pooling,
+        )
+    }
+
+
+def _translation(function: Callable[..., Any], exact: bool, contrib_operators: bool) -> Callable[..., Any]:
+    # The exporter takes annotated arguments for attributes, and wants a function that has a name.
+    def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
+        return function(Emitter(exact, contrib_operators), *arguments, **rest)
+
+    translate.__name__ = function.__name__
+    return translate

@@ -1,0 +1,236 @@
+"""Nodes in the graph that is exported, and windows in the words that every runtime reads alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from torch_dmlpool.window import AXIS_NAMES, Axis, Window
+
+
+class Emitter:
+    """Writes nodes to the graph that is being exported."""
+
+    def __init__(self, exact: bool, contrib_operators: bool) -> None:
+        from onnxscript import evaluator, ir
+
+        self.exact, self.contrib_operators, self.ir = exact, contrib_operators, ir
+        self.recorder = cast(Any, evaluator.default())
+        self.op = self.recorder.opset
+        """ONNX's operators in the version that is exported."""
+
+    def constant(self, values: Any, dtype: Any) -> Any:
+        return self.op.Constant(value=self.ir.tensor(values, dtype=dtype))
+
+    def integers(self, values: Any) -> Any:
+        return self.constant(values, self.ir.DataType.INT64)
+
+    def custom(self, domain: str, name: str, inputs: Sequence[Any], **attributes: Any) -> Any:
+        """A node of an operator that ONNX itself does not define."""
+        node = self.ir.Node(domain, name, inputs, self.ir.convenience.convert_attributes(attributes), version=1)
+        self.recorder.nodes.append(node)
+        return node.outputs[0]
+
+    def cast(self, value: Any, before: Any, after: Any) -> Any:
+        return value if before == after else self.op.Cast(value, to=after)
+
+    def widened(self, input: Any) -> tuple[Any, Any]:
+        """``input`` and its type, in float32 instead of half precision (rule A4)."""
+        types = self.ir.DataType
+        dtype = types.FLOAT if input.dtype in (types.FLOAT16, types.BFLOAT16) else input.dtype
+        return self.cast(input, input.dtype, dtype), dtype
+
+
+def spatial_sizes(input: Any) -> list[Any]:
+    """Spatial sizes; None for what is not known before the model runs."""
+    return [size if isinstance(size, int) else None for size in input.shape[2:]]
+
+
+def covered(input: Any, window_size: Sequence[Any]) -> list[bool]:
+    """Which of a window's sizes are the input's own, known before the model runs or not."""
+    whole = []
+    for size, entry in zip(input.shape[2:], window_size, strict=True):
+        if isinstance(entry, int) or isinstance(size, int):
+            whole.append(entry == size)
+        else:
+            origin = entry.producer()
+            value = None if origin is None or "node" not in origin.meta else origin.meta["node"].meta.get("val")
+            # Both are printed from PyTorch's own expressions.
+            whole.append(isinstance(value, torch.SymInt) and str(value.node) == size.value)
+    return whole
+
+
+def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
+    for entry, dimension in zip(entries, AXIS_NAMES[len(entries)], strict=True):
+        if not isinstance(entry, int):
+            raise ValueError(
+                f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's pooling nodes hold "
+                f"numbers: export with spatial sizes that are not dynamic, or let the window cover the whole dimension "
+                f"without padding"
+            )
+    return list(entries)
+
+
+class Pool:
+    """A window over an input, put in the words that every runtime reads alike: without ``ceil_mode``."""
+
+    def __init__(self, emit: Emitter, input: Any, arguments: Sequence[Any], reduced: Sequence[bool] = ()) -> None:
+        window_size, strides, starts, ends, dilations, ceil_mode = arguments
+        self.emit, self.input, self.sizes = emit, input, spatial_sizes(input)
+        if any(reduced):
+            # Dimensions that are reduced to one element already.
+            one = lambda entries: [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]  # noqa: E731
+            window_size, strides, self.sizes = one(window_size), one(strides), one(self.sizes)
+        names = ("window_size", "strides", "start_padding", "end_padding", "dilations")
+        entries = (window_size, strides, starts, ends, dilations)
+        windows, steps, before, after, gaps = (_numbers(*pair) for pair in zip(names, entries, strict=True))
+        self.window = Window.directml(len(windows), windows, steps, before, after, gaps, ceil_mode)
+        axes = list(zip(self.window.axes, self.sizes, strict=True))
+        self.start = [axis.start_padding for axis in self.window.axes]
+        self.end = [axis.end_padding + _overhang(axis, size) for axis, size in axes]
+        self.cut = [size is None and ceil_mode and axis.end_padding + axis.stride > axis.extent for axis, size in axes]
+        self.is_static = None not in self.sizes
+        windows = [axis.window for axis in self.window.axes]
+        pads = zip(windows * 2, [*self.start, *self.end], strict=True)
+        self.is_padded = any(padding >= window for window, padding in pads)
+        """Whether a Pad node is needed: runtimes refuse padding that reaches the window's size."""
+
+    @property
+    def is_dilated(self) -> bool:
+        return any(axis.dilation != 1 for axis in self.window.axes)
+
+    def counts_padding(self, include_padding: bool) -> bool:
+        """Whether ``include_padding`` makes a difference."""
+        return include_padding and any(axis.start_padding or axis.end_padding for axis in self.window.axes)
+
+    def overhangs(self) -> bool:
+        return any(end != axis.end_padding for end, axis in zip(self.end, self.window.axes, strict=True))
+
+    def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
+        """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what padding holds."""
+        op = self.emit.op
+        axes = self.window.axes
+        attributes["kernel_shape"] = [axis.window for axis in axes]
+        attributes["strides"] = [axis.stride for axis in axes]
+        if self.is_dilated:
+            if operator == "AveragePool" and op.version < 19:
+                raise ValueError(
+                    f"dilations of averages need opset 19, got opset_version={op.version}: export with a later one"
+                )
+            attributes["dilations"] = [axis.dilation for axis in axes]
+        if self.is_padded:
+            tensor = self.pad(tensor, self.start, self.end, fill, dtype)
+        elif any(self.start) or any(self.end):
+            attributes["pads"] = [*self.start, *self.end]
+        return self.sliced(getattr(op, operator)(tensor, **attributes))
+
+    def pad(self, tensor: Any, start: Sequence[int], end: Sequence[int], fill: Any, dtype: Any) -> Any:
+        op, first = self.emit.op, self.emit.integers([0])
+        pads = self.emit.integers([0, 0, 0, *start, 0, 0, 0, *end])
+        # ONNX Runtime merges a Pad node of zeros into the pooling node after it, however much it pads and even if that
+        # takes maxima. A dimension that is put before and taken away, at no cost, keeps the two apart.
+        padded = op.Pad(op.Unsqueeze(tensor, first), pads, self.emit.constant(fill, dtype))
+        return op.Squeeze(padded, first)
+
+    def sliced(self, pooled: Any) -> Any:
+        """``pooled`` without windows that start past the input (rule G3)."""
+        if not any(self.cut):
+            return pooled
+        if isinstance(pooled, Sequence):
+            return tuple(self.sliced(output) for output in pooled)
+        op, integers = self.emit.op, self.emit.integers
+        ends, dimensions = [], []
+        for number, (axis, cut) in enumerate(zip(self.window.axes, self.cut, strict=True), 2):
+            if cut:
+                size, stride = op.Shape(self.input, start=number, end=number + 1), integers([axis.stride])
+                room = op.Add(size, integers([axis.start_padding + axis.end_padding - axis.extent]))
+                starting_inside = op.Div(op.Add(size, integers([axis.start_padding + axis.stride - 1])), stride)
+                ends.append(op.Max(op.Add(op.Div(room, stride), integers([1])), starting_inside))
+                dimensions.append(number)
+        return op.Slice(pooled, integers([0] * len(ends)), op.Concat(*ends, axis=0), integers(dimensions))
+
+    def ones(self) -> Any:
+        """A plane of ones in float32, of the input's spatial sizes."""
+        op, ir = self.emit.op, self.emit.ir
+        shape = op.Concat(self.emit.integers([1, 1]), op.Shape(self.input, start=2), axis=0)
+        return op.ConstantOfShape(shape, value=ir.tensor([1.0], dtype=ir.DataType.FLOAT))
+
+    def empty_windows(self) -> Any:
+        """A mask of the windows that read no element; None where there are none."""
+        op, ir = self.emit.op, self.emit.ir
+        axes = list(zip(self.window.axes, self.sizes, strict=True))
+        if self.is_static:
+            empty = torch.zeros(self.window.output_sizes(self.sizes), dtype=torch.bool)
+            for dimension, (axis, size) in enumerate(axes):
+                for output in axis.empty_windows(size):
+                    empty.select(dimension, output).fill_(True)
+            return self.emit.constant(empty[None, None].numpy(), ir.DataType.BOOL) if empty.any() else None
+        if not any(may_be_empty(axis, size) for axis, size in axes):
+            return None
+        inside = self.run("MaxPool", self.ones(), 0.0, ir.DataType.FLOAT)[0]
+        # A runtime may give its lowest number for an empty window.
+        return op.Not(op.Greater(inside, self.emit.constant(0.0, ir.DataType.FLOAT)))
+
+    def counts(self, include_padding: bool, dtype: Any) -> Any:
+        """The taps that each window counts, at least 1 (rules A1 to A3)."""
+        if self.is_static:
+            counts = torch.ones(())
+            for axis, size in zip(self.window.axes, self.sizes, strict=True):
+                outputs = range(axis.output_size(size))
+                along = torch.tensor([axis.counted_taps(output, size, include_padding) for output in outputs])
+                counts = counts.unsqueeze(-1) * along
+            return self.emit.constant(counts[None, None].clamp(min=1).numpy(), dtype)
+        float32, rank = self.emit.ir.DataType.FLOAT, self.window.rank
+        mask, start, end = self.ones(), self.start, self.end
+        if include_padding:
+            counted = [axis.end_padding for axis in self.window.axes]
+            mask = self.pad(mask, start, counted, 1.0, float32)
+            start, end = [0] * rank, [all_ - some for all_, some in zip(end, counted, strict=True)]
+        mask = self.pad(mask, start, end, 0.0, float32)
+        attributes = {"dilations": [axis.dilation for axis in self.window.axes]} if self.is_dilated else {}
+        shares = self.emit.op.AveragePool(
+            mask,
+            kernel_shape=[axis.window for axis in self.window.axes],
+            strides=[axis.stride for axis in self.window.axes],
+            **attributes,
+        )
+        op, taps = self.emit.op, self.emit.constant(float(self.window.taps), float32)
+        counts = op.Max(op.Round(op.Mul(self.sliced(shares), taps)), self.emit.constant(1.0, float32))
+        return self.emit.cast(counts, float32, dtype)
+
+    def sums(self, tensor: Any, dtype: Any) -> Any:
+        """Sums over windows divided by the number of taps."""
+        return self.run("AveragePool", tensor, 0.0, dtype, count_include_pad=1)
+
+
+def _overhang(axis: Axis, size: int | None) -> int:
+    """End padding that makes up for ``ceil_mode``; for dynamic sizes as much as may be needed."""
+    if not axis.ceil_mode:
+        return 0
+    if size is None:
+        return axis.stride - 1
+    last = axis.first_position(axis.output_size(size) - 1) + axis.extent
+    return max(0, last - size - axis.end_padding)
+
+
+def may_be_empty(axis: Axis, size: int | None) -> bool:
+    if size is not None:
+        return bool(axis.empty_windows(size))
+    reach = (axis.window - 1) * axis.dilation
+    straddles = axis.dilation > 1 and axis.start_padding > 0
+    return axis.start_padding > reach or axis.end_padding > reach or straddles
+
+
+def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
+    """Dimensions that the window covers from end to end: there it may be as long as a size that is dynamic."""
+    window_size, _, starts, ends, dilations, _ = arguments
+    return [
+        whole and start == 0 and end == 0 and dilation == 1
+        for whole, start, end, dilation in zip(covered(input, window_size), starts, ends, dilations, strict=True)
+    ]
+
+
+def any_empty(pool: Pool) -> bool:
+    return any(may_be_empty(axis, size) for axis, size in zip(pool.window.axes, pool.sizes, strict=True))

@@ -1,0 +1,151 @@
+"""Maxima and their indices: MaxPool."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
+
+_TAPS = ("torch_dmlpool", "Taps")
+"""A node that no runtime has: it holds the indices that taps stand for until an operator asks for them."""
+
+
+def max_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    reduced = reducible(input, arguments)
+    if any(reduced) and None in spatial_sizes(input):
+        return _whole_maxima(emit, input, reduced)
+    return _maxima(emit, input, Pool(emit, input, arguments), False)[0]
+
+
+def _whole_maxima(emit: Emitter, input: Any, reduced: Sequence[bool]) -> Any:
+    if not all(reduced) or emit.exact or input.dtype not in float_types(emit):
+        raise ValueError(
+            "a maximum over a dynamic dimension is written for ONNX where the window covers all spatial dimensions, "
+            "the type is a float type and exact=False: export with spatial sizes that are not dynamic"
+        )
+    wide, dtype = emit.widened(input)
+    return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
+
+
+def float_types(emit: Emitter) -> tuple[Any, ...]:
+    types = emit.ir.DataType
+    return types.FLOAT, types.DOUBLE, types.FLOAT16, types.BFLOAT16
+
+
+def pooled_type(emit: Emitter, dtype: Any, with_indices: bool) -> Any:
+    """The type in which maxima of ``dtype`` are taken: one that MaxPool has and that holds every number."""
+    types = emit.ir.DataType
+    if dtype in (types.FLOAT, types.DOUBLE, types.FLOAT16):
+        return dtype
+    if dtype in (types.INT8, types.UINT8):
+        # Some runtimes number no element whose value is the type's lowest.
+        return types.FLOAT if with_indices else dtype
+    if dtype in (types.BFLOAT16, types.INT16, types.UINT16):
+        return types.FLOAT
+    if dtype in (types.INT32, types.UINT32):
+        return types.DOUBLE
+    raise TypeError(
+        f"maxima of {dtype.name.lower()} cannot be written for ONNX, whose MaxPool has float types and 8-bit integers: "
+        f"pool integers of up to 32 bits, or cast them to float64 before"
+    )
+
+
+def _lowest(emit: Emitter, dtype: Any) -> float | int:
+    return -math.inf if dtype in float_types(emit) else int(dtype.min)
+
+
+def _maxima(emit: Emitter, input: Any, pool: Pool, with_indices: bool) -> tuple[Any, Any]:
+    """Values of the input's type and indices into the whole tensor; both right in empty windows."""
+    op, types = emit.op, emit.ir.DataType
+    dtype = pooled_type(emit, input.dtype, with_indices)
+    lowest = _lowest(emit, input.dtype)
+    tensor = emit.cast(input, input.dtype, dtype)
+    if emit.exact and input.dtype in float_types(emit):
+        values, indices = _exact_maxima(emit, tensor, dtype, pool)
+    else:
+        values, indices = pool.run("MaxPool", tensor, lowest if dtype.is_floating_point() else int(lowest), dtype)
+    empty = pool.empty_windows()
+    if empty is not None:
+        values = op.Where(empty, emit.constant(lowest, dtype), values)
+    values = emit.cast(values, dtype, input.dtype)
+    if not with_indices:
+        return values, None
+    if pool.is_padded:
+        indices = _unpadded(emit, indices, pool)
+    if empty is not None:
+        indices = op.Where(empty, emit.constant(-1, types.INT64), indices)
+    return values, indices
+
+
+def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[Any, Any]:
+    """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever the runtime does."""
+    op, float32 = emit.op, emit.ir.DataType.FLOAT
+    lowest, zero = emit.constant(-math.inf, dtype), emit.constant(0.0, float32)
+
+    def mask(condition: Any) -> tuple[Any, Any]:
+        pooled, indices = pool.run("MaxPool", op.Cast(condition, to=float32), 0.0, float32)
+        return op.Greater(pooled, zero), indices
+
+    nan = op.IsNaN(tensor)
+    values, indices = pool.run("MaxPool", op.Where(nan, lowest, tensor), -math.inf, dtype)
+    has_number, _ = mask(op.Greater(tensor, lowest))
+    has_nan, first_nan = mask(nan)
+    _, first = mask(op.Equal(nan, nan))
+    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.Where(has_number, values, lowest))
+    return values, op.Where(has_nan, first_nan, op.Where(has_number, indices, first))
+
+
+def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
+    """Spatial sizes as scalars."""
+    op = emit.op
+    return [
+        op.Squeeze(op.Shape(input, start=axis, end=axis + 1)) if size is None else emit.integers(size)
+        for axis, size in enumerate(spatial_sizes(input), 2)
+    ]
+
+
+def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
+    """Indices into the padded tensor as indices into the input."""
+    op, integers = emit.op, emit.integers
+    sizes = _plane_sizes(emit, pool.input)
+    rest, places = indices, []
+    for size, start, end in zip(reversed(sizes), reversed(pool.start), reversed(pool.end), strict=True):
+        padded = op.Add(size, integers(start + end))
+        places.append(op.Sub(op.Mod(rest, padded), integers(start)))
+        rest = op.Div(rest, padded)
+    for size, place in zip(sizes, reversed(places), strict=True):
+        rest = op.Add(op.Mul(rest, size), place)
+    return rest
+
+
+def numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plane: bool) -> Any:
+    """Indices into the whole tensor in the form that is asked for."""
+    op, types = emit.op, emit.ir.DataType
+    if per_plane:
+        plane = functools.reduce(op.Mul, _plane_sizes(emit, input))
+        zero = emit.constant(0, types.INT64)
+        indices = op.Where(op.Less(indices, zero), indices, op.Mod(indices, plane))
+    return op.Cast(indices, to=index_dtype) if index_dtype != types.INT64 else op.Identity(indices)
+
+
+def max_pooling_with_indices(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
+    *window_arguments, index_dtype, per_plane = arguments
+    values, indices = _maxima(emit, input, Pool(emit, input, window_arguments), True)
+    return values, numbered(emit, indices, input, index_dtype, per_plane)
+
+
+def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
+    values, indices = _maxima(emit, input, Pool(emit, input, arguments), True)
+    return values, emit.custom(*_TAPS, [indices, input])
+
+
+def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], *arguments: Any) -> Any:  # noqa: ARG001
+    *_, index_dtype, per_plane = arguments
+    origin = taps.producer()
+    if origin is None or (origin.domain, origin.op_type) != _TAPS:
+        raise ValueError("taps can be written for ONNX only where they come straight from max_pooling_with_taps")
+    indices, input = origin.inputs
+    return numbered(emit, indices, input, index_dtype, per_plane)
