@@ -220,12 +220,11 @@ def _aten_is_exact(input: Tensor, window: Window, include_padding: bool) -> bool
     power of two it is exact, and an even zero point does not change which neighbour of a half is even (rule Q1).
     """
     divisors = _divisors(window, tuple(input.shape[2:]), include_padding)
+    zero_point, lowest = input.q_zero_point(), 0 if input.dtype is torch.quint8 else -128
     # A zero point outside its type is refused elsewhere.
-    if max(divisors) > MOST_ATEN_TAPS or not -128 <= input.q_zero_point() <= 127 + 128 * (input.dtype is torch.quint8):
+    if max(divisors) > MOST_ATEN_TAPS or not lowest <= zero_point <= lowest + 255:
         return False
-    return all(
-        divisor % 2 == 1 or (divisor & (divisor - 1) == 0 and input.q_zero_point() % 2 == 0) for divisor in divisors
-    )
+    return all(divisor % 2 == 1 or (divisor & (divisor - 1) == 0 and zero_point % 2 == 0) for divisor in divisors)
 
 
 @functools.lru_cache(maxsize=256)
