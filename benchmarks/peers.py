@@ -213,7 +213,10 @@ def _torch_version() -> str:
 def _package_version(package: str, module: str) -> str:
     """The version of a package that can be imported."""
     foreign.imported(module)
-    return importlib.metadata.version(package)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a folder of that name, which Python takes for a package
+        raise Absent("not installed") from None
 
 
 PEERS = (

@@ -271,9 +271,10 @@ def max_strips(problem: MaxProblem) -> Pass | None:
 
 @lru_cache(maxsize=4096)
 def max_passes(problem: MaxProblem, encode: int) -> tuple[Pass, ...]:
-    """The launches that serve a max pooling; strips give values alone, passes along the axes values and taps."""
-    strips = max_strips(problem) if encode == NO_TAPS else None
-    one = strips or max_stream(problem, encode)
+    """The launches that serve a max pooling; a walk while registers last, then strips for values alone, then passes."""
+    one = max_stream(problem, encode)
+    if one is None and encode == NO_TAPS:
+        one = max_strips(problem)
     if one is not None:
         return (one,)
     launch = max_windows(problem, encode)

@@ -15,12 +15,25 @@ import torch_dmlpool
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
-ROOMS = ["distributed", "graphs", "nn", "quantized", "functional", "ops", "backends", "kernels"]
+ROOMS = [
+    "distributed",
+    "graphs",
+    "decompositions",
+    "onnx",
+    "nn",
+    "quantized",
+    "functional",
+    "ops",
+    "backends",
+    "kernels",
+]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "functional", "kernels"},
     "graphs": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
+    "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "backends", "kernels"},
+    "onnx": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "nn": {"backends", "kernels", "ops"},
     "quantized": {"nn", "backends", "kernels"},
     "functional": {"backends", "kernels"},

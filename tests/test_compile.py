@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import samples
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
@@ -67,6 +69,25 @@ def test_inductor(pool: str, device: torch.device) -> None:
     function = lambda x: POOLS[pool](x.relu() + 1).sigmoid()  # noqa: E731 - compiled and called as it is
     input = samples.normal(2, 3, 9, 8).to(device)
     check_forward_and_backward(compiled(function, "inductor", dynamic=True), function, input)
+
+
+def test_inductor_calls_each_operator_once(device: torch.device) -> None:
+    """E2: forward and backward call one operator per pooling, and nothing is copied before or after it."""
+    function = compiled(lambda x: POOLS["max"](x.relu()).sigmoid() + POOLS["average"](x), "inductor", dynamic=True)
+    leaf = samples.normal(2, 3, 9, 9).to(device).requires_grad_()
+    output, _ = run_and_get_code(function, leaf)
+    _, both = run_and_get_code(lambda: function(leaf.detach().repeat(2, 1, 1, 1).requires_grad_()).sum().backward())
+    assert not [code for code in both if "def forward" in code]  # the forward graph served the new batch size
+    torch._dynamo.reset()
+    _, both = run_and_get_code(lambda: function(leaf).sum().backward())
+    called = [re.findall(r"= torch\.ops\.dmlpool\.(\w+)\.default\(", code) for code in both]
+    assert [sorted(names) for names in called] == [
+        ["average_pooling", "max_pooling_with_taps"],
+        ["average_pooling_grad", "max_pooling_grad_from_taps"],
+    ]
+    for code in both:
+        assert not re.findall(r"aten\.(?:clone|copy|contiguous|_to_copy)|\.copy_\(|\.clone\(|\.contiguous\(", code)
+    assert output.shape == (2, 3, 5, 5)
 
 
 @pools

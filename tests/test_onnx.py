@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cases
-import numpy as np
 import oracle
 import pytest
 import quantities
@@ -222,7 +221,8 @@ def test_types_bins_and_integers() -> None:
     results = iter(exported.run(*inputs))
     for dtype, input in zip(TYPES, inputs, strict=False):
         expected = oracle.maximum(samples.to_numpy(input), pooling)
-        assert (values := next(results)).dtype == dtype
+        values = next(results)
+        assert values.dtype == dtype
         samples.assert_same(values, expected.values)
         samples.assert_same(next(results), expected.indices)
     for function in functions[len(TYPES) :][:3]:
@@ -308,6 +308,10 @@ def test_a_network_of_layers() -> None:
         with torch.set_grad_enabled(gradients):
             exported = export(network, [input], dynamic=not gradients)
         pools = [node for node in exported.nodes if "Pool" in node]
-        assert pools == ["MaxPool", "AveragePool", "MaxPool", "GlobalAveragePool"]
-        for result, expected in zip(exported.run(input), network(input), strict=True):
-            torch.testing.assert_close(result, expected.detach())
+        assert [pool for pool in pools if pool != "GlobalAveragePool"] in (
+            ["MaxPool", "AveragePool", "MaxPool"],
+            ["MaxPool", "MaxPool", "AveragePool", "MaxPool"],  # the mask of empty windows, if sizes are dynamic
+        )
+        for image in [input] if gradients else [input, samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]:
+            for result, expected in zip(exported.run(image), network(image), strict=True):
+                torch.testing.assert_close(result, expected.detach())

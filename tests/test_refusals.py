@@ -363,7 +363,7 @@ def test_the_operators_refuse_too(device: str) -> None:
     )
     refused(
         TypeError,
-        "taps of a window of 4 taps must have data type uint8, got int64",
+        "taps of a window of 4 taps must have data type uint8, or int32 where they are positions, got int64",
         lambda: operators.max_pooling_grad_from_taps(gradient, taps.long(), [4, 5], *window, False),
     )
     refused(

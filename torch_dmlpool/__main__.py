@@ -108,7 +108,7 @@ class Example:
         return None if found == self.expected else f"expected {self.expected}, got {found}"
 
 
-def _plane(rows: list[list[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def _plane(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.tensor([[rows]], dtype=dtype, device=device)
 
 
@@ -134,7 +134,8 @@ def _maxima(device: torch.device) -> Tensor:
 
 
 def _indices(device: torch.device) -> Tensor:
-    return dmlpool.max_pooling(_plane(HILL, device), 2, return_indices=True)[1]
+    _, indices = dmlpool.max_pooling(_plane(HILL, device), 2, return_indices=True)
+    return indices
 
 
 def _max_grad(device: torch.device) -> Tensor:

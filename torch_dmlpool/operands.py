@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import numbers
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -80,6 +81,8 @@ def check_divisor(divisor_override: int | None) -> None:
         )
     if divisor_override == 0:
         raise ValueError("divisor_override must not be 0")
+    if isinstance(divisor_override, int) and not -(2**63) <= divisor_override < 2**63:
+        raise ValueError(f"divisor_override must be an int of 64 bits, got {divisor_override}")
 
 
 def check_flag(name: str, flag: bool) -> None:
@@ -136,6 +139,8 @@ def check_norm(name: str, p: float) -> None:
         raise TypeError(f"{name} must be a number, got {p!r} of type {type(p).__name__}")
     if not p >= 1:
         raise ValueError(f"{name} must be at least 1, got {p}")
+    if math.inf > p > sys.float_info.max:
+        raise ValueError(f"{name} must be at most {sys.float_info.max}, or infinite, got {p}")
 
 
 def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False) -> None:

@@ -6,12 +6,10 @@ PyTorch without quantized data types the package works, and only this function r
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -100,14 +98,16 @@ def quantized_average_pooling_over(
 ) -> Tensor:
     """:func:`quantized_average_pooling` over a window that is built already."""
     plain_types = check_quantized(input)
+    operands.check_flag("include_padding", include_padding)
+    window.output_sizes(input.shape[2:])
     output_type = input.dtype if output_dtype is None else _quantized_type(output_dtype, plain_types)
     inherits_all = output_scale is None and output_zero_point is None and output_type is input.dtype
     if inherits_all and _aten_is_faster(input, window) and _aten_is_exact(input, window, include_padding):
         pools: Any = torch._C._nn
         sizes, strides, padding, *_ = window.arguments
-        with _without_the_warning():
-            pool = pools.avg_pool2d if window.rank == 2 else pools.avg_pool3d
-            return pool(input, sizes, strides, padding, False, include_padding)  # type: ignore[no-any-return]
+        _pass_the_warning()
+        pool = pools.avg_pool2d if window.rank == 2 else pools.avg_pool3d
+        return pool(input, sizes, strides, padding, False, include_padding)  # type: ignore[no-any-return]
     input_scale, input_zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None
@@ -323,30 +323,29 @@ def _packed(
         "device": integers.device,
         "memory_format": operands.suggested_memory_format(integers),
     }
-    with _without_the_warning():
-        if per_channel:
-            channels = integers.shape[1]
-            packed = torch._empty_per_channel_affine_quantized(
-                integers.shape,
-                scales=_spread(scale, channels, torch.float64, integers.device),
-                zero_points=_spread(zero_point, channels, torch.int64, integers.device),
-                axis=CHANNEL_AXIS,
-                **layout,
-            )
-        else:
-            packed = torch._empty_affine_quantized(
-                integers.shape, scale=float(scale), zero_point=int(zero_point), **layout
-            )
+    _pass_the_warning()
+    if per_channel:
+        channels = integers.shape[1]
+        packed = torch._empty_per_channel_affine_quantized(
+            integers.shape,
+            scales=_spread(scale, channels, torch.float64, integers.device),
+            zero_points=_spread(zero_point, channels, torch.int64, integers.device),
+            axis=CHANNEL_AXIS,
+            **layout,
+        )
+    else:
+        packed = torch._empty_affine_quantized(integers.shape, scale=float(scale), zero_point=int(zero_point), **layout)
     _integers(packed, integers.dtype).copy_(integers)
     return packed
 
 
-@contextlib.contextmanager
-def _without_the_warning() -> Iterator[None]:
-    """Whoever passes quantized tensors has met PyTorch's warning when the first of them was made."""
+@functools.cache
+def _pass_the_warning() -> None:
+    """Have PyTorch give its warning, once per process, where nobody hears it: who pools such a tensor has met it."""
+    # Not around every call: the filters of warnings belong to the whole process, other threads included.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other")
-        yield
+        torch._empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=torch.quint8)
 
 
 def _spread(parameter: float | Tensor, channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:

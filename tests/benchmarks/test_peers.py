@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 from dataclasses import replace
 
 import pytest
@@ -83,8 +85,6 @@ def test_one_axis_at_a_time_is_the_reference_of_large_windows() -> None:
 
 
 def test_absent_peers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
     def missing(name: str):
         raise ModuleNotFoundError(name)
 
@@ -94,6 +94,18 @@ def test_absent_peers_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert absent["torch.compile"] == "not asked for"
     assert {"ours", "ATen", "copy"} <= {peer.name for peer in here}
     assert "FlagGems" not in absent  # it has no business on a CPU
+
+
+def test_a_folder_that_has_a_peers_name_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", lambda _: object())
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    _, absent = peers.present("cpu", with_optional=False)
+    assert absent["ONNX Runtime"] == absent["JAX"] == "not installed"
+    _, absent = peers.present("cpu", with_optional=True, quick=True)
+    assert absent["JAX"] == "compiles each row, too long for a quick run"
 
 
 def peer_that_returns(change) -> peers.Peer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -140,7 +139,8 @@ def _run_unit(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor,
             return
 
 
-_kept: OrderedDict[Hashable, tuple[Tape, ...]] = OrderedDict()
+_kept: dict[Hashable, tuple[Tape, ...]] = {}
+"""The oldest first. Several threads may use it at once, so that each step below is one that Python cannot interrupt."""
 
 
 def _kept_tapes(
@@ -156,8 +156,8 @@ def _kept_tapes(
         kept = tuple(tiles(limit, sources, results))
         if not any(tape.shares_storage for tape in kept):
             _kept[whole_key] = kept
-            while len(_kept) > KEPT_TAPES:
-                _kept.popitem(last=False)
+            for oldest in list(_kept)[:-KEPT_TAPES]:
+                _kept.pop(oldest, None)
     return kept
 
 

@@ -125,9 +125,11 @@ class _AveragePool(torch.nn.Module):
         is_scale = name.endswith("scale")
         if not isinstance(parameter, Tensor):
             nothing = torch.empty(0)
-            number = (
-                operands.checked_scale(name, parameter, nothing) if is_scale else integer(name, parameter, parameter)
-            )
+            if is_scale:
+                number = operands.checked_scale(name, parameter, nothing)
+            else:
+                number = integer(name, parameter, parameter)
+                operands.checked_zero_point(name, number, self._zero_point_type(name, number < 0), nothing)
             parameter = torch.tensor([number])
         elif not is_scale and parameter.dtype in operands.INTEGER_TYPES:
             parameter = parameter.to(torch.int64)
@@ -139,12 +141,14 @@ class _AveragePool(torch.nn.Module):
                 operands.check_scale_values(name, scale)
             return scale
         zero_point = cast(Tensor, operands.checked_zero_point(name, parameter, torch.int64, like))
-        dtype = self.output_dtype if name.startswith("output") else None
-        if dtype is None:
-            is_negative = quantized.is_readable(zero_point) and bool((zero_point < 0).any())
-            dtype = torch.int8 if is_negative else torch.uint8
-        quantized.narrowed(name, zero_point, dtype)
+        is_negative = quantized.is_readable(zero_point) and bool((zero_point < 0).any())
+        quantized.narrowed(name, zero_point, self._zero_point_type(name, is_negative))
         return zero_point
+
+    def _zero_point_type(self, name: str, is_negative: bool) -> torch.dtype:
+        if name.startswith("output") and self.output_dtype is not None:
+            return self.output_dtype
+        return torch.int8 if is_negative else torch.uint8
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         scales = {name: getattr(self, name) for name in ("input_scale", "output_scale")}

@@ -97,7 +97,7 @@ def max_unpool(
             if not usual - axis.stride < size < usual + axis.stride:
                 raise ValueError(
                     f"output_size must be less than a stride ({axis.stride}) from {usual}, which the window gives, in "
-                    f"spatial dimension {name}, got {size} (output_size={tuple(output_size)})"
+                    f"spatial dimension {name}, got {size} (output_size={output_size})"
                 )
     output = operators.max_unpooling_over(batched, indices, sizes, True)
     return output.squeeze(0) if unbatched else output

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Emitter, Pool, any_empty, reducible, spatial_sizes
+from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
 
 
 def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -27,14 +27,14 @@ def averages(
         return op.GlobalAveragePool(wide)
     if any(reduced):
         wide = op.ReduceMean(wide, emit.integers([axis + 2 for axis, done in enumerate(reduced) if done]), keepdims=1)
-    pool = Pool(emit, input, arguments, reduced)
+    pool = Pool(emit, input, arguments, reduced, wide)
     if divisor is not None:
         sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
         return op.Div(sums, emit.constant(float(divisor), dtype))
     counts_padding = pool.counts_padding(include_padding)
-    if counts_padding and not pool.overhangs():
+    if counts_padding and not any(pool.overhang):
         return pool.sums(wide, dtype)
-    if not counts_padding and not pool.is_padded and not any_empty(pool):
+    if not counts_padding and not pool.is_padded and not pool.may_be_empty:
         return pool.run("AveragePool", wide, 0.0, dtype)
     sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
     return op.Div(sums, pool.counts(counts_padding, dtype))

@@ -22,10 +22,28 @@ class Emitter:
         """ONNX's operators in the version that is exported."""
 
     def constant(self, values: Any, dtype: Any) -> Any:
-        return self.op.Constant(value=self.ir.tensor(values, dtype=dtype))
+        import numpy
+
+        return self.op.Constant(value=self.ir.tensor(numpy.asarray(values, dtype=dtype.numpy())))
 
     def integers(self, values: Any) -> Any:
         return self.constant(values, self.ir.DataType.INT64)
+
+    def scalar(self, number: Any) -> Any:
+        """A number that the graph computes, as it is; one that is known, as a constant."""
+        return self.integers(number) if isinstance(number, int) else number
+
+    def vector(self, numbers: Sequence[Any]) -> Any:
+        if all(isinstance(number, int) for number in numbers):
+            return self.integers(numbers)
+        one = self.integers([1])
+        return self.op.Concat(*(self.op.Reshape(self.scalar(number), one) for number in numbers), axis=0)
+
+    def sum(self, first: Any, second: Any) -> Any:
+        """Of numbers known or computed."""
+        if isinstance(first, int) and isinstance(second, int):
+            return first + second
+        return self.op.Add(self.scalar(first), self.scalar(second))
 
     def custom(self, domain: str, name: str, inputs: Sequence[Any], **attributes: Any) -> Any:
         """A node of an operator that ONNX itself does not define."""
@@ -67,7 +85,7 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
         if not isinstance(entry, int):
             raise ValueError(
                 f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's pooling nodes hold "
-                f"numbers: export with spatial sizes that are not dynamic, or let the window cover the whole dimension "
+                f"numbers: export with spatial sizes that are not dynamic, or let the window cover whole dimensions "
                 f"without padding"
             )
     return list(entries)
@@ -76,26 +94,35 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
 class Pool:
     """A window over an input, put in the words that every runtime reads alike: without ``ceil_mode``."""
 
-    def __init__(self, emit: Emitter, input: Any, arguments: Sequence[Any], reduced: Sequence[bool] = ()) -> None:
+    def __init__(
+        self, emit: Emitter, input: Any, arguments: Sequence[Any], reduced: Sequence[bool] = (), source: Any = None
+    ) -> None:
+        """``source`` is ``input`` with dimensions ``reduced`` to one element already."""
         window_size, strides, starts, ends, dilations, ceil_mode = arguments
-        self.emit, self.input, self.sizes = emit, input, spatial_sizes(input)
+        self.emit, self.sizes = emit, spatial_sizes(input)
+        self.input = input if source is None else source
         if any(reduced):
-            # Dimensions that are reduced to one element already.
             one = lambda entries: [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]  # noqa: E731
             window_size, strides, self.sizes = one(window_size), one(strides), one(self.sizes)
-        names = ("window_size", "strides", "start_padding", "end_padding", "dilations")
-        entries = (window_size, strides, starts, ends, dilations)
-        windows, steps, before, after, gaps = (_numbers(*pair) for pair in zip(names, entries, strict=True))
+        names = ("window_size", "strides", "dilations")
+        windows, steps, gaps = (_numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True))
+        # Padding alone may be computed in the graph, as "same" has it: then a Pad node does it.
+        self.start, self.after = list(starts), list(ends)
+        before, after = ([pad if isinstance(pad, int) else 0 for pad in side] for side in (starts, ends))
         self.window = Window.directml(len(windows), windows, steps, before, after, gaps, ceil_mode)
         axes = list(zip(self.window.axes, self.sizes, strict=True))
-        self.start = [axis.start_padding for axis in self.window.axes]
-        self.end = [axis.end_padding + _overhang(axis, size) for axis, size in axes]
-        self.cut = [size is None and ceil_mode and axis.end_padding + axis.stride > axis.extent for axis, size in axes]
-        self.is_static = None not in self.sizes
-        windows = [axis.window for axis in self.window.axes]
+        self.overhang = [_overhang(axis, size) for axis, size in axes]
+        self.end = [emit.sum(*pair) for pair in zip(self.after, self.overhang, strict=True)]
+        self.cut = [
+            size is None and ceil_mode and (not isinstance(end, int) or end + axis.stride > axis.extent)
+            for (axis, size), end in zip(axes, self.after, strict=True)
+        ]
         pads = zip(windows * 2, [*self.start, *self.end], strict=True)
-        self.is_padded = any(padding >= window for window, padding in pads)
+        self.is_padded = any(not isinstance(padding, int) or padding >= window for window, padding in pads)
         """Whether a Pad node is needed: runtimes refuse padding that reaches the window's size."""
+        computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
+        self.is_static = None not in self.sizes and not computed
+        self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
 
     @property
     def is_dilated(self) -> bool:
@@ -103,10 +130,7 @@ class Pool:
 
     def counts_padding(self, include_padding: bool) -> bool:
         """Whether ``include_padding`` makes a difference."""
-        return include_padding and any(axis.start_padding or axis.end_padding for axis in self.window.axes)
-
-    def overhangs(self) -> bool:
-        return any(end != axis.end_padding for end, axis in zip(self.end, self.window.axes, strict=True))
+        return include_padding and any(not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after))
 
     def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
         """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what padding holds."""
@@ -126,9 +150,9 @@ class Pool:
             attributes["pads"] = [*self.start, *self.end]
         return self.sliced(getattr(op, operator)(tensor, **attributes))
 
-    def pad(self, tensor: Any, start: Sequence[int], end: Sequence[int], fill: Any, dtype: Any) -> Any:
+    def pad(self, tensor: Any, start: Sequence[Any], end: Sequence[Any], fill: Any, dtype: Any) -> Any:
         op, first = self.emit.op, self.emit.integers([0])
-        pads = self.emit.integers([0, 0, 0, *start, 0, 0, 0, *end])
+        pads = self.emit.vector([0, 0, 0, *start, 0, 0, 0, *end])
         # ONNX Runtime merges a Pad node of zeros into the pooling node after it, however much it pads and even if that
         # takes maxima. A dimension that is put before and taken away, at no cost, keeps the two apart.
         padded = op.Pad(op.Unsqueeze(tensor, first), pads, self.emit.constant(fill, dtype))
@@ -140,16 +164,16 @@ class Pool:
             return pooled
         if isinstance(pooled, Sequence):
             return tuple(self.sliced(output) for output in pooled)
-        op, integers = self.emit.op, self.emit.integers
-        ends, dimensions = [], []
-        for number, (axis, cut) in enumerate(zip(self.window.axes, self.cut, strict=True), 2):
-            if cut:
-                size, stride = op.Shape(self.input, start=number, end=number + 1), integers([axis.stride])
-                room = op.Add(size, integers([axis.start_padding + axis.end_padding - axis.extent]))
-                starting_inside = op.Div(op.Add(size, integers([axis.start_padding + axis.stride - 1])), stride)
-                ends.append(op.Max(op.Add(op.Div(room, stride), integers([1])), starting_inside))
-                dimensions.append(number)
-        return op.Slice(pooled, integers([0] * len(ends)), op.Concat(*ends, axis=0), integers(dimensions))
+        op, emit, integers = self.emit.op, self.emit, self.emit.integers
+        ends, dimensions = [], [number for number, cut in enumerate(self.cut) if cut]
+        for number in dimensions:
+            axis, start, after = self.window.axes[number], self.start[number], self.after[number]
+            size, stride = op.Shape(self.input, start=number + 2, end=number + 3), integers([axis.stride])
+            room = op.Add(size, emit.vector([emit.sum(emit.sum(start, after), -axis.extent)]))
+            starting_inside = op.Div(op.Add(size, emit.vector([emit.sum(start, axis.stride - 1)])), stride)
+            ends.append(op.Max(op.Add(op.Div(room, stride), integers([1])), starting_inside))
+        axes = integers([number + 2 for number in dimensions])
+        return op.Slice(pooled, integers([0] * len(ends)), op.Concat(*ends, axis=0), axes)
 
     def ones(self) -> Any:
         """A plane of ones in float32, of the input's spatial sizes."""
@@ -167,7 +191,7 @@ class Pool:
                 for output in axis.empty_windows(size):
                     empty.select(dimension, output).fill_(True)
             return self.emit.constant(empty[None, None].numpy(), ir.DataType.BOOL) if empty.any() else None
-        if not any(may_be_empty(axis, size) for axis, size in axes):
+        if not self.may_be_empty:
             return None
         inside = self.run("MaxPool", self.ones(), 0.0, ir.DataType.FLOAT)[0]
         # A runtime may give its lowest number for an empty window.
@@ -185,9 +209,8 @@ class Pool:
         float32, rank = self.emit.ir.DataType.FLOAT, self.window.rank
         mask, start, end = self.ones(), self.start, self.end
         if include_padding:
-            counted = [axis.end_padding for axis in self.window.axes]
-            mask = self.pad(mask, start, counted, 1.0, float32)
-            start, end = [0] * rank, [all_ - some for all_, some in zip(end, counted, strict=True)]
+            mask = self.pad(mask, start, self.after, 1.0, float32)
+            start, end = [0] * rank, self.overhang
         mask = self.pad(mask, start, end, 0.0, float32)
         attributes = {"dilations": [axis.dilation for axis in self.window.axes]} if self.is_dilated else {}
         shares = self.emit.op.AveragePool(
@@ -215,7 +238,7 @@ def _overhang(axis: Axis, size: int | None) -> int:
     return max(0, last - size - axis.end_padding)
 
 
-def may_be_empty(axis: Axis, size: int | None) -> bool:
+def _may_be_empty(axis: Axis, size: int | None) -> bool:
     if size is not None:
         return bool(axis.empty_windows(size))
     reach = (axis.window - 1) * axis.dilation
@@ -230,7 +253,3 @@ def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
         whole and start == 0 and end == 0 and dilation == 1
         for whole, start, end, dilation in zip(covered(input, window_size), starts, ends, dilations, strict=True)
     ]
-
-
-def any_empty(pool: Pool) -> bool:
-    return any(may_be_empty(axis, size) for axis, size in zip(pool.window.axes, pool.sizes, strict=True))

@@ -109,12 +109,12 @@ def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
 
 def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
     """Indices into the padded tensor as indices into the input."""
-    op, integers = emit.op, emit.integers
+    op = emit.op
     sizes = _plane_sizes(emit, pool.input)
     rest, places = indices, []
     for size, start, end in zip(reversed(sizes), reversed(pool.start), reversed(pool.end), strict=True):
-        padded = op.Add(size, integers(start + end))
-        places.append(op.Sub(op.Mod(rest, padded), integers(start)))
+        padded = op.Add(size, emit.scalar(emit.sum(start, end)))
+        places.append(op.Sub(op.Mod(rest, padded), emit.scalar(start)))
         rest = op.Div(rest, padded)
     for size, place in zip(sizes, reversed(places), strict=True):
         rest = op.Add(op.Mul(rest, size), place)

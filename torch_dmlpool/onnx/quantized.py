@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_dmlpool.onnx.averages import averages
-from torch_dmlpool.onnx.lowering import Emitter, Pool, any_empty, reducible
+from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible
 
 _ONNX_RUNTIME = "com.microsoft"
 _CHANNELS = 1
@@ -62,8 +62,8 @@ def _sayable(emit: Emitter, input: Any, arguments: Sequence[Any], include_paddin
     if any(reducible(input, arguments)) and not all(isinstance(entry, int) for entry in arguments[0]):
         return None
     pool = Pool(emit, input, arguments)
-    divides_otherwise = pool.counts_padding(include_padding) and pool.overhangs()
-    if pool.is_dilated or pool.is_padded or any(pool.cut) or any_empty(pool) or divides_otherwise:
+    divides_otherwise = pool.counts_padding(include_padding) and any(pool.overhang)
+    if pool.is_dilated or pool.is_padded or any(pool.cut) or pool.may_be_empty or divides_otherwise:
         return None
     return pool
 

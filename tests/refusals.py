@@ -1,0 +1,479 @@
+"""Every public argument with every kind of wrong value: what tests/test_refusal_table.py tries and docs/refusals.md lists.
+
+A request is refused if it raises; what it raises is kept in docs/refusals.md, which the test compares word for word.
+``python tests/refusals.py`` writes that page anew.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import nn
+from torch_dmlpool.nn import functional, quantized
+
+PAGE = Path(__file__).parents[1] / "docs" / "refusals.md"
+
+
+class Wrong(NamedTuple):
+    """A value that must be refused, by what the page calls it."""
+
+    name: str
+    value: Any
+
+
+class Request(NamedTuple):
+    """A call that is right but for one argument."""
+
+    function: str
+    argument: str
+    wrong: str
+    call: Callable[[], object]
+
+
+class Refused(NamedTuple):
+    """What a request raises."""
+
+    argument: str
+    wrong: str
+    kind: str
+    message: str
+
+
+def plainly(*values: object) -> list[Wrong]:
+    return [Wrong(repr(value), value) for value in values]
+
+
+SPATIAL = (6, 4, 5)
+"""Spatial sizes of the right inputs: as many of the last as there are dimensions."""
+
+
+def planes(rank: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(2, 3, *SPATIAL[-rank:]).to(dtype)
+
+
+def quantized_planes(scale: float = 0.5) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(planes(), scale, 4, torch.quint8)
+
+
+def quietly(make: Callable[[], Tensor]) -> Tensor:
+    """PyTorch warns of what is a prototype there; here it is refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
+NOT_TENSORS = [
+    Wrong("None", None),
+    Wrong("3", 3),
+    Wrong("'image'", "image"),
+    Wrong("a nested list", [[[[1.0]]]]),
+    Wrong("a NumPy array", planes().numpy()),
+]
+NOT_DENSE = [
+    Wrong("a sparse tensor", quietly(lambda: planes().to_sparse())),
+    Wrong("a nested tensor", quietly(lambda: torch.nested.nested_tensor([torch.ones(3, 4, 5)] * 2))),
+]
+NOT_PLAIN = [Wrong("a quantized tensor", quantized_planes())]
+
+
+def of_type(dtype: torch.dtype) -> Wrong:
+    return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(lambda: planes(dtype=dtype)))
+
+
+UNPOOLED = [of_type(dtype) for dtype in (torch.bool, torch.complex64, torch.float8_e4m3fn)]
+INTEGERS = [of_type(dtype) for dtype in (torch.int32, torch.uint8)]
+
+
+def of_shape(*sizes: int, dtype: torch.dtype = torch.float32) -> Wrong:
+    return Wrong(f"a tensor of shape {sizes}", torch.ones(sizes).to(dtype))
+
+
+def ranks(dtype: torch.dtype = torch.float32) -> list[Wrong]:
+    return [of_shape(*sizes, dtype=dtype) for sizes in ((), (5,), (4, 5), (1, 1, 2, 3, 4, 5))]
+
+
+def empty_planes(dtype: torch.dtype = torch.float32) -> list[Wrong]:
+    return [of_shape(*sizes, dtype=dtype) for sizes in ((2, 3, 0, 5), (2, 3, 4, 0), (0, 3, 0, 5))]
+
+
+FLOAT_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *INTEGERS, *ranks()]
+ALL_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *ranks()]
+INTEGER_TENSORS = [*NOT_TENSORS, *NOT_PLAIN, *UNPOOLED, of_type(torch.int32), of_type(torch.float32),
+                   *ranks(torch.uint8)]  # fmt: skip
+
+NOT_INTS = [*plainly(2.0, math.nan, "2", True, (2, None), (2, True)), Wrong("a tensor of two ints", torch.tensor([2, 2]))]
+COUNTS = plainly((), (2,), (2, 2, 2), [2, 2, 2, 2])
+ABSURD = plainly(2**31, 2**40, 2**62, 2**63, 2**200, (1, 2**31))
+AT_LEAST_1 = [*NOT_INTS, *COUNTS, *plainly(0, -1, (1, 0), -(2**63)), *ABSURD]
+AT_LEAST_0 = [*NOT_INTS, *COUNTS, *plainly(-1, (0, -4), -(2**63)), *ABSURD]
+TOO_LARGE = plainly(5, (4, 6), 2**31 - 1)
+FLAGS = plainly(1, 0, None, "yes")
+DIVISORS = [*plainly(0, 2.0, True, "2", (2, 2), 2**63, -(2**63) - 1, 2**200), Wrong("a tensor", torch.tensor(2))]
+NORMS = plainly(0, 0.5, -1, -math.inf, math.nan, True, None, "2", (2,), 2j, 2**1100)
+INDEX_TYPES = [Wrong(str(value), value) for value in (torch.float32, torch.int8, torch.uint16, torch.bool, int, None)]
+INDEX_TYPES += plainly("int64")
+GRADIENTS = [
+    *NOT_TENSORS,
+    *NOT_DENSE,
+    *UNPOOLED,
+    Wrong("a tensor of float64", torch.ones(2, 3, 3, 4, dtype=torch.float64)),
+    Wrong("a tensor of float16", torch.ones(2, 3, 3, 4, dtype=torch.float16)),
+    Wrong("a tensor on another device", torch.ones(2, 3, 3, 4, device="meta")),
+    *(of_shape(*sizes) for sizes in ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4))),
+]
+SIZES = [
+    *plainly(5, None, "size", (), (4, 5), (1, 2, 3, 4, 5), (2, 3, 4.0, 5), (2, True, 4, 5), (2, 3, 4, 6), (1, 3, 4, 5)),
+    *plainly((2, -3, 4, 5), (2, 3, 0, 5), (2, 3, -4, 5), (2, 3, 4, 2**62), (2, 3, 4, 2**200)),
+    Wrong("a tensor", torch.tensor([2, 3, 4, 5])),
+]
+OUTPUT_SIZES = [*plainly(2.0, "7", True, (1, 2, 3), (), (2, 2.0), (None, "2"), 0, -1, (1, 0)), *ABSURD]
+
+
+def channelwise(value: float) -> Tensor:
+    return torch.tensor([0.5, value, 2.0])
+
+
+SCALES = [
+    *plainly(0.0, -0.5, math.nan, math.inf, 1e-50, 1e39, "0.1", True, 1j, (0.1, 0.2, 0.3)),
+    Wrong("a tensor of 0", torch.zeros(())),
+    *(Wrong(f"a channel of {value}", channelwise(value)) for value in (-1.0, math.nan, math.inf)),
+    *(of_shape(*sizes) for sizes in ((2,), (3, 1), (1, 3, 1), (1, 3, 1, 2), (2, 3, 4, 5), (0,))),
+    Wrong("a tensor of int32", torch.ones((), dtype=torch.int32)),
+    Wrong("a sparse tensor", torch.ones(3).to_sparse()),
+    Wrong("a tensor on another device", torch.ones((), device="meta")),
+]
+REQUIRED_SCALES = [*SCALES, *plainly(None), Wrong("a scale that requires a gradient", torch.ones(3, requires_grad=True))]
+ZERO_POINTS = [
+    *plainly(256, -1, 2**62, 2**200, 1.5, math.nan, True, "3", (3,)),
+    *(Wrong(f"a tensor of shape {sizes}", torch.zeros(sizes, dtype=torch.uint8)) for sizes in ((2,), (3, 1), (0,))),
+    Wrong("a tensor on another device", torch.zeros((), dtype=torch.uint8, device="meta")),
+]
+PLAIN_ZERO_POINTS = [
+    *ZERO_POINTS,
+    *(Wrong(f"a tensor of {str(dtype)[6:]}", torch.tensor(3, dtype=dtype)) for dtype in (torch.int8, torch.int64)),
+]
+ANY_ZERO_POINTS = [
+    *ZERO_POINTS,
+    Wrong("a tensor of 256", torch.tensor(256)),
+    Wrong("a tensor of float32", torch.tensor(3.0)),
+]
+QUANTIZED_TYPES = [Wrong(str(value), value) for value in (torch.int32, torch.float32, int)] + plainly("int8")
+INDICES = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
+ALL_INDICES = [
+    *NOT_TENSORS,
+    *NOT_DENSE,
+    *UNPOOLED,
+    *(Wrong(f"a tensor of {str(dtype)[6:]}", INDICES.to(dtype)) for dtype in (torch.float32, torch.int16, torch.uint8)),
+    of_shape(2, 3, 4, 4, dtype=torch.int64),
+    of_shape(3, 4, 5, dtype=torch.int64),
+    Wrong("a tensor on another device", INDICES.to("meta")),
+    Wrong("an index past its plane", torch.where(INDICES == 7, 20, INDICES)),
+    Wrong("an index below its plane", torch.where(INDICES == 27, 0, INDICES)),
+    Wrong("an index of -2", torch.where(INDICES == 7, -2, INDICES)),
+    Wrong("an index of 2**62", torch.where(INDICES == 7, 2**62, INDICES)),
+]
+
+WINDOW: dict[str, list[Wrong]] = {
+    "window_size": [*AT_LEAST_1, *plainly(None)],
+    "strides": [*AT_LEAST_1, *plainly(None)],
+    "start_padding": [*AT_LEAST_0, *plainly(None)],
+    "end_padding": [*AT_LEAST_0, *plainly(None)],
+    "dilations": [*AT_LEAST_1, *plainly(None, 2**31 - 1)],
+    "ceil_mode": FLAGS,
+}
+LARGE_WINDOW = {**WINDOW, "window_size": [*WINDOW["window_size"], *TOO_LARGE]}
+AVERAGE = {**LARGE_WINDOW, "include_padding": FLAGS, "divisor_override": DIVISORS}
+QUANTIZED_TENSORS = [
+    *NOT_TENSORS,
+    Wrong("a tensor of float32", planes()),
+    Wrong("a tensor of uint8", planes(dtype=torch.uint8)),
+    Wrong("a tensor of qint32", quietly(lambda: torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32))),
+    Wrong(
+        "a tensor quantized along axis 0",
+        quietly(lambda: torch.quantize_per_channel(planes(), torch.ones(2), torch.zeros(2), 0, torch.quint8)),
+    ),
+    Wrong(
+        "a tensor quantized with float zero points",
+        quietly(lambda: torch.quantize_per_channel(planes(), torch.ones(3), torch.ones(3) / 2, 1, torch.quint8)),
+    ),
+    Wrong("a tensor of two dimensions", quietly(lambda: torch.quantize_per_tensor(planes()[0, 0], 1.0, 0, torch.qint8))),
+]
+
+FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
+    dmlpool.average_pooling: (
+        {"input": planes(), "window_size": 2},
+        {"input": [*FLOAT_TENSORS, *empty_planes()], **AVERAGE},
+    ),
+    dmlpool.average_pooling_grad: (
+        {"input_gradient": torch.ones(2, 3, 3, 4), "input_size": (2, 3, 4, 5), "window_size": 2},
+        {"input_gradient": [*FLOAT_TENSORS, *GRADIENTS[-6:]], "input_size": SIZES, **AVERAGE},
+    ),
+    dmlpool.max_pooling: (
+        {"input": planes(), "window_size": 2},
+        {"input": [*ALL_TENSORS, *empty_planes()], **LARGE_WINDOW, "return_indices": FLAGS, "index_dtype": INDEX_TYPES},
+    ),
+    dmlpool.max_pooling_grad: (
+        {"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2},
+        {"input": [*FLOAT_TENSORS, *empty_planes()], "input_gradient": GRADIENTS, **LARGE_WINDOW},
+    ),
+    dmlpool.lp_pooling: (
+        {"input": planes(), "window_size": 2},
+        {"input": [*FLOAT_TENSORS, *empty_planes()], **LARGE_WINDOW, "p": NORMS},
+    ),
+    dmlpool.adaptive_average_pooling: (
+        {"input": planes(), "output_size": 2},
+        {"input": [*FLOAT_TENSORS, *empty_planes()], "output_size": OUTPUT_SIZES},
+    ),
+    dmlpool.adaptive_max_pooling: (
+        {"input": planes(), "output_size": 2},
+        {
+            "input": [*ALL_TENSORS, *empty_planes()],
+            "output_size": OUTPUT_SIZES,
+            "return_indices": FLAGS,
+            "index_dtype": INDEX_TYPES,
+        },
+    ),
+    dmlpool.max_unpooling: (
+        {"input": planes(), "indices": INDICES, "output_size": (2, 3, 4, 5)},
+        {"input": ALL_TENSORS, "indices": ALL_INDICES, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
+    ),
+    dmlpool.quantized_linear_average_pooling: (
+        {
+            "input": planes(dtype=torch.uint8),
+            "input_scale": 0.5,
+            "input_zero_point": 3,
+            "output_scale": 0.25,
+            "output_zero_point": None,
+            "window_size": 2,
+        },
+        {
+            "input": [*INTEGER_TENSORS, *empty_planes(torch.uint8)],
+            "input_scale": REQUIRED_SCALES,
+            "input_zero_point": PLAIN_ZERO_POINTS,
+            "output_scale": REQUIRED_SCALES,
+            "output_zero_point": [*ZERO_POINTS, PLAIN_ZERO_POINTS[-1]],
+            **LARGE_WINDOW,
+            "include_padding": FLAGS,
+            "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.quint8", torch.quint8)],
+        },
+    ),
+    dmlpool.quantized_average_pooling: (
+        {"input": quantized_planes(), "window_size": 2},
+        {
+            "input": QUANTIZED_TENSORS,
+            **LARGE_WINDOW,
+            "include_padding": FLAGS,
+            "output_scale": SCALES,
+            "output_zero_point": ANY_ZERO_POINTS,
+            "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.qint32", torch.qint32)],
+        },
+    ),
+    dmlpool.quantized_max_pooling: (
+        {"input": quantized_planes(), "window_size": 2},
+        {"input": QUANTIZED_TENSORS, **LARGE_WINDOW, "return_indices": FLAGS, "index_dtype": INDEX_TYPES},
+    ),
+}
+"""The functions in DirectML's words: a right request, and the wrong values of each argument."""
+
+# PyTorch's words, for each number of dimensions: its own few values where the code is shared.
+TAKEN = {"()", "(2,)"}
+"""An empty stride and lists of one entry, which PyTorch reads as nothing and as one int."""
+
+
+def as_torch(values: list[Wrong]) -> list[Wrong]:
+    return [value for value in values if value.name not in TAKEN]
+
+
+PADDINGS = [*as_torch(AT_LEAST_0), *plainly(None, "full", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0)))]
+TORCH_WINDOW: dict[str, list[Wrong]] = {
+    "kernel_size": [*as_torch(AT_LEAST_1), *plainly((), None)],
+    "stride": as_torch(AT_LEAST_1),
+    "padding": PADDINGS,
+    "dilation": as_torch(AT_LEAST_1),
+    "ceil_mode": FLAGS,
+}
+FEW: dict[str, list[Wrong]] = {
+    "kernel_size": plainly(2.0, 0, (2, 2, 2, 2), 2**31),
+    "stride": plainly(True, 0, (2, 2, 2, 2), 2**40),
+    "padding": plainly("full", -1, (1, 1, 1, 1), 2**62),
+    "dilation": plainly("2", 0, (2, 2, 2, 2), 2**31),
+    "ceil_mode": plainly(1),
+    "output_size": plainly(2.0, 0, (2, 2, 2, 2), 2**31),
+}
+NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
+NOT_FLOATS = [*NOT_DENSE[:1], *NOT_PLAIN, *UNPOOLED[:1], *INTEGERS[:1]]
+MORE: dict[str, dict[str, list[Wrong]]] = {
+    "avg_pool": {"count_include_pad": FLAGS, "divisor_override": DIVISORS},
+    "max_pool": {"return_indices": FLAGS},
+    "lp_pool": {"norm_type": NORMS},
+    "adaptive_avg_pool": {},
+    "adaptive_max_pool": {"return_indices": FLAGS},
+    "max_unpool": {},
+}
+LAYERS = {
+    "avg_pool": "AvgPool",
+    "max_pool": "MaxPool",
+    "lp_pool": "LPPool",
+    "adaptive_avg_pool": "AdaptiveAvgPool",
+    "adaptive_max_pool": "AdaptiveMaxPool",
+    "max_unpool": "MaxUnpool",
+}
+
+
+def right_arguments(family: str) -> dict[str, Any]:
+    """Arguments of a torch-shaped function or layer that nothing is wrong with, but for the tensors."""
+    if family.startswith("adaptive"):
+        return {"output_size": 2}
+    return {"kernel_size": 2, **({"norm_type": 2} if family == "lp_pool" else {})}
+
+
+def wrong_arguments(family: str, rank: int) -> dict[str, list[Wrong]]:
+    """The wrong values of each argument but the tensors; all of them for images, for other ranks a few."""
+    if family.startswith("adaptive"):
+        wrong = {"output_size": OUTPUT_SIZES}
+    elif family == "max_unpool":
+        wrong = {name: TORCH_WINDOW[name] for name in ("kernel_size", "stride", "padding")}
+    else:
+        wrong = dict(TORCH_WINDOW)
+    if rank != 2:
+        return {name: FEW[name] for name in wrong}
+    return wrong | MORE[family]
+
+
+def wrong_images(family: str, rank: int) -> list[Wrong]:
+    dense = NOT_FLOATS if rank == 2 else []
+    if family in ("max_pool", "adaptive_max_pool", "max_unpool"):
+        dense = dense[:3]
+    other = [of_shape(2, 3, *SPATIAL[-rank:], 7)] if rank == 3 else []
+    return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
+
+
+def torch_requests(rank: int) -> Iterator[tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]]:
+    """The functions of nn.functional and the layers of nn, as name, call, right arguments and wrong ones."""
+    for family, layer in LAYERS.items():
+        tensors: dict[str, Any] = {"input": planes(rank)}
+        wrong_tensors = {"input": wrong_images(family, rank)}
+        if family == "max_unpool":
+            tensors["indices"] = torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
+            wrong_tensors["indices"] = [
+                *NOT_TENSORS[:1],
+                Wrong("a tensor of float32", planes(rank)),
+                Wrong("a tensor on another device", tensors["indices"].to("meta")),
+                Wrong("an index past the plane", tensors["indices"] + 2**40),
+                of_shape(2, 3, *SPATIAL[-rank:-1], 3, dtype=torch.int64),
+            ]
+            wrong_tensors["output_size"] = plainly(9, "8", *([(3,), (40, 40)] if rank == 2 else []))
+        right, wrong = right_arguments(family), wrong_arguments(family, rank)
+        if rank == 1:
+            wrong.pop("divisor_override", None)
+        function = getattr(functional, f"{family}{rank}d")
+        wrong_here = {**wrong, **wrong_tensors}
+        if family == "max_unpool":
+            wrong_here["output_size"] = [*wrong_tensors["output_size"], *plainly((2, 3, 8))[: rank != 1]]
+        yield f"nn.functional.{family}{rank}d", function, {**tensors, **right}, wrong_here
+        if family in ("max_pool", "adaptive_max_pool"):
+            both = getattr(functional, f"{family}{rank}d_with_indices")
+            # Its return_indices is ignored, as torch's is.
+            without = {name: values for name, values in {**FEW, **wrong_tensors}.items() if name in wrong_here}
+            yield f"nn.functional.{family}{rank}d_with_indices", both, {**tensors, **right}, without
+        kind = getattr(nn, f"{layer}{rank}d")
+        yield f"nn.{layer}{rank}d", kind, right, wrong
+        yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
+    scales = {"input_scale": SCALES, "input_zero_point": ANY_ZERO_POINTS, "output_scale": SCALES}
+    parameters = {**scales, "output_zero_point": ANY_ZERO_POINTS, "output_dtype": QUANTIZED_TYPES}
+    windows = {name: FEW[name] for name in TORCH_WINDOW}
+    # What fits the channels, the device and the type is known with the input alone.
+    told = {"-1", "a tensor on another device", *(f"a tensor of shape {sizes}" for sizes in ((2,), (0,)))}
+    parameters = {name: [row for row in rows if row.name not in told] for name, rows in parameters.items()}
+    kind = getattr(quantized, f"AvgPool{rank}d")
+    wrong = {**windows, "count_include_pad": FLAGS, **(parameters if rank == 2 else {})}
+    yield f"nn.quantized.AvgPool{rank}d", kind, {"kernel_size": 2}, wrong
+    images = [*NOT_IMAGES[:4], Wrong("a tensor of float32", planes(rank)), Wrong("a tensor of int32", planes(rank).int())]
+    yield (
+        f"nn.quantized.AvgPool{rank}d",
+        _forward(kind, {"kernel_size": 2}),
+        {"input": planes(rank, torch.uint8)},
+        {"input": images},
+    )
+
+
+def _forward(kind: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., object]:
+    return lambda **tensors: kind(**arguments)(**tensors)
+
+
+def requests() -> dict[str, list[Request]]:
+    """All requests, by the function or layer that they are made of."""
+    found: dict[str, list[Request]] = {}
+    rows = [(function.__name__, function, *row) for function, row in FUNCTIONS.items()]
+    for name, function, right, wrong in [*rows, *(row for rank in (1, 2, 3) for row in torch_requests(rank))]:
+        for argument, values in wrong.items():
+            for value in values:
+                call = _calling(function, {**right, argument: value.value})
+                found.setdefault(name, []).append(Request(name, argument, value.name, call))
+    return found
+
+
+def right_requests() -> dict[str, list[Callable[[], object]]]:
+    """The same requests without anything wrong in them."""
+    found: dict[str, list[Callable[[], object]]] = {}
+    rows = [(function.__name__, function, right) for function, (right, _) in FUNCTIONS.items()]
+    for name, function, right in [*rows, *(row[:3] for rank in (1, 2, 3) for row in torch_requests(rank))]:
+        found.setdefault(name, []).append(_calling(function, right))
+    return found
+
+
+def _calling(function: Callable[..., object], arguments: dict[str, Any]) -> Callable[[], object]:
+    return lambda: function(**arguments)
+
+
+def refusal(request: Request) -> Refused:
+    """What a request raises; an exception of another kind, or none, is passed on."""
+    try:
+        result = request.call()
+    except (TypeError, ValueError, RuntimeError) as error:
+        return Refused(request.argument, request.wrong, type(error).__name__, str(error))
+    raise AssertionError(f"{request.function} accepted {request.argument}={request.wrong}: {type(result).__name__}")
+
+
+def page(refused: dict[Refused, list[str]]) -> str:
+    """docs/refusals.md: one section per argument, one row per wrong value and message."""
+    lines = [
+        "# Refusals",
+        "",
+        "What a wrong argument raises, before any work is done. The tests make each of these requests, right but for",
+        "the one argument, and compare the messages with this page word for word; `python tests/refusals.py` writes it.",
+        "Right inputs have the shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), right windows two taps per dimension.",
+    ]
+    arguments: dict[str, list[Refused]] = {}
+    for row in refused:
+        arguments.setdefault(row.argument, []).append(row)
+    for argument, rows in arguments.items():
+        lines += ["", f"## `{argument}`", "", "| value | raises | message | where |", "| --- | --- | --- | --- |"]
+        for row in rows:
+            message = row.message.replace("|", "\\|").replace("\n", " ")
+            where = ", ".join(dict.fromkeys(refused[row]))
+            lines.append(f"| {row.wrong} | {row.kind} | {message} | {where} |")
+    return "\n".join(lines) + "\n"
+
+
+def collected() -> dict[Refused, list[str]]:
+    """Every refusal with the functions and layers that give it."""
+    found: dict[Refused, list[str]] = {}
+    for name, those in requests().items():
+        for request in those:
+            found.setdefault(refusal(request), []).append(name)
+    return found
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(collected()))

@@ -1,0 +1,108 @@
+"""Operators taken apart: the same results from ATen's operators alone (E2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cases
+import checks
+import oracle
+import pytest
+import quantities
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.decompositions import decompositions
+
+operators = torch.ops.dmlpool
+TABLE = decompositions()
+CASES = [*cases.LINES, *cases.PLANES[::5], *cases.VOLUMES[::9], *cases.FEW]
+
+
+def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    input = samples.ties(*sizes, dtype=dtype)
+    if dtype.is_floating_point:
+        chosen = torch.rand(sizes, generator=samples.seeded(*sizes))
+        input[chosen < 0.4] = -math.inf
+        input[chosen < 0.1] = math.nan
+    return input
+
+
+@cases.parametrized(CASES)
+def test_maxima(case: cases.Case) -> None:
+    """M1 to M4: NaN, -inf and empty windows as ever."""
+    arguments = checks.spelled_out(case.pooling)
+    for dtype in (torch.float32, torch.uint8):
+        input = special(2, 3, *case.sizes, dtype=dtype)
+        expected = oracle.maximum(samples.to_numpy(input), case.pooling)
+        samples.assert_same(TABLE[operators.max_pooling.default](input, *arguments), expected.values)
+        with_indices = TABLE[operators.max_pooling_with_indices.default]
+        for per_plane, numbers in ((False, expected.indices), (True, expected.plane_indices)):
+            values, indices = with_indices(input, *arguments, torch.int64, per_plane)
+            samples.assert_same(values, expected.values)
+            samples.assert_same(indices, numbers)
+
+
+@cases.parametrized(CASES)
+def test_averages(case: cases.Case) -> None:
+    """A1 to A5 and E6, and Q1 of integers."""
+    arguments = checks.spelled_out(case.pooling)
+    taps = math.prod(case.pooling.window_size)
+    for dtype in (torch.float32, torch.float16):
+        input = samples.normal(2, 3, *case.sizes, dtype=dtype)
+        for divisor in [(False, None), (True, None), (False, -3)]:
+            exact = oracle.average(samples.to_numpy(input), case.pooling, *divisor)
+            samples.assert_average(TABLE[operators.average_pooling.default](input, *arguments, *divisor), *exact, taps)
+    integers = quantities.integers(2, 3, *case.sizes, dtype=torch.int8)
+    for include_padding in (False, True):
+        rest = (torch.tensor([1.5, 0.5, 3.0]), torch.tensor([3], dtype=torch.int8), torch.tensor([0.75]), None)
+        everything = (integers, *rest, *arguments, include_padding, torch.uint8)
+        expected = operators.quantized_linear_average_pooling(*everything)
+        samples.assert_same(TABLE[operators.quantized_linear_average_pooling.default](*everything), expected)
+
+
+def test_what_aten_cannot_compare_stays() -> None:
+    """M7."""
+    input = torch.ones(1, 1, 4, 4, dtype=torch.uint16)
+    arguments = ([2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)
+    assert TABLE[operators.max_pooling.default](input, *arguments) is NotImplemented
+    assert TABLE[operators.max_pooling_with_indices.default](input, *arguments, torch.int64, True) is NotImplemented
+
+
+class Network(torch.nn.Module):
+    def forward(self, input: Tensor) -> tuple[Any, ...]:
+        values, indices = dmlpool.max_pooling(input, 3, 2, 1, 2, ceil_mode=True, return_indices=True)
+        whole = dmlpool.max_pooling(input, input.shape[2:]), dmlpool.average_pooling(input, (1, input.shape[3]))
+        same = (
+            dmlpool.nn.functional.avg_pool2d(input, 3, 2, "same"),
+            dmlpool.nn.functional.max_pool2d(input, 2, 3, "same"),
+        )
+        return values, indices, *whole, *same, dmlpool.lp_pooling(input, 2, 2, 1), dmlpool.max_pooling(input, 3)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_program_taken_apart(dynamic: bool) -> None:
+    """No operator of this package is left, and sizes may stay dynamic."""
+    input = samples.normal(2, 3, 9, 8)
+    shapes = (dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO),) if dynamic else None
+    program = torch.export.export(Network(), (input,), dynamic_shapes=shapes)
+    table = {**torch.export.default_decompositions(), **decompositions()}
+    apart = program.run_decompositions(table)
+    assert "dmlpool" in program.graph_module.code
+    assert "dmlpool" not in apart.graph_module.code
+    for image in [input, samples.normal(4, 3, 13, 16)] if dynamic else [input]:
+        for result, expected in zip(apart.module()(image), Network()(image), strict=True):
+            torch.testing.assert_close(result, expected)
+
+
+def test_a_window_of_dynamic_size_is_refused() -> None:
+    class Half(torch.nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            return dmlpool.max_pooling(input, (input.shape[2] // 2, 2))
+
+    program = torch.export.export(Half(), (samples.normal(2, 3, 9, 8),), dynamic_shapes=({2: torch.export.Dim.AUTO},))
+    with pytest.raises(Exception, match="window_size depends on dynamic sizes in spatial dimension H"):
+        program.run_decompositions(decompositions())
