@@ -70,8 +70,14 @@ def our_pool(workload: Workload) -> Pool:
 
 def _bind_ours(problem: Problem) -> list[Bound]:
     if problem.workload.mode == "quantized":
-        return torch_calls(quantized.our_pool(problem), problem)
+        return quantized.bind_ours(problem)
     return torch_calls(our_pool(problem.workload), problem)
+
+
+def _bind_our_integers(problem: Problem) -> list[Bound]:
+    if problem.workload.mode != "quantized" or problem.workload.per_channel:
+        raise Absent("in quantized rows alone, beside ours of quantized tensors")
+    return torch_calls(quantized.our_pool_of_integers(problem), problem)
 
 
 def our_layer(workload: Workload) -> Pool:
@@ -115,7 +121,7 @@ def _torch_arguments(workload: Workload) -> dict[str, Any]:
 def _bind_aten(problem: Problem) -> list[Bound]:
     pool = aten_pool(problem.workload)
     if problem.workload.mode == "quantized":
-        return quantized.bind_aten(pool, problem)
+        return quantized.bind_quantized(pool, problem)
     return torch_calls(pool, problem)
 
 
@@ -225,6 +231,7 @@ PEERS = (
     Peer(ATEN, _torch_version, _bind_aten),
     Peer(DETOUR, _torch_version, _bind_detour),
     Peer(BY_AXIS, _torch_version, _bind_by_axis),
+    Peer("our integers", lambda: dmlpool.__version__, _bind_our_integers),
     Peer("our layer", lambda: dmlpool.__version__, _bind_layer),
     Peer("torch.compile", _compiler_version, _bind_compiled, optional=True),
     Peer(

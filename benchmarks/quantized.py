@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ def quantization(workload: Workload, device: torch.device) -> Quantization:
     return Quantization(scale, SCALE, ZERO_POINTS[workload.dtype])
 
 
-def our_pool(problem: Problem) -> Pool:
+def our_pool_of_integers(problem: Problem) -> Pool:
+    """Of plain integer tensors, with scales and zero points of their own."""
     workload = problem.workload
     numbers = quantization(workload, problem.inputs[0].device)
     return functools.partial(
@@ -52,17 +54,30 @@ def our_pool(problem: Problem) -> Pool:
         input_zero_point=numbers.zero_point,
         output_scale=numbers.output_scale,
         output_zero_point=numbers.zero_point,
-        window_size=workload.window,
-        strides=workload.stride,
-        start_padding=workload.padding,
-        end_padding=workload.padding,
-        include_padding=workload.include_padding,
-        ceil_mode=workload.ceil_mode,
+        **_window(workload),
     )
 
 
-def bind_aten(pool: Pool, problem: Problem) -> list[Bound]:
-    """PyTorch's own operator on tensors of its quantized types; getting there is not timed."""
+def _window(workload: Workload) -> dict[str, Any]:
+    return {
+        "window_size": workload.window,
+        "strides": workload.stride,
+        "start_padding": workload.padding,
+        "end_padding": workload.padding,
+        "include_padding": workload.include_padding,
+        "ceil_mode": workload.ceil_mode,
+    }
+
+
+def bind_ours(problem: Problem) -> list[Bound]:
+    """Of the very tensors that ATen pools; per channel, which it does not, of plain integers."""
+    if problem.workload.per_channel:
+        return [Bound(functools.partial(our_pool_of_integers(problem), input)) for input in problem.inputs]
+    return bind_quantized(functools.partial(dmlpool.quantized_average_pooling, **_window(problem.workload)), problem)
+
+
+def bind_quantized(pool: Pool, problem: Problem) -> list[Bound]:
+    """A pool on tensors of PyTorch's quantized types; getting there is not timed."""
     workload = problem.workload
     if workload.per_channel:
         raise Absent("one scale for all channels, which the output shares")

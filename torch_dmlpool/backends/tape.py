@@ -26,10 +26,11 @@ SINGLE_THREAD_BLOCK = 2**16
 """Elements of a block where PyTorch may use one thread only: a few of its size fit the second-level cache."""
 PATIENCE = 3e-3
 """Seconds that one operation on such a block may take; an idle machine needs a tenth of it."""
-CALM_AFTER = 0.5
-"""Seconds for which replays stay serial once one operation took longer."""
+CALM_AFTER, LONGEST_CALM = 0.03, 0.5
+"""Seconds for which replays stay serial once one operation took longer: each time in a row twice as long, to a limit."""
 
 _serial_until = 0.0
+_calm = CALM_AFTER
 
 
 def prefers_serial() -> bool:
@@ -128,6 +129,8 @@ class Tape:
                         _stay_serial()
                         return block * self.planes_per_block
                     started = ended
+        if watch:
+            _be_patient()
         return self.planes
 
     def _cut(self, tensor: Tensor) -> Sequence[Tensor]:
@@ -147,5 +150,11 @@ def same_place(first: Tensor, second: Tensor) -> bool:
 
 
 def _stay_serial() -> None:
-    global _serial_until
-    _serial_until = time.monotonic() + CALM_AFTER
+    global _serial_until, _calm
+    _serial_until = time.monotonic() + _calm
+    _calm = min(2 * _calm, LONGEST_CALM)
+
+
+def _be_patient() -> None:
+    global _calm
+    _calm = CALM_AFTER
