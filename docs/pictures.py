@@ -125,7 +125,7 @@ def request(arguments: dict[str, Any], size: int = 6, padding_counts: bool = Fal
         if padding_counts:
             text = f"{average}, with include_padding=True {window.with_padding:.3g}"
         else:
-            text = f"max {window.maximum:.3g}   {average}"
+            text = f"max {window.maximum:.3g}, {average}"
         lines.append((window.taps, text))
     cells = [(position, symbol(position, size, axis)) for position in positions(axis, size, drawn)]
     return row(", ".join(f"{name}={value}" for name, value in arguments.items()), cells, lines, size)

@@ -1,7 +1,7 @@
 """Pool a volume that no single process could hold, over four processes that may each allocate 400 MiB.
 
     python examples/large_volume.py                            # under a minute on two cores
-    python examples/large_volume.py --depth 320 --size 320 --budget 120   # smaller
+    python examples/large_volume.py --depth 384 --budget 210   # half of it
 
 Every process limits its own address space to what it occupies after starting plus the budget, so that allocating too
 much fails at once. First one of them tries to allocate the whole volume, and cannot. Then the volume is made as a

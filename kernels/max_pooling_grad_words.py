@@ -326,8 +326,8 @@ def grad_words_of_columns(
                     state = state + (states[i * 3 * KH + e],)
                 taps = words[FIRST_WORD + i]
                 state = add_up_the_rows(
-                    state, taps, winning_rows(taps, spoilers[FIRST_WORD + i], KH, KW, ASM), gradients[2 * (FIRST_WORD + i)],
-                    gradients[2 * (FIRST_WORD + i) + 1], 0, KH, KH, KW,
+                    state, taps, winning_rows(taps, spoilers[FIRST_WORD + i], KH, KW, ASM),
+                    gradients[2 * (FIRST_WORD + i)], gradients[2 * (FIRST_WORD + i) + 1], 0, KH, KH, KW,
                     (1 if 2 * (FIRST // 2 + i) >= FIRST else 0) + (2 if 2 * (FIRST // 2 + i) < LAST else 0), ASM,
                 )  # fmt: skip
                 # The first input row has seen all its windows. Window b starts at column b - PW of the lane's.
@@ -403,8 +403,8 @@ def grad_words_of_channels(
                 read = tl.load(t0 + ow * tw + tap_rows[a]).to(tl.int32)
                 taps, _ = bytes_apart(read, spoilers[a], ASM)
                 state = add_up_the_rows(
-                    state, taps, winning_rows(taps, spoilers[a], KH, KW, ASM), gradients[0], gradients[1], KH - 1 - a, R,
-                    KH, KW, 3, ASM,
+                    state, taps, winning_rows(taps, spoilers[a], KH, KW, ASM), gradients[0], gradients[1],
+                    KH - 1 - a, R, KH, KW, 3, ASM,
                 )  # fmt: skip
             new = ()
             for j in tl.static_range(R):

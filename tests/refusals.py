@@ -1,4 +1,4 @@
-"""Every public argument with every kind of wrong value: what tests/test_refusal_table.py tries and docs/refusals.md lists.
+"""Every public argument with every kind of wrong value, which tests/test_refusal_table.py tries.
 
 A request is refused if it raises; what it raises is kept in docs/refusals.md, which the test compares word for word.
 ``python tests/refusals.py`` writes that page anew.
@@ -111,7 +111,10 @@ ALL_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *ranks()]
 INTEGER_TENSORS = [*NOT_TENSORS, *NOT_PLAIN, *UNPOOLED, of_type(torch.int32), of_type(torch.float32),
                    *ranks(torch.uint8)]  # fmt: skip
 
-NOT_INTS = [*plainly(2.0, math.nan, "2", True, (2, None), (2, True)), Wrong("a tensor of two ints", torch.tensor([2, 2]))]
+NOT_INTS = [
+    *plainly(2.0, math.nan, "2", True, (2, None), (2, True)),
+    Wrong("a tensor of two ints", torch.tensor([2, 2])),
+]
 COUNTS = plainly((), (2,), (2, 2, 2), [2, 2, 2, 2])
 ABSURD = plainly(2**31, 2**40, 2**62, 2**63, 2**200, (1, 2**31))
 AT_LEAST_1 = [*NOT_INTS, *COUNTS, *plainly(0, -1, (1, 0), -(2**63)), *ABSURD]
@@ -129,7 +132,10 @@ GRADIENTS = [
     Wrong("a tensor of float64", torch.ones(2, 3, 3, 4, dtype=torch.float64)),
     Wrong("a tensor of float16", torch.ones(2, 3, 3, 4, dtype=torch.float16)),
     Wrong("a tensor on another device", torch.ones(2, 3, 3, 4, device="meta")),
-    *(of_shape(*sizes) for sizes in ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4))),
+    *(
+        of_shape(*sizes)
+        for sizes in ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4))
+    ),
 ]
 SIZES = [
     *plainly(5, None, "size", (), (4, 5), (1, 2, 3, 4, 5), (2, 3, 4.0, 5), (2, True, 4, 5), (2, 3, 4, 6), (1, 3, 4, 5)),
@@ -152,7 +158,11 @@ SCALES = [
     Wrong("a sparse tensor", torch.ones(3).to_sparse()),
     Wrong("a tensor on another device", torch.ones((), device="meta")),
 ]
-REQUIRED_SCALES = [*SCALES, *plainly(None), Wrong("a scale that requires a gradient", torch.ones(3, requires_grad=True))]
+REQUIRED_SCALES = [
+    *SCALES,
+    *plainly(None),
+    Wrong("a scale that requires a gradient", torch.ones(3, requires_grad=True)),
+]
 ZERO_POINTS = [
     *plainly(256, -1, 2**62, 2**200, 1.5, math.nan, True, "3", (3,)),
     *(Wrong(f"a tensor of shape {sizes}", torch.zeros(sizes, dtype=torch.uint8)) for sizes in ((2,), (3, 1), (0,))),
@@ -206,7 +216,9 @@ QUANTIZED_TENSORS = [
         "a tensor quantized with float zero points",
         quietly(lambda: torch.quantize_per_channel(planes(), torch.ones(3), torch.ones(3) / 2, 1, torch.quint8)),
     ),
-    Wrong("a tensor of two dimensions", quietly(lambda: torch.quantize_per_tensor(planes()[0, 0], 1.0, 0, torch.qint8))),
+    Wrong(
+        "a tensor of two dimensions", quietly(lambda: torch.quantize_per_tensor(planes()[0, 0], 1.0, 0, torch.qint8))
+    ),
 ]
 
 FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
@@ -294,7 +306,10 @@ def as_torch(values: list[Wrong]) -> list[Wrong]:
     return [value for value in values if value.name not in TAKEN]
 
 
-PADDINGS = [*as_torch(AT_LEAST_0), *plainly(None, "full", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0)))]
+PADDINGS = [
+    *as_torch(AT_LEAST_0),
+    *plainly(None, "full", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0))),
+]
 TORCH_WINDOW: dict[str, list[Wrong]] = {
     "kernel_size": [*as_torch(AT_LEAST_1), *plainly((), None)],
     "stride": as_torch(AT_LEAST_1),
@@ -364,7 +379,9 @@ def torch_requests(rank: int) -> Iterator[tuple[str, Callable[..., object], dict
         tensors: dict[str, Any] = {"input": planes(rank)}
         wrong_tensors = {"input": wrong_images(family, rank)}
         if family == "max_unpool":
-            tensors["indices"] = torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
+            tensors["indices"] = (
+                torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
+            )
             wrong_tensors["indices"] = [
                 *NOT_TENSORS[:1],
                 Wrong("a tensor of float32", planes(rank)),
@@ -372,7 +389,7 @@ def torch_requests(rank: int) -> Iterator[tuple[str, Callable[..., object], dict
                 Wrong("an index past the plane", tensors["indices"] + 2**40),
                 of_shape(2, 3, *SPATIAL[-rank:-1], 3, dtype=torch.int64),
             ]
-            wrong_tensors["output_size"] = plainly(9, "8", *([(3,), (40, 40)] if rank == 2 else []))
+            wrong_tensors["output_size"] = plainly(12, "8", *([(3,), (40, 40)] if rank == 2 else []))
         right, wrong = right_arguments(family), wrong_arguments(family, rank)
         if rank == 1:
             wrong.pop("divisor_override", None)
@@ -398,7 +415,11 @@ def torch_requests(rank: int) -> Iterator[tuple[str, Callable[..., object], dict
     kind = getattr(quantized, f"AvgPool{rank}d")
     wrong = {**windows, "count_include_pad": FLAGS, **(parameters if rank == 2 else {})}
     yield f"nn.quantized.AvgPool{rank}d", kind, {"kernel_size": 2}, wrong
-    images = [*NOT_IMAGES[:4], Wrong("a tensor of float32", planes(rank)), Wrong("a tensor of int32", planes(rank).int())]
+    images = [
+        *NOT_IMAGES[:4],
+        Wrong("a tensor of float32", planes(rank)),
+        Wrong("a tensor of int32", planes(rank).int()),
+    ]
     yield (
         f"nn.quantized.AvgPool{rank}d",
         _forward(kind, {"kernel_size": 2}),
@@ -451,8 +472,9 @@ def page(refused: dict[Refused, list[str]]) -> str:
         "# Refusals",
         "",
         "What a wrong argument raises, before any work is done. The tests make each of these requests, right but for",
-        "the one argument, and compare the messages with this page word for word; `python tests/refusals.py` writes it.",
-        "Right inputs have the shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), right windows two taps per dimension.",
+        "the one argument, and compare the messages with this page word for word; `python tests/refusals.py` writes",
+        "it anew.",
+        "Right inputs have the shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), right windows 2 taps per dimension.",
     ]
     arguments: dict[str, list[Refused]] = {}
     for row in refused:

@@ -169,10 +169,15 @@ def _padded(tensor: Tensor, window: Window, fill: float) -> Tensor:
             start = axis.start_padding
             last = axis.first_position(axis.output_size(size) - 1) + axis.extent
             end = torch.sym_max(0, last - size)
-        pads = [start, end, *pads]
+        # PyTorch asks whether padding is above 0, and would hold a program to the answer. One more element is.
+        pads = [*(pad if type(pad) is int else pad + 1 for pad in (start, end)), *pads]
     if all(type(pad) is int and pad == 0 for pad in pads):
         return tensor
-    return torch.nn.functional.pad(tensor, pads, value=fill)
+    padded = torch.nn.functional.pad(tensor, pads, value=fill)
+    for dimension, start in zip(range(tensor.dim() - 1, 1, -1), pads[::2], strict=True):
+        if type(start) is not int:
+            padded = torch.ops.aten.slice(padded, dimension, 1)
+    return padded
 
 
 def _slices(padded: Tensor, dimension: int, axis: Axis, outputs: int) -> list[Tensor]:
@@ -203,7 +208,7 @@ def _sums(input: Tensor, window: Window) -> Tensor:
 
 def _counts(window: Window, input: Tensor, include_padding: bool, dtype: torch.dtype | None = None) -> Any:
     """Taps that each window counts, at least 1 (rules A1 to A3): a number where all have as many."""
-    counts = []
+    counts: list[Any] = []
     for axis, size in zip(window.axes, input.shape[2:], strict=True):
         unpadded = all(type(pad) is int and pad == 0 for pad in (axis.start_padding, axis.end_padding))
         if not axis.ceil_mode and (unpadded or include_padding):

@@ -107,7 +107,7 @@ def quantized_average_pooling_over(
         sizes, strides, padding, *_ = window.arguments
         _pass_the_warning()
         pool = pools.avg_pool2d if window.rank == 2 else pools.avg_pool3d
-        return pool(input, sizes, strides, padding, False, include_padding)  # type: ignore[no-any-return]
+        return pool(input, sizes, strides, padding, False, include_padding)
     input_scale, input_zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None

@@ -45,8 +45,9 @@ class Axis:
         if not self.ceil_mode:
             return whole
         # At most one window more, and only if it starts before the end of the input; branch-free for symbolic sizes.
-        ceiling = -(-room // self.stride) + 1
-        starting_inside = -(-(size + self.start_padding) // self.stride)
+        # (No quotient of a negative number either: ONNX rounds that towards zero, and exporters do not mind.)
+        ceiling = (room + self.stride - 1) // self.stride + 1
+        starting_inside = (size + self.start_padding + self.stride - 1) // self.stride
         return _larger(whole, _smaller(ceiling, starting_inside))
 
     def first_position(self, output: int) -> int:
@@ -285,7 +286,7 @@ def _is_pairs(padding: Any) -> bool:
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
     """Padding, both sides together, that makes ``ceil(size / stride)`` windows."""
-    return _larger(0, (-(-size // stride) - 1) * stride + (window - 1) * dilation + 1 - size)
+    return _larger(0, (size - 1) // stride * stride + (window - 1) * dilation + 1 - size)
 
 
 def _larger(first: int, second: int) -> int:

@@ -16,7 +16,14 @@ def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
 
 
 def averages(
-    emit: Emitter, input: Any, wide: Any, dtype: Any, arguments: Sequence[Any], include_padding: bool, divisor: Any
+    emit: Emitter,
+    input: Any,
+    wide: Any,
+    dtype: Any,
+    arguments: Sequence[Any],
+    include_padding: bool,
+    divisor: Any,
+    is_quantized: bool = False,
 ) -> Any:
     """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``."""
     op = emit.op
@@ -32,10 +39,12 @@ def averages(
         sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
         return op.Div(sums, emit.constant(float(divisor), dtype))
     counts_padding = pool.counts_padding(include_padding)
-    if counts_padding and not any(pool.overhang):
-        return pool.sums(wide, dtype)
-    if not counts_padding and not pool.is_padded and not pool.may_be_empty:
-        return pool.run("AveragePool", wide, 0.0, dtype)
+    # Between quantization nodes ONNX Runtime would make of a dilated AveragePool an operator that has no dilations.
+    if not (is_quantized and pool.is_dilated):
+        if counts_padding and not any(pool.overhang):
+            return pool.sums(wide, dtype)
+        if not counts_padding and not pool.is_padded and not pool.may_be_empty:
+            return pool.run("AveragePool", wide, 0.0, dtype)
     sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
     return op.Div(sums, pool.counts(counts_padding, dtype))
 

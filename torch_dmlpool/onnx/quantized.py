@@ -35,7 +35,7 @@ def quantized_linear_average_pooling(
     op, dtype = emit.op, emit.ir.DataType.FLOAT
     scale, zero_point = _parameters(emit, input, *sides[0])
     real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
-    pooled = averages(emit, input, real, dtype, window_arguments, include_padding, None)
+    pooled = averages(emit, input, real, dtype, window_arguments, include_padding, None, is_quantized=True)
     scale, zero_point = _parameters(emit, input, *sides[1])
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 

@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from torch_dmlpool import backends
+from torch_dmlpool.ops.revision import mark_compiled_graphs
 
 NAMESPACE = "dmlpool"
 WINDOW_SCHEMA = (
@@ -32,6 +33,7 @@ WINDOW_SCHEMA = (
 )
 
 _library = torch.library.Library(NAMESPACE, "DEF")
+mark_compiled_graphs()
 
 
 def define(
