@@ -52,7 +52,7 @@ def train(model: nn.Module, digits: Digits, epochs: int) -> None:
 
 
 def observed(model: nn.Sequential, images: Tensor) -> list[Numbers]:
-    """Scale and zero point of the input and of what each layer gives, so that 256 steps cover it and 0 is among them."""
+    """Scale and zero point of the input and of what each layer gives, of which 256 steps cover it, 0 among them."""
     numbers = []
     for layer in (nn.Identity(), *model):
         images = layer(images)

@@ -101,7 +101,7 @@ def assert_same(result: Tensor, expected: np.ndarray | Tensor) -> None:
 
 def bits(tensor: Tensor) -> np.ndarray:
     """The elements' bytes, for comparing bit for bit."""
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensor.view(torch.uint8).numpy() if tensor.dim() else tensor.numpy()
 
 

@@ -185,6 +185,10 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
         "QuantizeLinear",
         {"output_zero_point": torch.tensor([3, 4, 251], dtype=torch.uint8)},
     ),
+    "whole planes, per channel": (
+        "QuantizeLinear",
+        {"window_size": (7, 5), "output_scale": torch.tensor([0.5, 0.25, 1.5])},
+    ),
     "dilated": ("QuantizeLinear", {"dilations": 2, "end_padding": 2}),
     "overhang": ("QuantizeLinear", {"strides": 2, "start_padding": 1, "include_padding": True, "ceil_mode": True}),
     "padding above the window": ("QuantizeLinear", {"start_padding": 4}),

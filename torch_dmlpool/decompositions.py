@@ -151,8 +151,13 @@ def _window(input: Tensor, arguments: Sequence[Any]) -> Window:
 
 def _covers(axis: Axis, size: int) -> bool:
     """Whether there is one window, which is the whole dimension."""
-    unpadded = all(type(pad) is int and pad == 0 for pad in (axis.start_padding, axis.end_padding))
-    return unpadded and statically_known_true(axis.extent == size)
+    return not (_is_some(axis.start_padding) or _is_some(axis.end_padding)) and statically_known_true(
+        axis.extent == size
+    )
+
+
+def _is_some(padding: int) -> bool:
+    return type(padding) is not int or padding != 0
 
 
 def _lowest(dtype: torch.dtype) -> float:
@@ -171,19 +176,18 @@ def _padded(tensor: Tensor, window: Window, fill: float) -> Tensor:
             end = torch.sym_max(0, last - size)
         # PyTorch asks whether padding is above 0, and would hold a program to the answer. One more element is.
         pads = [*(pad if type(pad) is int else pad + 1 for pad in (start, end)), *pads]
-    if all(type(pad) is int and pad == 0 for pad in pads):
-        return tensor
-    padded = torch.nn.functional.pad(tensor, pads, value=fill)
-    for dimension, start in zip(range(tensor.dim() - 1, 1, -1), pads[::2], strict=True):
-        if type(start) is not int:
-            padded = torch.ops.aten.slice(padded, dimension, 1)
-    return padded
+    return torch.nn.functional.pad(tensor, pads, value=fill) if any(map(_is_some, pads)) else tensor
 
 
 def _slices(padded: Tensor, dimension: int, axis: Axis, outputs: int) -> list[Tensor]:
     """For each tap along an axis, what it reads."""
-    span = (outputs - 1) * axis.stride + 1
     starts = [tap * axis.dilation for tap in range(axis.window)]
+    if type(axis.start_padding) is not int or type(axis.end_padding) is not int:
+        # Of a slice PyTorch asks whether it ends inside. The padding has one element more, see there.
+        first = torch.arange(outputs, device=padded.device) * axis.stride
+        first = first if type(axis.start_padding) is int else first + 1
+        return [padded.index_select(dimension, first + start) for start in starts]
+    span = (outputs - 1) * axis.stride + 1
     return [torch.ops.aten.slice(padded, dimension, start, start + span, axis.stride) for start in starts]
 
 
@@ -210,8 +214,8 @@ def _counts(window: Window, input: Tensor, include_padding: bool, dtype: torch.d
     """Taps that each window counts, at least 1 (rules A1 to A3): a number where all have as many."""
     counts: list[Any] = []
     for axis, size in zip(window.axes, input.shape[2:], strict=True):
-        unpadded = all(type(pad) is int and pad == 0 for pad in (axis.start_padding, axis.end_padding))
-        if not axis.ceil_mode and (unpadded or include_padding):
+        is_padded = _is_some(axis.start_padding) or _is_some(axis.end_padding)
+        if not axis.ceil_mode and (include_padding or not is_padded):
             counts.append(axis.window)
             continue
         first = torch.arange(axis.output_size(size), device=input.device) * axis.stride - axis.start_padding

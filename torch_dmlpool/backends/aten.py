@@ -228,7 +228,7 @@ def average_pooling_of_vectors(
     pool: Any = torch._C._nn.avg_pool2d
     sizes, strides, padding, *_, ceil_mode = window.arguments
     if window.taps <= _CHAIN:
-        return pool(input, sizes, strides, padding, ceil_mode, include_padding, divisor_override)  # type: ignore[no-any-return]
+        return pool(input, sizes, strides, padding, ceil_mode, include_padding, divisor_override)
     if max(sizes) > _SHORT_CHAIN:
         return None
     output_sizes = window.output_sizes(input.shape[2:])

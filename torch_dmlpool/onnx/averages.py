@@ -23,24 +23,29 @@ def averages(
     arguments: Sequence[Any],
     include_padding: bool,
     divisor: Any,
-    is_quantized: bool = False,
+    apart: bool = False,
 ) -> Any:
-    """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``."""
+    """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
+
+    ``apart`` is for quantized averages that QLinearAveragePool cannot say: of an AveragePool alone between quantization
+    nodes ONNX Runtime makes one all the same, and then refuses it.
+    """
     op = emit.op
     if divisor is not None and not isinstance(divisor, int):
         raise ValueError("divisor_override depends on dynamic sizes, but must be a number for ONNX")
     reduced = reducible(input, arguments) if divisor is None else [False]
-    if all(reduced):
+    if all(reduced) and not apart:
         return op.GlobalAveragePool(wide)
     if any(reduced):
         wide = op.ReduceMean(wide, emit.integers([axis + 2 for axis, done in enumerate(reduced) if done]), keepdims=1)
+        if all(reduced):
+            return wide
     pool = Pool(emit, input, arguments, reduced, wide)
     if divisor is not None:
         sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
         return op.Div(sums, emit.constant(float(divisor), dtype))
     counts_padding = pool.counts_padding(include_padding)
-    # Between quantization nodes ONNX Runtime would make of a dilated AveragePool an operator that has no dilations.
-    if not (is_quantized and pool.is_dilated):
+    if not apart:
         if counts_padding and not any(pool.overhang):
             return pool.sums(wide, dtype)
         if not counts_padding and not pool.is_padded and not pool.may_be_empty:

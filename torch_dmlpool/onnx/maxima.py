@@ -63,10 +63,12 @@ def _maxima(emit: Emitter, input: Any, pool: Pool, with_indices: bool) -> tuple[
     dtype = pooled_type(emit, input.dtype, with_indices)
     lowest = _lowest(emit, input.dtype)
     tensor = emit.cast(input, input.dtype, dtype)
-    if emit.exact and input.dtype in float_types(emit):
+    # Padding that is written out must not be taken for an element: integers are above its -inf, floats may be alike.
+    if input.dtype in float_types(emit) and (emit.exact or (with_indices and pool.is_padded)):
         values, indices = _exact_maxima(emit, tensor, dtype, pool)
     else:
-        values, indices = pool.run("MaxPool", tensor, lowest if dtype.is_floating_point() else int(lowest), dtype)
+        fill = -math.inf if dtype in float_types(emit) else lowest
+        values, indices = pool.run("MaxPool", tensor, fill, dtype)
     empty = pool.empty_windows()
     if empty is not None:
         values = op.Where(empty, emit.constant(lowest, dtype), values)

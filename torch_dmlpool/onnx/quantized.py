@@ -28,14 +28,16 @@ def quantized_linear_average_pooling(
     if emit.exact:
         return _exactly(emit, input, sides, window_arguments, include_padding)
     scalars = all(_is_scalar(scale) and _is_scalar(zero_point) for scale, zero_point, _ in sides)
-    if scalars and emit.contrib_operators and input.dtype == output_dtype:
+    alike = scalars and input.dtype == output_dtype
+    if alike and emit.contrib_operators:
         pool = _sayable(emit, input, window_arguments, include_padding)
         if pool is not None:
             return _qlinear(emit, input, sides, pool, include_padding)
     op, dtype = emit.op, emit.ir.DataType.FLOAT
     scale, zero_point = _parameters(emit, input, *sides[0])
     real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
-    pooled = averages(emit, input, real, dtype, window_arguments, include_padding, None, is_quantized=True)
+    apart = not alike or any(dilation != 1 for dilation in window_arguments[4])
+    pooled = averages(emit, input, real, dtype, window_arguments, include_padding, None, apart)
     scale, zero_point = _parameters(emit, input, *sides[1])
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 

@@ -1,0 +1,137 @@
+"""Memory: nothing is left behind by a call, caches have an end, and what training keeps is what the contract allows."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+import families
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.backends import blocks
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+MEBIBYTE = 2**20
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096
+
+
+def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
+    """Python objects and bytes of memory more after so many calls than before, once caches are warm."""
+    for _ in range(20):
+        call()
+    gc.collect()
+    objects, memory = len(gc.get_objects()), resident()
+    for _ in range(times):
+        call()
+    gc.collect()
+    return len(gc.get_objects()) - objects, resident() - memory
+
+
+def everything() -> dict[str, Callable[[], object]]:
+    image = samples.normal(4, 3, 32, 32)
+    return {name: functools.partial(call, image) for name, call in families.EVERYTHING.items()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's account of a process's memory")
+@pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_nothing_leaks(times: int) -> None:
+    """Per call of each operator, forward and backward, far less than one result (3 KiB at least) stays behind."""
+    each = times // 10
+    for name, call in everything().items():
+        objects, memory = left_behind(call, each)
+        assert objects < 50, f"{name} leaves {objects} objects after {each} calls"
+        # A few pages come and go with the allocator; a leak of every smallest result would be more.
+        assert memory < max(MEBIBYTE, 3 * 2**10 * each // 4), f"{name} leaves {memory} bytes after {each} calls"
+
+
+def test_a_leak_would_be_seen() -> None:
+    """The measurement itself: one kept result per call is noticed, by objects and by bytes."""
+    kept: list[Tensor] = []
+    objects, memory = left_behind(lambda: kept.append(torch.ones(2**14)), 200)
+    assert objects >= 200
+    assert memory > 8 * MEBIBYTE
+
+
+def test_refusals_leave_nothing() -> None:
+    """Nor do exceptions keep the tensors of the call that they end."""
+    image = samples.normal(2, 3, 16, 16)
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match="leaves no output"):
+            dmlpool.max_pooling(image, 17)
+
+    objects, memory = left_behind(refused, 200)
+    assert objects < 50
+    assert memory < MEBIBYTE
+
+
+def caches() -> dict[str, Callable[..., object]]:
+    """Every function of the package that remembers its results."""
+    found = {}
+    for module in pkgutil.walk_packages(dmlpool.__path__, "torch_dmlpool."):
+        if ".kernels" in module.name or "triton" in module.name or module.name.endswith("__main__"):
+            continue
+        for name, member in vars(importlib.import_module(module.name)).items():
+            if hasattr(member, "cache_parameters") and member.__module__.startswith("torch_dmlpool"):
+                found[f"{member.__module__}.{name}"] = member
+    return found
+
+
+ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._pass_the_warning"}
+"""By the name of a device type, and by nothing at all."""
+
+
+def test_caches_have_an_end() -> None:
+    """However many windows and sizes a process meets."""
+    found = caches()
+    assert len(found) > 4
+    assert {name for name, cache in found.items() if cache.cache_parameters()["maxsize"] is None} <= ENDLESS
+
+
+def test_a_thousand_geometries_leave_no_more_than_the_caches_hold() -> None:
+    for width in range(1, 1001):
+        dmlpool.max_pooling(torch.ones(1, 1, 3, 2 + width), (2, 1 + width % 7), return_indices=True)
+    assert len(blocks._kept) <= blocks.KEPT_TAPES
+
+
+def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype, int]:
+    """What is saved for the backward pass: elements of each data type, but for the input and the output themselves."""
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        output = pool(leaf)
+    own = {leaf.data_ptr(), output.data_ptr()}
+    kept: dict[torch.dtype, int] = {}
+    for tensor in {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in own}.values():
+        kept[tensor.dtype] = kept.get(tensor.dtype, 0) + tensor.numel()
+    return kept
+
+
+KEPT: dict[str, tuple[Callable[[Tensor], Tensor], dict[torch.dtype, int]]] = {
+    "average_pooling": (lambda x: dmlpool.average_pooling(x, 2, 2), {}),
+    "average_pooling, whole planes": (lambda x: dmlpool.average_pooling(x, 8), {}),
+    "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, 3), {}),
+    "max_pooling": (lambda x: dmlpool.max_pooling(x, 2, 2), {torch.uint8: 96}),
+    "max_pooling, whole planes": (lambda x: dmlpool.max_pooling(x, 8), {torch.uint8: 6}),
+    # Positions, where windows have no tap numbers of their own.
+    "adaptive_max_pooling": (lambda x: dmlpool.adaptive_max_pooling(x, 3), {torch.int32: 54}),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_for_the_gradient(name: str) -> None:
+    """M6, for every family: taps or positions of 32 bits; of averages nothing."""
+    pool, expected = KEPT[name]
+    assert kept_by(pool, samples.normal(2, 3, 8, 8).requires_grad_()) == expected

@@ -1,0 +1,196 @@
+"""Several callers at once: threads, replicas of a module, forked processes and data loaders."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+import families
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from torch_dmlpool import nn
+from torch_dmlpool.backends import blocks, serving
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"),
+    # Python 3.12 and later, of every fork beside threads, which PyTorch always has.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+THREADS = 8
+IMAGES = [
+    samples.normal(2, 3, 11, 12),
+    samples.channels_last(samples.normal(2, 3, 9, 8, seed=1)),
+    samples.normal(3, 3, 40, 33, seed=2),
+]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Each of the callers uses one thread, so that a busy machine is not asked for eight times its cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def at_once(calls: list[Callable[[], None]]) -> None:
+    """Run each in a thread of its own, begun together; what one raises is raised."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], None]) -> None:
+        start.wait()
+        try:
+            call()
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if failures:
+        raise failures[0]
+
+
+def bits_of(tensors: list[Tensor]) -> list[bytes]:
+    return [samples.bits(tensor).tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize("kept", [2, blocks.KEPT_TAPES])
+def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None, kept: int) -> None:
+    """The right bits in every thread, also where recordings that one replays are thrown away by the others."""
+    expected = {
+        (name, number): bits_of(call(image))
+        for name, call in families.EVERYTHING.items()
+        for number, image in enumerate(IMAGES)
+    }
+    monkeypatch.setattr(blocks, "KEPT_TAPES", kept)
+    monkeypatch.setattr(blocks, "_kept", {})
+    filters = list(warnings.filters)
+
+    def caller(seed: int) -> Callable[[], None]:
+        def call_everything() -> None:
+            requests = list(expected) * 2
+            random.Random(seed).shuffle(requests)
+            for name, number in requests:
+                found = bits_of(families.EVERYTHING[name](IMAGES[number]))
+                assert found == expected[name, number], f"{name} of image {number}"
+
+        return call_everything
+
+    # Quantized tensors are made here under catch_warnings, which no two threads may do at once.
+    images = {id(image): families.quantized(image) for image in IMAGES}
+    monkeypatch.setattr(families, "quantized", lambda image: images[id(image)])
+    at_once([caller(seed) for seed in range(THREADS)])
+    assert warnings.filters == filters
+    assert len(blocks._kept) <= kept + THREADS
+
+
+def test_recordings_are_thrown_away_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    if serving("cpu").__name__.endswith("triton_backend"):
+        pytest.skip("the PyTorch backend's")
+    monkeypatch.setattr(blocks, "KEPT_TAPES", 3)
+    monkeypatch.setattr(blocks, "_kept", {})
+    images = [samples.normal(2, 3, 12, 12 + width) for width in range(5)]
+    pool = nn.functional.max_pool2d
+    for image in images:
+        pool(image, 3, 1, return_indices=True)
+        keys = list(blocks._kept)
+        assert 0 < len(keys) <= 3
+    before = list(blocks._kept)
+    pool(images[-1], 3, 1, return_indices=True)
+    assert list(blocks._kept) == before
+    pool(images[0], 3, 1, return_indices=True)
+    assert before[-1] in blocks._kept
+    assert before[0] not in blocks._kept
+
+
+def test_replicas_in_threads(one_thread: None) -> None:
+    """DataParallel makes replicas without calling their constructors, and calls each in a thread of its own."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, padding="same"), nn.AvgPool2d(3, 1, dilation=2), nn.LPPool2d(2, 2)
+    )
+    images = [samples.normal(2, 3, 21, 23, seed=seed) for seed in range(4)]
+    with torch.no_grad():
+        expected = [model(image) for image in images]
+
+    def replica_of(module: torch.nn.Module) -> torch.nn.Module:
+        replica = module._replicate_for_data_parallel()
+        for name, child in module._modules.items():
+            replica._modules[name] = replica_of(child)
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, parameter)
+        return replica
+
+    found: dict[int, Tensor] = {}
+
+    def calling(number: int) -> Callable[[], None]:
+        replica = replica_of(model)
+        return lambda: found.__setitem__(number, replica(images[number]))
+
+    at_once([calling(number) for number in range(len(images))])
+    for number, output in enumerate(expected):
+        assert torch.equal(found[number].detach(), output)
+    sum(output.sum() for output in found.values()).backward()
+    assert model[0].weight.grad is not None
+
+
+def _in_child(sender: object, images: list[Tensor]) -> None:
+    torch.set_num_threads(1)
+    sender.send([bits_of(call(image)) for call in families.EVERYTHING.values() for image in images])
+
+
+def test_a_forked_child_pools_after_its_parent() -> None:
+    """What the parent recorded and cached serves the child: results and gradients, bit for bit."""
+    expected = [bits_of(call(image)) for call in families.EVERYTHING.values() for image in IMAGES]
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_in_child, args=(sender, IMAGES))
+    child.start()
+    try:
+        assert receiver.poll(120), "the child hangs"
+        assert receiver.recv() == expected
+        child.join(30)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+
+
+class Pooled(Dataset):
+    """Images that are pooled where they are loaded."""
+
+    def __init__(self) -> None:
+        self.pool = nn.MaxPool2d(3, 2, padding="same", return_indices=True)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.pool(samples.normal(3, 20, 21, seed=number))
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_data_loaders(start: str) -> None:
+    """Layers in a dataset go to its workers, forked or pickled."""
+    dataset = Pooled()
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=start)
+    for number, (values, indices) in enumerate(loader):
+        for part in range(2):
+            expected = dataset[2 * number + part]
+            assert torch.equal(values[part], expected[0])
+            assert torch.equal(indices[part], expected[1])
