@@ -10,10 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import hypothesis
 import oracle
 import pytest
-from hypothesis import strategies
 
 
 @dataclass(frozen=True)
@@ -325,18 +323,3 @@ SMALL = [
 
 def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
-
-
-@strategies.composite
-def requests(draw: strategies.DrawFn) -> tuple[oracle.Pooling, tuple[int, ...]]:
-    """A request that leaves at least one window, and spatial sizes for it."""
-    rank = draw(strategies.integers(1, 3))
-    largest = {1: 20, 2: 8, 3: 4}[rank]
-
-    def entries(low: int, high: int) -> tuple[int, ...]:
-        return tuple(draw(strategies.integers(low, high)) for _ in range(rank))
-
-    sizes, window, ceil_mode = entries(1, largest), entries(1, largest // 2 + 2), draw(strategies.booleans())
-    pooling = oracle.Pooling(window, entries(1, 4), entries(0, 4), entries(0, 4), entries(1, 3), ceil_mode)
-    hypothesis.assume(all(oracle.output_sizes(pooling, sizes)))
-    return pooling, sizes

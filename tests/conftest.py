@@ -12,27 +12,32 @@ from collections.abc import Iterator
 COMPILER_CACHE = tempfile.mkdtemp(prefix="torch_dmlpool_tests_")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILER_CACHE
 
-import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("checks", "samples")
 
 import torch  # noqa: E402
 
-hypothesis.settings.register_profile(
-    "everyday",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
-)
-hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("everyday"), max_examples=1500)
-# Not the same examples every time: what it finds, it prints with the way to see it again.
-hypothesis.settings.register_profile(
-    "fuzz", hypothesis.settings.get_profile("everyday"), max_examples=20_000, derandomize=False, print_blob=True
-)
-hypothesis.settings.load_profile("everyday")
+try:
+    import hypothesis
+except ImportError:
+    # A bare GPU machine: what needs it is skipped there.
+    hypothesis = None
+
+if hypothesis is not None:
+    hypothesis.settings.register_profile(
+        "everyday",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=60,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+    )
+    everyday = hypothesis.settings.get_profile("everyday")
+    hypothesis.settings.register_profile("thorough", everyday, max_examples=1500)
+    # Not the same examples every time: what it finds, it prints with the way to see it again.
+    hypothesis.settings.register_profile("fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True)
+    hypothesis.settings.load_profile("everyday")
 
 
 PYTORCH_WARNS_ITSELF = [

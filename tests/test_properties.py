@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import cases
-import hypothesis
+import checks
 import oracle
 import pytest
 import samples
 import torch
-from hypothesis import strategies
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.backends import torch_backend
 from torch_dmlpool.window import Window
 
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
+
+DIVISORS = [(False, None), (True, None), (False, 5), (True, -3)]
 LEADING = [(1, 1), (2, 1), (1, 3), (2, 4), (3, 2)]
 DTYPES = [
     torch.float32,
@@ -32,9 +34,24 @@ DTYPES = [
 
 
 @strategies.composite
+def requests(draw: strategies.DrawFn) -> tuple[oracle.Pooling, tuple[int, ...]]:
+    """A request that leaves at least one window, and spatial sizes for it."""
+    rank = draw(strategies.integers(1, 3))
+    largest = {1: 20, 2: 8, 3: 4}[rank]
+
+    def entries(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(strategies.integers(low, high)) for _ in range(rank))
+
+    sizes, window, ceil_mode = entries(1, largest), entries(1, largest // 2 + 2), draw(strategies.booleans())
+    pooling = oracle.Pooling(window, entries(1, 4), entries(0, 4), entries(0, 4), entries(1, 3), ceil_mode)
+    hypothesis.assume(all(oracle.output_sizes(pooling, sizes)))
+    return pooling, sizes
+
+
+@strategies.composite
 def problems(draw: strategies.DrawFn) -> tuple[dict[str, object], oracle.Pooling, tuple[int, ...]]:
     """Window arguments as keywords, the oracle's request, and the input's full size."""
-    pooling, sizes = draw(cases.requests())
+    pooling, sizes = draw(requests())
     return dict(vars(pooling)), pooling, (*draw(strategies.sampled_from(LEADING)), *sizes)
 
 
@@ -243,3 +260,30 @@ def test_compiled_equals_eager(
     assert torch.equal(expected, found)
     gradient = samples.ties(*expected.shape, seed=seed + 1).to(device)
     assert torch.equal(*(torch.autograd.grad(output, leaf, gradient)[0] for output in (expected, found)))
+
+
+@hypothesis.given(data=strategies.data())
+def test_averages_of_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
+    """A1-A6 and E6 for whatever geometry, divisor, data type and layout."""
+    pooling, sizes = data.draw(requests())
+    divisor = data.draw(strategies.sampled_from(DIVISORS))
+    dtype = data.draw(strategies.sampled_from(samples.FLOATS))
+    layout = samples.LAYOUTS[data.draw(strategies.sampled_from(list(samples.LAYOUTS)))]
+    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
+    checks.check_average(layout(samples.normal(*leading, *sizes, dtype=dtype).to(device)), pooling, *divisor)
+    output_sizes = oracle.output_sizes(pooling, sizes)
+    gradient = layout(samples.normal(*leading, *output_sizes, dtype=dtype).to(device))
+    checks.check_average_gradient(gradient, sizes, pooling, *divisor)
+
+
+@hypothesis.given(data=strategies.data())
+def test_maxima_of_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
+    """M1-M6 and G4 for whatever geometry, data type and layout."""
+    pooling, sizes = data.draw(requests())
+    dtype = data.draw(strategies.sampled_from(samples.FLOATS + samples.INTEGERS))
+    layout = data.draw(strategies.sampled_from(list(samples.LAYOUTS)))
+    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
+    input = samples.LAYOUTS[layout](samples.ties(*leading, *sizes, dtype=dtype).to(device))
+    checks.check_maximum(input, pooling)
+    if dtype.is_floating_point:
+        checks.check_maximum_gradient(input, checks.whole_gradient(input, pooling), pooling)

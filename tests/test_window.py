@@ -6,16 +6,17 @@ import pickle
 from types import SimpleNamespace
 
 import cases
-import hypothesis
 import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import strategies
 
 from torch_dmlpool.window import AXIS_NAMES, LARGEST_ARGUMENT, Axis, Window
 
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
+
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
 
 axes = strategies.builds(
     oracle.Pooling,

@@ -6,13 +6,11 @@ import math
 
 import cases
 import checks
-import hypothesis
 import numpy as np
 import oracle
 import pytest
 import samples
 import torch
-from hypothesis import strategies
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
@@ -177,17 +175,3 @@ def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch
         checks.check_average_gradient(
             layout(torch.zeros(*sizes, *case.output_sizes, device=device)), case.sizes, case.pooling
         )
-
-
-@hypothesis.given(data=strategies.data())
-def test_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
-    """A1-A6 and E6 for whatever geometry, divisor, data type and layout."""
-    pooling, sizes = data.draw(cases.requests())
-    divisor = data.draw(strategies.sampled_from(DIVISORS))
-    dtype = data.draw(strategies.sampled_from(samples.FLOATS))
-    layout = samples.LAYOUTS[data.draw(strategies.sampled_from(list(samples.LAYOUTS)))]
-    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
-    checks.check_average(layout(samples.normal(*leading, *sizes, dtype=dtype).to(device)), pooling, *divisor)
-    output_sizes = oracle.output_sizes(pooling, sizes)
-    gradient = layout(samples.normal(*leading, *output_sizes, dtype=dtype).to(device))
-    checks.check_average_gradient(gradient, sizes, pooling, *divisor)

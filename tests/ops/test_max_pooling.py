@@ -7,13 +7,11 @@ import math
 
 import cases
 import checks
-import hypothesis
 import numpy as np
 import oracle
 import pytest
 import samples
 import torch
-from hypothesis import strategies
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
@@ -207,16 +205,3 @@ def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype, devi
         found = dmlpool.max_pooling_grad(layout(input), layout(gradient), 3)
         assert found[0, 0, 2, 2] == 2
         assert torch.count_nonzero(found) == 1
-
-
-@hypothesis.given(data=strategies.data())
-def test_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
-    """M1-M6 and G4 for whatever geometry, data type and layout."""
-    pooling, sizes = data.draw(cases.requests())
-    dtype = data.draw(strategies.sampled_from(samples.FLOATS + samples.INTEGERS))
-    layout = data.draw(strategies.sampled_from(list(samples.LAYOUTS)))
-    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
-    input = samples.LAYOUTS[layout](samples.ties(*leading, *sizes, dtype=dtype).to(device))
-    checks.check_maximum(input, pooling)
-    if dtype.is_floating_point:
-        checks.check_maximum_gradient(input, checks.whole_gradient(input, pooling), pooling)
