@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
+INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 
-.PHONY: help demo test test-all fuzz lint bench gpu wheel clean
+.PHONY: help demo test test-all fuzz lint bench gpu docs examples wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -45,12 +46,19 @@ bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on
 gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes
 	$(PYTHON) -m benchmarks.gpu
 
+docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation into site/; a broken link is an error
+	$(BIN)/python docs/pictures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+examples: $(INSTALLED)  ## every example in full, a few minutes
+	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+
 wheel: $(INSTALLED)  ## build the wheel into dist/
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what was built; the environment stays
-	rm -rf build dist demo.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site demo.png segmentation.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The stamp makes the second run instant; it is older than a changed pyproject.toml, which installs again.
@@ -65,4 +73,8 @@ $(INSTALLED): pyproject.toml setup.cfg
 
 $(INSTALLED_FOR_BENCHMARKS): $(INSTALLED)
 	$(BIN)/python -m pip install -e ".[benchmark]"
+	touch $@
+
+$(INSTALLED_FOR_DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install -e ".[docs]"
 	touch $@

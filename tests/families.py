@@ -1,4 +1,4 @@
-"""Every operator on an image, forward and backward: for what must hold of all of them (threads, memory, determinism)."""
+"""Every operator on an image, forward and backward: for what must hold of all of them."""
 
 from __future__ import annotations
 

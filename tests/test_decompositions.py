@@ -78,7 +78,7 @@ class Network(torch.nn.Module):
         whole = dmlpool.max_pooling(input, input.shape[2:]), dmlpool.average_pooling(input, (1, input.shape[3]))
         same = (
             dmlpool.nn.functional.avg_pool2d(input, 3, 2, "same"),
-            dmlpool.nn.functional.max_pool2d(input, 2, 3, "same"),
+            dmlpool.nn.functional.max_pool2d(input, 2, 2, "same"),
         )
         return values, indices, *whole, *same, dmlpool.lp_pooling(input, 2, 2, 1), dmlpool.max_pooling(input, 3)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import cases
+import checks
 import oracle
 import pytest
 import quantities
@@ -166,6 +170,7 @@ def test_standard_nodes() -> None:
         "GlobalAveragePool": lambda x: dmlpool.nn.functional.adaptive_avg_pool2d(x, 1),
         "GlobalMaxPool": lambda x: dmlpool.max_pooling(x, x.shape[2:]),
         "GlobalLpPool": lambda x: dmlpool.lp_pooling(x, x.shape[2:]),
+        "ArgMax": lambda x: dmlpool.max_pooling(x, x.shape[2:], return_indices=True)[1],
         "ReduceMean": lambda x: dmlpool.average_pooling(x, (1, x.shape[3])),
     }
     exported = export(Model(list(functions.values())), [images] * len(functions), dynamic=True)
@@ -274,9 +279,13 @@ def test_exact(dynamic: bool) -> None:
     ]
     functions += [quantized(options) for _, options in QUANTIZED.values()]
     functions += [quantized({"window_size": (7, 5)})] if not dynamic else []
+    functions += [
+        lambda x: dmlpool.max_pooling(x, x.shape[2:], return_indices=True),
+        lambda x: dmlpool.max_pooling(x, x.shape[2:]),
+    ]
     inputs = [special(2, 3, *case.sizes) for case in windows]
-    integers = [quantities.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed) for seed in range(len(functions) - 2)]
-    inputs += integers
+    integers = [quantities.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed) for seed in range(len(functions) - 4)]
+    inputs += [*integers, special(2, 3, 7, 5), special(2, 3, 7, 5)]
     if not dynamic:
         functions += [lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
         inputs += [special(2, 3, 7, 5)]
@@ -319,3 +328,149 @@ def test_a_network_of_layers() -> None:
         for image in [input] if gradients else [input, samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]:
             for result, expected in zip(exported.run(image), network(image), strict=True):
                 torch.testing.assert_close(result, expected.detach())
+
+
+def test_taps() -> None:
+    """M6: graphs of training keep taps, which stand for indices until they are asked for."""
+    window = checks.spelled_out(cases.case("plain", "uneven padding").pooling)
+    operators = torch.ops.dmlpool
+
+    def function(input: Tensor) -> tuple[Tensor, ...]:
+        values, taps = operators.max_pooling_with_taps(input, *window)
+        decode = operators.max_pooling_indices
+        return values, *(
+            decode(taps, input.shape[2:], *window, dtype, per_plane)
+            for dtype, per_plane in ((torch.int64, False), (torch.uint32, True))
+        )
+
+    input = samples.ties(2, 3, 6, 6)
+    for result, expected in zip(export(Model([function]), [input]).run(input), function(input), strict=True):
+        samples.assert_same(result, expected)
+
+
+def test_quotients_of_sizes_round_down() -> None:
+    """The exporter's own translation of // rounds towards zero."""
+
+    def function(input: Tensor) -> Tensor:
+        return input.new_zeros(8 + (2 - input.shape[2]) // 3)
+
+    run = export(Model([function]), [torch.ones(2, 3, 9)], dynamic=True).run
+    for size in (3, 4, 5, 9):
+        assert run(torch.ones(2, 3, size))[0].shape == (8 + (2 - size) // 3,)
+
+
+class Recorder:
+    """Where a translation writes its nodes; a refusal writes none."""
+
+    def __init__(self, version: int) -> None:
+        import onnxscript
+
+        self.opset, self.nodes = onnxscript.values.Opset("", version), []
+
+
+SYMBOL = "u0"
+PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
+REFUSALS: dict[str, tuple[str, type[Exception], str, tuple[Any, ...], dict[str, Any]]] = {
+    "a dynamic stride": (
+        "max_pooling",
+        ValueError,
+        "strides depends on dynamic sizes in spatial dimension W",
+        ([3, 3], [1, SYMBOL], *PLANE[2:]),
+        {},
+    ),
+    "a dynamic window": (
+        "average_pooling",
+        ValueError,
+        "window_size depends on dynamic sizes in spatial dimension H",
+        ([SYMBOL, 3], *PLANE[1:], False, None),
+        {},
+    ),
+    "a dynamic divisor": (
+        "average_pooling",
+        ValueError,
+        "divisor_override depends on dynamic sizes",
+        (*PLANE, False, SYMBOL),
+        {},
+    ),
+    "64-bit integers": (
+        "max_pooling",
+        TypeError,
+        "maxima of int64 cannot be written for ONNX",
+        PLANE,
+        {"dtype": "INT64"},
+    ),
+    "an old opset": (
+        "average_pooling",
+        ValueError,
+        "dilations of averages need opset 19, got opset_version=18",
+        (*PLANE[:4], [2, 1], False, False, None),
+        {"version": 18},
+    ),
+    "bins of dynamic sizes": (
+        "adaptive_max_pooling",
+        ValueError,
+        "has windows that depend on dynamic sizes",
+        ([3, 3],),
+        {"sizes": [2, 3, SYMBOL, 8]},
+    ),
+    "taps from nowhere": (
+        "max_pooling_indices",
+        ValueError,
+        "only where they come straight from max_pooling_with_taps",
+        ([8, 8], *PLANE, 7, False),
+        {},
+    ),
+    "a maximum of rows of dynamic size": (
+        "max_pooling",
+        ValueError,
+        "window_size depends on dynamic sizes in spatial dimension H",
+        ([SYMBOL, 3], *PLANE[1:]),
+        {"sizes": [2, 3, SYMBOL, 8]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name: str) -> None:
+    """In words, when the model is exported: ONNX cannot say it, or would say something else."""
+    from onnxscript import evaluator, ir
+
+    operator, error, text, arguments, options = REFUSALS[name]
+    shape = ir.Shape(options.get("sizes", [2, 3, 8, 8]))
+    input = ir.Value(name="input", shape=shape, type=ir.TensorType(ir.DataType[options.get("dtype", "FLOAT")]))
+    symbol = ir.Value(name="size", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+    producer = ir.Node("", "Identity", [symbol])
+    producer.meta["node"] = SimpleNamespace(meta={"val": symbolic_size()})
+
+    def with_values(entry: Any) -> Any:
+        if isinstance(entry, list):
+            return [with_values(inner) for inner in entry]
+        return producer.outputs[0] if entry == SYMBOL else entry
+
+    translate = translations()[getattr(torch.ops.dmlpool, operator).default]
+    recorder: Any = Recorder(options.get("version", 20))
+    with evaluator.default_as(recorder), pytest.raises(error, match=text):
+        translate(input, *map(with_values, arguments))
+    assert recorder.nodes == []
+
+
+def symbolic_size() -> torch.SymInt:
+    """A SymInt that prints as SYMBOL does."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    size = ShapeEnv().create_unbacked_symint()
+    assert str(size.node) == SYMBOL
+    return size
+
+
+def test_onnxscript_is_imported_when_it_is_needed() -> None:
+    """And its absence has words."""
+    source = (
+        "import sys, torch, torch_dmlpool, torch_dmlpool.onnx\n"
+        "assert not any(name.split('.')[0] in ('onnx', 'onnxscript', 'onnxruntime') for name in sys.modules)\n"
+        "sys.modules['onnxscript'] = None\n"
+        "torch_dmlpool.onnx.translations()\n"
+    )
+    completed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240, check=False)
+    assert completed.stderr.strip().endswith("which is not installed: pip install torch-dmlpool[onnx]")
+    assert "ImportError" in completed.stderr

@@ -24,7 +24,7 @@ from torch_dmlpool import backends
 GREEN, RED, PLAIN = "\033[32m", "\033[31m", "\033[0m"
 SECONDS = 10.0
 """For all timings of a device together."""
-SHAPE = (8, 64, 56, 56)
+SHAPE = (4, 64, 56, 56)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

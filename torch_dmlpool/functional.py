@@ -440,6 +440,8 @@ def lp_pooling(
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of each window, as
         DirectML and ONNX define it; a window that reads no element gives 0. float16 and bfloat16 are powered and
         summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range gives infinity.
+        With another ``p`` than 1, 2 and infinity the last bit of a result may depend on where in memory it lies, and so
+        on the rest of the batch: that of PyTorch's ``pow`` does.
 
     Raises:
         TypeError: An argument of the wrong type, or a data type that is not supported.

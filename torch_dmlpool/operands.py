@@ -29,6 +29,7 @@ AVERAGE_TYPES = FLOAT_TYPES
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+LARGEST_FLOAT = sys.float_info.max
 
 
 def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
@@ -139,8 +140,9 @@ def check_norm(name: str, p: float) -> None:
         raise TypeError(f"{name} must be a number, got {p!r} of type {type(p).__name__}")
     if not p >= 1:
         raise ValueError(f"{name} must be at least 1, got {p}")
-    if math.inf > p > sys.float_info.max:
-        raise ValueError(f"{name} must be at most {sys.float_info.max}, or infinite, got {p}")
+    # A compiler's trace, where the comparison would tie the graph to one p, knows no such ints.
+    if not torch.compiler.is_compiling() and LARGEST_FLOAT < p < math.inf:
+        raise ValueError(f"{name} must be at most {LARGEST_FLOAT}, or infinite, got {p}")
 
 
 def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False) -> None:

@@ -45,9 +45,8 @@ class Axis:
         if not self.ceil_mode:
             return whole
         # At most one window more, and only if it starts before the end of the input; branch-free for symbolic sizes.
-        # (No quotient of a negative number either: ONNX rounds that towards zero, and exporters do not mind.)
-        ceiling = (room + self.stride - 1) // self.stride + 1
-        starting_inside = (size + self.start_padding + self.stride - 1) // self.stride
+        ceiling = -(-room // self.stride) + 1
+        starting_inside = -(-(size + self.start_padding) // self.stride)
         return _larger(whole, _smaller(ceiling, starting_inside))
 
     def first_position(self, output: int) -> int:
@@ -286,7 +285,10 @@ def _is_pairs(padding: Any) -> bool:
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
     """Padding, both sides together, that makes ``ceil(size / stride)`` windows."""
-    return _larger(0, (size - 1) // stride * stride + (window - 1) * dilation + 1 - size)
+    extent = (window - 1) * dilation + 1
+    total = (-(-size // stride) - 1) * stride + extent - size
+    # Where windows leave no gaps it is never negative, and symbolic sizes need not be told so.
+    return total if type(stride) is type(extent) is int and extent >= stride else _larger(0, total)
 
 
 def _larger(first: int, second: int) -> int:

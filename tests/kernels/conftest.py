@@ -10,6 +10,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEED_THE_INTERPRETER = (
     "test_adaptive_pooling.py",
     "test_average_pooling.py",
+    "test_large_tensors.py",
     "test_max_pooling.py",
     "test_max_pooling_stream.py",
     "test_quantized_average_pooling.py",

@@ -8,6 +8,7 @@ window has no words in ONNX it becomes a constant, or is computed in the graph i
 from __future__ import annotations
 
 import importlib.util
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,9 @@ from torch_dmlpool.onnx.lowering import Emitter
 __all__ = ["translations"]
 
 
-def translations(*, exact: bool = False, contrib_operators: bool = True) -> dict[torch._ops.OpOverload, Callable]:
+def translations(
+    *, exact: bool = False, contrib_operators: bool = True
+) -> dict[Callable[..., Any], Callable[..., Any]]:
     """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this package's operators.
 
     Args:
@@ -34,7 +37,8 @@ def translations(*, exact: bool = False, contrib_operators: bool = True) -> dict
     Returns:
         A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive averages and
         maxima, and quantized averages. Averages, norms and their divisors are computed in float32 for float16 and
-        bfloat16, maxima of other integers than int8 and uint8 in a float type that holds them.
+        bfloat16, maxima of other integers than int8 and uint8 in a float type that holds them. And a translation of
+        Python's ``//``, which sizes are computed with: the exporter's own rounds negative quotients towards zero.
 
     Raises:
         ImportError: onnxscript is not installed (``pip install torch-dmlpool[onnx]``).
@@ -55,7 +59,7 @@ def translations(*, exact: bool = False, contrib_operators: bool = True) -> dict
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise ImportError("translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
-    return {
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
         getattr(torch.ops.dmlpool, function.__name__).default: _translation(function, exact, contrib_operators)
         for function in (
             averages.average_pooling,
@@ -69,6 +73,14 @@ def translations(*, exact: bool = False, contrib_operators: bool = True) -> dict
             quantized.quantized_linear_average_pooling,
         )
     }
+    return {**table, operator.floordiv: _translation(_floor_division, exact, contrib_operators)}
+
+
+def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
+    op, divisor = emit.op, emit.scalar(divisor)
+    dividend = emit.scalar(dividend)
+    # The remainder has the divisor's sign, as in Python; without it nothing is left to round.
+    return op.Div(op.Sub(dividend, op.Mod(dividend, divisor)), divisor)
 
 
 def _translation(function: Callable[..., Any], exact: bool, contrib_operators: bool) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
-from torch_dmlpool.onnx.maxima import float_types, pooled_type
+from torch_dmlpool.onnx.maxima import float_types, greatest, reduced_type
 
 
 def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
@@ -32,18 +32,10 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
 def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
     """Maxima, and the positions of the first of them in their planes."""
     op, types = emit.op, emit.ir.DataType
-    dtype = pooled_type(emit, input.dtype, True)
+    dtype = reduced_type(emit, input.dtype)
     positions, _ = _bins(input, output_sizes)
-    elements, last = _elements(emit, emit.cast(input, input.dtype, dtype), positions), emit.integers([-1])
-    if emit.exact and input.dtype in float_types(emit):
-        nan = op.IsNaN(elements)
-        elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
-        is_nan = op.Cast(nan, to=types.FLOAT)
-        has_nan = op.Greater(op.ReduceMax(is_nan, last, keepdims=0), emit.constant(0.0, types.FLOAT))
-        values = op.Where(has_nan, emit.constant(math.nan, dtype), op.ReduceMax(elements, last, keepdims=0))
-        first = op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0))
-    else:
-        values, first = op.ReduceMax(elements, last, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
+    elements = _elements(emit, emit.cast(input, input.dtype, dtype), positions)
+    values, first = greatest(emit, elements, dtype, input.dtype in float_types(emit))
     outputs, most = positions.shape
     rows = emit.integers((torch.arange(outputs) * most).numpy())
     chosen = op.Gather(emit.integers(positions.flatten().numpy()), op.Add(first, rows))

@@ -14,20 +14,51 @@ _TAPS = ("torch_dmlpool", "Taps")
 
 
 def max_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    reduced = reducible(input, arguments)
-    if any(reduced) and None in spatial_sizes(input):
-        return _whole_maxima(emit, input, reduced)
+    if _is_whole(input, arguments):
+        if input.dtype in float_types(emit) and not emit.exact:
+            wide, dtype = emit.widened(input)
+            return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
+        return _whole_maxima(emit, input)[0]
     return _maxima(emit, input, Pool(emit, input, arguments), False)[0]
 
 
-def _whole_maxima(emit: Emitter, input: Any, reduced: Sequence[bool]) -> Any:
-    if not all(reduced) or emit.exact or input.dtype not in float_types(emit):
-        raise ValueError(
-            "a maximum over a dynamic dimension is written for ONNX where the window covers all spatial dimensions, "
-            "the type is a float type and exact=False: export with spatial sizes that are not dynamic"
-        )
-    wide, dtype = emit.widened(input)
-    return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
+def _is_whole(input: Any, arguments: Sequence[Any]) -> bool:
+    """Whether the window is the whole plane, and longer than can be known before the model runs."""
+    return None in spatial_sizes(input) and all(reducible(input, arguments))
+
+
+def _whole_maxima(emit: Emitter, input: Any) -> tuple[Any, Any]:
+    """Values, and indices into the whole tensor."""
+    op, integers = emit.op, emit.integers
+    dtype = reduced_type(emit, input.dtype)
+    planes = op.Reshape(emit.cast(input, input.dtype, dtype), integers([0, 0, -1]))
+    values, positions = greatest(emit, planes, dtype, input.dtype in float_types(emit))
+    shape = op.Shape(values)
+    # The number of each plane, times its size.
+    numbers = op.Range(integers(0), op.Size(values), integers(1))
+    plane = op.Squeeze(op.Shape(planes, start=2))
+    indices = op.Add(positions, op.Reshape(op.Mul(numbers, plane), shape, allowzero=1))
+    ones = integers([axis + 2 for axis in range(len(input.shape) - 2)])
+    return emit.cast(op.Unsqueeze(values, ones), dtype, input.dtype), op.Unsqueeze(indices, ones)
+
+
+def greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple[Any, Any]:
+    """The greatest along the last axis, and where the first of them is."""
+    op, last = emit.op, emit.integers([-1])
+    if not (emit.exact and is_float):
+        return op.ReduceMax(elements, last, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
+    nan = op.IsNaN(elements)
+    elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
+    is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
+    has_nan = op.Greater(op.ReduceMax(is_nan, last, keepdims=0), emit.constant(0.0, emit.ir.DataType.FLOAT))
+    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.ReduceMax(elements, last, keepdims=0))
+    return values, op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0))
+
+
+def reduced_type(emit: Emitter, dtype: Any) -> Any:
+    """The type in which ReduceMax and ArgMax take maxima of ``dtype``."""
+    types = emit.ir.DataType
+    return types.FLOAT if dtype == types.FLOAT16 else pooled_type(emit, dtype, True)
 
 
 def float_types(emit: Emitter) -> tuple[Any, ...]:
@@ -123,7 +154,7 @@ def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
     return rest
 
 
-def numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plane: bool) -> Any:
+def _numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plane: bool) -> Any:
     """Indices into the whole tensor in the form that is asked for."""
     op, types = emit.op, emit.ir.DataType
     if per_plane:
@@ -135,8 +166,11 @@ def numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plan
 
 def max_pooling_with_indices(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
     *window_arguments, index_dtype, per_plane = arguments
-    values, indices = _maxima(emit, input, Pool(emit, input, window_arguments), True)
-    return values, numbered(emit, indices, input, index_dtype, per_plane)
+    if _is_whole(input, window_arguments):
+        values, indices = _whole_maxima(emit, input)
+    else:
+        values, indices = _maxima(emit, input, Pool(emit, input, window_arguments), True)
+    return values, _numbered(emit, indices, input, index_dtype, per_plane)
 
 
 def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -150,4 +184,4 @@ def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], 
     if origin is None or (origin.domain, origin.op_type) != _TAPS:
         raise ValueError("taps can be written for ONNX only where they come straight from max_pooling_with_taps")
     indices, input = origin.inputs
-    return numbered(emit, indices, input, index_dtype, per_plane)
+    return _numbered(emit, indices, input, index_dtype, per_plane)

@@ -1,0 +1,602 @@
+"""The kernels' inline assembly, emulated instruction by instruction, against its plain twins and against what is meant.
+
+Both paths of a device function are run from its own source, on numpy arrays: the twin as it stands, the assembly by the
+emulator in ``ptx.py``. Under the interpreter whole kernels run so too, launched as a GPU would launch them.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import pathlib
+import types
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import ptx
+import pytest
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+from torch_dmlpool.kernels import (  # noqa: E402
+    max_pooling,
+    max_pooling_grad,
+    max_pooling_grad_launch,
+    max_pooling_grad_words,
+    max_pooling_keys,
+)
+
+ASSEMBLED = {
+    max_pooling: {"first_greatest"},
+    max_pooling_grad: {"add_winner", "add_picked", "add_in_row"},
+    max_pooling_keys: {"ordered", "restored", "low_halves", "even_bytes", "two_bytes", "greatest"},
+    max_pooling_grad_words: {"bytes_apart", "winning_rows", "add_up_the_rows", "spread", "spread_two"},
+}
+"""Functions with inline assembly; each is tested below."""
+KIND_OF = {tl.float32: "f", tl.int32: "r", tl.int16: "h"}
+ARRAY_TYPE = {"f": np.float32, "r": np.int32, "h": np.int16}
+BOUNDARY_TAPS = [0, 1, 127, 128, 223, 224, 225, 254, 255]
+SPOILT = max_pooling_grad_words.SPOILT.value
+WORD_SIZES = range(max_pooling_grad_launch.WORD_WINDOWS[0], max_pooling_grad_launch.WORD_WINDOWS[1] + 1)
+SOME_SIZES = [4, 7, 9, 15]
+EVERY = pytest.param(WORD_SIZES, id="every size", marks=pytest.mark.slow)
+
+
+class Lanes(np.ndarray):
+    """An array with the one method of Triton's tensors that a twin calls."""
+
+    def to(self, dtype: object) -> Lanes:
+        return self.astype(ARRAY_TYPE[KIND_OF[dtype]])
+
+
+def lanes(values: object, dtype: type = np.int32) -> Lanes:
+    """As an array; of numbers past the type's range the bits that fit."""
+    values = np.asarray(values)
+    return (values if values.dtype.kind == "f" else values.astype(np.int64)).astype(dtype).view(Lanes)
+
+
+def where(condition: np.ndarray, a: object, b: object) -> Lanes:
+    kept = next(one for one in (a, b) if isinstance(one, np.ndarray))
+    return np.where(condition, a, b).astype(kept.dtype).view(Lanes)
+
+
+def emulated(
+    asm: object, constraints: object, args: object, dtype: object, is_pure: bool, pack: int
+) -> Lanes | tuple[Lanes, ...]:
+    """``tl.inline_asm_elementwise`` on arrays; whatever registers a compiler may let share must make no difference."""
+    asm, constraints = str(getattr(asm, "value", asm)), str(getattr(constraints, "value", constraints))
+    dtypes = tuple(dtype) if isinstance(dtype, (tuple, list, tl.tuple)) else (dtype,)
+    outputs, inputs = ptx.outputs_and_inputs(constraints)
+    assert [KIND_OF[one] for one in dtypes] == [one.strip("=&") for one in outputs]
+    named = ptx.operands_of(asm)
+    assert named <= set(range(len(outputs) + len(inputs)))
+    # A word of windows may reach none of a lane's inputs by one of its halves, and leave that half's sum unread.
+    assert len(outputs) > 2 or len(named) == len(outputs) + len(inputs)
+    assert is_pure
+    assert pack == 1
+    arrays = np.broadcast_arrays(*(np.asarray(one) for one in args))
+    for array, kind in zip(arrays, inputs, strict=True):
+        assert array.dtype == ARRAY_TYPE[kind]
+    flat = [array.ravel() for array in arrays]
+    results = ptx.run(asm, constraints, flat)
+    if (asm, constraints) not in CHECKED:
+        assert sharing_matters(asm, constraints, flat) is None
+        CHECKED.add((asm, constraints))
+    shaped = tuple(
+        bits.view(ARRAY_TYPE[KIND_OF[one]]).reshape(arrays[0].shape).view(Lanes)
+        for bits, one in zip(results, dtypes, strict=True)
+    )
+    return shaped if isinstance(dtype, (tuple, list, tl.tuple)) else shaped[0]
+
+
+CHECKED: set[tuple[str, str]] = set()
+
+
+def sharing_matters(asm: str, constraints: str, inputs: list[np.ndarray]) -> tuple[int, int] | None:
+    """The first output and input, if any, that may share a register by the constraints but not by the result."""
+    outputs, kinds = ptx.outputs_and_inputs(constraints)
+    expected = ptx.run(asm, constraints, inputs)
+    for output, kind in enumerate(outputs):
+        for input, other in enumerate(kinds, len(outputs)):
+            if kind == f"={other}":
+                results = ptx.run(asm, constraints, inputs, {output: input})
+                if not all((a == b).all() for a, b in zip(results, expected, strict=True)):
+                    return output, input
+    return None
+
+
+PLAIN = types.SimpleNamespace(
+    where=where, minimum=np.minimum, maximum=np.maximum, static_range=range,
+    float32=tl.float32, int32=tl.int32, int16=tl.int16, inline_asm_elementwise=emulated,
+)  # fmt: skip
+
+
+def plainly(function: object) -> Callable[..., object]:
+    """A device function as Python on arrays, with all that it calls."""
+    raw = function.fn
+    namespace = dict(raw.__globals__) | {"tl": PLAIN}
+    for name in raw.__code__.co_names:
+        value = namespace.get(name)
+        if isinstance(value, tl.constexpr):
+            namespace[name] = value.value
+        elif hasattr(value, "fn"):  # of triton's, compiled or interpreted
+            computed = isinstance(value, type(max_pooling_grad.first_window))
+            namespace[name] = value.fn if computed else plainly(value)
+    return types.FunctionType(raw.__code__, namespace, raw.__name__, raw.__defaults__)
+
+
+def paths(module: types.ModuleType, name: str) -> tuple[Callable[..., object], Callable[..., object]]:
+    """``(assembly, twin)`` of a device function; all but ASM as in its own signature."""
+    assert name in ASSEMBLED[module]
+    function = plainly(getattr(module, name))
+    return functools.partial(function, ASM=True), functools.partial(function, ASM=False)
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(20)
+
+
+def words(random: np.random.Generator, count: int = 4096) -> Lanes:
+    """Words at random, and all that four boundary bytes make."""
+    ends = np.array(np.meshgrid(*[[0, 127, 128, 224, 225, 255]] * 4), np.uint8).reshape(4, -1)
+    return np.concatenate([random.integers(0, 2**32, count, np.uint32), ends.T.copy().view(np.uint32).ravel()]).view(
+        np.int32
+    ).view(Lanes)  # fmt: skip
+
+
+SPECIAL = np.array([-np.inf, -3.4e38, -1.5, -1e-40, 0.0, 1e-45, 1e-40, 1.5, 3.4e38, np.inf, np.nan], np.float32)
+
+
+def terms(random: np.random.Generator, count: int) -> Lanes:
+    """Gradients: numbers with many bits, both zeros and what is not finite."""
+    values = random.normal(size=count).astype(np.float32)
+    values[::7] = random.choice([*SPECIAL, np.float32(-0.0)], values[::7].shape)
+    return values.view(Lanes)
+
+
+def test_none_is_missing() -> None:
+    """Every function of kernels/ with inline assembly stands in the table above."""
+    found = {}
+    for path in pathlib.Path(max_pooling.__file__).parent.glob("*.py"):
+        for function in ast.parse(path.read_text()).body:
+            calls = [one for one in ast.walk(function) if getattr(one, "attr", None) == "inline_asm_elementwise"]
+            if calls:
+                assert isinstance(function, ast.FunctionDef)
+                assert len(calls) == 1
+                found.setdefault(path.stem, set()).add(function.name)
+    assert found == {module.__name__.rpartition(".")[2]: names for module, names in ASSEMBLED.items()}
+
+
+def emulate(asm: str, constraints: str, *inputs: object) -> list[int]:
+    return [int(bits[0]) for bits in ptx.run(asm, constraints, [np.array([one]) for one in inputs])]
+
+
+def test_emulator() -> None:
+    """The instructions as NVIDIA describes them, and a refusal of everything else."""
+    word, other = np.uint32(0x83828180), np.uint32(0x07064544)
+    for selector, expected in ((0x3210, 0x83828180), (0x5410, 0x45448180), (0xBB99, 0xFFFFFFFF), (0xF0C4, 0x00800044)):
+        assert emulate(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", word, other) == [expected]
+    a, b, c = np.uint32([0xF0F0AA55, 0xCCCC1234, 0xAAAA5678])
+    for table, expected in (
+        (0x80, a & b & c), (0xFE, a | b | c), (0x40, a & b & ~c), (0xEA, a & b | c), (0x78, a ^ b & c)
+    ):  # fmt: skip
+        assert emulate(f"lop3.b32 $0, $1, $2, $3, {table:#x};", "=r,r,r,r", a, b, c) == [expected]
+    pairs = "{.reg .pred p, q; setp.eq.f16x2 p|q, $2, $3; selp.f32 $0, $4, 0f00000000, p; selp.f32 $1, $4, $4, q;}"
+    for x, y, equal in ((0x00010002, 0x00030002, 1), (0x00017C01, 0x00017C01, 0), (0x00000000, 0x00008000, 1)):
+        found = emulate(pairs, "=f,=f,r,r,f", np.uint32(x), np.uint32(y), np.float32(1.0))
+        assert found == [0x3F800000 * equal, 0x3F800000]
+    assert emulate("add.rn.f16x2 $0, $1, $2;", "=r,r,r", np.uint32(0x3C017BFF), np.uint32(0x10007BFF)) == [0x3C027C00]
+    fma = "fma.rn.bf16x2 $0, $1, $2, $3;"
+    assert emulate(fma, "=r,r,r,r", *np.uint32([0x3F813FC0, 0x3F813F80, 0x0000_3F80])) == [0x3F824020]
+    assert emulate("add.u16x2 $0, $1, $2;", "=r,r,r", np.uint32(0x0001FFFF), np.uint32(0xFFFF0002)) == [0x00000001]
+    assert emulate("max.NaN.f32 $0, $1, $2;", "=f,f,f", np.float32(-0.0), np.float32(0.0)) == [0]
+    assert emulate("max.NaN.f32 $0, $1, $2;", "=f,f,f", np.uint32(0xFFC00001), np.float32(1.0)) == [0x7FFFFFFF]
+    for refused in (
+        "mad.lo.s32 $0, $1, $1, $1;", "add.f32 $0, $1, $1;", "max.s32 $0, $1, $1", "max.s32 $0, $1, m;",
+        "max.s32 $1, $1, $1;", "max.s32 $0, $0, $1;", "max.s32 $0, $1;", "{mov.b32 $0, $1;", "cvt.u16.u32 $0, $1;",
+        "{.reg .pred p; @p mov.b32 $0, $1;}", "{.reg .pred p; setp.eq.s32 p, $1, $1; @p mov.b32 $0, $1;}",
+    ):  # fmt: skip
+        with pytest.raises(ptx.RefusedError):
+            emulate(refused, "=r,r", np.int32(1))
+    with pytest.raises(ptx.RefusedError):
+        emulate("max.s32 $0, $1, $1;", "=r,f", np.float32(1))
+    with pytest.raises(ptx.RefusedError):
+        emulate(fma, "=r,r,r,r", *np.uint32([0x3F81, 0x3F80, 0x0080]))
+
+
+def test_sharing_is_noticed(random: np.random.Generator) -> None:
+    """An output that is written early needs its ``&``; without it the check above fails."""
+    asm = max_pooling_grad.add_where_equal(3)
+    inputs = [terms(random, 50), lanes(random.integers(0, 6, 50)), terms(random, 50)]
+    assert sharing_matters(asm, "=f,f,r,f", inputs) == (0, 3)
+    assert sharing_matters(asm, "=&f,f,r,f", inputs) is None
+    with pytest.raises(ptx.RefusedError):
+        ptx.run(asm, "=&f,f,r,f", inputs, {0: 3})
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])
+def test_order_of_every_half(bfloat16: bool, random: np.random.Generator) -> None:
+    """M2, M3: all 65,536, in either half of a word: zeros tie, every NaN is the same and the greatest, padding lowest."""
+    assembly, twin = paths(max_pooling_keys, "ordered")
+    halves = np.arange(2**16)
+    others = random.permutation(2**16)
+    word = lanes(halves | others << 16)
+    result = assembly(word, bfloat16)
+    assert (result == twin(word, bfloat16)).all()
+    keys = (result & 0xFFFF).astype(np.uint16).view(np.int16)
+    assert ((result >> 16) == keys[others]).all()
+    bits = halves.astype(np.uint16)
+    values = (bits.astype(np.uint32) << 16).view(np.float32) if bfloat16 else bits.view(np.float16).astype(np.float32)
+    number = ~np.isnan(values)
+    _, rank = np.unique(values[number], return_inverse=True)
+    _, key_rank = np.unique(keys[number], return_inverse=True)
+    assert (rank == key_rank).all()
+    assert (keys[~number] == 0x7FFF).all()
+    assert keys[number].max() < 0x7FFF
+    assert keys.min() > np.int16(max_pooling_keys.PADDING.value >> 16)
+    # Back from keys, whatever count lies below: the same values, and -0 as 0.
+    apart, plain = paths(max_pooling_keys, "restored")
+    first, second = (lanes((keys[one].astype(np.int64) << 16) | random.integers(0, 2**15, 2**16)) for one in (halves, others))
+    back = apart(first, second)
+    assert (back == plain(first, second)).all()
+    wanted = np.where(number, np.where(values == 0, 0, bits), 0x7FFF)
+    assert (back & 0xFFFF == wanted).all()
+    assert ((back >> 16) & 0xFFFF == wanted[others]).all()
+
+
+def test_words_of_keys(random: np.random.Generator) -> None:
+    """M6: halves and bytes taken out of two words, and the greatest of three keys."""
+    first, second = words(random), random.permutation(words(random))
+    for name, of_first, of_second in (("low_halves", first, second), ("even_bytes", first & 0xFF00FF, second & 0xFF00FF)):
+        assembly, twin = paths(max_pooling_keys, name)
+        found = assembly(of_first, of_second)
+        assert (found == twin(of_first, of_second)).all()
+        parts = [one.view(np.uint16 if name == "low_halves" else np.uint8)[::2] for one in (of_first, of_second)]
+        parts = [one.reshape(first.size, -1) for one in parts]
+        assert (found.view(parts[0].dtype) == np.concatenate(parts, 1).ravel()).all()
+    assembly, twin = paths(max_pooling_keys, "two_bytes")
+    found = assembly(first & 0xFF00FF)
+    assert found.dtype == np.int16
+    assert (found == twin(first & 0xFF00FF)).all()
+    assert (found.view(np.uint8) == first.view(np.uint8)[::2]).all()
+    assembly, twin = paths(max_pooling_keys, "greatest")
+    third = random.permutation(first)
+    found = assembly(first, second, third)
+    assert (found == twin(first, second, third)).all()
+    assert (found == np.max([first, second, third], axis=0)).all()
+
+
+def test_first_greatest(random: np.random.Generator) -> None:
+    """M2, M3: the later pair wins only where it is strictly greater or the first NaN."""
+    assembly, _ = paths(max_pooling, "first_greatest")
+    values = np.concatenate([SPECIAL, random.normal(size=40).astype(np.float32)])
+    values[np.isnan(values)] = np.uint32(0x7FFFFFFF).view(np.float32)  # as an addition leaves it
+    earlier, later = (one.ravel() for one in np.meshgrid(values, values))
+    codes = random.choice([*BOUNDARY_TAPS, 2**23 - 1], (2, earlier.size)).astype(np.float32) + np.float32(2**23)
+    found, code = assembly(lanes(earlier, np.float32), lanes(codes[0], np.float32), lanes(later, np.float32), lanes(codes[1], np.float32))  # fmt: skip
+    wins = (later > earlier) | (np.isnan(later) & ~np.isnan(earlier))
+    assert (found.view(np.uint32) == np.where(wins, later, earlier).view(np.uint32)).all()
+    assert (code == np.where(wins, codes[1], codes[0])).all()
+
+
+def test_literals() -> None:
+    """The digits of a float32 that PTX is given are the number's, as far as taps go."""
+    for value in (*range(2**12), *(2**e + d for e in range(12, 24) for d in (-1, 0, 1))):
+        assert max_pooling_grad.float_bits(value) == f"{int(np.float32(value).view(np.uint32)):08x}"
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_add_winner(random: np.random.Generator) -> None:
+    """M5: the gradient of a window won by this very tap and no other; -1 and 255 stand for no window."""
+    assembly, twin = paths(max_pooling_grad, "add_winner")
+    taps = lanes(np.tile([-1, *range(300), 2**15 - 1, 2**15, 2**24, 2**31 - 1], 3))
+    sums, gradients = terms(random, taps.size), terms(random, taps.size)
+    for tap in (*BOUNDARY_TAPS[:-2], *range(0, 222, 10), 2**15 - 1):
+        found = assembly(sums, taps, gradients, tap)
+        assert_alike([found], [np.where(taps == tap, sums + gradients, sums)])
+        assert_alike([found], [twin(sums, taps, gradients, tap)])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_add_in_row_and_picked(random: np.random.Generator) -> None:
+    """M5: a row's windows and, along it, the column they were won in: every width that is unrolled, and many rows."""
+    in_row, in_row_twin = paths(max_pooling_grad, "add_in_row")
+    picked, picked_twin = paths(max_pooling_grad, "add_picked")
+    taps = lanes(np.tile([-1, *range(300), *range(4000, 4200), 2**15 - 1, 2**15], 2))
+    sums, gradients = terms(random, taps.size), terms(random, taps.size)
+    for width in range(1, max_pooling_grad_launch.UNROLLED_EXTENT + 1):
+        columns = lanes(random.integers(0, width, taps.size))
+        of_column = picked(sums, columns.astype(np.float32), gradients, width // 2)
+        assert_alike([of_column], [np.where(columns == width // 2, sums + gradients, sums)])
+        assert_alike([of_column], [picked_twin(sums, columns, gradients, width // 2)])
+        for first in {0, width, 224 // width * width, 4095 // width * width}:
+            found = in_row(sums, columns.astype(np.float32), taps.astype(np.float32), gradients, first, width)
+            wins = (taps >= first) & (taps < first + width)
+            assert_alike(found, [np.where(wins, sums + gradients, sums), np.where(wins, taps - first, columns)])
+            assert_alike(found, in_row_twin(sums, columns, taps, gradients, first, width))
+
+
+def test_bytes_apart(random: np.random.Generator) -> None:
+    """M6: four taps of a byte as two words of two, spoilt or not."""
+    assembly, twin = paths(max_pooling_grad_words, "bytes_apart")
+    word = words(random)
+    for above in (0, SPOILT):
+        found = assembly(word, lanes(np.full(word.size, above)))
+        for half, (one, same) in enumerate(zip(found, twin(word, above), strict=True)):
+            assert (one == same).all()
+            taps = word.view(np.uint8).reshape(-1, 4)[:, 2 * half : 2 * half + 2]
+            assert (one.view(np.uint16).reshape(-1, 2) == taps + np.uint16(above & 0xFF00)).all()
+
+
+def test_winning_rows() -> None:
+    """M5, M6: every tap, in either half, of every window that is gathered by words; a spoilt word equals no row."""
+    assembly, twin = paths(max_pooling_grad_words, "winning_rows")
+    by_bytes = 0
+    for width in WORD_SIZES:
+        for height in (one for one in WORD_SIZES if one * width <= 225):
+            taps = np.arange(height * width)
+            by_bytes += max_pooling_grad_words.row_shift(height * width, width) == 8
+            for shift in range(0, taps.size, 1 + taps.size // 4):
+                others = np.roll(taps, shift)
+                word = lanes(taps | others << 16)
+                found = assembly(word, lanes(np.zeros(word.size)), height, width)
+                assert (found == taps // width | others // width << 16).all()
+                assert (found == twin(word, 0, height, width)).all()
+                spoilt = word | SPOILT
+                found = assembly(spoilt, lanes(np.full(word.size, SPOILT)), height, width)
+                assert (found == twin(spoilt, SPOILT, height, width)).all()
+                assert np.isnan(found.view(np.float16)).all()
+    assert by_bytes > 0
+
+
+def windows_at_random(
+    random: np.random.Generator, height: int, width: int, count: int
+) -> tuple[Lanes, Lanes, np.ndarray, Lanes, Lanes]:
+    """``count`` words of windows: taps, their rows, the taps as two numbers (-1: spoilt), and two gradients."""
+    taps = random.integers(0, height * width, (2, count))
+    for edge in (one for one in BOUNDARY_TAPS if one < height * width):
+        taps[random.integers(2), random.integers(0, count, 9)] = edge
+    spoiler = lanes(np.where(random.random(count) < 0.2, SPOILT, 0))
+    word = lanes(taps[0] | taps[1] << 16) | spoiler
+    assembly, _ = paths(max_pooling_grad_words, "winning_rows")
+    rows = assembly(word, spoiler, height, width)
+    return word, rows, np.where(spoiler == 0, taps, -1), terms(random, count), terms(random, count)
+
+
+def unstarted(rows: int, count: int) -> list[Lanes]:
+    """What ``no_windows`` gives."""
+    return [*(lanes(np.zeros(count), np.float32) for _ in range(2 * rows)), *(lanes(np.full(count, -1)) for _ in range(rows))]
+
+
+def assert_alike(found: object, others: object) -> None:
+    """Equal as values: NaN is NaN, and zeros have no sign (M3)."""
+    for one, other in zip(found, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("sizes", [pytest.param(SOME_SIZES, id="some sizes"), EVERY])
+@pytest.mark.parametrize("walk", ["columns", "channels"])
+def test_up_the_rows(walk: str, sizes: list[int], random: np.random.Generator) -> None:
+    """M5: from the first windows to the last that reach a lane's rows, as the walk along columns or channels does."""
+    assembly, twin = paths(max_pooling_grad_words, "add_up_the_rows")
+    count = 400
+    for height, width in ((one, other) for one in sizes for other in sizes if one * other <= 225):
+        rows = height if walk == "columns" else max_pooling_grad_launch.WORD_ROWS
+        state = unstarted(rows, count)
+        for step in range(height + 1 if walk == "columns" else rows + height - 1):
+            word, won, taps, first, second = windows_at_random(random, height, width, count)
+            tap_row = 0 if walk == "columns" else height - 1 - step
+            halves = 3 if walk == "channels" else (3, 1, 2)[step % 3]
+            before = state
+            arguments = word, won, first, second, tap_row, rows, height, width, halves
+            state = list(assembly(tuple(state), *arguments))
+            plain = twin(before, *arguments)
+            # The twin always asks for both windows of a word; where the assembly does not, one of them is not used.
+            for i in range(2 * rows):
+                assert halves >> i % 2 & 1 == 0 or np.array_equal(state[i], plain[i], equal_nan=True)
+            assert_alike(state[2 * rows :], plain[2 * rows :])
+            for j, row in ((one, tap_row + one) for one in range(rows)):
+                for half, gradient in enumerate((first, second)):
+                    asked = halves >> half & 1 and 0 <= row < height
+                    wins = (taps[half] >= 0) & (taps[half] // width == row) & bool(asked)
+                    sums = np.where(wins, before[2 * j + half] + gradient, before[2 * j + half])
+                    np.testing.assert_array_equal(state[2 * j + half], sums)
+                    picked, earlier = (one[2 * rows + j].view(np.uint16)[half::2] for one in (state, before))
+                    column = taps[half] - row * width
+                    if 0 <= row < height:
+                        is_column = (taps[half] >= 0) & (0 <= column) & (column < width)
+                        assert (picked[is_column] == np.minimum(column, earlier)[is_column]).all()
+                        # What is no column leaves an earlier one and makes none; nor is it equal to one as a float.
+                        assert ((picked == earlier) | (earlier >= width))[~is_column].all()
+                        assert (picked[~is_column & (earlier >= width)] >= width).all()
+                        assert (picked != 0x8000).all()
+                    else:
+                        assert (picked == earlier).all()
+            if walk == "columns":
+                state = one_row_further(state, rows)
+
+
+def one_row_further(state: list[Lanes], rows: int) -> list[Lanes]:
+    """What the walk along columns does between its turns."""
+    new = unstarted(1, state[0].size)
+    return [*state[2 : 2 * rows], *new[:2], *state[2 * rows + 1 :], new[2]]
+
+
+def picks(random: np.random.Generator, width: int, count: int) -> tuple[Lanes, np.ndarray]:
+    """Words of two picked columns, and the columns (-1: none) as numbers."""
+    no_columns = [width, 224, 0xFF2E, 0xFE2E, 0xFFFF, 0xFF00, 0xFF00 | (width - 1)]
+    halves = np.where(random.random((2, count)) < 0.7, random.integers(0, width, (2, count)), random.choice(no_columns, (2, count)))
+    return lanes(halves[0] | halves[1] << 16), np.where(halves < width, halves, -1)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("sizes", [pytest.param(SOME_SIZES, id="some sizes"), EVERY])
+def test_along_the_row(sizes: list[int], random: np.random.Generator) -> None:
+    """M5: all the words that reach a lane's columns, with every padding that changes where words begin."""
+    assembly, twin = paths(max_pooling_grad_words, "spread")
+    count, across = 200, 8
+    for width in sizes:
+        paddings = (0, 1, width // 2, width, 2 * width + 1) if sizes is SOME_SIZES else range(2 * width + 2)
+        for padding in paddings:
+            first, last = padding - width + 1, across - 1 + padding
+            start = [lanes(np.zeros(count), np.float32)] * across
+            found, plain, expected = start, start, start
+            for word in range(first // 2, last // 2 + 1):
+                columns, picked = picks(random, width, count)
+                sums = terms(random, count), terms(random, count)
+                arguments = columns, *sums, padding - 2 * word, padding - 2 * word - 1, across, width
+                found, plain = assembly(tuple(found), *arguments), twin(tuple(plain), *arguments)
+                for half, window in enumerate((2 * word, 2 * word + 1)):
+                    expected = [
+                        np.where((picked[half] == i + padding - window) & (picked[half] >= 0), target + sums[half], target)
+                        for i, target in enumerate(expected)
+                    ]
+            assert_alike(found, expected)
+            assert_alike(found, plain)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_two_along_the_row(random: np.random.Generator) -> None:
+    """M5: two channels' sums move on by a column each turn, and the last one begins anew."""
+    assembly, twin = paths(max_pooling_grad_words, "spread_two")
+    count = 200
+    for width in WORD_SIZES:
+        nothing = lanes(np.zeros(count), np.float32)
+        found = [nothing] * (2 * width)
+        for _ in range(3):
+            columns, picked = picks(random, width, count)
+            sums = terms(random, count), terms(random, count)
+            expected = [
+                np.where(picked[half] == i, found[half * width + i] + sums[half], found[half * width + i])
+                for half in range(2) for i in range(width)
+            ]  # fmt: skip
+            plain = twin(tuple(found), columns, *sums, width)
+            found = assembly(tuple(found), columns, *sums, width)
+            assert_alike(found, expected)
+            assert_alike(found, plain)
+            found = [*found[1:width], nothing, *found[width + 1 :], nothing]
+
+
+def of_tensors(
+    asm: object, constraints: str, args: object, dtype: object, is_pure: bool, pack: int
+) -> object | tuple[object, ...]:
+    """``emulated`` for the interpreter's tensors."""
+    from triton.runtime.interpreter import TensorHandle
+
+    _, kinds = ptx.outputs_and_inputs(str(getattr(constraints, "value", constraints)))
+    arrays = [
+        one.handle.data if isinstance(one, tl.tensor) else ARRAY_TYPE[kind](getattr(one, "value", one))
+        for one, kind in zip(args, kinds, strict=True)
+    ]
+    several = isinstance(dtype, (tuple, list, tl.tuple))
+    results = emulated(asm, constraints, arrays, dtype, is_pure, pack)
+    tensors = tuple(
+        tl.tensor(TensorHandle(np.array(one), of), tl.block_type(of, list(one.shape)))
+        for one, of in zip(results if several else (results,), dtype if several else (dtype,), strict=True)
+    )
+    return tensors if several else tensors[0]
+
+
+@pytest.fixture
+def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[object]]]:
+    """Makes the backend launch as on a target, assembly included, and records what it launches."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("runs kernels on CPU tensors: set TRITON_INTERPRET=1")
+    import kernel_checks
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    added = InterpreterBuilder.create_fadd
+
+    def as_gpus_add(self: object, lhs: object, rhs: object) -> object:
+        """numpy keeps a NaN's bits; a GPU makes it canonical, which ``comparable`` relies on."""
+        total = added(self, lhs, rhs)
+        if total.data.dtype != np.float32:
+            return total
+        return TensorHandle(np.where(np.isnan(total.data), np.uint32(0x7FFFFFFF).view(np.float32), total.data), total.dtype)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_fadd", as_gpus_add)
+    monkeypatch.setattr(tl, "inline_asm_elementwise", of_tensors)
+    recorder = kernel_checks.Recorder(kernel_checks.backend._launch)
+    monkeypatch.setattr(kernel_checks.backend, "_launch", recorder)
+
+    def aim_at(target: str) -> list[object]:
+        monkeypatch.setattr(kernel_checks.backend, "_target", lambda _: target)
+        return recorder.record
+
+    kernel_checks.forget_launches()
+    yield aim_at
+    kernel_checks.forget_launches()
+
+
+FORWARD = {
+    "keys": ("float16", (1, 2, 9, 16), (7, 1, 3), "contiguous", "max_stream"),
+    "keys of bfloat16 along channels": ("bfloat16", (1, 4, 9, 6), ((6, 4), 1, (2, 1)), "channels last", "max_stream"),
+    "pairs": ("float32", (1, 2, 9, 8), ((4, 7), 1, (2, 3)), "contiguous", "max_stream"),
+    "pairs along channels": ("float32", (1, 4, 9, 5), (5, 1, 2), "channels last", "max_stream"),
+    "pairs, two bytes": ("bfloat16", (1, 1, 17, 16), ((15, 16), 1, (0, 7)), "contiguous", "max_stream"),
+    "unrolled": ("float16", (1, 2, 9, 16), (3, 2, 1), "contiguous", "max_windows"),
+    "unrolled, one dimension": ("bfloat16", (2, 2, 16), (3, 1, 1), "sliced", "max_windows"),
+    "unrolled, volume": ("float32", (1, 4, 4, 5, 4), (2, 2, 1), "channels last", "max_windows"),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_launched_forward(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """M1 to M3, M6: whole kernels with assembly give values and taps, whatever bits the NaNs have."""
+    import kernel_checks
+    import oracle
+    import samples
+    import torch
+
+    dtype, sizes, window, layout, kernel = FORWARD[name]
+    input = kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype))
+    integer = {2: torch.int16, 4: torch.int32}[input.dtype.itemsize]
+    nans = input.isnan().flatten().nonzero().flatten()
+    # Negative NaNs of another payload beside the others.
+    input.view(integer).flatten()[nans[::2]] = torch.iinfo(integer).max - 2**15 if dtype == "float32" else -3
+    input.view(integer).flatten()[nans[1::4]] = torch.iinfo(integer).max - 1
+    assert input.isnan().flatten().nonzero().numel() == nans.numel() > 0
+    input = samples.LAYOUTS[layout](input)
+    window = kernel_checks.Window.directml(len(sizes) - 2, *window, window[2])
+    expected = oracle.maximum(samples.to_numpy(input), kernel_checks.pooling_of(window))
+    for target in ("sm_90", "cuda"):
+        record = assembled(target)
+        values, taps = kernel_checks.backend.max_pooling_with_taps(input, window)
+        samples.assert_same(values, expected.values)
+        samples.assert_same(taps, expected.taps)
+        assert record[-1].kernel == kernel
+        assert record[-1].launch.constants["ASM"]
+
+
+BACKWARD = {
+    "words": ("float16", (1, 2, 9, 16), (5, 1, 2), "contiguous", "grad_words_of_columns"),
+    "words, much padding": ("float32", (1, 2, 9, 16), ((6, 5), 1, (8, 2)), "contiguous", "grad_words_of_columns"),
+    "words of channels": ("bfloat16", (1, 4, 9, 6), ((4, 7), 1, (3, 6)), "channels last", "grad_words_of_channels"),
+    "windows": ("float32", (1, 2, 8, 8), (3, 1, 1), "contiguous", "grad_windows"),
+    "windows, stride": ("float16", (1, 4, 8, 8), (3, 2, 1), "channels last", "grad_windows"),
+    "rows and columns": ("bfloat16", (1, 2, 8, 8), (4, 1, 3, 3, 2), "sliced", "grad_windows"),
+    "rows and columns, volume": ("float32", (1, 2, 3, 6, 8), ((2, 4, 4), (2, 1, 1), 1), "contiguous", "grad_windows"),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_90", "cuda"])
+@pytest.mark.parametrize("name", BACKWARD)
+def test_launched_gradient(name: str, target: str, assembled: Callable[[str], list[object]]) -> None:
+    """M5: whole kernels with assembly send each window's gradient to its winner, before sm_90 and from then on."""
+    import kernel_checks
+    import samples
+    import torch
+
+    dtype, sizes, (window, stride, start, *rest), layout, kernel = BACKWARD[name]
+    input = samples.LAYOUTS[layout](kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype)))
+    record = assembled(target)
+    window = kernel_checks.Window.directml(len(sizes) - 2, window, stride, start, *(rest or (start,)))
+    kernel_checks.assert_gradient(input, window, samples.LAYOUTS[layout])
+    assert record[-1].kernel == (kernel if target == "sm_90" else "grad_windows")
+    assert record[-1].launch.constants["ASM"]
+    if record[-1].kernel == "grad_windows":
+        assert record[-1].launch.constants["SEPARABLE"] == ("windows" not in name)

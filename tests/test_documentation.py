@@ -1,0 +1,235 @@
+"""README.md, CHANGELOG.md and docs/: code runs, drawings and pictures are what the operators compute, names exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import torch_dmlpool as dmlpool
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+PAGES["README.md"] = README
+
+MARKS = {".torchrun"}
+"""What a block may say after its language: ``.torchrun`` is run by four processes, in a slow test."""
+PYTORCH_ANNOUNCES = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and")
+ABOUT_QUANTIZED_TENSORS = {"docs/quantization.md", "docs/operators/quantized_average_pooling.md"}
+
+
+NEEDS = {"docs/export.md": ["onnxruntime", "onnxscript"]}
+"""What a page's code imports besides this package and PyTorch."""
+
+
+class Block(NamedTuple):
+    mark: str
+    code: str
+
+
+def blocks(text: str, language: str) -> list[Block]:
+    found = re.findall(rf"^```{language}(?: \{{(.*?)\}})?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(*block) for block in found]
+
+
+def pages_with_code() -> list[Any]:
+    found = [page for page, text in PAGES.items() if any(not block.mark for block in blocks(text, "python"))]
+    return [
+        pytest.param(page, marks=[PYTORCH_ANNOUNCES] if page in ABOUT_QUANTIZED_TENSORS else [], id=page)
+        for page in found
+    ]
+
+
+def drawings() -> Any:
+    """The script that draws the pictures."""
+    specification = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["pictures"] = module  # where its dataclass looks its own annotations up
+    specification.loader.exec_module(module)
+    return module
+
+
+pictures = drawings()
+
+
+@pytest.mark.parametrize("page", pages_with_code())
+def test_the_code_of_a_page_runs(
+    page: str, fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block after block in one namespace, as a reader would type them, with something that could turn out wrong."""
+    for name in NEEDS.get(page, []):
+        pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)  # where pages save their files
+    namespace: dict[str, Any] = {}
+    code = [block.code for block in blocks(PAGES[page], "python") if not block.mark]
+    assert any("assert " in block for block in code)
+    for block in code:
+        exec(compile(block, page, "exec"), namespace)
+
+
+def test_few_blocks_are_left_out() -> None:
+    marked = [block for text in PAGES.values() for block in blocks(text, "python") if block.mark]
+    assert {block.mark for block in marked} <= MARKS
+    assert len(marked) <= 2
+    languages = {language for text in PAGES.values() for language in re.findall(r"^```([^`\n]+)$", text, re.MULTILINE)}
+    spelled = {"cpp", "console", "text", "python", *(f"python {{{mark}}}" for mark in MARKS)}
+    assert languages <= spelled, "a block that is spelled in another way would not be run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "code"),
+    [(page, block.code) for page, text in PAGES.items() for block in blocks(text, "python") if block.mark],
+)
+def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed.tensor")
+    script = tmp_path / "block.py"
+    script.write_text(f"{code}\ntorch.distributed.destroy_process_group()\n", encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def drawing(request: str) -> str:
+    """The windows of a request over the row 1 to 6 as text, with what max and average pooling make of them."""
+    arguments: dict[str, Any] = eval(f"dict({request})", {"__builtins__": {"dict": dict}})
+    size = 6
+    axis, windows = pictures.axis_of(arguments), pictures.windows(arguments, size)
+    positions = pictures.positions(axis, size, windows)
+    symbols = {position: pictures.symbol(position, size, axis) for position in positions}
+    width = 3 * len(positions) + 2
+    lines = [request, "", "  ".join(["", *symbols.values()])[1:]]
+    for window in windows:
+        taps = window.taps
+        inside = "  ".join(symbols[position] if position in taps else " " for position in range(taps[0], taps[-1] + 1))
+        line = " " * 3 * (taps[0] + axis.start_padding) + f"[{inside}]"
+        numbers = f"max {window.maximum:.3g}   average {window.average:.3g}"
+        if axis.start_padding or axis.end_padding:
+            numbers = f"{numbers:23}with include_padding=True {window.with_padding:.3g}"
+        lines.append(f"{line:{width}}{numbers}")
+    return "\n".join(lines) + "\n"
+
+
+DRAWINGS = [block.code for block in blocks(README, "text")]
+REQUESTS = [drawn.partition("\n")[0] for drawn in DRAWINGS]
+
+
+def test_the_first_screen_shows_every_window_argument() -> None:
+    """G2, G3, A1, A2."""
+    assert len(REQUESTS) == 4
+    for argument in ("window_size", "strides", "dilations", "start_padding", "end_padding", "ceil_mode=True"):
+        assert any(argument in request for request in REQUESTS), argument
+    assert "include_padding=True" in drawing(REQUESTS[2])
+    assert "~" in drawing(REQUESTS[3])
+    assert "~" not in drawing(REQUESTS[2])
+
+
+@pytest.mark.parametrize("number", range(len(REQUESTS)), ids=REQUESTS)
+def test_a_drawing_is_what_the_operators_compute(number: int) -> None:
+    assert DRAWINGS[number] == drawing(REQUESTS[number])
+
+
+def test_the_pictures_are_up_to_date() -> None:
+    """`python docs/pictures.py` would write the same files."""
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in pictures.IMAGES.iterdir()}
+    assert drawn == pictures.pictures()
+
+
+def test_every_window_argument_has_a_heading_and_its_picture() -> None:
+    page = PAGES["docs/window.md"]
+    for argument in inspect.signature(dmlpool.average_pooling).parameters:
+        if argument not in ("input", "divisor_override"):
+            section = re.search(rf"^## [^\n]*\b{argument}\b.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL)
+            assert section is not None, argument
+            assert "](images/" in section[0], argument
+
+
+STRUCTS = {page: blocks(text, "cpp")[0].code for page, text in PAGES.items() if blocks(text, "cpp")}
+IMPLIED = {"OutputTensor", "OutputGradientTensor", "DimensionCount"}
+"""Fields that are what a function returns, or that it reads from the input."""
+
+
+def test_every_struct_of_pooling_has_a_page() -> None:
+    names = re.findall(r"^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()), flags=re.MULTILINE)
+    assert sorted(names) == [
+        "DML_AVERAGE_POOLING1",
+        "DML_AVERAGE_POOLING_GRAD",
+        "DML_LP_POOLING1",
+        "DML_MAX_POOLING2",
+        "DML_MAX_POOLING_GRAD",
+        "DML_MAX_UNPOOLING",
+        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING",
+    ]
+
+
+@pytest.mark.parametrize("page", STRUCTS)
+def test_a_struct_has_the_arguments_of_the_function_beside_it(page: str) -> None:
+    """Every field is an argument; every argument is a field, or one that the page names as going beyond."""
+    name = Path(page).stem
+    arguments = set(inspect.signature(getattr(dmlpool, name)).parameters)
+    call = blocks(PAGES[page], "python")[0].code
+    fields = set(re.findall(r"(\w+)(?=;)", STRUCTS[page])) - IMPLIED
+    spelled = {re.sub(r"(?<!^)(?=[A-Z])", "_", field.removesuffix("Tensor")).lower() for field in fields}
+    expected = {argument.replace("output_indices", "return_indices") for argument in spelled}
+    assert expected <= arguments
+    tensors = {"input", "input_gradient", "indices"}
+    assert all(f"{argument}=" in call for argument in expected - tensors)
+    for argument in arguments - expected - {"index_dtype"}:
+        assert f"`{argument}`" in PAGES[page], argument
+
+
+def test_every_operator_has_a_page_with_its_reference() -> None:
+    operators = {name for name in dmlpool.__all__ if inspect.isfunction(getattr(dmlpool, name))}
+    described = {path.stem for path in (DOCS / "operators").glob("*.md")} - {"index"}
+    assert described == operators
+    for name in operators:
+        assert f"\n::: torch_dmlpool.{name}\n" in PAGES[f"docs/operators/{name}.md"]
+
+
+def test_the_navigation_has_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w/]+\.md)$", navigation, flags=re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in listed) == sorted(PAGES.keys() - {"README.md"})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_a_page_links_to_exist(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)):
+        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).is_file(), target
+
+
+def test_the_names_of_the_ways_to_integers_exist() -> None:
+    """The table of docs/quantization.md."""
+    table = PAGES["docs/quantization.md"].partition("| the program has | use |")[2].partition("\n\n")[0]
+    names = re.findall(r"`([\w.]+)`", table)
+    assert len(names) == 5
+    for name in names:
+        found: Any = dmlpool.nn.quantized if name.startswith("AvgPool") else dmlpool
+        for part in name.split("."):
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/examples.md"])
+def test_the_commands_are_targets_of_the_makefile(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", PAGES[page], flags=re.MULTILINE)
+    assert "demo" in commands
+    for command in commands:
+        assert re.search(rf"^{command}:", makefile, flags=re.MULTILINE), command
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, flags=re.MULTILINE)
+    assert newest is not None
+    assert newest.group(1) == dmlpool.__version__

@@ -1,0 +1,152 @@
+"""Exported programs on disk: a fresh process loads and runs them, with this package and, taken apart, without it (E2).
+
+What torch.export keeps and which sizes may be dynamic is in test_compile.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quantities
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.decompositions import decompositions
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+class Network(torch.nn.Module):
+    """Layers of every family, functions, and an indexed maximum put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 4, 3)
+        self.layers = torch.nn.Sequential(
+            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), ceil_mode=True, dilation=2),
+            dmlpool.nn.MaxPool2d(3, 2, "same"),
+            dmlpool.nn.LPPool2d(2.0, 2, 1),
+        )
+        self.indexed = dmlpool.nn.MaxPool2d(2, return_indices=True)
+        self.back = dmlpool.nn.MaxUnpool2d(2)
+        self.whole = dmlpool.nn.AdaptiveAvgPool2d(1)
+        self.quantized = dmlpool.nn.quantized.AvgPool2d(2, input_scale=0.5, output_scale=0.25, output_zero_point=3)
+
+    def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
+        features = self.layers(self.convolution(input))
+        values, indices = self.indexed(features)
+        whole = dmlpool.max_pooling(features, features.shape[2:], return_indices=True)
+        return (
+            features,
+            values,
+            indices,
+            self.back(values, indices),
+            *whole,
+            self.whole(values),
+            self.quantized(integers),
+        )
+
+
+def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
+    integers = quantities.integers(batch, 3, 8, 6, dtype=torch.uint8)
+    return samples.normal(batch, 3, 14, 13), integers
+
+
+def program_of(network: torch.nn.Module) -> torch.export.ExportedProgram:
+    batch = {0: torch.export.Dim("batch", min=2)}
+    return torch.export.export(network.eval(), inputs(), dynamic_shapes=(batch, batch))
+
+
+RUN = """
+import sys, torch
+{imports}
+load, path, results = sys.argv[1:]
+arguments = torch.load(results + ".inputs")
+if load == "program":
+    model = torch.export.load(path).module()
+else:
+    model = torch._inductor.aoti_load_package(path)
+with torch.no_grad():
+    torch.save(model(*arguments), results)
+print("torch_dmlpool" in sys.modules)
+"""
+
+
+def run_in_a_fresh_process(load: str, path: Path, imports: str, arguments: tuple[Tensor, ...]) -> tuple[Any, str]:
+    """What a saved model computes where nothing but ``imports`` has been imported, and what it complains of."""
+    results = path.with_suffix(".results")
+    torch.save(arguments, f"{results}.inputs")
+    completed = subprocess.run(
+        [sys.executable, "-c", RUN.format(imports=imports), load, str(path), str(results)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=path.parent,
+    )
+    if completed.returncode:
+        return None, completed.stderr
+    assert completed.stdout.strip() == str(bool(imports))
+    return torch.load(results), completed.stderr
+
+
+def check(results: Any, expected: tuple[Tensor, ...]) -> None:
+    for result, tensor in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, tensor.detach())
+
+
+def test_a_saved_program(tmp_path: Path) -> None:
+    """Loaded where the package is imported, and refused in words where it is not; other batch sizes too."""
+    network, arguments = Network(), inputs(5)
+    path = tmp_path / "network.pt2"
+    torch.export.save(program_of(network), path)
+    check(torch.export.load(path).module()(*arguments), network(*arguments))
+    results, _ = run_in_a_fresh_process("program", path, "import torch_dmlpool", arguments)
+    check(results, network(*arguments))
+    results, complaint = run_in_a_fresh_process("program", path, "", arguments)
+    assert results is None
+    assert re.search(r"failed to resolve torch\.ops\.dmlpool\.\w+", complaint)
+
+
+class Apart(Network):
+    """What can be taken apart: all but the layers that put maxima back, which call for this package's own order."""
+
+    def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
+        features = self.layers(self.convolution(input))
+        return features, *self.indexed(features), self.whole(features), self.quantized(integers)
+
+
+def apart(network: torch.nn.Module) -> torch.export.ExportedProgram:
+    return program_of(network).run_decompositions({**torch.export.default_decompositions(), **decompositions()})
+
+
+def test_a_program_taken_apart_runs_without_the_package(tmp_path: Path) -> None:
+    network, arguments = Apart(), inputs(5)
+    path = tmp_path / "network.pt2"
+    torch.export.save(apart(network), path)
+    results, _ = run_in_a_fresh_process("program", path, "", arguments)
+    check(results, network(*arguments))
+
+
+@pytest.mark.slow
+def test_packages_of_aot_inductor(tmp_path: Path) -> None:
+    """The operators call back into Python, so that the process must import the package; taken apart they do not."""
+    network, arguments = Apart(), inputs(5)
+    path = tmp_path / "whole.pt2"
+    torch._inductor.aoti_compile_and_package(program_of(network), package_path=str(path))
+    results, _ = run_in_a_fresh_process("package", path, "import torch_dmlpool", arguments)
+    check(results, network(*arguments))
+    results, complaint = run_in_a_fresh_process("package", path, "", arguments)
+    assert results is None
+    assert "Could not find schema for dmlpool::" in complaint
+    path = tmp_path / "apart.pt2"
+    torch._inductor.aoti_compile_and_package(apart(network), package_path=str(path))
+    results, _ = run_in_a_fresh_process("package", path, "", arguments)
+    check(results, network(*arguments))
