@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 
-.PHONY: help demo test test-all fuzz lint bench gpu docs examples wheel clean
+.PHONY: help demo test test-all fuzz coverage lint bench gpu docs examples wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -30,6 +30,11 @@ test-all: $(INSTALLED)  ## every test, with thorough property tests, and the who
 
 fuzz: $(INSTALLED)  ## more than 100,000 random geometries through every property
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py
+
+coverage: $(INSTALLED)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
+	$(PYTEST) -m "not slow" --cov --cov-report=
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --cov --cov-append --cov-report= tests/kernels
+	$(BIN)/python -m coverage report
 
 lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff check

@@ -12,7 +12,7 @@ from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
 FAR = 2**29 + 2**12 + 3
-"""Elements from one sample, channel or row to the next: a stride that int32 holds, and of which it does not hold five."""
+"""Elements from one sample, channel or row to the next: a stride that int32 holds, but not five times."""
 WINDOWS = {"overlapping": Window.directml(2, 2, 1, 1, 1), "apart": Window.directml(2, (2, 3), (2, 3))}
 
 
