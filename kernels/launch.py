@@ -24,7 +24,9 @@ class Launch:
     sizes: tuple[int, ...]  # run-time integers in the kernel's order; none is specialised on
     constants: dict[str, Any] = field(hash=False)  # compile-time arguments by name
     num_warps: int = 4
-    compiled: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what the backend has run already
+    compiled: dict[Any, Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # what the backend has run already
 
 
 class Axes(NamedTuple):

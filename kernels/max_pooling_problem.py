@@ -8,7 +8,7 @@ from torch_dmlpool.kernels.launch import Axes, Launch, vector_width
 
 SCALAR, COLUMNS, CHANNELS = 0, 1, 2  # how a lane's block is loaded; the same numbers as in kernels/max_pooling.py
 NO_TAPS, TAPS, PLANE_INDICES, INDICES = 0, 1, 2, 3  # what is stored beside the values; the kernel's numbers too
-CUDA = ("cuda", "sm_90")  # targets that know inline assembly; packed minima come with sm_90
+CUDA = ("cuda", "sm_90")  # targets of inline assembly: maxima that keep NaNs come with sm_80, packed minima with sm_90
 AXIS_CONSTANTS = ("KD", "KH", "KW", "SD", "SH", "SW", "PD", "PH", "PW", "JD", "JH", "JW")
 """Compile-time arguments: taps, stride, start padding and dilation along each axis."""
 
@@ -27,7 +27,7 @@ class MaxProblem(NamedTuple):
     floating: bool
     bfloat16: bool
     aligned: bool  # the tensor that is read begins at a multiple of 16 bytes
-    target: str  # "sm_90" (and later), "cuda" (before), "hip" or "interpreter"
+    target: str  # "sm_90" (and later), "cuda" (sm_80 to sm_89), "sm_70" (before), "hip" or "interpreter"
 
 
 class GradProblem(NamedTuple):

@@ -32,7 +32,7 @@ def _mode(problem: MaxProblem, encode: int) -> int:
     """Keys for 16-bit numbers where their inline assembly (or the interpreter) is at hand."""
     if encode == NO_TAPS:
         return VALUES
-    keys = problem.floating and problem.element_size == 2 and problem.target != "hip"
+    keys = problem.floating and problem.element_size == 2 and problem.target in (*CUDA, "interpreter")
     return KEYS if keys and prod(problem.axes.window) <= 225 else PAIRS
 
 

@@ -95,7 +95,9 @@ def test_refusals() -> None:
     """G6 and Q5."""
     with pytest.raises(TypeError, match=r"^input has data type float32; supported are quint8, qint8$"):
         dmlpool.quantized_max_pooling(torch.ones(1, 1, 4), 2)
-    wrong = torch.quantize_per_channel(torch.ones(2, 3, 4), torch.ones(4).double(), torch.zeros(4).int(), 2, torch.quint8)
+    wrong = torch.quantize_per_channel(
+        torch.ones(2, 3, 4), torch.ones(4).double(), torch.zeros(4).int(), 2, torch.quint8
+    )
     with pytest.raises(ValueError, match=re.escape("along axis 1, its channels, got axis 2")):
         dmlpool.quantized_max_pooling(wrong, 2)
     with pytest.raises(ValueError, match="leaves no output"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import sys
 import threading
@@ -72,6 +73,9 @@ def bits_of(tensors: list[Tensor]) -> list[bytes]:
     return [samples.bits(tensor).tobytes() for tensor in tensors]
 
 
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one thread at a time"
+)
 @pytest.mark.parametrize("kept", [2, blocks.KEPT_TAPES])
 def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None, kept: int) -> None:
     """The right bits in every thread, also where recordings that one replays are thrown away by the others."""
@@ -120,6 +124,9 @@ def test_recordings_are_thrown_away_the_oldest_first(monkeypatch: pytest.MonkeyP
     assert before[0] not in blocks._kept
 
 
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one thread at a time"
+)
 def test_replicas_in_threads(one_thread: None) -> None:
     """DataParallel makes replicas without calling their constructors, and calls each in a thread of its own."""
     model = torch.nn.Sequential(

@@ -185,8 +185,16 @@ def test_the_largest_argument_is_accepted() -> None:
             "window_size 5 with dilation 1 spans 5",
             "3 (0 + 2 + 1)",
         ),
+        ((3, 4), {"window_size": (3, 5)}, "W", "window_size 5 with dilation 1 spans 5", "4 (0 + 4 + 0)"),
+        (
+            (5, 7),
+            {"window_size": (15, 18), "start_padding": 1, "end_padding": 9},
+            "W",
+            "window_size 18 with dilation 1 spans 18",
+            "17 (1 + 7 + 9)",
+        ),
     ],
-    ids=["too large", "dilated", "ceil_mode"],
+    ids=["too large", "dilated", "ceil_mode", "beside one that just fits", "padded on both sides"],
 )
 def test_a_window_that_does_not_fit_is_refused(
     sizes: tuple[int, ...], request_: dict[str, object], dimension: str, span: str, padded: str
@@ -258,3 +266,117 @@ def test_words_and_pairs_of_padding() -> None:
     assert Window.pytorch(2, 3, 1, "valid") == Window.pytorch(2, 3, 1, 0)
     assert Window.pytorch(2, 3, padding=((1, 2), (0, 4))) == Window.directml(2, 3, 3, (1, 0), (2, 4))
     assert Window.pytorch(2, 3) == Window.directml(2, 3, 3)
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(axes, strategies.integers(1, 14))
+def test_empty_windows_for_any_geometry(pooling: oracle.Pooling, size: int) -> None:
+    """M1 and A3: exactly the windows of which the oracle finds no tap inside the input."""
+    readings = oracle.readings(pooling, (size,))
+    expected = [reading.output[0] for reading in readings if not reading.taps]
+    if readings:
+        assert axis_of(pooling).empty_windows(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("axis", "size", "empty"),
+    [
+        (Axis(3, 1, 2, 2, 1, False), 1, []),
+        (Axis(3, 1, 3, 0, 1, False), 4, [0]),
+        (Axis(3, 1, 2, 3, 1, False), 4, [6]),
+        (Axis(2, 1, 1, 1, 3, False), 2, [0]),
+        (Axis(2, 1, 2, 2, 3, False), 3, []),
+        (Axis(1, 4, 0, 1, 1, False), 4, [1]),
+        (Axis(1, 4, 0, 0, 1, True), 5, []),
+    ],
+    ids=str,
+)
+def test_empty_windows_by_hand(axis: Axis, size: int, empty: list[int]) -> None:
+    """M1: in the padding before, in the padding after, and between the taps."""
+    assert axis.empty_windows(size) == empty
+
+
+def test_defaults() -> None:
+    """One stride, no padding, no dilation; in PyTorch's words windows stand side by side."""
+    assert Window.directml(1, 3).axes == (Axis(3, 1, 0, 0, 1, False),)
+    assert Window.pytorch(1, 3).axes == (Axis(3, 3, 0, 0, 1, False),)
+    assert Window.directml(1, 3, ceil_mode=True).arguments == ([3], [1], [0], [0], [1], True)
+
+
+def test_windows_of_plain_ints_are_built_once() -> None:
+    """And no other number is taken for an int that it equals."""
+    assert Window.directml(2, 2, 1) is Window.directml(2, 2, 1)
+    assert Window.directml(2, (2, 3), [1, 1]) is Window.directml(2, [2, 3], (1, 1))
+    assert Window.directml(1, 2, 1) is not Window.directml(1, np.int64(2), 1)
+    for wrong in (2.0, True, (1, 1.0), [True, 1], (1, None)):
+        Window.directml(2, 2, 1)
+        Window.directml(2, (1, 1), 1)
+        with pytest.raises(TypeError, match="window_size must be ints"):
+            Window.directml(2, wrong, 1)
+    with pytest.raises(TypeError, match="ceil_mode must be a bool, got 0 of type int"):
+        Window.directml(2, 2, ceil_mode=0)
+
+
+def test_a_window_hashes_its_numbers_once() -> None:
+    window, twin = (Window((Axis(3, 2, 1, 0, 1, True),)) for _ in range(2))
+    assert hash(window) == hash(window.axes) == hash(twin)
+    assert window == twin
+    assert "_hash" not in repr(window)
+    assert hash(pickle.loads(pickle.dumps(window))) == hash(Window(window.axes))
+
+
+def refusal_of(**arguments: object) -> str:
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        Window.pytorch(2, **{"kernel_size": 3, **arguments})
+    return str(refusal.value)
+
+
+def test_refusals_in_pytorchs_words() -> None:
+    """E8, G5 and G6, word for word."""
+    pairs = "padding must be 2 pairs (start, end), one each for H, W, got "
+    for padding in (((1, 0),), ((1, 0), (1, 0), (1, 0)), ((1, 0), 1), ((1, 0), (1, 0, 2)), ((1, 0), (1,)), [[1], [1]]):
+        assert refusal_of(padding=padding) == f"{pairs}{padding}"
+    assert refusal_of(padding=((0, 1), (0, -1))) == (
+        "padding must be at least 0, got -1 in spatial dimension W (padding=(1, -1))"
+    )
+    words = 'padding must be ints, (start, end) pairs, "same" or "valid", got '
+    assert refusal_of(padding="full") == f"{words}'full'"
+    for name, value in (("kernel_size", 0), ("stride", 0), ("dilation", 0), ("padding", -1)):
+        least = 0 if name == "padding" else 1
+        assert refusal_of(**{name: value}) == (
+            f"{name} must be at least {least}, got {value} in spatial dimension H ({name}={value})"
+        )
+    assert refusal_of(ceil_mode=1) == "ceil_mode must be a bool, got 1 of type int"
+
+
+def test_same_padding_by_hand() -> None:
+    """E8: without sizes a window is built all the same, so that a layer can refuse the rest of its arguments."""
+    (axis,) = Window.pytorch(1, 4, 1, "same", 3).axes
+    assert (axis.start_padding, axis.end_padding, axis.stride) == (4, 5, 1)
+    (axis,) = Window.pytorch(1, 5, 2, "same", sizes=[8]).axes
+    assert (axis.start_padding, axis.end_padding) == (1, 2)
+    (axis,) = Window.pytorch(1, 1, 3, "same", sizes=[8]).axes
+    assert (axis.start_padding, axis.end_padding) == (0, 0)
+    rows, columns = Window.pytorch(2, (2, 3), (1, 2), "same", sizes=[5, 6]).axes
+    assert (rows.start_padding, rows.end_padding, columns.start_padding, columns.end_padding) == (0, 1, 0, 1)
+    (axis,) = Window.pytorch(1, 5, 2, "same").axes
+    assert (axis.start_padding, axis.end_padding) == (1, 2)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_symbolic_sizes_and_windows(ceil_mode: bool) -> None:
+    """E2: the same closed forms, whatever numbers the symbols stand for."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    for size, window_size in ((9, 4), (10, 3), (11, 6), (12, 7)):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        symbolic = mode.from_tensor(torch.empty(size, window_size), symbolic_context=context).shape
+        assert all(type(number) is torch.SymInt for number in symbolic)
+        window = Window.directml(1, symbolic[1], 2, 1, 2, 1, ceil_mode)
+        expected = Window.directml(1, window_size, 2, 1, 2, 1, ceil_mode).output_sizes([size])
+        assert tuple(int(output) for output in window.output_sizes(symbolic[:1])) == expected
+        (axis,) = Window.pytorch(1, symbolic[1], 3, "same", sizes=symbolic[:1]).axes
+        (plain,) = Window.pytorch(1, window_size, 3, "same", sizes=[size]).axes
+        assert (int(axis.start_padding), int(axis.end_padding)) == (plain.start_padding, plain.end_padding)

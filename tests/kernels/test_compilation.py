@@ -176,12 +176,14 @@ def assert_max_sound(of: static.Row) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str)
+@pytest.mark.parametrize(
+    "target", [("cuda", 75, 32), ("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str
+)
 @pytest.mark.parametrize("make", MAX_ROWS_OF.values(), ids=MAX_ROWS_OF)
 def test_max_on_other_devices(make: Callable[[str], static.Row], target: tuple[str, int | str, int]) -> None:
     from triton.backends.compiler import GPUTarget
 
-    known_as = "sm_90" if target[1] == 100 else target[0]
+    known_as = {75: "sm_70", 100: "sm_90"}.get(target[1], target[0])
     for binary in binaries(make(known_as), target=GPUTarget(*target)):
         assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]
 

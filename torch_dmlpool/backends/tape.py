@@ -27,7 +27,7 @@ SINGLE_THREAD_BLOCK = 2**16
 PATIENCE = 3e-3
 """Seconds that one operation on such a block may take; an idle machine needs a tenth of it."""
 CALM_AFTER, LONGEST_CALM = 0.03, 0.5
-"""Seconds for which replays stay serial once one operation took longer: each time in a row twice as long, to a limit."""
+"""Seconds for which replays stay serial once one operation took longer; doubled each time in a row, up to a limit."""
 
 _serial_until = 0.0
 _calm = CALM_AFTER

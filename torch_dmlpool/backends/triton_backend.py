@@ -204,7 +204,8 @@ def _target(tensor: Tensor) -> str:
         return "interpreter"
     if torch.version.hip:
         return "hip"
-    return "sm_90" if _generation(tensor.device.index) >= 9 else "cuda"
+    generation = _generation(tensor.device.index)
+    return "sm_90" if generation >= 9 else "cuda" if generation == 8 else "sm_70"
 
 
 @lru_cache
