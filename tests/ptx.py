@@ -1,7 +1,7 @@
 """An emulator of the PTX that the kernels contain, from NVIDIA's description of the instruction set.
 
 It knows those instructions and no others, and refuses what it cannot do exactly as described: an unknown instruction or
-modifier, an undeclared register, one of the wrong type, one that is read before it is written, an input that is written.
+modifier, an undeclared register, one of the wrong type, one read before it is written, an input that is written.
 Registers hold bits: an array element for each lane. NaNs that arithmetic makes are the canonical ones, 0x7FFFFFFF and
 0x7FFF; that the half-precision instructions make the latter is what GPUs do, the description says it of float32 alone.
 """
@@ -167,7 +167,9 @@ def operands_of(asm: str) -> set[int]:
     return {int(number) for number in re.findall(r"\$(\d+)", asm)}
 
 
-def run(asm: str, constraints: str, inputs: Sequence[np.ndarray], shared: Mapping[int, int] | None = None) -> list[Bits]:
+def run(
+    asm: str, constraints: str, inputs: Sequence[np.ndarray], shared: Mapping[int, int] | None = None
+) -> list[Bits]:
     """The outputs' bits. ``shared`` gives outputs, by number, the register of an input, as a compiler may."""
     outputs, kinds = outputs_and_inputs(constraints)
     if len(inputs) != len(kinds):

@@ -62,7 +62,8 @@ def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
     """Per call of each operator, forward and backward, far less than one result (3 KiB at least) stays behind."""
     each = times // len(families.EVERYTHING)
     for name, call in everything().items():
-        objects, memory = left_behind(call, each)
+        # A cache may fill once more where the machine is busy: what leaks does so again.
+        objects, memory = map(min, zip(left_behind(call, each), left_behind(call, each), strict=True))
         assert objects < 50, f"{name} leaves {objects} objects after {each} calls"
         # A few pages come and go with the allocator; a leak of every smallest result would be more.
         assert memory < max(MEBIBYTE, 3 * 2**10 * each // 4), f"{name} leaves {memory} bytes after {each} calls"
@@ -71,9 +72,10 @@ def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
 def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
     """The measurement itself: one kept result per call is noticed, by objects and by bytes."""
     kept: list[Tensor] = []
-    objects, memory = left_behind(lambda: kept.append(torch.ones(2**14)), 200)
-    assert objects >= 200
-    assert memory > 8 * MEBIBYTE
+    objects, memory = left_behind(lambda: kept.append(torch.ones(2**20)), 60)
+    assert objects >= 60
+    # Some of it may go where something else was.
+    assert memory > 100 * MEBIBYTE
 
 
 def test_refusals_leave_nothing(old_objects_aside: None) -> None:
@@ -112,6 +114,7 @@ def test_caches_have_an_end() -> None:
     assert {name for name, cache in found.items() if cache.cache_parameters()["maxsize"] is None} <= ENDLESS
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the PyTorch backend's")
 def test_a_thousand_geometries_leave_no_more_than_the_caches_hold() -> None:
     for width in range(1, 1001):
         dmlpool.max_pooling(torch.ones(1, 1, 3, 2 + width), (2, 1 + width % 7), return_indices=True)

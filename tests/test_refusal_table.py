@@ -1,4 +1,4 @@
-"""docs/refusals.md, kept true: every public argument × every kind of wrong value, the exception and the whole message."""
+"""docs/refusals.md, kept true: every public argument × every kind of wrong value, exception and whole message."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from torch_dmlpool import nn
 from torch_dmlpool.backends import blocks, serving
 
 pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one at a time"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"),
     # Python 3.12 and later, of every fork beside threads, which PyTorch always has.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

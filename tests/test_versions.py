@@ -207,8 +207,9 @@ def private_names(tree: ast.Module) -> set[str]:
     known, found = {}, set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            known |= {(alias.asname or alias.name).split(".")[0]: (alias.asname and alias.name) or alias.name.split(".")[0]
-                      for alias in node.names}  # fmt: skip
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                known[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom) and not node.level:
             known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -291,8 +292,8 @@ POOLED = "[5.0, 7.0, 13.0, 15.0] [5, 7, 13, 15] 4 [2, 4, 10, 12]\n[2, 4, 10, 12]
 WITHOUT_QUANTIZED_TYPES = """
 import torch
 for name in [name for name in dir(torch) if name.startswith(("quint", "qint", "quantize_", "per_channel_affine",
-             "per_tensor_affine", "per_channel_symmetric", "per_tensor_symmetric", "_empty_affine", "_empty_per_channel",
-             "_make_per"))]:
+             "per_tensor_affine", "per_channel_symmetric", "per_tensor_symmetric", "_empty_affine",
+             "_empty_per_channel", "_make_per"))]:
     delattr(torch, name)
 import torch_dmlpool as dmlpool
 """ + POOLING + """

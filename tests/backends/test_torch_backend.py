@@ -175,6 +175,7 @@ def test_large_tensors(name: str, layout: str) -> None:
 MEBIBYTE = 2**20
 MOST_SCRATCH = 24 * MEBIBYTE
 """A dozen buffers of one block."""
+SCRATCH_OFTEN = ("many planes", "one plane")
 SCRATCH_SIZES = {
     "many planes": ((21, 64, 112, 112), (3, 2, 1)),
     "large planes": ((2, 2, 2100, 2000), (3, 1, 1)),
@@ -252,7 +253,9 @@ def calls_on(input: Tensor, window: Window) -> Iterator[tuple[str, Callable[[], 
         pytest.param(torch.float32, "sliced", id="float32 sliced", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("sizes", SCRATCH_SIZES)
+@pytest.mark.parametrize(
+    "sizes", [name if name in SCRATCH_OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in SCRATCH_SIZES]
+)
 def test_scratch_memory_is_bounded_by_the_block(sizes: str, dtype: torch.dtype, layout: str) -> None:
     """Not by the tensor, of which there are 64 MiB or more in float32."""
     shape, (kernel, stride, padding) = SCRATCH_SIZES[sizes]

@@ -49,14 +49,14 @@ def test_plain_rows_have_their_peers() -> None:
     row = next(row for row in REDUCED if row.rank == 2 and row.mode == "forward" and not row.channels_last)
     calls, _ = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
     taking_part = {peer.name for peer in calls}
-    for name in {peer.name for peer in PRESENT} - {"our layer", peers.DETOUR, peers.BY_AXIS}:
+    for name in {peer.name for peer in PRESENT} - {"our layer", "our integers", peers.DETOUR, peers.BY_AXIS}:
         assert name in taking_part
 
 
 def test_quantized_rows_have_their_peers() -> None:
     """Q1: equal integers from all that have a quantized pool, in either layout."""
     plain = next(row for row in REDUCED if row.mode == "quantized" and not row.per_channel)
-    expected = {peers.OURS, peers.COPY, peers.ATEN, peers.DETOUR}
+    expected = {peers.OURS, "our integers", peers.COPY, peers.ATEN, peers.DETOUR}
     if any(peer.name == "ONNX Runtime" for peer in PRESENT):
         expected.add("ONNX Runtime")
     for row in (plain, replace(plain, channels_last=True)):

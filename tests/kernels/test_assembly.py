@@ -1,8 +1,4 @@
-"""The kernels' inline assembly, emulated instruction by instruction, against its plain twins and against what is meant.
-
-Both paths of a device function are run from its own source, on numpy arrays: the twin as it stands, the assembly by the
-emulator in ``ptx.py``. Under the interpreter whole kernels run so too, launched as a GPU would launch them.
-"""
+"""The kernels' inline assembly, emulated instruction by instruction, against its twins and what is meant."""
 
 from __future__ import annotations
 
@@ -11,21 +7,25 @@ import functools
 import os
 import pathlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import ptx
 import pytest
 
-triton = pytest.importorskip("triton")
-tl = triton.language
+pytest.importorskip("triton")
 
-from torch_dmlpool.kernels import (  # noqa: E402
+from assembly import Lanes, lanes, plainly, sharing_matters
+from torch_dmlpool.kernels import (
     max_pooling,
     max_pooling_grad,
     max_pooling_grad_launch,
     max_pooling_grad_words,
     max_pooling_keys,
+)
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="runs no kernels: the same with and without the interpreter"
 )
 
 ASSEMBLED = {
@@ -35,96 +35,11 @@ ASSEMBLED = {
     max_pooling_grad_words: {"bytes_apart", "winning_rows", "add_up_the_rows", "spread", "spread_two"},
 }
 """Functions with inline assembly; each is tested below."""
-KIND_OF = {tl.float32: "f", tl.int32: "r", tl.int16: "h"}
-ARRAY_TYPE = {"f": np.float32, "r": np.int32, "h": np.int16}
 BOUNDARY_TAPS = [0, 1, 127, 128, 223, 224, 225, 254, 255]
 SPOILT = max_pooling_grad_words.SPOILT.value
 WORD_SIZES = range(max_pooling_grad_launch.WORD_WINDOWS[0], max_pooling_grad_launch.WORD_WINDOWS[1] + 1)
 SOME_SIZES = [4, 7, 9, 15]
 EVERY = pytest.param(WORD_SIZES, id="every size", marks=pytest.mark.slow)
-
-
-class Lanes(np.ndarray):
-    """An array with the one method of Triton's tensors that a twin calls."""
-
-    def to(self, dtype: object) -> Lanes:
-        return self.astype(ARRAY_TYPE[KIND_OF[dtype]])
-
-
-def lanes(values: object, dtype: type = np.int32) -> Lanes:
-    """As an array; of numbers past the type's range the bits that fit."""
-    values = np.asarray(values)
-    return (values if values.dtype.kind == "f" else values.astype(np.int64)).astype(dtype).view(Lanes)
-
-
-def where(condition: np.ndarray, a: object, b: object) -> Lanes:
-    kept = next(one for one in (a, b) if isinstance(one, np.ndarray))
-    return np.where(condition, a, b).astype(kept.dtype).view(Lanes)
-
-
-def emulated(
-    asm: object, constraints: object, args: object, dtype: object, is_pure: bool, pack: int
-) -> Lanes | tuple[Lanes, ...]:
-    """``tl.inline_asm_elementwise`` on arrays; whatever registers a compiler may let share must make no difference."""
-    asm, constraints = str(getattr(asm, "value", asm)), str(getattr(constraints, "value", constraints))
-    dtypes = tuple(dtype) if isinstance(dtype, (tuple, list, tl.tuple)) else (dtype,)
-    outputs, inputs = ptx.outputs_and_inputs(constraints)
-    assert [KIND_OF[one] for one in dtypes] == [one.strip("=&") for one in outputs]
-    named = ptx.operands_of(asm)
-    assert named <= set(range(len(outputs) + len(inputs)))
-    # A word of windows may reach none of a lane's inputs by one of its halves, and leave that half's sum unread.
-    assert len(outputs) > 2 or len(named) == len(outputs) + len(inputs)
-    assert is_pure
-    assert pack == 1
-    arrays = np.broadcast_arrays(*(np.asarray(one) for one in args))
-    for array, kind in zip(arrays, inputs, strict=True):
-        assert array.dtype == ARRAY_TYPE[kind]
-    flat = [array.ravel() for array in arrays]
-    results = ptx.run(asm, constraints, flat)
-    if (asm, constraints) not in CHECKED:
-        assert sharing_matters(asm, constraints, flat) is None
-        CHECKED.add((asm, constraints))
-    shaped = tuple(
-        bits.view(ARRAY_TYPE[KIND_OF[one]]).reshape(arrays[0].shape).view(Lanes)
-        for bits, one in zip(results, dtypes, strict=True)
-    )
-    return shaped if isinstance(dtype, (tuple, list, tl.tuple)) else shaped[0]
-
-
-CHECKED: set[tuple[str, str]] = set()
-
-
-def sharing_matters(asm: str, constraints: str, inputs: list[np.ndarray]) -> tuple[int, int] | None:
-    """The first output and input, if any, that may share a register by the constraints but not by the result."""
-    outputs, kinds = ptx.outputs_and_inputs(constraints)
-    expected = ptx.run(asm, constraints, inputs)
-    for output, kind in enumerate(outputs):
-        for input, other in enumerate(kinds, len(outputs)):
-            if kind == f"={other}":
-                results = ptx.run(asm, constraints, inputs, {output: input})
-                if not all((a == b).all() for a, b in zip(results, expected, strict=True)):
-                    return output, input
-    return None
-
-
-PLAIN = types.SimpleNamespace(
-    where=where, minimum=np.minimum, maximum=np.maximum, static_range=range,
-    float32=tl.float32, int32=tl.int32, int16=tl.int16, inline_asm_elementwise=emulated,
-)  # fmt: skip
-
-
-def plainly(function: object) -> Callable[..., object]:
-    """A device function as Python on arrays, with all that it calls."""
-    raw = function.fn
-    namespace = dict(raw.__globals__) | {"tl": PLAIN}
-    for name in raw.__code__.co_names:
-        value = namespace.get(name)
-        if isinstance(value, tl.constexpr):
-            namespace[name] = value.value
-        elif hasattr(value, "fn"):  # of triton's, compiled or interpreted
-            computed = isinstance(value, type(max_pooling_grad.first_window))
-            namespace[name] = value.fn if computed else plainly(value)
-    return types.FunctionType(raw.__code__, namespace, raw.__name__, raw.__defaults__)
 
 
 def paths(module: types.ModuleType, name: str) -> tuple[Callable[..., object], Callable[..., object]]:
@@ -219,7 +134,7 @@ def test_sharing_is_noticed(random: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])
 def test_order_of_every_half(bfloat16: bool, random: np.random.Generator) -> None:
-    """M2, M3: all 65,536, in either half of a word: zeros tie, every NaN is the same and the greatest, padding lowest."""
+    """M2, M3: all 65,536, in either half of a word: zeros tie, NaNs are alike and the greatest, padding lowest."""
     assembly, twin = paths(max_pooling_keys, "ordered")
     halves = np.arange(2**16)
     others = random.permutation(2**16)
@@ -239,7 +154,9 @@ def test_order_of_every_half(bfloat16: bool, random: np.random.Generator) -> Non
     assert keys.min() > np.int16(max_pooling_keys.PADDING.value >> 16)
     # Back from keys, whatever count lies below: the same values, and -0 as 0.
     apart, plain = paths(max_pooling_keys, "restored")
-    first, second = (lanes((keys[one].astype(np.int64) << 16) | random.integers(0, 2**15, 2**16)) for one in (halves, others))
+    first, second = (
+        lanes((keys[one].astype(np.int64) << 16) | random.integers(0, 2**15, 2**16)) for one in (halves, others)
+    )
     back = apart(first, second)
     assert (back == plain(first, second)).all()
     wanted = np.where(number, np.where(values == 0, 0, bits), 0x7FFF)
@@ -250,7 +167,10 @@ def test_order_of_every_half(bfloat16: bool, random: np.random.Generator) -> Non
 def test_words_of_keys(random: np.random.Generator) -> None:
     """M6: halves and bytes taken out of two words, and the greatest of three keys."""
     first, second = words(random), random.permutation(words(random))
-    for name, of_first, of_second in (("low_halves", first, second), ("even_bytes", first & 0xFF00FF, second & 0xFF00FF)):
+    for name, of_first, of_second in (
+        ("low_halves", first, second),
+        ("even_bytes", first & 0xFF00FF, second & 0xFF00FF),
+    ):
         assembly, twin = paths(max_pooling_keys, name)
         found = assembly(of_first, of_second)
         assert (found == twin(of_first, of_second)).all()
@@ -276,7 +196,7 @@ def test_first_greatest(random: np.random.Generator) -> None:
     values[np.isnan(values)] = np.uint32(0x7FFFFFFF).view(np.float32)  # as an addition leaves it
     earlier, later = (one.ravel() for one in np.meshgrid(values, values))
     codes = random.choice([*BOUNDARY_TAPS, 2**23 - 1], (2, earlier.size)).astype(np.float32) + np.float32(2**23)
-    found, code = assembly(lanes(earlier, np.float32), lanes(codes[0], np.float32), lanes(later, np.float32), lanes(codes[1], np.float32))  # fmt: skip
+    found, code = assembly(earlier, codes[0], later, codes[1])
     wins = (later > earlier) | (np.isnan(later) & ~np.isnan(earlier))
     assert (found.view(np.uint32) == np.where(wins, later, earlier).view(np.uint32)).all()
     assert (code == np.where(wins, codes[1], codes[0])).all()
@@ -368,7 +288,10 @@ def windows_at_random(
 
 def unstarted(rows: int, count: int) -> list[Lanes]:
     """What ``no_windows`` gives."""
-    return [*(lanes(np.zeros(count), np.float32) for _ in range(2 * rows)), *(lanes(np.full(count, -1)) for _ in range(rows))]
+    return [
+        *(lanes(np.zeros(count), np.float32) for _ in range(2 * rows)),
+        *(lanes(np.full(count, -1)) for _ in range(rows)),
+    ]
 
 
 def assert_alike(found: object, others: object) -> None:
@@ -408,7 +331,7 @@ def test_up_the_rows(walk: str, sizes: list[int], random: np.random.Generator) -
                     picked, earlier = (one[2 * rows + j].view(np.uint16)[half::2] for one in (state, before))
                     column = taps[half] - row * width
                     if 0 <= row < height:
-                        is_column = (taps[half] >= 0) & (0 <= column) & (column < width)
+                        is_column = (taps[half] >= 0) & (column >= 0) & (column < width)
                         assert (picked[is_column] == np.minimum(column, earlier)[is_column]).all()
                         # What is no column leaves an earlier one and makes none; nor is it equal to one as a float.
                         assert ((picked == earlier) | (earlier >= width))[~is_column].all()
@@ -429,7 +352,9 @@ def one_row_further(state: list[Lanes], rows: int) -> list[Lanes]:
 def picks(random: np.random.Generator, width: int, count: int) -> tuple[Lanes, np.ndarray]:
     """Words of two picked columns, and the columns (-1: none) as numbers."""
     no_columns = [width, 224, 0xFF2E, 0xFE2E, 0xFFFF, 0xFF00, 0xFF00 | (width - 1)]
-    halves = np.where(random.random((2, count)) < 0.7, random.integers(0, width, (2, count)), random.choice(no_columns, (2, count)))
+    halves = np.where(
+        random.random((2, count)) < 0.7, random.integers(0, width, (2, count)), random.choice(no_columns, (2, count))
+    )
     return lanes(halves[0] | halves[1] << 16), np.where(halves < width, halves, -1)
 
 
@@ -452,7 +377,9 @@ def test_along_the_row(sizes: list[int], random: np.random.Generator) -> None:
                 found, plain = assembly(tuple(found), *arguments), twin(tuple(plain), *arguments)
                 for half, window in enumerate((2 * word, 2 * word + 1)):
                     expected = [
-                        np.where((picked[half] == i + padding - window) & (picked[half] >= 0), target + sums[half], target)
+                        np.where(
+                            (picked[half] == i + padding - window) & (picked[half] >= 0), target + sums[half], target
+                        )
                         for i, target in enumerate(expected)
                     ]
             assert_alike(found, expected)
@@ -479,124 +406,3 @@ def test_two_along_the_row(random: np.random.Generator) -> None:
             assert_alike(found, expected)
             assert_alike(found, plain)
             found = [*found[1:width], nothing, *found[width + 1 :], nothing]
-
-
-def of_tensors(
-    asm: object, constraints: str, args: object, dtype: object, is_pure: bool, pack: int
-) -> object | tuple[object, ...]:
-    """``emulated`` for the interpreter's tensors."""
-    from triton.runtime.interpreter import TensorHandle
-
-    _, kinds = ptx.outputs_and_inputs(str(getattr(constraints, "value", constraints)))
-    arrays = [
-        one.handle.data if isinstance(one, tl.tensor) else ARRAY_TYPE[kind](getattr(one, "value", one))
-        for one, kind in zip(args, kinds, strict=True)
-    ]
-    several = isinstance(dtype, (tuple, list, tl.tuple))
-    results = emulated(asm, constraints, arrays, dtype, is_pure, pack)
-    tensors = tuple(
-        tl.tensor(TensorHandle(np.array(one), of), tl.block_type(of, list(one.shape)))
-        for one, of in zip(results if several else (results,), dtype if several else (dtype,), strict=True)
-    )
-    return tensors if several else tensors[0]
-
-
-@pytest.fixture
-def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[object]]]:
-    """Makes the backend launch as on a target, assembly included, and records what it launches."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("runs kernels on CPU tensors: set TRITON_INTERPRET=1")
-    import kernel_checks
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    added = InterpreterBuilder.create_fadd
-
-    def as_gpus_add(self: object, lhs: object, rhs: object) -> object:
-        """numpy keeps a NaN's bits; a GPU makes it canonical, which ``comparable`` relies on."""
-        total = added(self, lhs, rhs)
-        if total.data.dtype != np.float32:
-            return total
-        return TensorHandle(np.where(np.isnan(total.data), np.uint32(0x7FFFFFFF).view(np.float32), total.data), total.dtype)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_fadd", as_gpus_add)
-    monkeypatch.setattr(tl, "inline_asm_elementwise", of_tensors)
-    recorder = kernel_checks.Recorder(kernel_checks.backend._launch)
-    monkeypatch.setattr(kernel_checks.backend, "_launch", recorder)
-
-    def aim_at(target: str) -> list[object]:
-        monkeypatch.setattr(kernel_checks.backend, "_target", lambda _: target)
-        return recorder.record
-
-    kernel_checks.forget_launches()
-    yield aim_at
-    kernel_checks.forget_launches()
-
-
-FORWARD = {
-    "keys": ("float16", (1, 2, 9, 16), (7, 1, 3), "contiguous", "max_stream"),
-    "keys of bfloat16 along channels": ("bfloat16", (1, 4, 9, 6), ((6, 4), 1, (2, 1)), "channels last", "max_stream"),
-    "pairs": ("float32", (1, 2, 9, 8), ((4, 7), 1, (2, 3)), "contiguous", "max_stream"),
-    "pairs along channels": ("float32", (1, 4, 9, 5), (5, 1, 2), "channels last", "max_stream"),
-    "pairs, two bytes": ("bfloat16", (1, 1, 17, 16), ((15, 16), 1, (0, 7)), "contiguous", "max_stream"),
-    "unrolled": ("float16", (1, 2, 9, 16), (3, 2, 1), "contiguous", "max_windows"),
-    "unrolled, one dimension": ("bfloat16", (2, 2, 16), (3, 1, 1), "sliced", "max_windows"),
-    "unrolled, volume": ("float32", (1, 4, 4, 5, 4), (2, 2, 1), "channels last", "max_windows"),
-}
-
-
-@pytest.mark.parametrize("name", FORWARD)
-def test_launched_forward(name: str, assembled: Callable[[str], list[object]]) -> None:
-    """M1 to M3, M6: whole kernels with assembly give values and taps, whatever bits the NaNs have."""
-    import kernel_checks
-    import oracle
-    import samples
-    import torch
-
-    dtype, sizes, window, layout, kernel = FORWARD[name]
-    input = kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype))
-    integer = {2: torch.int16, 4: torch.int32}[input.dtype.itemsize]
-    nans = input.isnan().flatten().nonzero().flatten()
-    # Negative NaNs of another payload beside the others.
-    input.view(integer).flatten()[nans[::2]] = torch.iinfo(integer).max - 2**15 if dtype == "float32" else -3
-    input.view(integer).flatten()[nans[1::4]] = torch.iinfo(integer).max - 1
-    assert input.isnan().flatten().nonzero().numel() == nans.numel() > 0
-    input = samples.LAYOUTS[layout](input)
-    window = kernel_checks.Window.directml(len(sizes) - 2, *window, window[2])
-    expected = oracle.maximum(samples.to_numpy(input), kernel_checks.pooling_of(window))
-    for target in ("sm_90", "cuda"):
-        record = assembled(target)
-        values, taps = kernel_checks.backend.max_pooling_with_taps(input, window)
-        samples.assert_same(values, expected.values)
-        samples.assert_same(taps, expected.taps)
-        assert record[-1].kernel == kernel
-        assert record[-1].launch.constants["ASM"]
-
-
-BACKWARD = {
-    "words": ("float16", (1, 2, 9, 16), (5, 1, 2), "contiguous", "grad_words_of_columns"),
-    "words, much padding": ("float32", (1, 2, 9, 16), ((6, 5), 1, (8, 2)), "contiguous", "grad_words_of_columns"),
-    "words of channels": ("bfloat16", (1, 4, 9, 6), ((4, 7), 1, (3, 6)), "channels last", "grad_words_of_channels"),
-    "windows": ("float32", (1, 2, 8, 8), (3, 1, 1), "contiguous", "grad_windows"),
-    "windows, stride": ("float16", (1, 4, 8, 8), (3, 2, 1), "channels last", "grad_windows"),
-    "rows and columns": ("bfloat16", (1, 2, 8, 8), (4, 1, 3, 3, 2), "sliced", "grad_windows"),
-    "rows and columns, volume": ("float32", (1, 2, 3, 6, 8), ((2, 4, 4), (2, 1, 1), 1), "contiguous", "grad_windows"),
-}
-
-
-@pytest.mark.parametrize("target", ["sm_90", "cuda"])
-@pytest.mark.parametrize("name", BACKWARD)
-def test_launched_gradient(name: str, target: str, assembled: Callable[[str], list[object]]) -> None:
-    """M5: whole kernels with assembly send each window's gradient to its winner, before sm_90 and from then on."""
-    import kernel_checks
-    import samples
-    import torch
-
-    dtype, sizes, (window, stride, start, *rest), layout, kernel = BACKWARD[name]
-    input = samples.LAYOUTS[layout](kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype)))
-    record = assembled(target)
-    window = kernel_checks.Window.directml(len(sizes) - 2, window, stride, start, *(rest or (start,)))
-    kernel_checks.assert_gradient(input, window, samples.LAYOUTS[layout])
-    assert record[-1].kernel == (kernel if target == "sm_90" else "grad_windows")
-    assert record[-1].launch.constants["ASM"]
-    if record[-1].kernel == "grad_windows":
-        assert record[-1].launch.constants["SEPARABLE"] == ("windows" not in name)

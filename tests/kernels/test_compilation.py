@@ -175,6 +175,16 @@ def assert_max_sound(of: static.Row) -> None:
                 assert any(opcode.startswith("STG.E.128") for opcode in code.opcodes)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_keys_are_made_by_arithmetic(dtype: str) -> None:
+    """M2, M3: the assembler does not take the addition of 0, which makes zeros positive and NaNs alike, for nothing."""
+    (binary,) = binaries(max_row(dtype, 5, 1, taps=True))
+    opcodes = sass.machine_code(binary).opcodes
+    halves = [one for one in opcodes if one.startswith(("HADD2", "HFMA2")) and ("BF16" in one) == (dtype == "bfloat16")]
+    loads = [one for one in opcodes if one.startswith("LDG")]
+    assert len(halves) >= sum(4 if "128" in one else 2 if "64" in one else 1 for one in loads) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "target", [("cuda", 75, 32), ("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str

@@ -1,0 +1,125 @@
+"""Whole kernels with their inline assembly, emulated, under the interpreter; launched as a GPU would launch them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+
+triton = pytest.importorskip("triton")
+
+import kernel_checks  # noqa: E402
+from assembly import of_tensors  # noqa: E402
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
+
+from torch_dmlpool.window import Window  # noqa: E402
+
+
+@pytest.fixture
+def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[object]]]:
+    """Makes the backend launch as on a target, assembly included, and records what it launches."""
+    added = InterpreterBuilder.create_fadd
+
+    def as_gpus_add(self: object, lhs: object, rhs: object) -> object:
+        """numpy keeps a NaN's bits; a GPU makes it canonical, which ``comparable`` relies on."""
+        total = added(self, lhs, rhs)
+        if total.data.dtype != np.float32:
+            return total
+        return TensorHandle(
+            np.where(np.isnan(total.data), np.uint32(0x7FFFFFFF).view(np.float32), total.data), total.dtype
+        )
+
+    monkeypatch.setattr(InterpreterBuilder, "create_fadd", as_gpus_add)
+    monkeypatch.setattr(triton.language, "inline_asm_elementwise", of_tensors)
+    recorder = kernel_checks.Recorder(kernel_checks.backend._launch)
+    monkeypatch.setattr(kernel_checks.backend, "_launch", recorder)
+
+    def aim_at(target: str) -> list[object]:
+        monkeypatch.setattr(kernel_checks.backend, "_target", lambda _: target)
+        return recorder.record
+
+    kernel_checks.forget_launches()
+    yield aim_at
+    kernel_checks.forget_launches()
+
+
+LAST = "channels last"
+FORWARD = {
+    "keys": ("float16", (1, 2, 9, 16), (7, 1, 3), "contiguous", "max_stream"),
+    "keys of bfloat16 along channels": ("bfloat16", (1, 4, 9, 6), ((6, 4), 1, (2, 1)), LAST, "max_stream"),
+    "pairs": ("float32", (1, 2, 9, 8), ((4, 7), 1, (2, 3)), "contiguous", "max_stream"),
+    "pairs along channels": ("float32", (1, 4, 9, 5), (5, 1, 2), LAST, "max_stream"),
+    "pairs, two bytes": ("bfloat16", (1, 1, 17, 8), ((4, 60), 1, (0, 30)), "contiguous", "max_windows"),
+    "unrolled": ("float16", (1, 2, 9, 16), (3, 2, 1), "contiguous", "max_windows"),
+    "unrolled, one dimension": ("bfloat16", (2, 2, 16), (3, 1, 1), "sliced", "max_windows"),
+    "unrolled, volume": ("float32", (1, 4, 4, 5, 4), (2, 2, 1), LAST, "max_windows"),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_launched_forward(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """M1 to M3, M6: whole kernels with assembly give values and taps, whatever bits the NaNs have."""
+    dtype, sizes, window, layout, kernel = FORWARD[name]
+    input = kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype))
+    integer = {2: torch.int16, 4: torch.int32}[input.dtype.itemsize]
+    nans = input.isnan().flatten().nonzero().flatten()
+    # Negative NaNs and such of another payload beside the others.
+    input.view(integer).flatten()[nans[::2]] = -3
+    input.view(integer).flatten()[nans[1::4]] = torch.iinfo(integer).max - 1
+    assert input.isnan().flatten().nonzero().numel() == nans.numel() > 0
+    input = samples.LAYOUTS[layout](input)
+    window = Window.directml(len(sizes) - 2, *window, window[2])
+    expected = oracle.maximum(samples.to_numpy(input), kernel_checks.pooling_of(window))
+    record = assembled("cuda")  # the same from sm_90 on
+    values, taps = kernel_checks.backend.max_pooling_with_taps(input, window)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(taps, expected.taps)
+    assert record[-1].kernel == kernel
+    assert record[-1].launch.constants["ASM"]
+
+
+WORDS_OF = "grad_words_of_"
+BACKWARD = {
+    "words": ("sm_90", "float16", (1, 2, 9, 16), (5, 1, 2), "contiguous", WORDS_OF + "columns"),
+    "words, much padding": ("sm_90", "float32", (1, 2, 9, 16), ((4, 5), 1, (8, 2)), "contiguous", WORDS_OF + "columns"),
+    "words of channels": ("sm_90", "bfloat16", (1, 4, 7, 6), ((4, 5), 1, (3, 6)), LAST, WORDS_OF + "channels"),
+    "windows": ("sm_90", "float32", (1, 2, 8, 8), (3, 1, 1), "contiguous", "grad_windows"),
+    "windows, stride": ("cuda", "float16", (1, 4, 8, 8), (3, 2, 1), LAST, "grad_windows"),
+    "rows and columns": ("cuda", "float16", (1, 2, 8, 8), (4, 1, 2), "contiguous", "grad_windows"),
+    "rows and columns, dilated": ("sm_90", "bfloat16", (1, 2, 8, 8), (4, 1, 3, 3, 2), "sliced", "grad_windows"),
+    "rows and columns, 3-D": ("cuda", "float32", (1, 2, 3, 6, 8), ((2, 4, 4), (2, 1, 1), 1), "sliced", "grad_windows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_launched_gradient(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """M5: whole kernels with assembly send each window's gradient to its winner, before sm_90 and from then on."""
+    target, dtype, sizes, (window, stride, start, *rest), layout, kernel = BACKWARD[name]
+    input = samples.LAYOUTS[layout](kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype)))
+    record = assembled(target)
+    window = Window.directml(len(sizes) - 2, window, stride, start, *(rest or (start,)))
+    kernel_checks.assert_gradient(input, window, samples.LAYOUTS[layout])
+    assert record[-1].kernel == kernel
+    assert record[-1].launch.constants["ASM"]
+    if kernel == "grad_windows":
+        assert record[-1].launch.constants["SEPARABLE"] == name.startswith("rows and columns")
+
+
+def test_targets(monkeypatch: pytest.MonkeyPatch, assembled: Callable[[str], list[object]]) -> None:
+    """E7: before sm_80 no maximum keeps NaNs and there is no arithmetic of bfloat16: the twins run there."""
+    tensor = types.SimpleNamespace(device=torch.device("cuda", 0))
+    aim = kernel_checks.backend._target
+    for generation, target in ((7, "sm_70"), (8, "cuda"), (9, "sm_90"), (12, "sm_90")):
+        monkeypatch.setattr(kernel_checks.backend, "_generation", lambda _, found=generation: found)
+        assert aim(tensor) == target
+    record = assembled("sm_70")
+    input = kernel_checks.awkward(1, 1, 3, 8, dtype=torch.float16)
+    window = Window.directml(2, 4, 1, 1, 2)
+    _, taps = kernel_checks.backend.max_pooling_with_taps(input, window)
+    kernel_checks.backend.max_pooling_grad(input, torch.ones_like(taps, dtype=input.dtype), window)
+    assert [one.launch.constants["ASM"] for one in record[-2:]] == [False, False]
