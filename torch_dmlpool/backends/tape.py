@@ -26,10 +26,13 @@ SINGLE_THREAD_BLOCK = 2**16
 """Elements of a block where PyTorch may use one thread only: a few of its size fit the second-level cache."""
 PATIENCE = 3e-3
 """Seconds that one operation on such a block may take; an idle machine needs a tenth of it."""
-CALM_AFTER, LONGEST_CALM = 0.03, 0.5
+CALM_AFTER, LONGEST_CALM = 0.03, 1.0
 """Seconds for which replays stay serial once one operation took longer; doubled each time in a row, up to a limit."""
+FORGOTTEN_AFTER = 3.0
+"""Seconds after which a stall no longer counts as one in a row: a hiccup is not a busy machine."""
 
 _serial_until = 0.0
+_stalled_at = -FORGOTTEN_AFTER
 _calm = CALM_AFTER
 
 
@@ -129,8 +132,6 @@ class Tape:
                         _stay_serial()
                         return block * self.planes_per_block
                     started = ended
-        if watch:
-            _be_patient()
         return self.planes
 
     def _cut(self, tensor: Tensor) -> Sequence[Tensor]:
@@ -150,11 +151,7 @@ def same_place(first: Tensor, second: Tensor) -> bool:
 
 
 def _stay_serial() -> None:
-    global _serial_until, _calm
-    _serial_until = time.monotonic() + _calm
-    _calm = min(2 * _calm, LONGEST_CALM)
-
-
-def _be_patient() -> None:
-    global _calm
-    _calm = CALM_AFTER
+    global _serial_until, _stalled_at, _calm
+    now = time.monotonic()
+    _calm = CALM_AFTER if now - _stalled_at > FORGOTTEN_AFTER else min(2 * _calm, LONGEST_CALM)
+    _serial_until, _stalled_at = now + _calm, now
