@@ -199,13 +199,7 @@ def _aten_is_faster(input: Tensor, window: Window) -> bool:
         or input.qscheme() is not torch.per_tensor_affine
     ):
         return False
-    if any(
-        axis.dilation > 1
-        or axis.ceil_mode
-        or axis.start_padding != axis.end_padding
-        or 2 * axis.start_padding > axis.window
-        for axis in window.axes
-    ):
+    if not window.has_pytorchs_padding or any(axis.dilation > 1 or axis.ceil_mode for axis in window.axes):
         return False
     if operands.suggested_memory_format(input) is not torch.contiguous_format:
         return True

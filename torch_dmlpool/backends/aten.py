@@ -25,10 +25,10 @@ AVERAGE_WORK = 2**12
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
 SAMPLES_BLOCK = 2**21
 """Outputs of channels_last samples that are made at a time, for ATen's positions to stay small."""
-MANY_TAPS_PER_STEP = 100
-"""The same where positions are asked for: there a pass per axis costs a dozen operations per tap."""
 FEW_TAPS_PER_STEP = 3.5
 """Taps per element stepped over up to which ATen's channels_last maximum beats one pass per axis: 3/2, 2/2, not 3/1."""
+MANY_TAPS_PER_STEP = 100
+"""The same where positions are asked for: there a pass per axis costs a dozen operations per tap."""
 TABLE_ENTRIES = 2**14
 """Windows times positions up to which the taps of ATen's indices are looked up instead of computed."""
 FEW_TAPS = 4
@@ -72,7 +72,7 @@ def _request(window: Window, shape: torch.Size) -> Request | None:
         small_average = False
     if shape.numel() == 0 or not (small_maximum or small_average):
         return None
-    if not _expressible(window):
+    if not window.has_pytorchs_padding:
         return None
     *arguments, ceil_mode = window.arguments
     sizes_, strides, padding, _, dilations = arguments
@@ -112,7 +112,10 @@ def max_pooling_of_rows(input: Tensor, window: Window) -> Tensor | None:
     if input.dtype not in (torch.float32, torch.float64):
         return None
     (axis,) = window.axes
-    if axis.window > (FEW_TAPS if axis.stride == 1 else TAPS_PER_STRIDE * axis.stride) or not _expressible(window):
+    if (
+        axis.window > (FEW_TAPS if axis.stride == 1 else TAPS_PER_STRIDE * axis.stride)
+        or not window.has_pytorchs_padding
+    ):
         return None
     return torch.max_pool1d(input, axis.window, axis.stride, axis.start_padding, axis.dilation, axis.ceil_mode)
 
@@ -139,7 +142,7 @@ def max_pooling_of_vectors_with_indices(
     if not _reads_vectors(input, window, MANY_TAPS_PER_STEP):
         return None
     sizes, output_sizes = tuple(input.shape[2:]), window.output_sizes(input.shape[2:])
-    if any(axis.empty_windows(size) for axis, size in zip(window.axes, sizes, strict=True)):
+    if window.has_empty_windows(sizes):
         return None
     memory_format = suggested_memory_format(input)
     values = empty((*input.shape[:2], *output_sizes), input, memory_format)
@@ -159,7 +162,7 @@ def _reads_vectors(input: Tensor, window: Window, most_taps_per_step: float) -> 
     taps_per_step = window.taps / math.prod(axis.stride for axis in window.axes)
     if not input.is_cpu or window.rank == 1 or taps_per_step > most_taps_per_step or input.numel() == 0:
         return False
-    if _is_beyond_aten(input) or not _expressible(window):
+    if _is_beyond_aten(input) or not window.has_pytorchs_padding:
         return False
     if suggested_memory_format(input) is torch.contiguous_format:
         return False
@@ -258,10 +261,6 @@ def average_pooling_of_vectors(
 def _in_words_of_aten(window: Window) -> tuple[Any, ...]:
     sizes, strides, padding, _, dilations, ceil_mode = window.arguments
     return sizes, strides, padding, dilations, ceil_mode
-
-
-def _expressible(window: Window) -> bool:
-    return all(axis.start_padding == axis.end_padding and 2 * axis.start_padding <= axis.window for axis in window.axes)
 
 
 def _served(input: Tensor, window: Window) -> Request | None:
@@ -367,14 +366,16 @@ def average_pooling_grad(
     """Write the gradient of small samples of float32 or float64 on the CPU; False where ATen cannot or need not."""
     if input_gradient.dtype.itemsize == 2:
         return False
-    request, contiguous = _served(out, window), out.is_contiguous()
     if _scatters_few(window, out):
         sizes, strides, padding, *_, ceil_mode = window.arguments
         arguments = (sizes, strides, padding, ceil_mode, include_padding, divisor_override)
         torch.ops.aten.avg_pool2d_backward.grad_input(input_gradient, out, *arguments, grad_input=out)
         return True
+    request = _served(out, window)
+    if request is None or not request.small_average or request.rank == 1:
+        return False
     # ATen writes the gradient of its 3-D average as if it were contiguous.
-    if request is None or not request.small_average or request.rank == 1 or (request.rank == 3 and not contiguous):
+    if request.rank == 3 and not out.is_contiguous():
         return False
     rest = (request.sizes, request.strides, request.padding, request.ceil_mode, include_padding, divisor_override)
     if request.rank == 3:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dmlpool.operands import tap_dtype
 from torch_dmlpool.window import Window
 
-MOST_NARROW_TAPS = 2**15
-"""Taps of a window up to which a tap number never takes the four bytes of a position."""
 KEPT_WINDOWS = 2**15
 """Windows up to which places are kept for the next call; those of more are soon computed beside the work."""
 
@@ -67,7 +66,7 @@ _kept_places = functools.lru_cache(maxsize=128)(_places)
 
 def are_positions(kept: Tensor, window: Window) -> bool:
     """Whether what was kept of each window is its winner's position, not the number of its tap."""
-    return kept.dtype is torch.int32 and window.taps <= MOST_NARROW_TAPS
+    return kept.dtype is torch.int32 and tap_dtype(window.taps) is not torch.int32
 
 
 def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], where: Places) -> Tensor:

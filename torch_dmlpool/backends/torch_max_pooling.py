@@ -16,7 +16,6 @@ from torch_dmlpool.backends import aten, whole_planes
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.blocks import Reach, halo_of, part, run, run_planes, same_reach, window_reach
 from torch_dmlpool.backends.positions import (
-    MOST_NARROW_TAPS,
     Places,
     are_positions,
     places,
@@ -103,10 +102,9 @@ def kept_dtype(input: Tensor, window: Window) -> torch.dtype:
     In channels_last ATen gathers and scatters whole vectors, so that its positions are worth their four bytes.
     """
     vectors = window.rank > 1 and operands.suggested_memory_format(input) is not torch.contiguous_format
-    if not vectors or input.device.type not in ("cpu", "meta") or window.taps > MOST_NARROW_TAPS:
-        return operands.tap_dtype(window.taps)
-    numbered = math.prod(input.shape[2:]) <= torch.iinfo(torch.int32).max
-    return torch.int32 if numbered else operands.tap_dtype(window.taps)
+    if vectors and input.device.type in ("cpu", "meta") and math.prod(input.shape[2:]) <= torch.iinfo(torch.int32).max:
+        return torch.int32
+    return operands.tap_dtype(window.taps)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -330,8 +328,7 @@ def _scatters_vectors(kept: Tensor, sizes: Sequence[int], window: Window, gradie
         return False
     if aten.fills_a_block(kept.shape):
         return False
-    holds_empty = any(axis.empty_windows(size) for axis, size in zip(window.axes, sizes, strict=True))
-    return kept.is_contiguous(memory_format=memory_format) and not holds_empty
+    return kept.is_contiguous(memory_format=memory_format) and not window.has_empty_windows(sizes)
 
 
 def _scatter(
