@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import numbers
 import sys
@@ -277,10 +278,17 @@ def suggested_memory_format(tensor: Tensor) -> torch.memory_format:
     rank = tensor.dim()
     if rank == 3:
         return torch.contiguous_format
-    if torch.compiler.is_compiling() or not all(type(size) is int for size in tensor.shape):
+    if torch.compiler.is_compiling():
         return suggest_memory_format(tensor)
-    # The same rule as PyTorch's own Python function, which takes several times as long.
-    shape, strides = tensor.shape, tensor.stride()
+    try:
+        return _suggested_memory_format(tensor.shape, tensor.stride())
+    except TypeError:  # symbolic sizes are no keys
+        return suggest_memory_format(tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def _suggested_memory_format(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.memory_format:
+    rank = len(shape)
     if strides[1] == 0:
         return torch.contiguous_format
     least = 0

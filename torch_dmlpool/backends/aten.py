@@ -6,8 +6,10 @@ after the other, so that a sum of more than five taps would leave the error boun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends import threads
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, taps_of
+from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.operands import empty, settled, suggested_memory_format, tap_dtype
 from torch_dmlpool.window import Window
 
@@ -23,8 +27,12 @@ MAX_WORK = 2**15
 """Taps read, over the whole tensor, below which ATen's maximum is faster than recording the passes."""
 AVERAGE_WORK = 2**12
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
-SAMPLES_BLOCK = 2**21
-"""Outputs of channels_last samples that are made at a time, for ATen's positions to stay small."""
+LARGEST_SAMPLE = 2**21
+"""Outputs of one channels_last sample up to which ATen's positions are small enough to be made."""
+SAMPLES_BLOCK = 2**19
+"""Outputs of channels_last samples that are made at a time, for ATen's positions to stay in the cache."""
+PATIENCE, SECONDS_PER_TAP = 3e-3, 0.3e-9
+"""Seconds that such a block may take on an idle machine, with several times what it needs, and more for each tap."""
 FEW_TAPS_PER_STEP = 3.5
 """Taps per element stepped over up to which ATen's channels_last maximum beats one pass per axis: 3/2, 2/2, not 3/1."""
 MANY_TAPS_PER_STEP = 100
@@ -105,32 +113,38 @@ def _table(
     return table, torch.arange(0, windows * plane, plane).view(output_sizes)
 
 
-def max_pooling_of_rows(input: Tensor, window: Window) -> Tensor | None:
+def way_of_row_maxima(input: Tensor, window: Window) -> Way | None:
     """Maxima along one axis where ATen's own loop over the taps beats a pass per tap over every stride-th element."""
     if window.rank != 1 or not input.is_cpu or input.numel() == 0:
         return None
     if input.dtype not in (torch.float32, torch.float64):
         return None
     (axis,) = window.axes
-    if (
-        axis.window > (FEW_TAPS if axis.stride == 1 else TAPS_PER_STRIDE * axis.stride)
-        or not window.has_pytorchs_padding
-    ):
+    most_taps = FEW_TAPS if axis.stride == 1 else TAPS_PER_STRIDE * axis.stride
+    if axis.window > most_taps or not window.has_pytorchs_padding:
         return None
-    return torch.max_pool1d(input, axis.window, axis.stride, axis.start_padding, axis.dilation, axis.ceil_mode)
+    arguments = (axis.window, axis.stride, axis.start_padding, axis.dilation, axis.ceil_mode)
+    return lambda tensor: torch.max_pool1d(tensor, *arguments)
 
 
-def max_pooling_of_vectors(input: Tensor, window: Window) -> Tensor | None:
+def way_of_vector_maxima(input: Tensor, window: Window) -> Way | None:
     """Maxima of a channels_last CPU tensor whose windows hardly overlap: there ATen is as fast as a copy."""
     if not _reads_vectors(input, window, FEW_TAPS_PER_STEP):
         return None
-    memory_format = suggested_memory_format(input)
     sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
-    if math.prod(sizes) <= SAMPLES_BLOCK:
-        pool = torch.max_pool2d if window.rank == 2 else partial(_in_3d, torch.max_pool3d)
-        return settled(pool(input, *_in_words_of_aten(window)), memory_format)
-    values = empty(sizes, input, memory_format)
-    for some, positions in _blocks_of_samples(values, torch.int64):
+    if math.prod(sizes) > LARGEST_SAMPLE:
+        return partial(_vector_maxima_in_blocks, window=window)
+    pool, arguments = torch.max_pool2d if window.rank == 2 else _max_pool3d, _in_words_of_aten(window)
+    if min(sizes) > 1:
+        return lambda tensor: pool(tensor, *arguments)
+    memory_format = suggested_memory_format(input)
+    return lambda tensor: settled(pool(tensor, *arguments), memory_format)
+
+
+def _vector_maxima_in_blocks(input: Tensor, window: Window) -> Tensor:
+    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    values = empty(sizes, input, suggested_memory_format(input))
+    for some, positions in _blocks_of_samples(values, window.taps, torch.int64):
         _maxima_and_positions(input[some], window, values[some], positions)
     return values
 
@@ -147,7 +161,7 @@ def max_pooling_of_vectors_with_indices(
     memory_format = suggested_memory_format(input)
     values = empty((*input.shape[:2], *output_sizes), input, memory_format)
     indices = empty(values.shape, input, memory_format, index_dtype)
-    for some, positions in _blocks_of_samples(values, torch.int64):
+    for some, positions in _blocks_of_samples(values, window.taps, torch.int64):
         _maxima_and_positions(input[some], window, values[some], positions)
         if input.dtype.is_floating_point and math.isnan(values[some].sum().item()):
             return None
@@ -171,7 +185,7 @@ def _reads_vectors(input: Tensor, window: Window, most_taps_per_step: float) -> 
 
 def fills_a_block(sizes: Sequence[int]) -> bool:
     """Whether one sample has more elements than ATen may make positions of at a time."""
-    return math.prod(sizes[1:]) > SAMPLES_BLOCK
+    return math.prod(sizes[1:]) > LARGEST_SAMPLE
 
 
 def _is_beyond_aten(input: Tensor) -> bool:
@@ -184,13 +198,21 @@ def _is_beyond_aten(input: Tensor) -> bool:
     return math.prod(input.shape[2:]) > narrow.max and suggested_memory_format(input) is not torch.contiguous_format
 
 
-def _blocks_of_samples(like: Tensor, dtype: torch.dtype, sizes: Sequence[int] = ()) -> Iterator[tuple[slice, Tensor]]:
+def _blocks_of_samples(
+    like: Tensor, taps: int, dtype: torch.dtype, sizes: Sequence[int] = ()
+) -> Iterator[tuple[slice, Tensor]]:
     """Samples of a channels_last tensor that together fill a block, and scratch of its sizes or of ``sizes``."""
     sizes = (*like.shape[:2], *(sizes or like.shape[2:]))
     step = max(1, min(sizes[0], SAMPLES_BLOCK // math.prod(sizes[1:])))
+    patience = PATIENCE + SECONDS_PER_TAP * taps * step * math.prod(sizes[1:])
     scratch = empty((step, *sizes[1:]), like, suggested_memory_format(like), dtype)
-    for start in range(0, sizes[0], step):
-        yield slice(start, start + step), scratch[: sizes[0] - start]
+    with contextlib.ExitStack() as until_the_end:
+        for start in range(0, sizes[0], step):
+            started = time.perf_counter()
+            yield slice(start, start + step), scratch[: sizes[0] - start]
+            if time.perf_counter() - started > patience and threads.can_be_fewer():
+                threads.stalled()
+                until_the_end.enter_context(threads.fewer())
 
 
 def _maxima_and_positions(input: Tensor, window: Window, values: Tensor, positions: Tensor) -> None:
@@ -205,7 +227,7 @@ def scatter_of_vectors(arriving: Tensor, positions: Tensor, out: Tensor) -> None
     ATen's adaptive pool has the one parallel scatter that knows no geometry. What is added to is channels_last, and so
     are the positions.
     """
-    for some, wide in _blocks_of_samples(positions, torch.int64):
+    for some, wide in _blocks_of_samples(positions, 1, torch.int64):
         wide.copy_(positions[some])
         arrived = arriving[some].contiguous(memory_format=suggested_memory_format(out))
         rows = [_as_rows(tensor) for tensor in (arrived, out[some], wide)]
@@ -220,41 +242,39 @@ def _as_rows(tensor: Tensor) -> Tensor:
     return tensor.as_strided((samples, channels, 1, plane), strides, tensor.storage_offset())
 
 
-def average_pooling_of_vectors(
+def way_of_vector_averages(
     input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
-) -> Tensor | None:
+) -> Way | None:
     """Averages of a channels_last CPU tensor over few taps, as ATen makes them in one or two sweeps."""
     if window.rank != 2 or input.dtype.itemsize < 4 or any(axis.dilation > 1 for axis in window.axes):
         return None
     if not _reads_vectors(input, window, math.inf):
         return None
-    pool: Any = torch._C._nn.avg_pool2d
     sizes, strides, padding, *_, ceil_mode = window.arguments
+    rest = (ceil_mode, include_padding, divisor_override)
     if window.taps <= _CHAIN:
-        return pool(input, sizes, strides, padding, ceil_mode, include_padding, divisor_override)
+        pool: Any = torch._C._nn.avg_pool2d
+        return lambda tensor: pool(tensor, sizes, strides, padding, *rest)
     if max(sizes) > _SHORT_CHAIN:
         return None
+    return partial(_vector_averages_in_two_sweeps, window=window, rest=rest)
+
+
+def _vector_averages_in_two_sweeps(input: Tensor, window: Window, rest: tuple[bool, bool, int | None]) -> Tensor:
+    """The columns of all rows, then the rows: each a chain short enough for rule E6."""
+    pool: Any = torch._C._nn.avg_pool2d
+    sizes, strides, padding, *_ = window.arguments
+    ceil_mode, include_padding, uniform = rest
     output_sizes = window.output_sizes(input.shape[2:])
     output = empty((*input.shape[:2], *output_sizes), input, suggested_memory_format(input))
-    uniform = divisor_override
     if uniform is None and (include_padding or not any(padding)) and not ceil_mode:
         uniform = window.taps
-    first_divisor = None if uniform is None else 1
-    # The columns of all rows, then the rows: each a chain short enough for rule E6.
-    for some, sums in _blocks_of_samples(output, output.dtype, (input.shape[2], output_sizes[1])):
-        pool(
-            input[some],
-            (1, sizes[1]),
-            (1, strides[1]),
-            (0, padding[1]),
-            ceil_mode,
-            include_padding,
-            first_divisor,
-            out=sums,
-        )
-        pool(
-            sums, (sizes[0], 1), (strides[0], 1), (padding[0], 0), ceil_mode, include_padding, uniform, out=output[some]
-        )
+    columns = ((1, sizes[1]), (1, strides[1]), (0, padding[1]), *rest[:2], None if uniform is None else 1)
+    rows = ((sizes[0], 1), (strides[0], 1), (padding[0], 0), *rest[:2], uniform)
+    between = (input.shape[2], output_sizes[1])
+    for some, sums in _blocks_of_samples(output, window.taps, output.dtype, between):
+        pool(input[some], *columns, out=sums)
+        pool(sums, *rows, out=output[some])
     return output
 
 
@@ -277,19 +297,23 @@ def _in_3d(pool: Any, *arguments: Any, **options: Any) -> Any:
         return pool(*arguments, **options)
 
 
-def max_pooling(input: Tensor, window: Window) -> Tensor | None:
+def way_of_maxima(input: Tensor, window: Window) -> Way | None:
     """Maxima of a small CPU tensor; None where ATen cannot or need not serve."""
     request = _served(input, window)
     if request is None or not request.small_maximum or _is_beyond_aten(input):
         return None
     rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
+    # In 2-D ATen allocates as we do.
+    if request.rank == 2:
+        return lambda tensor: torch.max_pool2d(tensor, *rest)
+    memory_format = suggested_memory_format(input)
     if request.rank == 3:
-        values = _in_3d(torch.max_pool3d, input, *rest)
-    elif request.rank == 2:
-        values = torch.max_pool2d(input, *rest)
-    else:
-        values = torch.max_pool2d(input.unsqueeze(2), *rest).squeeze(2)
-    return _settled(values, input, request)
+        return lambda tensor: settled(_max_pool3d(tensor, *rest), memory_format)
+    return lambda tensor: settled(torch.max_pool2d(tensor.unsqueeze(2), *rest).squeeze(2), memory_format)
+
+
+def _max_pool3d(input: Tensor, *arguments: Any) -> Tensor:
+    return _in_3d(torch.max_pool3d, input, *arguments)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
@@ -335,29 +359,37 @@ def _settled(result: Tensor, input: Tensor, request: Request) -> Tensor:
     return result if request.rank == 2 else settled(result, suggested_memory_format(input))
 
 
-def average_pooling(
-    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
-) -> Tensor | None:
+def way_of_averages(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Way | None:
     """Averages of small samples on the CPU; None where ATen cannot or need not serve."""
     request = _served(input, window)
     if request is None or not request.small_average:
         return None
-    dtype, given = input.dtype, input
+    dtype = widened = input.dtype
     if request.taps > _CHAIN:
         if dtype is torch.float64:
             return None
-        input = input.double()
+        widened = torch.float64
     elif dtype.itemsize == 2:
-        input = input.float()
+        widened = torch.float32
     rest = (request.sizes, request.strides, request.padding, request.ceil_mode, include_padding, divisor_override)
+    memory_format, rank = suggested_memory_format(input), request.rank
     pools: Any = torch._C._nn
-    if request.rank == 3:
-        pooled = _in_3d(pools.avg_pool3d, input, *rest)
-    elif request.rank == 2:
-        pooled = pools.avg_pool2d(input, *rest)
-    else:
-        pooled = pools.avg_pool2d(input.unsqueeze(2), *rest).squeeze(2)
-    return _settled(pooled if pooled.dtype is dtype else pooled.to(dtype), given, request)
+    if rank == 2 and widened is dtype:
+        return lambda tensor: pools.avg_pool2d(tensor, *rest)
+
+    def average(input: Tensor) -> Tensor:
+        wide = input if widened is dtype else input.to(widened)
+        if rank == 3:
+            pooled = _in_3d(pools.avg_pool3d, wide, *rest)
+        elif rank == 2:
+            pooled = pools.avg_pool2d(wide, *rest)
+        else:
+            pooled = pools.avg_pool2d(wide.unsqueeze(2), *rest).squeeze(2)
+        if widened is not dtype:
+            pooled = pooled.to(dtype)
+        return pooled if rank == 2 else settled(pooled, memory_format)
+
+    return average
 
 
 def average_pooling_grad(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import tape as tapes
+from torch_dmlpool.backends import threads
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Window
 
@@ -89,14 +90,24 @@ def same_reach(_: int, start: int, stop: int) -> Reach:
     return Reach(slice(start, stop), slice(start, stop), 0)
 
 
-def run_planes(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], record: Recording) -> None:
-    """Like :func:`run` without tiles: what reads or writes a plane anywhere needs the whole of it."""
+def run_planes(
+    key: Hashable,
+    sources: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    record: Recording,
+    at_once: int | None = None,
+) -> None:
+    """Like :func:`run` without tiles: what reads or writes a plane anywhere needs the whole of it.
+
+    ``at_once`` are the elements of a block where smaller ones are not faster.
+    """
     memory_format = operands.suggested_memory_format(results[0])
 
     def whole_planes(limit: int, sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Iterator[Tape]:
         wholes = (*sources, *results)
         largest = max(math.prod(tensor.shape[1:]) for tensor in wholes)
-        tape = Tape(wholes, max(1, min(limit, DECODED_BLOCK) // max(1, largest)), memory_format)
+        elements = min(limit, DECODED_BLOCK) if at_once is None else at_once
+        tape = Tape(wholes, max(1, elements // max(1, largest)), memory_format)
         record(tape, (), sources, results)
         yield tape
 
@@ -126,16 +137,17 @@ def _merges(tensor: Tensor) -> bool:
 
 def _run_unit(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], tiles: Tiling) -> None:
     wholes = (*sources, *results)
-    on_cpu = wholes[0].is_cpu
-    serial = on_cpu and tapes.prefers_serial()
-    recorded = iter(_kept_tapes(key, sources, results, tapes.block_elements(serial), tiles))
+    watch = wholes[0].is_cpu and threads.can_be_fewer()
+    recorded = iter(_kept_tapes(key, sources, results, tapes.block_elements(), tiles))
     for number, tape in enumerate(recorded):
-        done = tape.replay(wholes, watch=on_cpu and not serial)
+        done = tape.replay(wholes, watch)
         if done < tape.planes:
-            # The machine is busy: what is left in smaller blocks; of several tiles all again, as they share planes.
+            # What is left on fewer threads, in smaller blocks; of several tiles all again, as they share planes.
             first = done if number == 0 and next(recorded, None) is None else 0
             rest = [tuple(tensor[first:] for tensor in group) for group in (sources, results)]
-            _run_unit(key, rest[0], rest[1], tiles)
+            threads.stalled()
+            with threads.fewer():
+                _run_unit(key, rest[0], rest[1], tiles)
             return
 
 

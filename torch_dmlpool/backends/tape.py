@@ -1,9 +1,7 @@
 """Operations recorded once and replayed for every block of planes, so that Python costs little per block.
 
-Each operation runs on all of PyTorch's threads or, below PyTorch's parallel grain, on the calling thread alone. Many
-small parallel regions are fast on an idle machine and ruinous on a busy one, where each of them waits until the
-scheduler lets its last thread run. So a replay watches the clock: where one operation takes far longer than its size
-explains, it goes on in blocks that stay below the grain, and so do the replays of the next moments.
+Many operations on all threads are fast on an idle machine and ruinous on a busy one. So a replay watches the clock and
+stops where one of them takes far longer than its size explains: :mod:`~torch_dmlpool.backends.threads` says what then.
 """
 
 from __future__ import annotations
@@ -26,26 +24,12 @@ SINGLE_THREAD_BLOCK = 2**16
 """Elements of a block where PyTorch may use one thread only: a few of its size fit the second-level cache."""
 PATIENCE = 3e-3
 """Seconds that one operation on such a block may take; an idle machine needs a tenth of it."""
-CALM_AFTER, LONGEST_CALM = 0.03, 1.0
-"""Seconds for which replays stay serial once one operation took longer; doubled each time in a row, up to a limit."""
-FORGOTTEN_AFTER = 3.0
-"""Seconds after which a stall no longer counts as one in a row: a hiccup is not a busy machine."""
-
-_serial_until = 0.0
-_stalled_at = -FORGOTTEN_AFTER
-_calm = CALM_AFTER
 
 
-def prefers_serial() -> bool:
-    """Whether operations should stay below the parallel grain at this moment."""
-    return torch.get_num_threads() == 1 or time.monotonic() < _serial_until
-
-
-def block_elements(serial: bool) -> int:
+def block_elements() -> int:
     """Elements that one operation on a block may have."""
-    if torch.get_num_threads() == 1:
-        return SINGLE_THREAD_BLOCK
-    return PARALLEL_GRAIN - 1 if serial else PARALLEL_BLOCK * min(torch.get_num_threads(), MOST_THREADS)
+    threads = torch.get_num_threads()
+    return SINGLE_THREAD_BLOCK if threads == 1 else PARALLEL_BLOCK * min(threads, MOST_THREADS)
 
 
 class Place(NamedTuple):
@@ -129,7 +113,6 @@ class Tape:
                 if watch:
                     ended = time.perf_counter()
                     if ended - started > PATIENCE:
-                        _stay_serial()
                         return block * self.planes_per_block
                     started = ended
         return self.planes
@@ -148,10 +131,3 @@ def _storage(tensor: Tensor) -> int:
 def same_place(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors begin at the same element of the same storage."""
     return first.storage_offset() == second.storage_offset() and _storage(first) == _storage(second)
-
-
-def _stay_serial() -> None:
-    global _serial_until, _stalled_at, _calm
-    now = time.monotonic()
-    _calm = CALM_AFTER if now - _stalled_at > FORGOTTEN_AFTER else min(2 * _calm, LONGEST_CALM)
-    _serial_until, _stalled_at = now + _calm, now

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.torch_positions import plane_blocks, signed_view
 
 
@@ -37,11 +38,13 @@ def bins_of(size: int, outputs: int, device: torch.device) -> Bins:
     return Bins(places.to(device), beyond.to(device) if bool(beyond.any()) else None, widths.to(device))
 
 
+@considerate
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Sums of bins, divided once."""
     return _averages(input, output_sizes, adjoint=False)
 
 
+@considerate
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The adjoint: gradients divided by their bins' elements, then summed over the bins that read an element."""
     if input_gradient.is_cpu and input_gradient.dtype.itemsize >= 4 and input_gradient.numel() > 0:
@@ -116,6 +119,7 @@ def _lined_up(source: Tensor, dimension: int, size: int, outputs: int, fill: flo
     return lined_up
 
 
+@considerate
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions in the plane; along every axis the first of several wins (rules M2, M3)."""
     if input.is_cpu and input.dtype.is_floating_point and input.numel() > 0:

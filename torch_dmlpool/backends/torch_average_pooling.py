@@ -15,20 +15,39 @@ from torch_dmlpool.backends import aten, whole_planes
 from torch_dmlpool.backends.blocks import Reach, halo_of, run, window_reach
 from torch_dmlpool.backends.separable import Elements, Pass, Sum, copy, record_axes
 from torch_dmlpool.backends.tape import Tape
+from torch_dmlpool.backends.threads import considerate
+from torch_dmlpool.backends.ways import DecidedOnce, Way
 from torch_dmlpool.window import Axis, Window
 
 
+@considerate
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Sums by axis, divided once."""
-    for served in (aten.average_pooling, aten.average_pooling_of_vectors):
-        output = served(input, window, include_padding, divisor_override)
-        if output is not None:
-            return output
+    return way_of_averages(input, window, include_padding, divisor_override)
+
+
+@DecidedOnce
+def way_of_averages(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Way:
+    """How averages are made: by ATen where it can and is faster, as a reduction, or by axis."""
+    for served in (aten.way_of_averages, aten.way_of_vector_averages):
+        way = served(input, window, include_padding, divisor_override)
+        if way is not None:
+            return way
+    if whole_planes.has_sums(input, window):
+        divisor = _divisor(
+            window, tuple(input.shape[2:]), [slice(0, 1)] * window.rank, include_padding, divisor_override, input
+        )
+        return partial(_averages_of_planes, divisor=divisor)
+    return partial(_averages_by_axis, window=window, include_padding=include_padding, divisor_override=divisor_override)
+
+
+def _averages_of_planes(input: Tensor, divisor: Tensor | int) -> Tensor:
+    averages = (whole_planes.sums(input) / divisor).to(input.dtype)
+    return operands.settled(averages, operands.suggested_memory_format(input))
+
+
+def _averages_by_axis(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     sizes = tuple(input.shape[2:])
-    sums = whole_planes.sums(input, window)
-    if sums is not None:
-        divisor = _divisor(window, sizes, [slice(0, 1)] * window.rank, include_padding, divisor_override, sums)
-        return operands.settled((sums / divisor).to(input.dtype), operands.suggested_memory_format(input))
     output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
@@ -122,6 +141,7 @@ def axis_counts(axis: Axis, size: int, outputs: slice, include_padding: bool) ->
     return below_end if include_padding else below_end - below_start
 
 
+@considerate
 def average_pooling_grad(
     input_gradient: Tensor,
     spatial_sizes: Sequence[int],

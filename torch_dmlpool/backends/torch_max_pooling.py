@@ -24,6 +24,8 @@ from torch_dmlpool.backends.positions import (
 )
 from torch_dmlpool.backends.separable import Elements, Maximum, Winner, copy, record_axes
 from torch_dmlpool.backends.tape import Tape
+from torch_dmlpool.backends.threads import considerate
+from torch_dmlpool.backends.ways import DecidedOnce, Way
 from torch_dmlpool.window import Axis, Window
 
 DECODED_AT_ONCE = 2**19
@@ -38,12 +40,23 @@ def _lowest(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
+@considerate
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima by axis."""
-    for served in (aten.max_pooling, whole_planes.maxima, aten.max_pooling_of_rows, aten.max_pooling_of_vectors):
-        values = served(input, window)
-        if values is not None:
-            return values
+    return way_of_maxima(input, window)
+
+
+@DecidedOnce
+def way_of_maxima(input: Tensor, window: Window) -> Way:
+    """How maxima are made: by ATen where it can and is faster, as a reduction, or by axis."""
+    for served in (aten.way_of_maxima, whole_planes.way_of_maxima, aten.way_of_row_maxima, aten.way_of_vector_maxima):
+        way = served(input, window)
+        if way is not None:
+            return way
+    return partial(_maxima_by_axis, window=window)
+
+
+def _maxima_by_axis(input: Tensor, window: Window) -> Tensor:
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
     output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
@@ -107,6 +120,7 @@ def kept_dtype(input: Tensor, window: Window) -> torch.dtype:
     return operands.tap_dtype(window.taps)
 
 
+@considerate
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps, or their positions."""
     dtype = kept_dtype(input, window)
@@ -116,6 +130,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     return _winners(input, window, dtype, as_indices=False) if small is None else small
 
 
+@considerate
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
@@ -207,6 +222,7 @@ def _index(window: Window, sizes: tuple[int, ...], where: Places, taps: Tensor, 
     out.copy_(indices)
 
 
+@considerate
 def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
@@ -227,10 +243,11 @@ def max_pooling_indices(
     return indices
 
 
+@considerate
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The gradient to the winners, which are found again from the input, a tile at a time where it is large."""
     channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
-    large = input.numel() > tapes.block_elements(False)
+    large = input.numel() > tapes.block_elements()
     if input.dtype.itemsize == 2 or not input.is_cpu or not large:
         _, taps = max_pooling_with_taps(input, window)
         return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
@@ -282,6 +299,7 @@ def _padded_to(axis: Axis, size: int, outputs: int) -> Axis:
     return replace(axis, end_padding=max(0, reached), ceil_mode=False)
 
 
+@considerate
 def max_pooling_grad_from_taps(
     input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
 ) -> Tensor:
@@ -346,11 +364,11 @@ def _scatter(
 def _scatter_at_once(
     window: Window, sizes: tuple[int, ...], windows: Windows, arriving: Tensor, taps: Tensor, out: Tensor
 ) -> None:
-    """The same for all windows of a plane, clearing it first, with PyTorch's threads where they are at hand.
+    """The same for all windows of a plane, clearing it first, with PyTorch's threads where there are several.
 
     ATen's adaptive pool has the one parallel scatter that knows no geometry, and it keeps the order of the windows too.
     """
-    if out.dim() == 2 and tapes.prefers_serial():
+    if out.dim() == 2 and torch.get_num_threads() == 1:
         _scatter(window, sizes, windows, arriving, taps, out.zero_())
         return
     where = places(window, sizes, windows, taps.device)
@@ -365,6 +383,7 @@ def _scatter_at_once(
     torch.ops.aten.adaptive_max_pool2d_backward.grad_input(arriving, out, positions, grad_input=out)
 
 
+@considerate
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element at each window's tap, 0 where the window is empty."""
     gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.threads import considerate
 
 BLOCK = 2**18
 """Elements of a block of planes, whose temporary numbers then stay in cache."""
@@ -44,6 +45,7 @@ def _masked(tensor: Tensor, inside: Tensor | None, other: int) -> Tensor:
     return tensor if inside is None else tensor.where(inside, other)
 
 
+@considerate
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
     plane = math.prod(spatial_sizes)
@@ -66,6 +68,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     return unique
 
 
+@considerate
 def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
     """The element at each position, 0 where it lies outside the plane."""
     gathered = operands.empty(positions.shape, input, operands.suggested_memory_format(positions))
@@ -79,6 +82,7 @@ def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
     return gathered
 
 
+@considerate
 def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.tape import PARALLEL_GRAIN
+from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.window import Window
 
 ELEMENTS_AT_ONCE = 2**20
@@ -30,28 +31,36 @@ def covers(window: Window, sizes: Sequence[int]) -> bool:
     )
 
 
-def maxima(input: Tensor, window: Window) -> Tensor | None:
-    """The maximum of every plane; None where that is not what is asked for."""
+def way_of_maxima(input: Tensor, window: Window) -> Way | None:
+    """How the maximum of every plane is found; None where that is not what is asked for."""
     if input.dtype in _UNREDUCED or input.numel() == 0 or not covers(window, input.shape[2:]):
         return None
+    return _maxima
+
+
+def _maxima(input: Tensor) -> Tensor:
     values = input.amax(list(range(2, input.dim())), keepdim=True)
     return operands.settled(values, operands.suggested_memory_format(input))
 
 
-def sums(input: Tensor, window: Window) -> Tensor | None:
-    """The sum of every plane, in float32 or wider; None where that is not what is asked for, or not exact enough."""
+def has_sums(input: Tensor, window: Window) -> bool:
+    """Whether the sum of every plane is what is asked for, and :func:`sums` exact enough."""
     if not input.is_cpu or input.numel() == 0 or not covers(window, input.shape[2:]):
-        return None
-    samples, channels, *sizes = input.shape
+        return False
     memory_format = operands.suggested_memory_format(input)
     if memory_format is not torch.contiguous_format:
-        if not input.is_contiguous(memory_format=memory_format):
-            return None
+        return input.is_contiguous(memory_format=memory_format)
+    is_row = input.is_contiguous() and math.prod(input.shape[2:]) < PARALLEL_GRAIN
+    return is_row and input.dtype is not torch.float64
+
+
+def sums(input: Tensor) -> Tensor:
+    """The sum of every plane, in float32 or wider."""
+    samples, channels, *sizes = input.shape
+    if operands.suggested_memory_format(input) is not torch.contiguous_format:
         vectors = input.movedim(1, -1).flatten(1, -2)
         dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
         return _sums_of_vectors(vectors, dtype).view(samples, channels, *(1 for _ in sizes))
-    if input.dtype is torch.float64 or not input.is_contiguous() or math.prod(sizes) >= PARALLEL_GRAIN:
-        return None
     return _sums_of_rows(input.view(samples * channels, -1)).view(samples, channels, *(1 for _ in sizes))
 
 

@@ -161,9 +161,10 @@ def sharded_like(tensor: Tensor, placements: Any) -> Tensor:
 
 def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
-    if not torch.is_grad_enabled():
-        return False
-    return any(tensor.requires_grad for tensor in tensors)
+    for tensor in tensors:
+        if tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
 def carries_derivative(tensor: Tensor) -> bool:
@@ -173,7 +174,8 @@ def carries_derivative(tensor: Tensor) -> bool:
 
 def backend_of(tensor: Tensor) -> ModuleType:
     """The backend that serves the device of ``tensor``."""
-    return backends.serving(tensor.device.type)
+    # Asking for the device's name takes four times as long.
+    return backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
 
 
 def folded(tensor: Tensor, batch_dimension: int | None, batch_size: int) -> Tensor:
