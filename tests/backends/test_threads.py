@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Eight threads that have never stalled, and a clock that stands still."""
     clock = Clock()
     monkeypatch.setattr(threads.time, "monotonic", clock)
-    for name, value in (("_stalls", 0), ("_calm_until", 0.0), ("_stalled_at", -threads.FORGOTTEN_AFTER)):
+    for name, value in (("_stalls", 0), ("_calm_until", 0.0), ("_calm", 0.0)):
         monkeypatch.setattr(threads, name, value)
     return clock
 
@@ -68,7 +68,7 @@ def test_calm_has_a_limit_and_old_stalls_are_forgotten(clock: Clock) -> None:
         threads.stalled()
     clock.now += 1.01 * threads.LONGEST_CALM
     assert threads_at_hand() == 8
-    clock.now += threads.FORGOTTEN_AFTER
+    clock.now += threads.LONGEST_CALM
     threads.stalled()
     assert threads_at_hand() == 4
     clock.now += 1.01 * threads.CALM_AFTER

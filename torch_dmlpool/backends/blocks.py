@@ -47,16 +47,19 @@ def run(
     halo: Sequence[int],
     reach: Reaching,
     record: Recording,
+    weight: int = 1,
 ) -> None:
     """Compute ``results`` from ``sources`` tile by tile, block by block; all are ``(N, C, *spatial)``.
 
     Among the results may be what is only read, of their sizes. ``halo`` is, per axis, the number of results below which
     a tile would read more halo than body. ``key`` stands for all that the recording depends on but the tensors.
+    ``weight`` says how many times as much memory as others the operations take for an element.
     """
     memory_format = operands.suggested_memory_format(results[0])
     rank = len(halo)
 
     def tiles(limit: int, sources: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Iterator[Tape]:
+        limit //= weight
         per_plane = math.prod(results[0].shape[1:-rank])
         for tile in _tiles(results[0].shape[-rank:], limit // max(1, per_plane), halo, reach):
             reaches = tuple(reach(number, *bounds) for number, bounds in enumerate(tile))
@@ -68,7 +71,8 @@ def run(
             yield tape
 
     for unit_sources, unit_results in _units(sources, results, memory_format):
-        _run_unit(key, unit_sources, unit_results, tiles)
+        keeps = math.prod(results[0].shape[2:]) <= KEPT_PLANE
+        _run_unit(key, unit_sources, unit_results, tiles, keeps)
 
 
 def window_reach(window: Window, sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
@@ -78,6 +82,14 @@ def window_reach(window: Window, sizes: Sequence[int], number: int, start: int, 
     low = min(max(first, 0), size)
     high = max(low, min(axis.first_position(stop - 1) + axis.extent, size))
     return Reach(slice(start, stop), slice(low, high), first - low)
+
+
+def covering_reach(window: Window, output_sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
+    """The windows that cover input elements ``start … stop - 1``; the position counts from the padded box's start."""
+    axis, outputs = window.axes[number], output_sizes[number]
+    low = min(max(-(-(start + axis.start_padding - axis.extent + 1) // axis.stride), 0), outputs)
+    high = max(low, min((stop - 1 + axis.start_padding) // axis.stride + 1, outputs))
+    return Reach(slice(start, stop), slice(low, high), start + axis.start_padding - low * axis.stride)
 
 
 def halo_of(window: Window) -> list[int]:
@@ -112,7 +124,8 @@ def run_planes(
         yield tape
 
     for unit_sources, unit_results in _units(sources, results, memory_format):
-        _run_unit(key, unit_sources, unit_results, whole_planes)
+        keeps = math.prod(results[0].shape[2:]) <= KEPT_PLANE
+        _run_unit(key, unit_sources, unit_results, whole_planes, keeps)
 
 
 def _units(
@@ -135,10 +148,12 @@ def _merges(tensor: Tensor) -> bool:
     return samples == 1 or channels == 1 or tensor.stride(0) == channels * tensor.stride(1)
 
 
-def _run_unit(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], tiles: Tiling) -> None:
+def _run_unit(
+    key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], tiles: Tiling, keeps: bool
+) -> None:
     wholes = (*sources, *results)
     watch = wholes[0].is_cpu and threads.can_be_fewer()
-    recorded = iter(_kept_tapes(key, sources, results, tapes.block_elements(), tiles))
+    recorded = iter(_kept_tapes(key, sources, results, tapes.block_elements(), tiles, keeps))
     for number, tape in enumerate(recorded):
         done = tape.replay(wholes, watch)
         if done < tape.planes:
@@ -147,7 +162,7 @@ def _run_unit(key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor,
             rest = [tuple(tensor[first:] for tensor in group) for group in (sources, results)]
             threads.stalled()
             with threads.fewer():
-                _run_unit(key, rest[0], rest[1], tiles)
+                _run_unit(key, rest[0], rest[1], tiles, keeps)
             return
 
 
@@ -156,10 +171,15 @@ _kept: dict[Hashable, tuple[Tape, ...]] = {}
 
 
 def _kept_tapes(
-    key: Hashable, sources: tuple[Tensor, ...], results: tuple[Tensor, ...], limit: int, tiles: Tiling
+    key: Hashable,
+    sources: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    limit: int,
+    tiles: Tiling,
+    keeps: bool,
 ) -> Iterable[Tape]:
     """The tapes for a unit of work, recorded anew or kept from another call for tensors of the same layout."""
-    if math.prod(results[0].shape[1:]) > KEPT_PLANE:
+    if not keeps:
         return tiles(limit, sources, results)
     layouts = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (*sources, *results))
     whole_key = (key, layouts, results[0].device, limit)

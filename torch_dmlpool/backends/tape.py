@@ -15,21 +15,18 @@ from torch import Tensor
 
 PARALLEL_GRAIN = 2**15
 """PyTorch runs an elementwise operation of fewer elements on the calling thread."""
-PARALLEL_BLOCK = 2**18
-"""Elements per thread of a block in parallel replays: long enough to pay for a region, small enough for the cache, and
-for the C library to hand the scratch of the call before out again instead of fetching fresh pages."""
+BLOCK, THREAD_BLOCK = 2**19, 2**18
+"""Elements of a block at least, and for each of several threads: long enough to pay for a parallel region, small
+enough for the cache, and for the C library to hand out the scratch of the call before instead of fresh pages."""
 MOST_THREADS = 8
 """Threads whose blocks are added up; beyond them scratch memory would grow with the machine."""
-SINGLE_THREAD_BLOCK = 2**16
-"""Elements of a block where PyTorch may use one thread only: a few of its size fit the second-level cache."""
 PATIENCE = 3e-3
 """Seconds that one operation on such a block may take; an idle machine needs a tenth of it."""
 
 
 def block_elements() -> int:
     """Elements that one operation on a block may have."""
-    threads = torch.get_num_threads()
-    return SINGLE_THREAD_BLOCK if threads == 1 else PARALLEL_BLOCK * min(threads, MOST_THREADS)
+    return max(BLOCK, THREAD_BLOCK * min(torch.get_num_threads(), MOST_THREADS))
 
 
 class Place(NamedTuple):

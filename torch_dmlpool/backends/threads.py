@@ -19,23 +19,26 @@ import torch
 
 CALM_AFTER, LONGEST_CALM = 0.03, 1.0
 """Seconds on fewer threads after an operation stalled; doubled each time in a row, up to a limit."""
-FORGOTTEN_AFTER = 3.0
-"""Seconds after which a stall no longer counts as one in a row: a hiccup is not a busy machine."""
+FORGOTTEN_AFTER = 0.1
+"""Seconds, or as many as were just calm, that all threads must do well for the next stall to be the first of a row
+again: a hiccup now and then is not a busy machine."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _calm_until = 0.0
-_stalled_at = -FORGOTTEN_AFTER
+_calm = 0.0
 _stalls = 0
 
 
 def stalled() -> None:
     """Take note that an operation waited for a thread."""
-    global _calm_until, _stalled_at, _stalls
+    global _calm_until, _calm, _stalls
     now = time.monotonic()
-    _stalls = 1 if now - _stalled_at > FORGOTTEN_AFTER else _stalls + 1
-    _calm_until, _stalled_at = now + min(CALM_AFTER * 2.0 ** min(_stalls - 1, 30), LONGEST_CALM), now
+    in_a_row = now - _calm_until < max(FORGOTTEN_AFTER, _calm)
+    _stalls = _stalls + 1 if in_a_row else 1
+    _calm = min(2 * _calm, LONGEST_CALM) if in_a_row else CALM_AFTER
+    _calm_until = now + _calm
 
 
 def considerate(operator: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

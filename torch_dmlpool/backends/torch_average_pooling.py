@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, whole_planes
-from torch_dmlpool.backends.blocks import Reach, halo_of, run, window_reach
+from torch_dmlpool.backends.blocks import Reach, covering_reach, halo_of, run, window_reach
 from torch_dmlpool.backends.separable import Elements, Pass, Sum, copy, record_axes
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
@@ -195,20 +195,9 @@ def average_pooling_grad(
             tape.record(copy, spread, result)
 
     key = ("average gradient", window, sizes, include_padding, divisor_override)
-    run(key, (input_gradient,), (gradient,), _spread_halo(window), partial(_spread_reach, window, output_sizes), record)
+    reach = partial(covering_reach, window, output_sizes)
+    run(key, (input_gradient,), (gradient,), [axis.extent for axis in window.axes], reach, record)
     return gradient
-
-
-def _spread_halo(window: Window) -> list[int]:
-    return [axis.extent for axis in window.axes]
-
-
-def _spread_reach(window: Window, output_sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
-    """Windows that cover input elements ``start … stop - 1``; the position counts from the padded box's start."""
-    axis, outputs = window.axes[number], output_sizes[number]
-    low = min(max(-(-(start + axis.start_padding - axis.extent + 1) // axis.stride), 0), outputs)
-    high = max(low, min((stop - 1 + axis.start_padding) // axis.stride + 1, outputs))
-    return Reach(slice(start, stop), slice(low, high), start + axis.start_padding - low * axis.stride)
 
 
 def _record_spread(tape: Tape, axis: Axis, reach: Reach, source: Tensor, dimension: int, out: Tensor) -> None:

@@ -12,12 +12,14 @@ from torch_dmlpool.backends.torch_average_pooling import average_pooling, averag
 from torch_dmlpool.backends.torch_max_pooling import (
     kept_dtype,
     max_pooling,
-    max_pooling_gather,
-    max_pooling_grad,
-    max_pooling_grad_from_taps,
     max_pooling_indices,
     max_pooling_with_indices,
     max_pooling_with_taps,
+)
+from torch_dmlpool.backends.torch_max_pooling_grad import (
+    max_pooling_gather,
+    max_pooling_grad,
+    max_pooling_grad_from_taps,
 )
 from torch_dmlpool.backends.torch_positions import gather_positions, scatter_positions, unique_positions
 from torch_dmlpool.backends.torch_quantized_average_pooling import quantized_linear_average_pooling
