@@ -14,6 +14,8 @@ from typing import Any
 import triton
 from torch_dmlpool.kernels import (
     average_pooling,
+    average_pooling_launch,
+    average_pooling_walk,
     launch,
     max_pooling,
     max_pooling_axes,
@@ -23,6 +25,8 @@ from torch_dmlpool.kernels import (
     max_pooling_launch,
     max_pooling_stream,
     max_pooling_strips,
+    max_pooling_walk,
+    max_pooling_walk_launch,
 )
 
 from benchmarks import sass
@@ -138,6 +142,29 @@ def strip_loads(how: launch.Launch) -> tuple[int, tuple[float, ...]]:
     return strips * constants["B"], (first, second)
 
 
+def walk_trips(
+    how: launch.Launch, window: int, above: int, lines: int, core: int = 0
+) -> tuple[int, Callable[[sass.Code], dict[int, float]]]:
+    """Threads of a walk with scratch, and how often its loops run: over tasks, turns, and a turn's lines inside."""
+    tasks, programs, _, _, _, _, strips, rows = how.sizes[:8]
+    height, turn = how.sizes[-8 if "WINDOW" in how.constants else -12], how.constants["M"]
+    tops = [strip * rows - above + row for strip in range(strips) for row in range(0, rows + window - 1, turn)]
+    parts = sum(max(0, -(-min(height - top, turn) // lines) - max(-top, 0) // lines) for top in tops)
+
+    def trips(code: sass.Code) -> dict[int, float]:
+        result = {0: tasks / programs, 1: len(tops) / strips, 2: parts / len(tops)}
+        if len(code.loops) < 3 or not _within(code.loops[2], code.loops[1]):
+            raise RuntimeError(f"{len(code.loops)} loops, not tasks, turns and lines")
+        # Within the lines the core of a maximum: one unrolled loop makes its loads, if it is not unrolled as a whole.
+        cores = range(3, len(code.loops))
+        busiest = max(cores, key=lambda i: code.loops[i].loads, default=None)
+        for i in cores:
+            result[i] = core / max(1, code.loops[i].loads) if i == busiest else 0.0
+        return result
+
+    return programs * how.constants["B"], trips
+
+
 def average_row(
     dtype: str,
     window: int,
@@ -151,32 +178,37 @@ def average_row(
     padding: int | None = None,
     dilation: int = 1,
 ) -> Row:
-    """Average pooling or its gradient, launched as ``kernels/launch.py`` says."""
+    """Average pooling or its gradient, launched as ``kernels/average_pooling_launch.py`` says."""
     padding = window // 2 * dilation if padding is None and window > 2 else padding or 0
     geometry = Window.directml(len(sizes), window, stride, padding, padding, dilation)
     outputs = geometry.output_sizes(sizes)
     source, target = (outputs, sizes) if adjoint else (sizes, outputs)
     shape = (*batch, *source)
-    problem = launch.AverageProblem(
+    problem = average_pooling_launch.AverageProblem(
         geometry, shape, dense(shape, channels_last), target, BYTES[dtype], True, channels_last,
         adjoint, include_padding, None,
     )  # fmt: skip
     kernels, read, read_type = [], prod(shape), dtype
-    for step in launch.average_steps(problem):
+    for step in average_pooling_launch.average_steps(problem):
         written, written_type = (step.scratch, "float32") if step.scratch else (prod(batch) * prod(target), dtype)
-        lanes, loop_loads = step.launch.sizes[0], ()
+        lanes, loop_loads, trips = step.launch.sizes[0], (), None
         if step.kernel == "sum_axis":
             loop_loads = (launch.divided(step.launch.sizes[-1], 8) * 8,)
         if step.kernel == "sum_strips":
             lanes, loop_loads = strip_loads(step.launch)
+        if step.kernel == "sum_walk":
+            rows, above = step.launch.constants["WINDOW"][0], step.launch.constants["START"][0]
+            above = rows - 1 - above if adjoint else above
+            lanes, trips = walk_trips(step.launch, rows, above, step.launch.constants["R"])
         kernels.append(
             Kernel(
-                getattr(average_pooling, step.kernel),
+                getattr(average_pooling_walk if step.kernel == "sum_walk" else average_pooling, step.kernel),
                 (read_type, written_type, *(["float32"] if step.beside else [])),
                 step.launch,
                 lanes,
                 read * BYTES[read_type] + written * BYTES[written_type],
                 loop_loads,
+                trips,
             )
         )
         read, read_type = written, written_type
@@ -204,7 +236,8 @@ def average_rows() -> Iterator[Row]:
             yield average_row(dtype, 3, 1, adjoint=adjoint, sizes=(32, 32, 32))
             yield average_row(dtype, 3, 1, adjoint=adjoint, sizes=(4096,))
             yield average_row(dtype, 3, 1, adjoint=adjoint, dilation=2)
-        yield average_row(dtype, 31, 1, channels_last=True)
+        for adjoint in (False, True):
+            yield average_row(dtype, 31, 1, channels_last=True, adjoint=adjoint)
         yield average_row(dtype, 7, 1, sizes=(7, 7), batch=(256, 512), padding=0)
         yield average_row(dtype, 112, 1, padding=0)
 
@@ -248,7 +281,18 @@ def max_row(
             "max_stream": (dtype, dtype, code),
             "max_axis": (dtype, so_far, dtype, code),
             "max_strips": (),
+            "max_walk": (),
         }[step.kernel]
+        if step.kernel == "max_walk":
+            between = max_pooling_walk_launch.scratch_type(step.launch, dtype)
+            columns = "uint8" if step.launch.constants["MODE"] == max_pooling_walk_launch.PAIRS else between
+            constants = step.launch.constants
+            lanes, trips = walk_trips(
+                step.launch, constants["KH"], constants["PH"], step.launch.sizes[8], window - constants["R"]
+            )
+            pointers = (dtype, dtype, tap_type if taps else dtype, between, columns)
+            kernels.append(Kernel(max_pooling_walk.max_walk, pointers, step.launch, lanes, moved, trips=trips))
+            continue
         if step.kernel == "max_strips":
             lanes, trips = step.launch.programs * launch.LANES, _strip_trips(step.launch)
             kernels.append(Kernel(max_pooling_strips.max_strips, (dtype,) * 3, step.launch, lanes, moved, trips=trips))
@@ -391,6 +435,7 @@ def max_rows() -> Iterator[Row]:
     for dtype in ("float32", "float16"):
         yield max_row(dtype, 31, 1, taps=True)
         yield max_row(dtype, 31, 1, channels_last=True)
+        yield max_row(dtype, 31, 1, taps=True, channels_last=True)
         yield max_gradient_row(dtype, 31, 1)
         yield max_gradient_row(dtype, 3, 1, sizes=(113, 113))
         yield max_gradient_row(dtype, 3, 1, sizes=(32, 32, 32))

@@ -21,6 +21,15 @@ def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def each_lanes(number, B: tl.constexpr):
+    """A number that all lanes share as each lane's own, to be compared where masks are made.
+
+    Compiled it is the same; the interpreter makes of a shared comparison an integer, and refuses masks of integers.
+    """
+    return tl.full([B], number, tl.int32)
+
+
+@triton.jit
 def tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr):
     """``(column, row, depth, rest)`` of a lane, column fastest; axes that ``RANK`` says are missing cost nothing."""
     column = lane % column_tiles

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from .addressing import first_tap_inside, lane_numbers, tile_of
-from .max_pooling import INDICES, NO_TAPS, comparable, lowest, maximum
+from .max_pooling import INDICES, NO_TAPS
+from .max_pooling_rows import comparable, lowest, maximum
 
 _LOOKUP_RUNTIME = [
     *("lanes", "C", "D", "H", "W", "OD", "OH", "OW"),
@@ -60,7 +61,7 @@ def at_taps(
     else:
         result = (depth.to(tl.int64) * H + row) * W + column
         if WITH == INDICES:
-            result += (n * C + c) * (D.to(tl.int64) * H * W)
+            result += (n * C + c) * (tl.cast(D, tl.int64) * H * W)
         result = tl.where(inside, result, -1)
     out = n * yn + c * yc + od * yd + oh * yh + ow * yw
     tl.store(y + out, result.to(y.dtype.element_ty), mask=live)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from .addressing import first_covering, join_columns, lane_numbers, plane_offset, split_columns, tile_of
-from .max_pooling import CHANNELS, COLUMNS, as_block, tap_at
+from .max_pooling_rows import CHANNELS, COLUMNS, as_block, tap_at
 
 _RUNTIME = [
     *("lanes", "C", "D", "H", "W", "OD", "OH", "OW", "gn", "gc", "gd", "gh", "gw"),

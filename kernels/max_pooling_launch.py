@@ -34,6 +34,7 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     shared_by,
 )
 from torch_dmlpool.kernels.max_pooling_stream_launch import max_stream
+from torch_dmlpool.kernels.max_pooling_walk_launch import max_walk
 
 __all__ = ["INDICES", "NO_TAPS", "PLANE_INDICES", "TAPS", "MaxProblem", "max_passes", "tap_lookup"]
 
@@ -271,13 +272,15 @@ def max_strips(problem: MaxProblem) -> Pass | None:
 
 @lru_cache(maxsize=4096)
 def max_passes(problem: MaxProblem, encode: int) -> tuple[Pass, ...]:
-    """The launches that serve a max pooling; a walk while registers last, then strips for values alone, then passes."""
+    """The launches of a max pooling: a walk in registers or with scratch, strips for values alone, or passes."""
     one = max_stream(problem, encode)
     if one is None and encode == NO_TAPS:
         one = max_strips(problem)
     if one is not None:
         return (one,)
     launch = max_windows(problem, encode)
+    if launch is None and (one := max_walk(problem, encode)) is not None:
+        return (one,)
     if launch is None:
         return max_axes(problem, encode != NO_TAPS)
     elements, taps = prod((*problem.planes, *problem.outputs)), prod(problem.axes.window)

@@ -13,22 +13,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import lane_numbers, plane_offset, split_columns, tile_of
-from .max_pooling import (
+from .addressing import each_lanes, first_tap_inside, lane_numbers, plane_offset, split_columns, tile_of
+from .max_pooling_keys import KEY_BASE, PADDING, greatest, keys_apart, ordered, store_keys, two_bytes
+from .max_pooling_rows import (
     CHANNELS,
     COLUMNS,
     as_block,
     as_code,
     code_number,
     first_greatest,
-    first_tap_inside,
     lowest,
     maximum,
     row_columns,
     sliding_maxima,
     store_columns,
 )
-from .max_pooling_keys import KEY_BASE, PADDING, greatest, keys_apart, ordered, store_keys, two_bytes
 
 VALUES = tl.constexpr(0)
 """Maxima alone."""
@@ -92,7 +91,7 @@ def keys_of_row(
     read = ()
     for c in tl.static_range(LOW, HIGH + 1):
         # Below 0 is, without a sign, beyond every width.
-        ok = inside & ((first + c).to(tl.uint32) < W.to(tl.uint32))
+        ok = inside & ((first + c).to(tl.uint32) < tl.cast(W, tl.uint32))
         if LAYOUT == COLUMNS:
             # The distance between vectors is an offset within the instruction.
             at = words[:, None] + (c * HALF + tl.arange(0, HALF)[None, :])
@@ -246,10 +245,10 @@ def max_stream(
     for turn in range(0, rows + (KH - 1), M):
         for k in tl.static_range(M):
             row = first_row + turn + k
-            inside = live & (row.to(tl.uint32) < H.to(tl.uint32))
+            inside = live & (row.to(tl.uint32) < tl.cast(H, tl.uint32))
             if MODE == KEYS:
                 keys = keys_of_row(
-                    x_words + row * xh * (V // 2), xw.to(tl.int64) * (V // 2), inside, first_column, W,
+                    x_words + row * xh * (V // 2), tl.cast(xw, tl.int64) * (V // 2), inside, first_column, W,
                     KEY_BASE - (turn + k) * KW, LOW, HIGH, ORIGIN, Q + KW - 1, V, B, LAYOUT,
                     x.dtype.element_ty == tl.bfloat16, ASM,
                 )  # fmt: skip
@@ -269,7 +268,7 @@ def max_stream(
             state, ended = row_further(state, found, KH, WAYS, Q * PLANES, MODE, ASM)
             number = turn + k - (KH - 1)
             oh = rg * rows + number
-            ok = live & (number >= 0) & (oh < OH)
+            ok = live & (each_lanes(number, B) >= 0) & (oh < OH)
             y_row = y + y_plane
             t_row = t + y_plane
             if MODE == KEYS:
@@ -285,8 +284,8 @@ def max_stream(
                         words, taps = keys_apart(ended[2 * v], ended[2 * v + 1], origin - 0x00010001 * v, ASM)
                         tl.store(y_words, words, mask=ok[:, None])
                         tl.store(t_pairs, two_bytes(taps, ASM), mask=ok[:, None])
-                        y_words = y_words + yw.to(tl.int64) * (V // 2)
-                        t_pairs = t_pairs + yw.to(tl.int64) * (V // 2)
+                        y_words = y_words + tl.cast(yw, tl.int64) * (V // 2)
+                        t_pairs = t_pairs + tl.cast(yw, tl.int64) * (V // 2)
             else:
                 taps = ()
                 if MODE == PAIRS:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .addressing import join_columns, plane_offset, split_columns
-from .max_pooling import comparable, lowest, maximum
+from .max_pooling_rows import comparable, lowest, maximum
 
 _RUNTIME = [
     *("strips", "programs", "C", "H", "W", "OH", "OW", "strips_per_plane", "rows"),

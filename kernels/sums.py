@@ -259,3 +259,87 @@ def sharing_sums(columns, FIRST: tl.constexpr, K: tl.constexpr, V: tl.constexpr)
             else:
                 sums = sums + ((before[V - 2 - v] + after[v - 1]) + core,)
     return sums
+
+
+@triton.constexpr_function
+def additions(K, R):
+    """The most additions that a term of ``logarithmic_sums`` goes through."""
+    core = (K - R).bit_length() + 1
+    return core - 1 if R == 1 else max(core, (R - 2).bit_length() + 2)
+
+
+@triton.jit
+def running_sums(values, OUTER: tl.constexpr, TOWARDS: tl.constexpr, COUNT: tl.constexpr):
+    """Sums of the first 1, 2, ... ``COUNT`` entries from ``OUTER`` on in steps of ``TOWARDS``, each a balanced tree."""
+    if COUNT == 1:
+        return (values[OUTER],)
+    else:
+        HALF: tl.constexpr = 1 << ((COUNT - 1).bit_length() - 1)
+        sums = running_sums(values, OUTER, TOWARDS, HALF)
+        further = running_sums(values, OUTER + TOWARDS * HALF, TOWARDS, COUNT - HALF)
+        for i in tl.static_range(COUNT - HALF):
+            sums = sums + (sums[HALF - 1] + further[i],)
+        return sums
+
+
+@triton.jit
+def logarithmic_sums(values, K: tl.constexpr, R: tl.constexpr):
+    """``R`` neighbouring sums of ``K >= R`` entries of a tuple: a core that all share, and edges, all of them trees."""
+    core = pairwise_sum(values, R - 1, K - R + 1)
+    sums = ()
+    if R == 1:
+        sums = (core,)
+    else:
+        before = running_sums(values, R - 2, -1, R - 1)
+        after = running_sums(values, K, 1, R - 1)
+        for j in tl.static_range(R):
+            if j == 0:
+                sums = sums + (before[R - 2] + core,)
+            elif j == R - 1:
+                sums = sums + (after[R - 2] + core,)
+            else:
+                sums = sums + ((before[R - 2 - j] + after[j - 1]) + core,)
+    return sums
+
+
+@triton.constexpr_function
+def kept_before(window, level):
+    """How many blocks of fewer than ``2 ** level`` rows a walk remembers."""
+    return sum(remembered(window, m) for m in range(level))
+
+
+@triton.constexpr_function
+def remembered(window, level):
+    """How many blocks of ``2 ** level`` rows a walk remembers: as far as the next size, or the window, reaches back."""
+    height = window.bit_length()
+    if level < height - 1:
+        return 2**level
+    return window % 2**level
+
+
+@triton.jit
+def blocks_further(state, row, K: tl.constexpr):
+    """``(state, total)`` one row further down: the sum of the ``K`` rows that end in ``row``, and what the next need.
+
+    ``state`` holds, for each size 1, 2, 4, ..., the last blocks of as many rows, oldest first.
+    """
+    HEIGHT: tl.constexpr = K.bit_length()
+    kept = ()
+    total = row
+    block = row
+    for m in tl.static_range(HEIGHT):
+        # The window's bits, the lowest at its end: a block of 2 ** m rows ends where the smaller ones begin.
+        if (K >> m) % 2 == 1:
+            if K % (1 << m) == 0:
+                total = block
+            else:
+                total = state[kept_before(K, m + 1) - K % (1 << m)] + total
+        longer = block
+        if m < HEIGHT - 1:
+            longer = state[kept_before(K, m)] + block
+        for i in tl.static_range(kept_before(K, m) + 1, kept_before(K, m + 1)):
+            kept = kept + (state[i],)
+        if kept_before(K, m + 1) > kept_before(K, m):
+            kept = kept + (block,)
+        block = longer
+    return kept, total

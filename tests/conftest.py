@@ -53,6 +53,21 @@ PYTORCH_WARNS_ITSELF = [
 def pytest_configure(config: pytest.Config) -> None:
     for line in PYTORCH_WARNS_ITSELF:
         config.addinivalue_line("filterwarnings", line)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        let_loops_count()
+
+
+def let_loops_count() -> None:
+    """Triton 3.6's interpreter asks of numpy, for a loop up to a run-time number, what numpy 2.4 does no more."""
+    import triton
+    from triton.runtime import interpreter
+
+    def patch(tensor: type, scope: interpreter._LangPatchScope) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # as Triton 3.7 has it
+
+    if triton.__version__.startswith("3.6."):
+        original, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, patch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

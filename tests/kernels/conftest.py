@@ -15,6 +15,7 @@ NEED_THE_INTERPRETER = (
     "test_max_pooling.py",
     "test_max_pooling_stream.py",
     "test_quantized_average_pooling.py",
+    "test_walks.py",
 )
 NEED_THE_COMPILER = ("test_compilation.py",)
 

@@ -17,11 +17,11 @@ pytest.importorskip("triton")
 
 from assembly import Lanes, lanes, plainly, sharing_matters
 from torch_dmlpool.kernels import (
-    max_pooling,
     max_pooling_grad,
     max_pooling_grad_launch,
-    max_pooling_grad_words,
     max_pooling_keys,
+    max_pooling_rows,
+    max_pooling_words,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 ASSEMBLED = {
-    max_pooling: {"first_greatest"},
     max_pooling_grad: {"add_winner", "add_picked", "add_in_row"},
     max_pooling_keys: {"ordered", "restored", "low_halves", "even_bytes", "two_bytes", "greatest"},
-    max_pooling_grad_words: {"bytes_apart", "winning_rows", "add_up_the_rows", "spread", "spread_two"},
+    max_pooling_rows: {"first_greatest"},
+    max_pooling_words: {"bytes_apart", "winning_rows", "add_up_the_rows", "spread", "spread_two"},
 }
 """Functions with inline assembly; each is tested below."""
 BOUNDARY_TAPS = [0, 1, 127, 128, 223, 224, 225, 254, 255]
-SPOILT = max_pooling_grad_words.SPOILT.value
+SPOILT = max_pooling_words.SPOILT.value
 WORD_SIZES = range(max_pooling_grad_launch.WORD_WINDOWS[0], max_pooling_grad_launch.WORD_WINDOWS[1] + 1)
 SOME_SIZES = [4, 7, 9, 15]
 EVERY = pytest.param(WORD_SIZES, id="every size", marks=pytest.mark.slow)
@@ -75,7 +75,7 @@ def terms(random: np.random.Generator, count: int) -> Lanes:
 def test_none_is_missing() -> None:
     """Every function of kernels/ with inline assembly stands in the table above."""
     found = {}
-    for path in pathlib.Path(max_pooling.__file__).parent.glob("*.py"):
+    for path in pathlib.Path(max_pooling_rows.__file__).parent.glob("*.py"):
         for function in ast.parse(path.read_text()).body:
             calls = [one for one in ast.walk(function) if getattr(one, "attr", None) == "inline_asm_elementwise"]
             if calls:
@@ -191,7 +191,7 @@ def test_words_of_keys(random: np.random.Generator) -> None:
 
 def test_first_greatest(random: np.random.Generator) -> None:
     """M2, M3: the later pair wins only where it is strictly greater or the first NaN."""
-    assembly, _ = paths(max_pooling, "first_greatest")
+    assembly, _ = paths(max_pooling_rows, "first_greatest")
     values = np.concatenate([SPECIAL, random.normal(size=40).astype(np.float32)])
     values[np.isnan(values)] = np.uint32(0x7FFFFFFF).view(np.float32)  # as an addition leaves it
     earlier, later = (one.ravel() for one in np.meshgrid(values, values))
@@ -241,7 +241,7 @@ def test_add_in_row_and_picked(random: np.random.Generator) -> None:
 
 def test_bytes_apart(random: np.random.Generator) -> None:
     """M6: four taps of a byte as two words of two, spoilt or not."""
-    assembly, twin = paths(max_pooling_grad_words, "bytes_apart")
+    assembly, twin = paths(max_pooling_words, "bytes_apart")
     word = words(random)
     for above in (0, SPOILT):
         found = assembly(word, lanes(np.full(word.size, above)))
@@ -253,12 +253,12 @@ def test_bytes_apart(random: np.random.Generator) -> None:
 
 def test_winning_rows() -> None:
     """M5, M6: every tap, in either half, of every window that is gathered by words; a spoilt word equals no row."""
-    assembly, twin = paths(max_pooling_grad_words, "winning_rows")
+    assembly, twin = paths(max_pooling_words, "winning_rows")
     by_bytes = 0
     for width in WORD_SIZES:
         for height in (one for one in WORD_SIZES if one * width <= 225):
             taps = np.arange(height * width)
-            by_bytes += max_pooling_grad_words.row_shift(height * width, width) == 8
+            by_bytes += max_pooling_words.row_shift(height * width, width) == 8
             for shift in range(0, taps.size, 1 + taps.size // 4):
                 others = np.roll(taps, shift)
                 word = lanes(taps | others << 16)
@@ -281,7 +281,7 @@ def windows_at_random(
         taps[random.integers(2), random.integers(0, count, 9)] = edge
     spoiler = lanes(np.where(random.random(count) < 0.2, SPOILT, 0))
     word = lanes(taps[0] | taps[1] << 16) | spoiler
-    assembly, _ = paths(max_pooling_grad_words, "winning_rows")
+    assembly, _ = paths(max_pooling_words, "winning_rows")
     rows = assembly(word, spoiler, height, width)
     return word, rows, np.where(spoiler == 0, taps, -1), terms(random, count), terms(random, count)
 
@@ -305,7 +305,7 @@ def assert_alike(found: object, others: object) -> None:
 @pytest.mark.parametrize("walk", ["columns", "channels"])
 def test_up_the_rows(walk: str, sizes: list[int], random: np.random.Generator) -> None:
     """M5: from the first windows to the last that reach a lane's rows, as the walk along columns or channels does."""
-    assembly, twin = paths(max_pooling_grad_words, "add_up_the_rows")
+    assembly, twin = paths(max_pooling_words, "add_up_the_rows")
     count = 400
     for height, width in ((one, other) for one in sizes for other in sizes if one * other <= 225):
         rows = height if walk == "columns" else max_pooling_grad_launch.WORD_ROWS
@@ -362,7 +362,7 @@ def picks(random: np.random.Generator, width: int, count: int) -> tuple[Lanes, n
 @pytest.mark.parametrize("sizes", [pytest.param(SOME_SIZES, id="some sizes"), EVERY])
 def test_along_the_row(sizes: list[int], random: np.random.Generator) -> None:
     """M5: all the words that reach a lane's columns, with every padding that changes where words begin."""
-    assembly, twin = paths(max_pooling_grad_words, "spread")
+    assembly, twin = paths(max_pooling_words, "spread")
     count, across = 200, 8
     for width in sizes:
         paddings = (0, 1, width // 2, width, 2 * width + 1) if sizes is SOME_SIZES else range(2 * width + 2)
@@ -389,7 +389,7 @@ def test_along_the_row(sizes: list[int], random: np.random.Generator) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_two_along_the_row(random: np.random.Generator) -> None:
     """M5: two channels' sums move on by a column each turn, and the last one begins anew."""
-    assembly, twin = paths(max_pooling_grad_words, "spread_two")
+    assembly, twin = paths(max_pooling_words, "spread_two")
     count = 200
     for width in WORD_SIZES:
         nothing = lanes(np.zeros(count), np.float32)

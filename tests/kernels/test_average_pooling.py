@@ -107,8 +107,7 @@ def test_layouts(layout: str) -> None:
     assert_both((6, 8), pooling(2, (2, 3), 2, (0, 1), 1), layout=layout)
 
 
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+@cases.in_pairs(dtype=samples.FLOATS, layout=["contiguous", "channels last", "sliced"])
 def test_data_types(dtype: torch.dtype, layout: str) -> None:
     """A4: one rounding at the end, from float32 or float64."""
     assert_both((5, 16), pooling(2, 3, 1, 1, 1), batch=(1, 8), dtype=dtype, layout=layout)

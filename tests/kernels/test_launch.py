@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from torch_dmlpool.kernels import average_pooling_launch as averages
 from torch_dmlpool.kernels import launch
 
 from torch_dmlpool.window import Window
@@ -19,17 +20,17 @@ def dense(shape: tuple[int, ...], channels_last: bool = False) -> tuple[int, ...
     return tuple(strides)
 
 
-def problem(window: Window, shape: tuple[int, ...], **changes: object) -> launch.AverageProblem:
+def problem(window: Window, shape: tuple[int, ...], **changes: object) -> averages.AverageProblem:
     channels_last = bool(changes.get("channels_last", False))
-    made = launch.AverageProblem(
+    made = averages.AverageProblem(
         window, shape, dense(shape, channels_last), window.output_sizes(shape[2:]), 4, True, channels_last,
         False, False, None,
     )  # fmt: skip
     return made._replace(**changes)
 
 
-def only(problem: launch.AverageProblem) -> launch.Launch:
-    (step,) = launch.average_steps(problem)
+def only(problem: averages.AverageProblem) -> launch.Launch:
+    (step,) = averages.average_steps(problem)
     assert step.kernel == "sum_tile"
     return step.launch
 
@@ -43,10 +44,10 @@ def test_a_batch_makes_no_new_kernel() -> None:
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
         assert only(problem(THREE, shape)).constants == first
     large = Window.directml(2, 40, 1, 20, 20)
-    first = [step.launch.constants for step in launch.average_steps(problem(large, (1, 4, 50, 50)))]
+    first = [step.launch.constants for step in averages.average_steps(problem(large, (1, 4, 50, 50)))]
     second = Window.directml(2, (60, 35), (2, 1), 17, 3, (1, 2))
     for window, shape in ((large, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
-        steps = launch.average_steps(problem(window, shape, divisor_override=1600))
+        steps = averages.average_steps(problem(window, shape, divisor_override=1600))
         looped = [{**step.launch.constants, "COUNT": 0, "DIVISOR": 0} for step in steps]
         assert looped == [{**constants, "COUNT": 0, "DIVISOR": 0} for constants in first]
 
@@ -75,7 +76,7 @@ def test_64_bits_only_where_needed() -> None:
     assert only(problem(THREE, (1, 1, 2**16, 2**15))).constants["WIDE"]
     assert only(problem(THREE, (1, 2**16, 2**8, 2**8), channels_last=True)).constants["WIDE"]
     far = Window.directml(2, (1, 2), 1, (0, 2**30), (0, 2**30), (1, 2**30))
-    assert launch.average_steps(problem(far, (1, 1, 4, 8)))[0].launch.constants["WIDE"]
+    assert averages.average_steps(problem(far, (1, 1, 4, 8)))[0].launch.constants["WIDE"]
 
 
 def test_the_grid_has_one_dimension_and_covers_the_target() -> None:
@@ -113,11 +114,11 @@ def test_divisors() -> None:
 
 
 def test_large_windows_take_one_loop_per_axis() -> None:
-    steps = launch.average_steps(problem(Window.directml(3, (20, 1, 30), 1, 7, 9), (2, 4, 24, 24, 24)))
+    steps = averages.average_steps(problem(Window.directml(3, (20, 1, 30), 1, 7, 9), (2, 4, 24, 24, 24)))
     assert [step.kernel for step in steps] == ["sum_axis"] * 3  # the middle one grows by its padding
     assert [bool(step.scratch) for step in steps] == [True, True, False]
     # A loop goes over the taps that can lie inside, not over all.
-    ((step),) = launch.average_steps(problem(Window.directml(1, 2**30, 1, 2**29, 2**29), (1, 1, 8)))
+    ((step),) = averages.average_steps(problem(Window.directml(1, 2**30, 1, 2**29, 2**29), (1, 1, 8)))
     assert step.launch.sizes[-1] == 8
 
 

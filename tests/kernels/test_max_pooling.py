@@ -51,22 +51,20 @@ READ_AS = {
 }
 
 
-@pytest.mark.parametrize("layout", READ_AS)
-@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-def test_unrolled_forward(window: Window, layout: str, ran: list[Ran]) -> None:
+@cases.in_pairs(window=list(WINDOWS), layout=list(READ_AS))
+def test_unrolled_forward(window: str, layout: str, ran: list[Ran]) -> None:
     """M1 to M4, G7: every layout has its own form of the unrolled kernel, and all of them agree with the oracle."""
-    assert_forward(samples.LAYOUTS[layout](awkward(2, 4, 7, 8)), window)
+    assert_forward(samples.LAYOUTS[layout](awkward(2, 4, 7, 8)), WINDOWS[window])
     unrolled = {one.form for one in ran if one.kernel != "max_stream"}  # which serves some windows and types
     assert unrolled == {f"max_windows, {READ_AS[layout]}"}
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
-@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-def test_unrolled_gradient(window: Window, layout: str, ran: list[Ran]) -> None:
+@cases.in_pairs(layout=["contiguous", "channels last", "sliced"], window=list(WINDOWS))
+def test_unrolled_gradient(layout: str, window: str, ran: list[Ran]) -> None:
     """M5: one gather in the input's layout, whatever the incoming gradient's."""
     input = samples.LAYOUTS[layout](awkward(2, 4, 7, 8))
     for of_gradient in ("contiguous", layout, "expanded over the batch"):
-        assert_gradient(input, window, samples.LAYOUTS[of_gradient])
+        assert_gradient(input, WINDOWS[window], samples.LAYOUTS[of_gradient])
     forms = {one.form for one in ran if one.kernel.startswith("grad_")}
     if layout == "channels last":
         assert forms <= {"grad_windows, channels", "grad_words_of_channels"}
@@ -124,10 +122,10 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
-@pytest.mark.parametrize("window", LARGE.values(), ids=LARGE)
-def test_axis_by_axis(window: Window, layout: str, ran: list[Ran]) -> None:
+@cases.in_pairs(name=list(LARGE), layout=["contiguous", "channels last", "sliced"])
+def test_axis_by_axis(name: str, layout: str, ran: list[Ran]) -> None:
     """M1 to M5: a window past the unrolling bound goes axis by axis, with the same values, taps and gradients."""
+    window = LARGE[name]
     input = samples.LAYOUTS[layout](awkward(1, 4, 7, 8))
     taps = assert_forward(input, window)
     assert taps.dtype == (torch.uint8 if window.taps <= 225 else torch.int16)

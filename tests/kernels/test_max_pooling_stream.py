@@ -8,9 +8,9 @@ import pytest
 import samples
 import torch
 from kernel_checks import Ran, Recorder, assert_gradient, awkward, backend, pooling_of
-from torch_dmlpool.kernels import max_pooling_grad_words as words
 from torch_dmlpool.kernels import max_pooling_stream as stream
 from torch_dmlpool.kernels import max_pooling_stream_launch as launches
+from torch_dmlpool.kernels import max_pooling_words as words
 
 from torch_dmlpool.window import Window
 

@@ -7,7 +7,9 @@ comes from PyTorch's caching allocator, so CUDA graphs can capture every call.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -47,6 +49,10 @@ __all__ = [
 
 def _launch(kernel: Any, launch: Any, *tensors: Tensor) -> None:
     """Run ``kernel`` over ``tensors`` as ``launch`` says; the device is made current only where it is not."""
+    if _records.get():
+        grid, warps = (launch.programs,), _warps(launch)
+        torch.library.wrap_triton(kernel)[grid](*tensors, *launch.sizes, **launch.constants, num_warps=warps)
+        return
     device = tensors[0].device
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         _run(kernel, launch, tensors, device.index)
@@ -71,18 +77,45 @@ def _run(kernel: Any, launch: Any, tensors: tuple[Tensor, ...], device: int | No
         compiled, constants = found
         compiled[(launch.programs, 1, 1)](*tensors, *launch.sizes, *constants)
         return
-    # A lane per thread: AMD's wavefronts of 64 threads need half as many.
-    num_warps = launch.num_warps // 2 if torch.version.hip else launch.num_warps
     # Said aloud because Triton's default is about to change, and Triton 3.9 warns of that at every compilation.
-    options = {"num_warps": num_warps, "enable_fp_fusion": True}
+    options = {"num_warps": _warps(launch), "enable_fp_fusion": True}
     compiled = kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
     if compiled is not None:  # as it is in the interpreter
         names = kernel.arg_names[len(tensors) + len(launch.sizes) :]
         launch.compiled[key] = compiled, tuple(launch.constants[name] for name in names)
 
 
+def _warps(launch: Any) -> int:
+    """A lane per thread: AMD's wavefronts of 64 threads need half as many."""
+    warps: int = launch.num_warps
+    return warps // 2 if torch.version.hip else warps
+
+
+_records: ContextVar[bool] = ContextVar("whether launches are recorded", default=False)
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Inside, launches on fake tensors become nodes of the graph that is being traced (``torch.library.wrap_triton``).
+
+    Memory is taken to be aligned, as it is where compiled graphs allocate it; of their inputs they see to it.
+    """
+    token = _records.set(True)
+    try:
+        yield
+    finally:
+        _records.reset(token)
+
+
+def _unused(tensor: Tensor) -> Tensor:
+    """What a kernel gets that neither reads nor writes it: ``tensor``, but in a graph nothing may be named twice."""
+    return torch.empty(1, dtype=tensor.dtype, device=tensor.device) if _records.get() else tensor
+
+
 def _is_aligned(*tensors: Tensor) -> bool:
     """Whether every tensor starts at a multiple of 16 bytes: only then Triton emits its widest loads and stores."""
+    if _records.get():
+        return all(tensor.storage_offset() * tensor.itemsize % 16 == 0 for tensor in tensors)
     return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
@@ -132,7 +165,8 @@ def _averages(
         divisor_override,
     )
     for step in steps:
-        kernel = _kernel("average_pooling", step.kernel)
+        module = "average_pooling_walk" if step.kernel == "sum_walk" else "average_pooling"
+        kernel = _kernel(module, step.kernel)
         if step.scratch or step.beside:
             accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
             scratch = torch.empty(step.scratch + step.beside, dtype=accumulated, device=source.device)
@@ -152,9 +186,9 @@ def _average_steps(
     *rest: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The launches of an average; ``rest`` as in ``AverageProblem``."""
-    from torch_dmlpool.kernels import launch
+    from torch_dmlpool.kernels import average_pooling_launch as launches
 
-    return launch.average_steps(launch.AverageProblem(window, shape, strides, sizes, dtype.itemsize, *rest))
+    return launches.average_steps(launches.AverageProblem(window, shape, strides, sizes, dtype.itemsize, *rest))
 
 
 @lru_cache(maxsize=4096)
@@ -218,12 +252,12 @@ def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype 
     """Values, and beside them taps or indices of ``code_dtype`` as ``encode`` says (else the values once more)."""
     memory_format = operands.suggested_memory_format(input)
     input = input.resolve_neg()
-    aligned = input.data_ptr() % 16 == 0
+    aligned = _is_aligned(input)
     sizes, passes = _max_plan(
         window, encode, tuple(input.shape), input.stride(), input.dtype, aligned, _target(input), memory_format
     )
     values = operands.empty(sizes, input, memory_format)
-    codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
+    codes = _unused(values) if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if not passes:
         return values, codes
     if passes[0].kernel in ("max_windows", "max_stream"):
@@ -234,18 +268,26 @@ def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype 
         scratch = torch.empty(passes[0].scratch, dtype=input.dtype, device=input.device)
         _launch(_kernel("max_pooling_strips", "max_strips"), passes[0].launch, input, values, scratch)
         return values, codes
-    from torch_dmlpool.kernels import max_pooling_axes, max_pooling_launch
+    from torch_dmlpool.kernels import max_pooling_axes, max_pooling_launch, max_pooling_walk, max_pooling_walk_launch
 
     taps = codes
     if encode not in (max_pooling_launch.NO_TAPS, max_pooling_launch.TAPS):
         taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
     current, inner = input, input
     for step in passes:
+        if step.kernel == "max_walk":
+            kind = max_pooling_walk_launch.scratch_type(step.launch, str(input.dtype).removeprefix("torch."))
+            between = torch.empty(step.scratch, dtype=getattr(torch, kind), device=input.device)
+            columns = _unused(between)
+            if step.launch.constants["MODE"] == max_pooling_walk_launch.PAIRS:
+                columns = torch.empty(step.scratch, dtype=torch.uint8, device=input.device)
+            _launch(max_pooling_walk.max_walk, step.launch, input, values, taps, between, columns)
+            break
         if step is passes[-1]:
             result, result_taps = values, taps
         else:
             result = torch.empty(step.elements, dtype=input.dtype, device=input.device)
-            result_taps = result
+            result_taps = _unused(result)
             if encode != max_pooling_launch.NO_TAPS:
                 # An empty window is marked by -1 until the last pass.
                 kind = torch.int16 if step.taps <= 2**15 else torch.int32

@@ -1,0 +1,119 @@
+"""Requantization on the GPU: scales, zero points, and sums turned into 8-bit results as exact arithmetic has them.
+
+For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is off by less than
+2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from every half; so rounding it to a
+multiple of 2⁻⁴¹ first, then to an integer, turns neither into the other.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NUMBER = tl.constexpr(0)
+"""A scale or zero point is given as a number."""
+ONE = tl.constexpr(1)
+"""It is the one entry of a tensor."""
+EACH = tl.constexpr(2)
+"""It is a tensor of one entry per channel."""
+LARGEST_FACTOR = tl.constexpr(2.0**15)
+"""Any sum but 0 times this is cut off at the ends of the type, and no product reaches 2³¹."""
+SNAP = tl.constexpr(1.5 * 2.0**11)
+"""Added to a float64 number of less than 2¹⁰ it leaves a multiple of 2⁻⁴¹."""
+TO_INTEGER = tl.constexpr(1.5 * 2.0**52 - 1.5 * 2.0**11)
+"""Added after that it leaves the nearest integer, halves to even, in the lower 32 bits."""
+
+
+@triton.jit
+def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
+    """A scale or zero point for ``channel``, of float32 or int32."""
+    if KIND == NUMBER:
+        return tl.full((), source, TYPE)
+    elif KIND == ONE:
+        return tl.load(source).to(TYPE)
+    else:
+        return tl.load(source + channel).to(TYPE)
+
+
+@triton.jit
+def zero_byte(zero, SIGNED: tl.constexpr):
+    """The input's zero point as what is added up for it: 0 to 255."""
+    if SIGNED:
+        return zero + 128
+    else:
+        return zero
+
+
+@triton.jit
+def float64_reciprocal(count):
+    """``1 / count`` in float64, for a small positive integer, to a unit in the last place: two steps from float32."""
+    divisor = count.to(tl.float64)
+    guess = (1.0 / count.to(tl.float32)).to(tl.float64)
+    guess = tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
+    return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
+
+
+@triton.jit
+def requantized(sums, factor, zero, LEAST: tl.constexpr, MOST: tl.constexpr):
+    """``sums * factor`` as the result's integers; ``|sums| < 2**15``."""
+    # The bits of 2**52 + 2**31 + sums: cheaper than a conversion, of which a GPU makes few per clock.
+    bits = (sums.to(tl.uint32, bitcast=True) ^ 0x80000000).to(tl.uint64) | 0x4330000000000000
+    real = (bits.to(tl.float64, bitcast=True) - (2.0**52 + 2.0**31)) * factor
+    whole = (real + SNAP) + TO_INTEGER
+    integer = whole.to(tl.int64, bitcast=True).to(tl.int32) + zero
+    return tl.minimum(tl.maximum(integer, LEAST), MOST)
+
+
+@triton.jit
+def packed(first, second, third, fourth):
+    """Four results as the bytes of one word."""
+    low = (first & 0xFF) | ((second & 0xFF) << 8)
+    return low | ((third & 0xFF) << 16) | (fourth << 24)
+
+
+@triton.jit
+def unpacked(evens, odds):
+    """Two words of 16-bit fields as four tensors of integers, in the order of the bytes they came from."""
+    return (
+        (evens & 0xFFFF).to(tl.int32),
+        (odds & 0xFFFF).to(tl.int32),
+        (evens >> 16).to(tl.int32),
+        (odds >> 16).to(tl.int32),
+    )
+
+
+@triton.jit
+def scale_parts(scale):
+    """``significand, exponent`` of a positive float32 number: ``significand * 2 ** exponent``, both int64."""
+    bits = scale.to(tl.int32, bitcast=True)
+    field = bits >> 23
+    significand = (bits & 0x7FFFFF) | tl.where(field > 0, 0x800000, 0)
+    return significand.to(tl.int64), tl.maximum(field, 1).to(tl.int64) - 150
+
+
+@triton.jit
+def shifted(integers, bits):
+    """``integers << bits`` modulo 2**64, for any number of bits."""
+    first = tl.minimum(bits, 32)
+    second = tl.minimum(bits - first, 32)
+    return (integers << first) << second
+
+
+@triton.jit
+def rescaled(sums, scale, step, divisor):
+    """``sums * scale / (step * divisor)`` rounded exactly, halves to even; cut off far outside the type."""
+    real = sums.to(tl.float64) * scale.to(tl.float64) / (divisor.to(tl.float64) * step.to(tl.float64))
+    real = tl.minimum(tl.maximum(real, -1024.0), 1024.0)
+    whole = tl.floor(real)
+    past = real - whole
+    integer = whole.to(tl.int64)
+    # Twice the distance from the half, times the denominator: 64 bits hold this integer, though perhaps not its terms.
+    significand, exponent = scale_parts(scale)
+    other, below = scale_parts(step)
+    exponent = exponent - below
+    product = shifted(sums * significand, 1 + tl.maximum(exponent, 0))
+    half = shifted((2 * integer + 1) * divisor * other, tl.maximum(-exponent, 0))
+    beyond = product - half
+    near = tl.abs(past - 0.5) < 2.0**-30
+    up = tl.where(near, (beyond > 0) | ((beyond == 0) & (integer % 2 != 0)), past > 0.5)
+    return integer.to(tl.int32) + up.to(tl.int32)
