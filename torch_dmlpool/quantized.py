@@ -83,31 +83,35 @@ def quantized_average_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
 
     """
-    check_quantized(input)
+    plain_types = check_quantized(input)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    return quantized_average_pooling_over(input, window, include_padding, output_scale, output_zero_point, output_dtype)
+    return _average(input, plain_types, window, include_padding, output_scale, output_zero_point, output_dtype)
 
 
-def quantized_average_pooling_over(
+def quantized_average_pooling_over(input: Tensor, window: Window, include_padding: bool, *output: Any) -> Tensor:
+    """:func:`quantized_average_pooling` over a window that is built already; ``output`` as there."""
+    return _average(input, check_quantized(input), window, include_padding, *output)
+
+
+def _average(
     input: Tensor,
+    plain_types: dict[torch.dtype, torch.dtype],
     window: Window,
     include_padding: bool,
     output_scale: float | Tensor | None = None,
     output_zero_point: int | Tensor | None = None,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """:func:`quantized_average_pooling` over a window that is built already."""
-    plain_types = check_quantized(input)
     operands.check_flag("include_padding", include_padding)
-    window.output_sizes(input.shape[2:])
     output_type = input.dtype if output_dtype is None else _quantized_type(output_dtype, plain_types)
     inherits_all = output_scale is None and output_zero_point is None and output_type is input.dtype
-    if inherits_all and _aten_is_faster(input, window) and _aten_is_exact(input, window, include_padding):
-        pools: Any = torch._C._nn
-        sizes, strides, padding, *_ = window.arguments
-        _pass_the_warning()
-        pool = pools.avg_pool2d if window.rank == 2 else pools.avg_pool3d
-        return pool(input, sizes, strides, padding, False, include_padding)
+    if inherits_all and input.is_cpu and input.qscheme() is torch.per_tensor_affine:
+        layout = (input.dtype, input.shape, input.stride(), input.q_zero_point())
+        atens = _atens(window, include_padding, *layout)
+        if atens is not None:
+            pool, arguments = atens
+            return pool(input, *arguments)
+    window.output_sizes(input.shape[2:])
     input_scale, input_zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None
@@ -190,31 +194,47 @@ def quantized_max_pooling(
     return packed if indices is None else (packed, indices)
 
 
-def _aten_is_faster(input: Tensor, window: Window) -> bool:
-    """On the CPU: channels_last, where it reads whole vectors, and few or hardly shared elements."""
-    if (
-        input.device.type != "cpu"
-        or input.numel() == 0
-        or window.rank == 1
-        or input.qscheme() is not torch.per_tensor_affine
-    ):
+@functools.lru_cache(maxsize=1024)
+def _atens(
+    window: Window,
+    include_padding: bool,
+    dtype: torch.dtype,
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    zero_point: int,
+) -> tuple[Any, tuple[Any, ...]] | None:
+    """PyTorch's own operator and its arguments for a CPU tensor, where it is faster and exact; else None."""
+    divisors = _divisors(window, tuple(shape[2:]), include_padding)
+    vectors = operands.suggested_memory_format(torch.empty_strided(shape, strides, device="meta"))
+    if not _aten_is_faster(window, shape, vectors is not torch.contiguous_format):
+        return None
+    if not _aten_is_exact(divisors, zero_point, lowest=0 if dtype is torch.quint8 else -128):
+        return None
+    _pass_the_warning()
+    pools: Any = torch._C._nn
+    sizes, steps, padding, *_ = window.arguments
+    return pools.avg_pool2d if window.rank == 2 else pools.avg_pool3d, (sizes, steps, padding, False, include_padding)
+
+
+def _aten_is_faster(window: Window, shape: torch.Size, channels_last: bool) -> bool:
+    """Where it reads whole vectors, and for few elements or windows that hardly share them."""
+    if window.rank == 1 or 0 in shape:
         return False
     if not window.has_pytorchs_padding or any(axis.dilation > 1 or axis.ceil_mode for axis in window.axes):
         return False
-    if operands.suggested_memory_format(input) is not torch.contiguous_format:
+    if channels_last:
         return True
-    disjoint = all(axis.stride >= axis.window for axis in window.axes)
-    return (disjoint and window.taps >= ATEN_TAPS) or input.numel() * window.taps <= ATEN_WORK
+    # Without padding, vectors of rows are faster.
+    apart = all(axis.stride >= axis.window for axis in window.axes) and any(axis.start_padding for axis in window.axes)
+    return (apart and window.taps >= ATEN_TAPS) or math.prod(shape) * window.taps <= ATEN_WORK
 
 
-def _aten_is_exact(input: Tensor, window: Window, include_padding: bool) -> bool:
+def _aten_is_exact(divisors: frozenset[int], zero_point: int, lowest: int) -> bool:
     """Whether ATen, which multiplies by a reciprocal and may add the zero point before it rounds, gets every sum right.
 
     A quotient by an odd number is never half way between two integers, and never near enough for float32 to err. By a
     power of two it is exact, and an even zero point does not change which neighbour of a half is even (rule Q1).
     """
-    divisors = _divisors(window, tuple(input.shape[2:]), include_padding)
-    zero_point, lowest = input.q_zero_point(), 0 if input.dtype is torch.quint8 else -128
     # A zero point outside its type is refused elsewhere.
     if max(divisors) > MOST_ATEN_TAPS or not lowest <= zero_point <= lowest + 255:
         return False
@@ -224,6 +244,7 @@ def _aten_is_exact(input: Tensor, window: Window, include_padding: bool) -> bool
 @functools.lru_cache(maxsize=256)
 def _divisors(window: Window, sizes: tuple[int, ...], include_padding: bool) -> frozenset[int]:
     """The numbers of taps that windows count."""
+    window.output_sizes(sizes)
     counts = [
         {axis.counted_taps(output, size, include_padding) for output in range(axis.output_size(size))}
         for axis, size in zip(window.axes, sizes, strict=True)
@@ -311,26 +332,23 @@ def _packed(
     dtype: torch.dtype,
     per_channel: bool,
 ) -> Tensor:
-    """A quantized tensor of ``integers``, laid out as they are."""
-    layout: dict[str, Any] = {
-        "dtype": dtype,
-        "device": integers.device,
-        "memory_format": operands.suggested_memory_format(integers),
-    }
+    """``integers`` as a quantized tensor, which takes their memory over."""
     _pass_the_warning()
     if per_channel:
         channels = integers.shape[1]
         packed = torch._empty_per_channel_affine_quantized(
-            integers.shape,
+            [0, channels],
             scales=_spread(scale, channels, torch.float64, integers.device),
             zero_points=_spread(zero_point, channels, torch.int64, integers.device),
             axis=CHANNEL_AXIS,
-            **layout,
+            dtype=dtype,
+            device=integers.device,
         )
     else:
-        packed = torch._empty_affine_quantized(integers.shape, scale=float(scale), zero_point=int(zero_point), **layout)
-    _integers(packed, integers.dtype).copy_(integers)
-    return packed
+        packed = torch._empty_affine_quantized(
+            [0], scale=float(scale), zero_point=int(zero_point), dtype=dtype, device=integers.device
+        )
+    return packed.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
 
 
 @functools.cache

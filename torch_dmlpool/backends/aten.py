@@ -230,11 +230,11 @@ def scatter_of_vectors(arriving: Tensor, positions: Tensor, out: Tensor) -> None
     for some, wide in _blocks_of_samples(positions, 1, torch.int64):
         wide.copy_(positions[some])
         arrived = arriving[some].contiguous(memory_format=suggested_memory_format(out))
-        rows = [_as_rows(tensor) for tensor in (arrived, out[some], wide)]
+        rows = [as_rows(tensor) for tensor in (arrived, out[some], wide)]
         torch.ops.aten.adaptive_max_pool2d_backward.grad_input(*rows, grad_input=rows[1])
 
 
-def _as_rows(tensor: Tensor) -> Tensor:
+def as_rows(tensor: Tensor) -> Tensor:
     """A channels_last tensor as ``(N, C, 1, plane)``, with the strides by which ATen knows channels_last, N = 1 too."""
     samples, channels, *sizes = tensor.shape
     plane = math.prod(sizes)
@@ -246,7 +246,7 @@ def way_of_vector_averages(
     input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
 ) -> Way | None:
     """Averages of a channels_last CPU tensor over few taps, as ATen makes them in one or two sweeps."""
-    if window.rank != 2 or input.dtype.itemsize < 4 or any(axis.dilation > 1 for axis in window.axes):
+    if window.rank != 2 or any(axis.dilation > 1 for axis in window.axes):
         return None
     if not _reads_vectors(input, window, math.inf):
         return None
@@ -271,6 +271,10 @@ def _vector_averages_in_two_sweeps(input: Tensor, window: Window, rest: tuple[bo
         uniform = window.taps
     columns = ((1, sizes[1]), (1, strides[1]), (0, padding[1]), *rest[:2], None if uniform is None else 1)
     rows = ((sizes[0], 1), (strides[0], 1), (padding[0], 0), *rest[:2], uniform)
+    if input.dtype.itemsize == 2:
+        for some, widened in _blocks_of_samples(output, window.taps, torch.float32, input.shape[2:]):
+            output[some] = pool(pool(widened.copy_(input[some]), *columns), *rows)
+        return output
     between = (input.shape[2], output_sizes[1])
     for some, sums in _blocks_of_samples(output, window.taps, output.dtype, between):
         pool(input[some], *columns, out=sums)

@@ -18,9 +18,9 @@ from torch_dmlpool.window import Window
 
 DECODED_BLOCK = 2**18
 """Elements of a block whose winners are decoded: its several temporary numbers should come from memory just used."""
-KEPT_TAPES = 128
+KEPT_TAPES = 64
 """Units of work whose recording is kept for the next call; the oldest goes first."""
-KEPT_PLANE = 2**15
+KEPT_PLANE = 2**17
 """Results per plane above which recording costs little beside the work, and its constants much memory."""
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.blocks import Reach, halo_of, run, window_reach
+from torch_dmlpool.backends import real_sums
+from torch_dmlpool.backends.blocks import Reach, halo_of, run, run_planes, window_reach
 from torch_dmlpool.backends.requantization import (
     EXACT_TAPS,
     Multipliers,
@@ -23,6 +24,7 @@ from torch_dmlpool.backends.requantization import (
 )
 from torch_dmlpool.backends.separable import Combination, Elements, copy, record_axes
 from torch_dmlpool.backends.tape import Tape
+from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.torch_average_pooling import axis_counts
 from torch_dmlpool.window import Window
 
@@ -56,6 +58,7 @@ class IntegerSum(Combination):
         tape.record(copy, words, out)  # which keeps the lower halves
 
 
+@considerate
 def quantized_linear_average_pooling(
     input: Tensor,
     input_scale: float | Tensor,
@@ -86,6 +89,9 @@ def quantized_linear_average_pooling(
             read,
             _divisors(window, sizes, include_padding),
         )
+    are_real = real_sums.serves(input, window)
+    if are_real:
+        sum_type = torch.float32
 
     beside = {}
     # A number where every window reads as many elements: then the zero points are multiplied by it beforehand.
@@ -105,13 +111,12 @@ def quantized_linear_average_pooling(
         tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> None:
         (source,), result, read_beside = sources, results[0], dict(zip(beside, results[1:], strict=True))
-        wide = tape.scratch("wide", tuple(source.shape[1:]), sum_type)
-        tape.record(copy, source, wide)
         sums = tape.scratch("sums", tuple(result.shape[1:]), sum_type)
-        first_positions = [along.first_position for along in reaches]
-        order = range(window.rank)
-        record_axes(tape, [IntegerSum()] * window.rank, window, first_positions, Elements(wide), Elements(sums), order)
-        outputs = [along.results for along in reaches]
+        if are_real:
+            real_sums.record(tape, window, source, sums)
+        else:
+            _record_integers(tape, window, reaches, source, sums)
+        outputs = [along.results for along in reaches] or [slice(0, size) for size in output_sizes[2:]]
         counted = _as(_counts(window, sizes, outputs, False), sum_type, output.device)
         if constant_zero:
             tape.record(partial(_subtract, counted * constant_zero), sums)
@@ -129,15 +134,30 @@ def quantized_linear_average_pooling(
         else:
             _record_float64(tape, read > EXACT_TAPS, divisors, sums, read_beside, result)
 
-    key = ("quantized average", window, sizes, include_padding, output_dtype, multipliers, constant_zero, tuple(beside))
+    multiplied_by = (multipliers, constant_zero, tuple(beside))
+    key = ("quantized average", window, sizes, include_padding, output_dtype, sum_type, *multiplied_by)
     results = (output, *beside.values())
-    run(key, (input,), results, halo_of(window), partial(window_reach, window, sizes), record)
+    if are_real:
+        run_planes(key, (input,), results, record, real_sums.ELEMENTS_AT_ONCE)
+    else:
+        run(key, (input,), results, halo_of(window), partial(window_reach, window, sizes), record)
     return output
 
 
+def _record_integers(tape: Tape, window: Window, reaches: Sequence[Reach], source: Tensor, sums: Tensor) -> None:
+    """Sums along one axis after the other."""
+    wide = tape.scratch("wide", tuple(source.shape[1:]), sums.dtype)
+    tape.record(copy, source, wide)
+    first_positions = [along.first_position for along in reaches]
+    order = range(window.rank)
+    record_axes(tape, [IntegerSum()] * window.rank, window, first_positions, Elements(wide), Elements(sums), order)
+
+
 def _record_float32(tape: Tape, multipliers: Multipliers, divisors: Tensor | int, sums: Tensor, result: Tensor) -> None:
-    real = tape.scratch("real", tuple(result.shape[1:]), torch.float32)
-    tape.record(copy, sums, real)
+    real = sums
+    if sums.dtype is not torch.float32:
+        real = tape.scratch("real", tuple(result.shape[1:]), torch.float32)
+        tape.record(copy, sums, real)
     if isinstance(divisors, int):
         factor: Tensor | float = dict(multipliers.by_divisor)[divisors]
     else:

@@ -32,6 +32,9 @@ WINDOW_SCHEMA = (
     "bool ceil_mode"
 )
 
+implementations: dict[str, Callable[..., Any]] = {}
+"""What each operator that is not made of others does on tensors, by its name."""
+
 _library = torch.library.Library(NAMESPACE, "DEF")
 mark_compiled_graphs()
 
@@ -49,6 +52,7 @@ def define(
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
+    implementations[name] = implementation
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
 
