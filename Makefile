@@ -32,8 +32,8 @@ fuzz: $(INSTALLED)  ## more than 100,000 random geometries through every propert
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py
 
 coverage: $(INSTALLED)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
-	$(PYTEST) -m "not slow" --cov --cov-report=
-	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --cov --cov-append --cov-report= tests/kernels
+	$(PYTEST) -m "not slow" --cov --cov-report= --cov-fail-under=0
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0 tests/kernels
 	$(BIN)/python -m coverage report
 
 lint: $(INSTALLED)  ## style, format and types

@@ -7,7 +7,8 @@ plain axes of other sizes on either side, so that swapped axes show.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import oracle
@@ -323,3 +324,17 @@ SMALL = [
 
 def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
+    """Each value with each value of every other argument, three or more together only as that takes; the rest is slow.
+
+    Of two arguments each value occurs. What three arguments can break together is rare, and `make test-all` tries it.
+    """
+    fewest = min(map(len, arguments.values()))
+    rows = []
+    for numbered in itertools.product(*map(enumerate, arguments.values())):
+        numbers, values = zip(*numbered, strict=True)
+        name = "-".join(getattr(value, "name", str(value).removeprefix("torch.")) for value in values)
+        rows.append(pytest.param(*values, id=name, marks=[pytest.mark.slow] if sum(numbers) % fewest else []))
+    return pytest.mark.parametrize(tuple(arguments), rows)

@@ -53,7 +53,7 @@ class Ranks:
                 if failure is not None:
                     failures.append(failure)
         if failures:
-            self.close()
+            self.close(patience=0)
         return [answers.get(rank) for rank in range(self.count)], failures
 
     def _start(self) -> None:
@@ -70,8 +70,12 @@ class Ranks:
             self.connections.append(ours)
             self.processes.append(process)
 
-    def close(self) -> None:
+    def close(self, patience: float = 10.0) -> None:
+        """End all ranks; those that still work after ``patience`` seconds are killed."""
+        for connection in self.connections:
+            connection.close()
         for process in self.processes:
+            process.join(patience)
             process.kill()
             process.join()
         if self.processes:
@@ -92,7 +96,10 @@ def _serve(rank: int, count: int, meeting_point: str, timeout: float, connection
         timeout=datetime.timedelta(seconds=timeout),
     )
     while True:
-        job, arguments = connection.recv()
+        try:
+            job, arguments = connection.recv()
+        except EOFError:
+            return
         answer = failure = None
         try:
             with warnings.catch_warnings():

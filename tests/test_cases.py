@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cases
 import numpy as np
 import oracle
@@ -28,6 +30,18 @@ def test_the_tables_hold_both_kinds() -> None:
         assert sum(case.aten is not None for case in table) >= 2
         assert any(case.aten is None for case in table)
     assert any(case.has_empty_windows for case in cases.SMALL)
+
+
+def test_pairs_of_arguments_are_all_there_every_day() -> None:
+    """Every two values of different arguments meet, in far fewer rows than there are; none is lost to the slow run."""
+    values = {"first": range(5), "second": "abc", "third": range(10, 17)}
+    rows = cases.in_pairs(**values).args[1]
+    everyday = [row.values for row in rows if not row.marks]
+    for one, other in itertools.combinations(range(3), 2):
+        met = {(row[one], row[other]) for row in everyday}
+        assert met == set(itertools.product(list(values.values())[one], list(values.values())[other]))
+    assert len(everyday) == len(rows) / 3
+    assert len({row.values for row in rows}) == 5 * 3 * 7
 
 
 SQUARE = oracle.Pooling((2, 2), (1, 1), (0, 0), (0, 0), (1, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import cases
 import pytest
 import samples
 import torch
@@ -49,23 +50,27 @@ def check_forward_and_backward(
         assert result.stride() == expected.stride()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "dynamic"),
-    [((2, 3, 9), True), ((2, 3, 9, 8), True), ((2, 3, 9, 8), False), ((2, 3, 5, 6, 7), True)],
-    ids=str,
-)
-@pools
-def test_forward_and_backward(pool: str, sizes: tuple[int, ...], dynamic: bool, device: torch.device) -> None:
+FORMS = [((2, 3, 9), True), ((2, 3, 9, 8), True), ((2, 3, 9, 8), False), ((2, 3, 5, 6, 7), True)]
+"""Sizes of an image, and whether the graph is to serve others too."""
+
+
+@cases.in_pairs(pool=list(POOLS), form=FORMS)
+def test_forward_and_backward(pool: str, form: tuple[tuple[int, ...], bool], device: torch.device) -> None:
     """E2: one whole graph, with eager's numbers and strides."""
+    sizes, dynamic = form
     function = compiled(lambda x: POOLS[pool](x.cos()) * 2, dynamic=dynamic)
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
         input = layout(samples.distinct(*sizes).to(device))
         check_forward_and_backward(function, lambda x: POOLS[pool](x.cos()) * 2, input)
 
 
-@pytest.mark.parametrize("pool", ["max with indices", pytest.param("average", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["max with indices", "average"])
 def test_inductor(pool: str, device: torch.device) -> None:
-    """E2: the default backend, dynamic, in a small network with neighbours to fuse with."""
+    """E2: the default backend, dynamic, in a small network with neighbours to fuse with.
+
+    Every day tests/test_graphs.py compiles with it, and tests/test_export.py ahead of time.
+    """
     function = lambda x: POOLS[pool](x.relu() + 1).sigmoid()  # noqa: E731 - compiled and called as it is
     input = samples.normal(2, 3, 9, 8).to(device)
     check_forward_and_backward(compiled(function, "inductor", dynamic=True), function, input)
@@ -162,8 +167,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], 
 }
 
 
-@pytest.mark.parametrize("pool", ["max", "average"])
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@cases.in_pairs(transform=list(TRANSFORMS), pool=["max", "average"])
 def test_compiled_transforms(transform: str, pool: str, device: torch.device) -> None:
     """E1: torch.func inside the compiled region, in one graph."""
     function = TRANSFORMS[transform](POOLS[pool])

@@ -92,8 +92,7 @@ def test_first_derivatives(case: cases.Case, name: str) -> None:
     assert gradcheck(function, input, **MODES, fast_mode=case.rank > 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@cases.parametrized([cases.SMALL[0], cases.SMALL[1], cases.SMALL[2]])
+@cases.in_pairs(case=cases.SMALL[:3], name=NAMES)
 def test_second_derivatives(case: cases.Case, name: str) -> None:
     """E1: reverse over reverse and forward over reverse, batched."""
     function, sizes = functions_of(case)[name]

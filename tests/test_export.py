@@ -15,6 +15,7 @@ import pytest
 import quantities
 import samples
 import torch
+import torch.utils.cpp_extension
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
@@ -150,3 +151,40 @@ def test_packages_of_aot_inductor(tmp_path: Path) -> None:
     torch._inductor.aoti_compile_and_package(apart(network), package_path=str(path))
     results, _ = run_in_a_fresh_process("package", path, "", arguments)
     check(results, network(*arguments))
+    check(run_in_cpp(path, arguments), network(*arguments))
+
+
+CPP = """
+#include <fstream>
+#include <iterator>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+int main(int, char** arguments) {
+  std::ifstream file(arguments[2], std::ios::binary);
+  std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  auto loaded = torch::jit::pickle_load(bytes);
+  std::vector<at::Tensor> inputs;
+  for (const auto& input : loaded.toListRef()) inputs.push_back(input.toTensor());
+  torch::inductor::AOTIModelPackageLoader model(arguments[1]);
+  auto saved = torch::jit::pickle_save(c10::IValue(model.run(inputs)));
+  std::ofstream(arguments[3], std::ios::binary).write(saved.data(), saved.size());
+}
+"""
+
+
+def run_in_cpp(package: Path, arguments: tuple[Tensor, ...]) -> Any:
+    """What a package computes in a program that knows no Python."""
+    folder, torch_folder = package.parent, Path(torch.__file__).parent
+    source, program = folder / "run.cpp", folder / "run"
+    source.write_text(CPP)
+    includes = [f"-I{path}" for path in torch.utils.cpp_extension.include_paths()]
+    libraries = [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_folder}/lib"]
+    compiler = torch.utils.cpp_extension.get_cxx_compiler()
+    build = [compiler, "-std=c++20", "-O0", str(source), "-o", str(program), *includes, *libraries]
+    subprocess.run(build, check=True, capture_output=True, timeout=500)
+    torch.save(list(arguments), folder / "inputs")
+    subprocess.run(
+        [program, package, folder / "inputs", folder / "outputs"], check=True, capture_output=True, timeout=240
+    )
+    return torch.load(folder / "outputs", weights_only=False)  # a list that C++ wrote

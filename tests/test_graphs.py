@@ -39,6 +39,7 @@ VALUES_ALONE: dict[str, Function] = {
     "leaky_relu, steep": lambda x: functional.leaky_relu(x, 3.0),
     "clamp": lambda x: x.clamp(-1, 1),
     "clamp_min": lambda x: torch.clamp_min(x, 0.0),
+    "clamp_max": lambda x: torch.clamp_max(x, 1.0),
     "clamp, one bound": lambda x: torch.clamp(x, max=1.0),
     "sigmoid": torch.sigmoid,
     "tanh": lambda x: x.tanh(),
@@ -220,6 +221,8 @@ STAYING: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled by a tensor": lambda x: pool(x * x.abs().sum()),
     "squared": lambda x: pool(x * x),
     "a function that is not monotone": lambda x: pool(functional.silu(x)),
+    "a cast of truth values": lambda x: pool((x > 0).float()),
+    "a cast that cuts off": lambda x: pool(x.nan_to_num().clamp(-9, 9).to(torch.int32)),
     "a cast that wraps": lambda x: pool(x.nan_to_num().clamp(-9, 9).to(torch.int32).to(torch.int8)),
     "average": lambda x: dmlpool.average_pooling(x.relu(), 2, 2),
     "another order": lambda x: pool(x.mT.contiguous().mT.relu()[:, :, ::2]),
@@ -346,10 +349,13 @@ class Counting(PoolFirst):
 
 
 def test_inductors_hook_before_differentiation(device: torch.device) -> None:
-    """torch.compile(options=...), training: the rectifier moves, tanh does not; gradients are right."""
+    """torch.compile(options=...), training: the rectifier moves, tanh does not; gradients are right.
+
+    E2, too: the default backend generates and runs code for dynamic shapes, forward and backward.
+    """
     function = lambda x: pool(torch.tanh(pool((x + 1).relu_())))  # noqa: E731
     the_pass, input = Counting(), samples.normal(2, 3, 12, 13).to(device)
-    compiled = torch.compile(function, fullgraph=True, options={"pre_grad_custom_pass": the_pass})
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, options={"pre_grad_custom_pass": the_pass})
     results = [with_gradient(run, input, torch.ones_like(function(input))) for run in (compiled, function)]
     torch.testing.assert_close(*results)
     assert the_pass.moves == [1]

@@ -81,10 +81,24 @@ def test_both_sides_do_the_same_work(contest: program.Contest) -> None:
         torch.testing.assert_close(result, expected)
 
 
+class Clock:
+    """Time passes when it is looked at, and nowhere else."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
 def test_timings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A line with a ratio for each, and the conditions that they hold under."""
     monkeypatch.setattr(program, "SHAPE", (1, 2, 14, 14))
-    program.print_timings(torch.device("cpu"), 0.0)
+    clock = Clock(0.01)
+    program.print_timings(torch.device("cpu"), program.SECONDS, clock)
+    # All of it was used, and one round more was begun at most.
+    assert program.SECONDS <= clock.now <= program.SECONDS + 10 * clock.step
     first, second, header, *rows = capsys.readouterr().out.strip().splitlines()
     assert f"{torch.get_num_threads()} threads: float32 of shape (1, 2, 14, 14)" in first
     assert "ATen" in second + header
@@ -92,5 +106,40 @@ def test_timings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     for row, contest in zip(rows, program.CONTESTS, strict=True):
         *_, ours, aten, ratio = row.split()
         assert row.strip().startswith(contest.name)
-        assert float(ours) > 0 < float(aten)
-        assert float(ratio) > 0
+        assert float(ours) == float(aten) == 10.0
+        assert float(ratio) == 1.0
+
+
+@pytest.mark.parametrize("step", [0.05, 0.5, 3.0, 30.0])
+def test_a_slow_machine_measures_less(
+    step: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However long a pooling takes, none is begun after ten seconds but those of a round under way."""
+    monkeypatch.setattr(program, "SHAPE", (1, 2, 14, 14))
+    clock, begun = Clock(step), []
+
+    def timed(work: object, device: torch.device, clock: Clock) -> float:
+        begun.append(clock.now)
+        return clock() - clock.now + clock.step
+
+    monkeypatch.setattr(program, "_timed", timed)
+    program.print_timings(torch.device("cpu"), program.SECONDS, clock)
+    start = step
+    # Two sides warm up before the first round, so that four may be begun on the last look at the clock.
+    assert all(moment - start < program.SECONDS + 4 * step for moment in begun)
+    rows = capsys.readouterr().out.strip().splitlines()[3:]
+    assert len(rows) == len(program.CONTESTS)
+    late = [row for row in rows if row.endswith("no time left")]
+    assert rows[len(rows) - len(late) :] == late
+    assert bool(late) == (step > 0.1)
+
+
+def test_devices_of_a_kind_are_timed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten seconds are ten seconds on a machine with eight equal accelerators too."""
+    timed = []
+    monkeypatch.setattr(program, "devices", lambda: [torch.device("cpu", 0), torch.device("cpu", 1)])
+    monkeypatch.setattr(program, "checked", lambda _: iter(()))
+    monkeypatch.setattr(program, "print_timings", lambda device, seconds: timed.append((device, seconds)))
+    assert program.main([]) == 0
+    assert timed == [(torch.device("cpu", 0), 10.0)]
+    capsys.readouterr()

@@ -72,10 +72,10 @@ def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
 def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
     """The measurement itself: one kept result per call is noticed, by objects and by bytes."""
     kept: list[Tensor] = []
-    objects, memory = left_behind(lambda: kept.append(torch.ones(2**20)), 60)
-    assert objects >= 60
-    # Some of it may go where something else was.
-    assert memory > 100 * MEBIBYTE
+    objects, memory = left_behind(lambda: kept.append(torch.ones(2**18)), 40)
+    assert objects >= 40
+    # 40 MiB, of which some may go where something else was.
+    assert memory > 20 * MEBIBYTE
 
 
 def test_refusals_leave_nothing(old_objects_aside: None) -> None:
@@ -103,7 +103,11 @@ def caches() -> dict[str, Callable[..., object]]:
     return found
 
 
-ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._pass_the_warning"}
+ENDLESS = {
+    "torch_dmlpool.backends.serving",
+    "torch_dmlpool.backends.threads._setter",
+    "torch_dmlpool.quantized._pass_the_warning",
+}
 """By the name of a device type, and by nothing at all."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import cases
 import pytest
 import samples
 import torch
@@ -102,9 +103,7 @@ def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tenso
     return samples.LAYOUTS[layout](samples.ties(*sizes).to(device))
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("operator", FOLLOWS_INPUT)
+@cases.in_pairs(operator=list(FOLLOWS_INPUT), sizes=SIZES, layout=list(samples.LAYOUTS))
 def test_real_and_fake_strides(operator: str, sizes: tuple[int, ...], layout: str, device: torch.device) -> None:
     """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does not look."""
     input = laid_out(sizes, layout, device)

@@ -151,7 +151,7 @@ def test_windows() -> None:
 
 def test_windows_of_dynamic_sizes() -> None:
     """G3, A1 to A5, M1 to M4: what depends on sizes is computed in the graph."""
-    check_all(FEW[3:5] + FEW[-2:-1], True, [0, 1, 4])
+    check_all([cases.case("ceil refused in end padding"), FEW[-2]], True, [0, 1, 4])
 
 
 @pytest.mark.slow

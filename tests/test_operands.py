@@ -66,6 +66,12 @@ def test_named_memory_format(rank: int, channels_last: torch.memory_format) -> N
     assert operands.named_memory_format(False, rank) == torch.contiguous_format
 
 
+def test_sizes_are_as_many_as_the_window_has_dimensions() -> None:
+    """G5, of operators that are called by name with a list of sizes."""
+    with pytest.raises(ValueError, match=r"^input_size must have 2 spatial sizes \(H, W\), got \(4,\)$"):
+        operands.check_spatial_sizes("input_size", (4,), 2)
+
+
 def test_supported_types_are_the_contracts() -> None:
     """G6, in the order in which refusals list them."""
     assert set(operands.AVERAGE_TYPES) == set(samples.FLOATS)

@@ -147,7 +147,14 @@ PRIVATE_NAMES = {
     "torch._C._AutoDispatchBelowAutograd": {"ops.registration"},
     "torch._C._dispatch_tls_local_include_set": {"ops.registration"},
     "torch._C._are_functorch_transforms_active": {"ops.registration"},
-    "torch._C._nn": {"backends.aten", "graphs", "nn.rerouting", "quantized"},
+    "torch._C._nn": {
+        "backends.aten",
+        "backends.real_sums",
+        "backends.whole_planes",
+        "graphs",
+        "nn.rerouting",
+        "quantized",
+    },
     "torch._VF": {"ops.registration"},
     "torch._VF._unpack_dual": {"ops.registration"},
     "torch._functorch.autograd_function.enable_single_level_autograd_function": {"ops.registration"},
@@ -165,6 +172,7 @@ PRIVATE_NAMES = {
     "torch._subclasses.fake_tensor.unset_fake_temporarily": {"distributed.exchange"},
     "torch._assert_async": {"distributed.exchange"},
     "torch._inductor.custom_graph_pass": {"graphs"},
+    "torch._subclasses.functional_tensor.FunctionalTensorMode": {"packages"},
     "torch._empty_affine_quantized": {"quantized"},
     "torch._empty_per_channel_affine_quantized": {"quantized"},
 }
@@ -176,6 +184,7 @@ PRIVATE_ATTRIBUTES = {
     "_opname": lambda: torch.ops.aten.add.Tensor._opname,
     "_modules": lambda: torch.nn.Sequential(torch.nn.ReLU())._modules["0"],
     "_set_replace_hook": lambda: torch.fx.symbolic_trace(torch.nn.ReLU())._set_replace_hook,
+    "_destroy": lambda: torch.library.Library("dmlpool", "FRAGMENT")._destroy,
 }
 """Attributes of PyTorch's objects, and how to find out that they are there."""
 OTHERS = {"_getframe"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from types import SimpleNamespace
+from typing import Any
 
 import cases
 import numpy as np
@@ -93,6 +94,9 @@ def test_a_window_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(window)) == window
     with pytest.raises(AttributeError):
         window.axes = ()
+    with pytest.raises(TypeError, match="takes 2 positional arguments"):
+        Window(window.axes, 5)
+    assert not any(hasattr(each, "__dict__") for each in (window, *window.axes))
 
 
 def test_anything_with_an_index_is_an_int() -> None:
@@ -264,6 +268,7 @@ def test_same_padding_keeps_the_size(size: int, kernel: int, stride: int, dilati
 def test_words_and_pairs_of_padding() -> None:
     """E8."""
     assert Window.pytorch(2, 3, 1, "valid") == Window.pytorch(2, 3, 1, 0)
+    assert Window.pytorch(2, 3, 1, "".join(("sa", "me"))) == Window.pytorch(2, 3, 1, 1)
     assert Window.pytorch(2, 3, padding=((1, 2), (0, 4))) == Window.directml(2, 3, 3, (1, 0), (2, 4))
     assert Window.pytorch(2, 3) == Window.directml(2, 3, 3)
 
@@ -296,6 +301,54 @@ def test_empty_windows_by_hand(axis: Axis, size: int, empty: list[int]) -> None:
     assert axis.empty_windows(size) == empty
 
 
+def test_windows_that_all_read_the_input_are_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M1: of windows without number, told by the first and the last."""
+
+    def gone_through(*arguments: object) -> int:
+        raise AssertionError("asked window by window")
+
+    monkeypatch.setattr(Axis, "first_tap_inside", gone_through)
+    assert Axis(3, 1, 6, 6, 3, False).empty_windows(2**40) == []
+    assert Axis(2, 1, 0, 0, 7, False).empty_windows(8) == []
+    assert Axis(2, 1, 7, 7, 7, False).empty_windows(7) == []
+
+
+def test_a_window_whose_many_taps_step_over_the_input() -> None:
+    """M1: 301 taps lie before the only element and all others after it."""
+    assert Axis(1000, 1, 901, 2200, 3, False).first_tap_inside(0, 1) == 1000
+    assert Axis(1000, 1, 900, 2200, 3, False).first_tap_inside(0, 1) == 300
+
+
+def test_a_window_is_empty_where_it_is_empty_along_one_axis() -> None:
+    """M1."""
+    window = Window.directml(2, 2, 1, (1, 2), (1, 0))
+    assert Window.directml(2, 2, 1, 1, 1).has_empty_windows((3, 4)) is False
+    assert window.has_empty_windows((3, 4)) is True
+    assert Window.directml(2, 2, 1, (2, 1), 0).has_empty_windows((3, 4)) is True
+    with pytest.raises(ValueError, match="zip"):
+        window.has_empty_windows((3,))
+    with pytest.raises(ValueError, match="zip"):
+        window.output_sizes((3, 4, 5))
+
+
+@pytest.mark.parametrize("window_size", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3])
+def test_padding_that_pytorch_takes(window_size: int, padding: int) -> None:
+    """G4: half a window at most, as PyTorch's own pools say, and the same at both ends of every axis."""
+    image = torch.zeros(1, 1, 8, 8)
+    expected = True
+    try:
+        torch.nn.functional.max_pool2d(image, (2, window_size), 1, (0, padding))
+    except RuntimeError:
+        expected = False
+    assert expected == (padding <= window_size // 2)
+    assert Window.directml(2, (2, window_size), 1, (0, padding), (0, padding)).has_pytorchs_padding is expected
+    assert Window.directml(2, (window_size, 2), 1, (padding, 0), (padding, 0)).has_pytorchs_padding is expected
+    for start, end in ((padding, padding + 1), (padding + 1, padding)):
+        assert Window.directml(1, 9, 1, start, end).has_pytorchs_padding is False
+    assert Window.directml(1, 2001, 1, int("1000"), int("1000")).has_pytorchs_padding is True
+
+
 def test_defaults() -> None:
     """One stride, no padding, no dilation; in PyTorch's words windows stand side by side."""
     assert Window.directml(1, 3).axes == (Axis(3, 1, 0, 0, 1, False),)
@@ -320,7 +373,7 @@ def test_windows_of_plain_ints_are_built_once() -> None:
 def test_a_window_hashes_its_numbers_once() -> None:
     window, twin = (Window((Axis(3, 2, 1, 0, 1, True),)) for _ in range(2))
     assert hash(window) == hash(window.axes) == hash(twin)
-    assert window == twin
+    assert window == twin == Window(window.axes)
     assert "_hash" not in repr(window)
     assert hash(pickle.loads(pickle.dumps(window))) == hash(Window(window.axes))
 
@@ -361,22 +414,48 @@ def test_same_padding_by_hand() -> None:
     assert (rows.start_padding, rows.end_padding, columns.start_padding, columns.end_padding) == (0, 1, 0, 1)
     (axis,) = Window.pytorch(1, 5, 2, "same").axes
     assert (axis.start_padding, axis.end_padding) == (1, 2)
+    for sizes in ([8, 9], [8, 9, 10, 11]):
+        with pytest.raises(ValueError, match="zip"):
+            Window.pytorch(3, 5, 2, "same", sizes=sizes)
+
+
+def symbols(*numbers: int) -> tuple[torch.Size, list[Any]]:
+    """Symbolic sizes that stand for the numbers, and the list of what is asked of them, which a graph then rests on."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(numbers))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sizes = mode.from_tensor(torch.empty(numbers), symbolic_context=context).shape
+    assert all(type(number) is torch.SymInt for number in sizes)
+    return sizes, mode.shape_env.guards
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_symbolic_sizes_and_windows(ceil_mode: bool) -> None:
     """E2: the same closed forms, whatever numbers the symbols stand for."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     for size, window_size in ((9, 4), (10, 3), (11, 6), (12, 7)):
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        symbolic = mode.from_tensor(torch.empty(size, window_size), symbolic_context=context).shape
-        assert all(type(number) is torch.SymInt for number in symbolic)
+        symbolic, _ = symbols(size, window_size)
         window = Window.directml(1, symbolic[1], 2, 1, 2, 1, ceil_mode)
         expected = Window.directml(1, window_size, 2, 1, 2, 1, ceil_mode).output_sizes([size])
         assert tuple(int(output) for output in window.output_sizes(symbolic[:1])) == expected
         (axis,) = Window.pytorch(1, symbolic[1], 3, "same", sizes=symbolic[:1]).axes
         (plain,) = Window.pytorch(1, window_size, 3, "same", sizes=[size]).axes
         assert (int(axis.start_padding), int(axis.end_padding)) == (plain.start_padding, plain.end_padding)
+
+
+def test_closed_forms_ask_nothing_of_symbols() -> None:
+    """E2: a graph serves every size and every window, whichever of the two is a symbol."""
+    (size, window_size, stride), guards = symbols(11, 6, 3)
+    outputs: list[Any] = []
+    for ceil_mode in (False, True):
+        for symbol_or_number in (window_size, 6):
+            (axis,) = Window.directml(1, symbol_or_number, 2, 1, 2, 1, ceil_mode).axes
+            outputs += [axis.output_size(size), axis.output_size(11)]
+            for step in (7, stride):
+                Window.pytorch(1, symbol_or_number, step, "same", ceil_mode=ceil_mode, sizes=[size])
+                Window.pytorch(1, symbol_or_number, step, "same", ceil_mode=ceil_mode, sizes=[11])
+    # The one question is entries()'s: whether 32 bits hold the window and the stride.
+    assert [str(guard.expr).split(" ", 1)[1] for guard in guards] == [f"<= {LARGEST_ARGUMENT}"] * 2
+    # Asked for their values, they are right: 14 padded positions, 6 taps, every second window.
+    assert [int(output) for output in outputs] == [5] * 8

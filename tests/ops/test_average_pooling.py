@@ -26,20 +26,16 @@ def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
     return samples.normal(2, 3, *case.output_sizes, dtype=dtype, seed=1)
 
 
-@divisors
-@cases.parametrized(ALL)
-def test_averages(case: cases.Case, include_padding: bool, divisor_override: int | None, device: torch.device) -> None:
+@cases.in_pairs(case=ALL, divisor=DIVISORS)
+def test_averages(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
     """A1, A2, A3 and A5 over every geometry (G4), within the bound of E6."""
-    checks.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, include_padding, divisor_override)
+    checks.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, *divisor)
 
 
-@divisors
-@cases.parametrized(ALL)
-def test_gradients(case: cases.Case, include_padding: bool, divisor_override: int | None, device: torch.device) -> None:
+@cases.in_pairs(case=ALL, divisor=DIVISORS)
+def test_gradients(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
     """A3, A5 and A6 over every geometry."""
-    checks.check_average_gradient(
-        arriving(case).to(device), case.sizes, case.pooling, include_padding, divisor_override
-    )
+    checks.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
 
 
 @pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])

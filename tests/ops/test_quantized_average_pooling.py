@@ -87,8 +87,7 @@ def every_sum(taps: int, dtype: torch.dtype, copies: int) -> Tensor:
 SCALES = [(1.0, 1.0), (0.5, 3.0), (3.0, 0.25), (0.1, 0.1), (0.02, 0.07), (1.0, 7.0), (0.3, 0.1), (2.0**-149, 2.0**-149)]
 
 
-@pytest.mark.parametrize("zeros", [(0, 0), (3, 5), (128, 1), (255, 254)], ids=str)
-@pytest.mark.parametrize("taps", [1, 2, 4, 6, 7, 9, 12, 25, 36, 49])
+@cases.in_pairs(taps=[1, 2, 4, 6, 7, 9, 12, 25, 36, 49], zeros=[(0, 0), (3, 5), (128, 1), (255, 254)])
 def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> None:
     """Q1: no sum of a window is requantized wrongly, with many true ties, by few outputs and by many."""
     input_zero, output_zero = zeros

@@ -87,16 +87,7 @@ def test_the_operators_are_those_of_this_list() -> None:
 
 # PyTorch's own check looks at tensors between the operators that lp_pooling is made of.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [
-        pytest.param(case, name, id=f"{case.name}-{name}")
-        for case in CASES
-        for name in NAMES
-        # What takes no window, or is made of what does, has fewer sides to show.
-        if case in CASES[1::2] or name.startswith(("average", "max_pooling"))
-    ],
-)
+@cases.in_pairs(case=CASES, name=NAMES)
 def test_opcheck(case: cases.Case, name: str) -> None:
     """E1: schema, autograd registration, fake tensors, and AOT dispatch with dynamic shapes."""
     torch.library.opcheck(getattr(operators, name).default, arguments_of(name, case))
