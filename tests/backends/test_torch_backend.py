@@ -18,7 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 import torch_dmlpool.backends
-from torch_dmlpool.backends import aten, tape, torch_average_pooling, torch_backend, torch_max_pooling
+from torch_dmlpool.backends import (
+    aten,
+    tape,
+    torch_average_pooling,
+    torch_backend,
+    torch_max_pooling,
+    torch_max_pooling_grad,
+)
 from torch_dmlpool.window import Window
 
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
@@ -91,6 +98,42 @@ def test_not_a_number_without_aten(case: cases.Case, dtype: torch.dtype, monkeyp
         cut_up(monkeypatch, elements)
         for layout in (input, samples.channels_last(input)):
             checks.check_maximum(layout, case.pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+@cases.parametrized([*cases.FEW, cases.case("wide", "wide with stride")])
+def test_gradients_of_maxima_of_large_planes(
+    case: cases.Case, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M4 to M6 and M8 by rows: half-precision sums are float32 until all windows that cover a row have been added."""
+    cut_up(monkeypatch, 30)
+    monkeypatch.setattr(torch_max_pooling_grad, "DECODED_AT_ONCE", 40)
+    monkeypatch.setattr(torch_max_pooling_grad, "TILE_OF_GRADIENT", 25)
+    input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype))
+    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "window_size", "strides"), [((40, 9), 3, 2), ((40, 9), (2, 3), (5, 1)), ((70,), 4, 7)]
+)
+def test_rows_that_no_window_covers(
+    sizes: tuple[int, ...], window_size: int, strides: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M4: between strides and past the last window a half-precision gradient is zero, also where no window is."""
+    cut_up(monkeypatch, 30)
+    monkeypatch.setattr(torch_max_pooling_grad, "DECODED_AT_ONCE", 40)
+    monkeypatch.setattr(torch_max_pooling_grad, "TILE_OF_GRADIENT", 2)
+    window = Window.directml(len(sizes), window_size, strides)
+    input = samples.ties(2, 3, *sizes, dtype=torch.float16)
+    gradient = samples.normal(2, 3, *window.output_sizes(sizes)).half()
+    expected = torch_backend.max_pooling_grad(input.float(), gradient.float(), window)
+    torch.testing.assert_close(
+        torch_backend.max_pooling_grad(input, gradient, window).float(), expected, rtol=1e-3, atol=1e-4
+    )
+    taps = torch_backend.max_pooling_with_taps(input, window)[1]
+    spread = torch_backend.max_pooling_grad_from_taps(gradient, taps, sizes, window, False)
+    torch.testing.assert_close(spread.float(), expected, rtol=1e-3, atol=1e-4)
 
 
 def outputs_of(input: Tensor, pooling: oracle.Pooling) -> list[Tensor]:
