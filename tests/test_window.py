@@ -459,3 +459,13 @@ def test_closed_forms_ask_nothing_of_symbols() -> None:
     assert [str(guard.expr).split(" ", 1)[1] for guard in guards] == [f"<= {LARGEST_ARGUMENT}"] * 2
     # Asked for their values, they are right: 14 padded positions, 6 taps, every second window.
     assert [int(output) for output in outputs] == [5] * 8
+
+
+def test_same_padding_of_symbols_is_never_negative() -> None:
+    """E2 and E8: where windows leave no gaps a graph need not compare it with 0."""
+    (size,), _ = symbols(11)
+    for window_size, stride, compares in ((6, 3, False), (3, 3, False), (2, 3, True)):
+        (axis,) = Window.pytorch(1, window_size, stride, "same", sizes=[size]).axes
+        assert ("Max" in str(axis.end_padding)) == compares
+        (plain,) = Window.pytorch(1, window_size, stride, "same", sizes=[11]).axes
+        assert (int(axis.start_padding), int(axis.end_padding)) == (plain.start_padding, plain.end_padding)
