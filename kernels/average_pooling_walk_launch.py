@@ -9,7 +9,7 @@ from .walks import SECTOR_BYTES, walk_of_channels
 
 WALK_FROM = {2: 7, 4: 8, 8: 8}  # by bytes; below, registers hold the sums of enough rows and columns for one pass
 WALK_WINDOW = 64  # rows and columns: a lane keeps that many sums of rows, and reads as many columns and 16 more
-STATE_WORDS = 128  # registers for the sums that a lane keeps
+STATE_WORDS = {2: 128, 4: 112, 8: 112}  # by bytes; registers for the sums that a lane keeps without spilling
 STATE_WORDS_WEIGHED = 64  # and where every element that is read has a divisor of its own
 
 
@@ -40,7 +40,7 @@ def average_walk(problem: AverageProblem, axes: Axes) -> Step | None:
         return None
     vector = vector_width(problem.element_size, problem.aligned and sc == 1, channels, sn, sh, sw)
     count, divisor_ = divisor(problem)
-    most = STATE_WORDS_WEIGHED if problem.adjoint and count > 0 else STATE_WORDS
+    most = STATE_WORDS_WEIGHED if problem.adjoint and count > 0 else STATE_WORDS[problem.element_size]
     while vector > 1 and (height - 1) * vector * max(problem.element_size, 4) // 4 > most:
         vector //= 2
     shared = shared_columns(height, width)

