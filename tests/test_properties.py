@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import checks
+import numpy as np
 import oracle
 import pytest
 import samples
@@ -146,6 +147,11 @@ def test_gradients_are_neither_lost_nor_made(
     torch.testing.assert_close(shared.cpu().sum(planes), (gradient * shares).sum(planes), rtol=0, atol=1e-11)
 
 
+def bits_of(tensor: Tensor) -> np.ndarray:
+    """Bits, with every zero positive."""
+    return samples.bits(tensor + 0.0 if tensor.dtype.is_floating_point else tensor)
+
+
 @hypothesis.given(
     problem=problems(), dtype=strategies.sampled_from(DTYPES), include_padding=strategies.booleans(), seed=seeds()
 )
@@ -156,7 +162,7 @@ def test_a_batch_equals_its_parts_and_channels_keep_apart(
     seed: int,
     device: torch.device,
 ) -> None:
-    """E6: bit for bit, of every operator."""
+    """E6: bit for bit, of every operator; but of zeros that tie in a maximum the sign is unspecified (M3)."""
     arguments, _, sizes = problem
     input = samples.ties(*sizes, dtype=dtype, seed=seed).to(device)
     if dtype.is_floating_point:
@@ -170,11 +176,11 @@ def test_a_batch_equals_its_parts_and_channels_keep_apart(
         if "gradient" in name:
             # Gradients are drawn in the order of the output, so they do not move with the input.
             continue
-        assert (samples.bits(taken(result, 1, order)) == samples.bits(permuted[name])).all(), name
-        assert (samples.bits(taken(result, 0, samples_order)) == samples.bits(reversed_batch[name])).all(), name
+        assert (bits_of(taken(result, 1, order)) == bits_of(permuted[name])).all(), name
+        assert (bits_of(taken(result, 0, samples_order)) == bits_of(reversed_batch[name])).all(), name
     for name, first in results(input[:1], arguments, include_padding):
         if "gradient" not in name:
-            assert (samples.bits(first) == samples.bits(whole[name][:1])).all(), name
+            assert (bits_of(first) == bits_of(whole[name][:1])).all(), name
 
 
 def taken(tensor: Tensor, dimension: int, order: Tensor) -> Tensor:
