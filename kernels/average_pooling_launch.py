@@ -18,6 +18,7 @@ from .launch import (
     five_strides,
     in_plane_span,
     is_wide,
+    source_vector_width,
     three_axes,
     three_sizes,
     vector_width,
@@ -85,12 +86,11 @@ def _average_tile(problem: AverageProblem, axes: Axes) -> Step | None:
     rank = len(problem.window.axes)
     sizes, targets = three_sizes(problem.shape[2:]), three_sizes(problem.target_sizes)
     batch, channels = problem.shape[:2]
-    sn, sc, sd, sh, sw = five_strides(problem.shape, problem.strides)
+    sn, sc, sd, sh, sw = strides_ = five_strides(problem.shape, problem.strides)
     columns = not problem.channels_last
-    if columns:
-        width = vector_width(problem.element_size, problem.aligned and sw == 1, sizes[2], sn, sc, sd, sh)
-    else:
-        width = vector_width(problem.element_size, problem.aligned and sc == 1, channels, sn, sd, sh, sw)
+    width = source_vector_width(
+        problem.element_size, problem.aligned, problem.channels_last, channels, sizes[2], strides_
+    )
     chosen = _fitting_tile(axes, rank, problem.adjoint, columns, width, problem.element_size)
     if chosen is None:
         return None

@@ -70,9 +70,7 @@ def run(
             record(tape, reaches, read, made)
             yield tape
 
-    for unit_sources, unit_results in _units(sources, results, memory_format):
-        keeps = math.prod(results[0].shape[2:]) <= KEPT_PLANE
-        _run_unit(key, unit_sources, unit_results, tiles, keeps)
+    _run_units(key, sources, results, memory_format, tiles)
 
 
 def window_reach(window: Window, sizes: Sequence[int], number: int, start: int, stop: int) -> Reach:
@@ -123,9 +121,19 @@ def run_planes(
         record(tape, (), sources, results)
         yield tape
 
+    _run_units(key, sources, results, memory_format, whole_planes)
+
+
+def _run_units(
+    key: Hashable,
+    sources: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    memory_format: torch.memory_format,
+    tiles: Tiling,
+) -> None:
+    keeps = math.prod(results[0].shape[2:]) <= KEPT_PLANE
     for unit_sources, unit_results in _units(sources, results, memory_format):
-        keeps = math.prod(results[0].shape[2:]) <= KEPT_PLANE
-        _run_unit(key, unit_sources, unit_results, whole_planes, keeps)
+        _run_unit(key, unit_sources, unit_results, tiles, keeps)
 
 
 def _units(
@@ -157,7 +165,7 @@ def _run_unit(
     for number, tape in enumerate(recorded):
         done = tape.replay(wholes, watch)
         if done < tape.planes:
-            # What is left on fewer threads, in smaller blocks; of several tiles all again, as they share planes.
+            # What is left on fewer threads; of several tiles all again, as they share planes.
             first = done if number == 0 and next(recorded, None) is None else 0
             rest = [tuple(tensor[first:] for tensor in group) for group in (sources, results)]
             threads.stalled()
