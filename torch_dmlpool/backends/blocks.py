@@ -189,7 +189,8 @@ def _kept_tapes(
     """The tapes for a unit of work, recorded anew or kept from another call for tensors of the same layout."""
     if not keeps:
         return tiles(limit, sources, results)
-    layouts = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (*sources, *results))
+    # Two elements may be read as one word, where the first of a tensor begins one.
+    layouts = tuple((t.shape, t.stride(), t.dtype, t.storage_offset() % 2) for t in (*sources, *results))
     whole_key = (key, layouts, results[0].device, limit)
     kept = _kept.get(whole_key)
     if kept is None:

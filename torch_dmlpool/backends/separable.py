@@ -10,8 +10,11 @@ every block of planes.
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +23,12 @@ from torch import Tensor
 
 from torch_dmlpool.backends.tape import Tape, same_place
 from torch_dmlpool.window import Axis, Window
+
+
+HALVED = 24
+"""Elements of a window, or as many as lie between two, from which on it pays to halve it."""
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of so many bytes: copied to a narrower one, PyTorch's keep their low ends, which memory has first."""
 
 
 class Elements(NamedTuple):
@@ -86,13 +95,6 @@ class Combination:
         """Record what windows hold that read nothing."""
         tape.record(partial(_fill, self.identity), out.values)
 
-    def splits_phases(self, source: Tensor, stride: int) -> bool:
-        """Whether it pays to copy every stride-th element of contiguous rows together first."""
-        return self.reads_twice
-
-    def split_phase(self, tape: Tape, source: Tensor, offset: int, stride: int, out: Tensor) -> None:
-        """Record a copy of the elements ``offset, offset + stride, ...`` of the last dimension."""
-        tape.record(copy, source[..., offset::stride], out)
 
 
 class Sum(Combination):
@@ -133,24 +135,41 @@ class Winner(Combination):
     def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
         assert out.taps is not None
         sizes, dtype, moved = tuple(out.values.shape[1:]), out.taps.dtype, step * self._unit
-        later = tape.scratch("later", sizes, torch.bool)
-        if self._nan_wins:
-            tape.record(_later_or_nan, first.values, second.values, tape.scratch("ordered", sizes, torch.bool), later)
-        else:
-            tape.record(_later, first.values, second.values, later)
-        tape.record(_maximum, first.values, second.values, out.values)
-        wins = later.view(torch.uint8)
-        if dtype is not torch.uint8:
-            wins = tape.scratch("wins", sizes, dtype)
-            tape.record(copy, later, wins)
+        wins = tape.scratch("wins", sizes, dtype)
         candidate = out.taps if first.taps is None else tape.scratch("candidate", sizes, dtype)
         if second.taps is None:
-            tape.record(partial(_scale, moved), wins, candidate)
+            self._mark_later(tape, first.values, second.values, moved, candidate)
         else:
+            self._mark_later(tape, first.values, second.values, 1, wins)
+        # The operands of the comparison may be what this writes.
+        tape.record(_maximum, first.values, second.values, out.values)
+        if second.taps is not None:
             tape.record(partial(_shift, moved), second.taps, candidate)
             tape.record(_multiply, candidate, wins, candidate)
         if first.taps is not None:
             tape.record(_maximum, first.taps, candidate, out.taps)
+
+    def _mark_later(self, tape: Tape, first: Tensor, second: Tensor, weight: int, out: Tensor) -> None:
+        """Record that ``out`` is ``weight`` where ``second`` wins, else 0.
+
+        PyTorch compares vectors where the answer has the operands' type. Of a float's bits the low byte then counts.
+        """
+        sizes = tuple(out.shape[1:])
+        later = tape.scratch("later", sizes, first.dtype)
+        if self._nan_wins:
+            tape.record(_later_or_nan, first, second, tape.scratch("ordered", sizes, first.dtype), later)
+        else:
+            tape.record(_later, first, second, later)
+        mark = None
+        if first.dtype.is_floating_point and out.dtype is torch.uint8 and sys.byteorder == "little":
+            mark = _with_low_byte(weight, first.dtype)
+        if mark is not None:
+            tape.record(partial(_scale, mark), later, later)
+            tape.record(copy, later.view(_WORDS[later.dtype.itemsize]), out)
+            return
+        tape.record(copy, later, out)
+        if weight != 1:
+            tape.record(partial(_scale, weight), out, out)
 
     def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
         assert out.taps is not None
@@ -173,8 +192,24 @@ def _later(first: Tensor, second: Tensor, out: Tensor) -> None:
 
 def _later_or_nan(first: Tensor, second: Tensor, ordered: Tensor, out: Tensor) -> None:
     """Where ``second`` wins: ``first`` is a number, and ``second`` is not at most that."""
-    torch.ge(first, second, out=out).logical_not_()
-    out.logical_and_(torch.eq(first, first, out=ordered))
+    torch.ge(first, second, out=out)
+    torch.sub(torch.eq(first, first, out=ordered), out, out=out)
+
+
+@functools.cache
+def _with_low_byte(byte: int, dtype: torch.dtype) -> float | None:
+    """A number of a floating-point type whose bits end in ``byte``, as those of 1 or 2 times it do; None if none is.
+
+    1 and 2 differ in their exponents alone, of which bfloat16 has a bit in that byte.
+    """
+    words = _WORDS[dtype.itemsize]
+    for power in (1.0, 2.0):
+        bits = torch.tensor(power, dtype=dtype).view(words)
+        if bits.item() & 255 == 0 and byte.bit_length() <= min(8, torch.finfo(dtype).bits):
+            number = (bits | byte).view(dtype).item()
+            if power <= number < 2 * power:
+                return number
+    return None
 
 
 def _scale(factor: int, source: Tensor, out: Tensor) -> None:
@@ -189,11 +224,32 @@ def _multiply(first: Tensor, second: Tensor, out: Tensor) -> None:
     torch.mul(first, second, out=out)
 
 
+def _shift_right(bits: int, words: Tensor, out: Tensor) -> None:
+    torch.bitwise_right_shift(words, bits, out=out)
+
+
 def scratch_like(tape: Tape, like: Elements, purpose: object, sizes: tuple[int, ...]) -> Elements:
     """Scratch for values, and for taps where ``like`` has them."""
     values = tape.scratch((purpose, "values"), sizes, like.values.dtype)
     taps = None if like.taps is None else tape.scratch((purpose, "taps"), sizes, like.taps.dtype)
     return Elements(values, taps)
+
+
+def every_second(tape: Tape, source: Tensor, offset: int, out: Tensor) -> None:
+    """Record a copy of the elements ``offset, offset + 2, ...`` of contiguous rows.
+
+    Two elements are one word, whose halves are taken faster than every other element.
+    """
+    places = (source.shape[-1], *source.stride()[:-1], source.storage_offset())
+    if source.dtype.itemsize > 4 or any(place % 2 for place in places) or sys.byteorder != "little":
+        tape.record(copy, source[..., offset::2], out)
+        return
+    words = source.view(_WORDS[2 * source.dtype.itemsize])
+    if offset == 1:
+        upper = tape.scratch("upper halves", tuple(words.shape[1:]), words.dtype)
+        tape.record(partial(_shift_right, 8 * source.dtype.itemsize), words, upper)
+        words = upper
+    tape.record(copy, words, out.view(_WORDS[source.dtype.itemsize]))  # which keeps the lower halves
 
 
 def uses_doubling(axis: Axis) -> bool:
@@ -226,10 +282,15 @@ class Pass:
 
     def record(self) -> None:
         """Record the operations of this pass."""
+        if self._keeps_low_ends():
+            self._every_position()
+            return
         if self.axis.window == 1:
             result = self._copied(self.out, 0, self._tap(0), 0)
         elif self.size < self.axis.dilation:
             result = self._at_most_one_tap()
+        elif self._tiles():
+            result = self._halving()
         elif uses_doubling(self.axis):
             result = self._doubling()
         else:
@@ -262,19 +323,23 @@ class Pass:
         length = phase.values.shape[self.dimension]
         return self._clipped(Span(phase, -moved, length - moved), 0, self.outputs)
 
+    def _reads_contiguous_rows(self) -> bool:
+        source = self.source.values
+        return self.dimension == source.dim() - 1 and source.stride(self.dimension) == 1
+
     def _splits_phases(self) -> bool:
         """Whether every stride-th element is first copied together: an argmax reads each operand twice."""
-        source = self.source.values
-        innermost = self.dimension == source.dim() - 1 and source.stride(self.dimension) == 1
-        if self.axis.stride == 1 or self.axis.window == 1 or not innermost:
-            return False
-        return self.combination.splits_phases(source, self.axis.stride)
+        strided = self.axis.stride > 1 and self.axis.window > 1
+        return strided and self.combination.reads_twice and self._reads_contiguous_rows()
 
     def _phase(self, offset: int) -> Elements:
         if offset not in self.phases:
             strided = self._part(self.source, offset, self.size, self.axis.stride)
             phase = scratch_like(self.tape, strided, (self.dimension, "phase", offset), tuple(strided.values.shape[1:]))
-            self.combination.split_phase(self.tape, self.source.values, offset, self.axis.stride, phase.values)
+            if self.axis.stride == 2:
+                every_second(self.tape, self.source.values, offset, phase.values)
+            else:
+                self.tape.record(copy, strided.values, phase.values)
             if strided.taps is not None and phase.taps is not None:
                 self.tape.record(copy, strided.taps, phase.taps)
             self.phases[offset] = phase
@@ -296,6 +361,25 @@ class Pass:
         return Span(span.elements, span.low - moved, span.high - moved)
 
     # Passes.
+
+    def _keeps_low_ends(self) -> bool:
+        """Whether every stride-th element is the low end of an integer: such are read as fast as neighbours are."""
+        out = self.out.values
+        if self.axis.stride not in (2, 4, 8) or self.axis.stride * out.dtype.itemsize > 8 or sys.byteorder != "little":
+            return False
+        combines = self.axis.window > 1 and not self.combination.reads_twice
+        return combines and self._reads_contiguous_rows() and out.stride(self.dimension) == 1
+
+    def _every_position(self) -> None:
+        """Windows of stride 1, of which every stride-th is kept."""
+        out, stride = self.out.values, self.axis.stride
+        sizes = (*out.shape[1:-1], self.outputs * stride)
+        every = self.tape.scratch((self.dimension, "every position"), sizes, out.dtype)
+        needed = Elements(every).narrowed(self.dimension, 0, sizes[-1] - stride + 1, 1)
+        axis = replace(self.axis, stride=1)
+        Pass(self.tape, self.combination, axis, self.first_position, self.source, self.dimension, needed).record()
+        words = every.view(_WORDS[stride * out.dtype.itemsize])
+        self.tape.record(copy, words, out.view(_WORDS[out.dtype.itemsize]))
 
     def _merge(self, out: Elements, out_low: int, first: Span, second: Span, step: int) -> Span:
         """Combine two spans into ``out``, whose element 0 is of window ``out_low``; where one ends, copy the other.
@@ -344,9 +428,15 @@ class Pass:
                 # What covers every window goes first, and the rest is added in place: no edge is ever copied.
                 spans = whole + [span for span in spans if span.high - span.low < self.outputs]
                 return self._accumulated(out, spans)
-            result = spans[0]
-            for tap, span in enumerate(spans[1:], begin + 1):
-                result = self._merge(out, 0, result, span, tap)
+            if self.combination.reads_twice:
+                result = spans[0]
+                for tap, span in enumerate(spans[1:], begin + 1):
+                    result = self._merge(out, 0, result, span, tap)
+                return result
+            # The last first: where the padding lies at the start alone, no edge is copied.
+            result = spans[-1]
+            for span in reversed(spans[:-1]):
+                result = self._merge(out, 0, span, result, 1)
             return result
         middle = begin + (end - begin + 1) // 2
         first = self._direct(begin, middle, out)
@@ -368,6 +458,43 @@ class Pass:
         self.combination.clear(self.tape, self.out)
         for tap in range(self.axis.window):
             self._copied(self.out, 0, self._tap(tap), tap)
+        return Span(self.out, 0, self.outputs)
+
+    def _tiles(self) -> bool:
+        """Whether windows lie side by side, every tap inside, and hold enough for their halves to be long."""
+        axis, last = self.axis, self.first_position + (self.outputs - 1) * self.axis.stride
+        together = axis.window * math.prod(self.source.values.shape[self.dimension + 1 :])
+        halves = axis.stride >= axis.window > 3 and axis.dilation == 1 and together >= HALVED
+        inside = self.first_position >= 0 and last + axis.window <= self.size
+        return halves and inside and not self.combination.reads_twice
+
+    def _halving(self) -> Span:
+        """The first half of all windows with the second, until one element of each is left: few and long operations.
+
+        Of an odd number the element between the halves goes along.
+        """
+        source, dimension = self.source.values, self.dimension
+        step = source.stride(dimension)
+        # A dimension of windows and one of taps in the place of the one that both lie in.
+        sizes = (*source.shape[:dimension], self.outputs, self.axis.window, *source.shape[dimension + 1 :])
+        strides = (*source.stride()[:dimension], self.axis.stride * step, *source.stride()[dimension:])
+        held = source.as_strided(sizes, strides, source.storage_offset() + self.first_position * step)
+        taps = dimension + 1
+        while (left := held.shape[taps]) > 1:
+            half = left // 2
+            between = list(held.shape)
+            between[taps] = left - half
+            if left > 2:
+                into = self.tape.scratch((dimension, "halves", left), tuple(between[1:]), held.dtype)
+            else:
+                into = self.out.values.unsqueeze(taps)
+            first, second = held.narrow(taps, 0, half), held.narrow(taps, left - half, half)
+            self.combination.combine(
+                self.tape, Elements(into.narrow(taps, 0, half)), Elements(first), Elements(second), left - half
+            )
+            if left % 2:
+                self.tape.record(copy, held.narrow(taps, half, 1), into.narrow(taps, half, 1))
+            held = into
         return Span(self.out, 0, self.outputs)
 
     def _doubling(self) -> Span:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def block_elements() -> int:
 
 
 class Place(NamedTuple):
-    """Where an operand lies: which tensor it is a view of, and which view."""
+    """Where an operand lies: which tensor it is a view of, and which view; ``offset`` is in bytes."""
 
     base: int
     dtype: torch.dtype
@@ -38,12 +38,21 @@ class Place(NamedTuple):
     strides: tuple[int, ...]
     offset: int
 
+    def view(self, base: Tensor) -> Tensor:
+        """This place in another tensor like the one that was recorded."""
+        offset = (base.storage_offset() * base.dtype.itemsize + self.offset) // self.dtype.itemsize
+        if base.dtype is self.dtype:
+            return base.as_strided(self.sizes, self.strides, offset)
+        held: Any = base.new_empty(0, dtype=self.dtype)
+        view: Tensor = held.set_(base.untyped_storage(), offset, self.sizes, self.strides)
+        return view
+
 
 class Tape:
     """Records operations on whole tensors, whose first dimension is cut into blocks, and on scratch of one block.
 
-    What is recorded holds for all tensors of the same sizes and strides, so that a tape can be kept and replayed on
-    others.
+    What is recorded holds for all tensors of the same sizes and strides that begin at a word as these do, so that a
+    tape can be kept and replayed on others.
     """
 
     def __init__(self, wholes: Sequence[Tensor], planes_per_block: int, memory_format: torch.memory_format) -> None:
@@ -51,7 +60,7 @@ class Tape:
         self.planes_per_block = min(self.planes, planes_per_block)
         self._memory_format, self._device = memory_format, wholes[0].device
         self._scratch: dict[tuple[object, tuple[int, ...], torch.dtype], Tensor] = {}
-        self._bases = [(_storage(whole), int(whole.storage_offset())) for whole in wholes]
+        self._bases = [(_storage(whole), _first_byte(whole)) for whole in wholes]
         self._operations: list[tuple[Callable[..., None], tuple[Place, ...]]] = []
 
     @property
@@ -81,24 +90,15 @@ class Tape:
     def _place(self, operand: Tensor) -> Place:
         storage = _storage(operand)
         base = next(number for number, (held, _) in enumerate(self._bases) if held == storage)
-        offset = int(operand.storage_offset()) - self._bases[base][1]
+        offset = _first_byte(operand) - self._bases[base][1]
         return Place(base, operand.dtype, tuple(operand.shape), operand.stride(), offset)
 
     def replay(self, wholes: Sequence[Tensor], watch: bool) -> int:
         """Run everything on ``wholes``; the number of planes done, short of all where ``watch`` lost patience."""
         bases = [*wholes, *(self._empty(sizes, dtype, self._device) for _, sizes, dtype in self._scratch)]
-        offsets = [base.storage_offset() for base in bases]
         blocks = -(-self.planes // self.planes_per_block)
         operations = [operation for operation, _ in self._operations]
-        columns: list[list[Tensor]] = []
-        for _, places in self._operations:
-            operands: list[Tensor] = []
-            for place in places:
-                base = bases[place.base]
-                if base.dtype is not place.dtype:
-                    base = base.view(place.dtype)
-                operands.append(base.as_strided(place.sizes, place.strides, offsets[place.base] + place.offset))
-            columns.append(operands)
+        columns = [[place.view(bases[place.base]) for place in places] for _, places in self._operations]
         if blocks == 1:
             rows: Iterable[Sequence[Sequence[Tensor]]] = [columns]
         else:
@@ -123,6 +123,10 @@ class Tape:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _first_byte(tensor: Tensor) -> int:
+    return int(tensor.storage_offset()) * tensor.dtype.itemsize
 
 
 def same_place(first: Tensor, second: Tensor) -> bool:

@@ -44,19 +44,6 @@ class IntegerSum(Combination):
     def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
         tape.record(_add, first.values, second.values, out.values)
 
-    def splits_phases(self, source: Tensor, stride: int) -> bool:
-        # Two 16-bit elements are one 32-bit word, whose halves are taken faster than every other element.
-        places = (source.shape[-1], *source.stride()[:-1], source.storage_offset())
-        return stride == 2 and source.dtype is torch.int16 and not any(place % 2 for place in places)
-
-    def split_phase(self, tape: Tape, source: Tensor, offset: int, stride: int, out: Tensor) -> None:
-        words = source.view(torch.int32)
-        if offset == 1:
-            upper = tape.scratch("upper halves", tuple(words.shape[1:]), torch.int32)
-            tape.record(_upper_halves, words, upper)
-            words = upper
-        tape.record(copy, words, out)  # which keeps the lower halves
-
 
 @considerate
 def quantized_linear_average_pooling(
@@ -207,10 +194,6 @@ def _record_float64(
 
 def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
     torch.add(first, second, out=out)
-
-
-def _upper_halves(words: Tensor, out: Tensor) -> None:
-    torch.bitwise_right_shift(words, 16, out=out)
 
 
 def _add_to(addend: Tensor, out: Tensor) -> None:

@@ -18,8 +18,10 @@ from torch_dmlpool.backends.tape import PARALLEL_GRAIN
 from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.window import Window
 
-ELEMENTS_AT_ONCE = 2**20
-"""Elements that are widened, or halved, at a time."""
+ELEMENTS_AT_ONCE = 2**19
+"""Elements that are widened at a time, into memory that is used again."""
+VECTORS_AT_ONCE = 2**20
+"""Elements of vectors that are added at a time."""
 _UNREDUCED = (torch.uint16, torch.uint32, torch.uint64)
 """Types that PyTorch does not compare."""
 
@@ -72,9 +74,10 @@ def _sums_of_rows(rows: Tensor) -> Tensor:
     starts = range(0, count, step)
     if step > 1 and count % step < torch.get_num_threads():
         starts = starts[: count // step]
+    wide = torch.empty((max(min(step, count), count - starts[-1]), length), dtype=torch.float64)
     for start in starts:
         stop = count if start == starts[-1] else start + step
-        torch.sum(rows[start:stop].double(), -1, out=totals[start:stop])
+        torch.sum(wide[: stop - start].copy_(rows[start:stop]), -1, out=totals[start:stop])
     return totals
 
 
@@ -87,7 +90,7 @@ def _sums_of_vectors(input: Tensor) -> Tensor:
     samples, channels, _, length = rows.shape
     dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
     totals = torch.empty((samples, channels), dtype=dtype)
-    step = max(1, ELEMENTS_AT_ONCE // (length * channels))
+    step = max(1, VECTORS_AT_ONCE // (length * channels))
     for start in range(0, samples, step):
         added = rows[start : start + step].to(dtype)
         left, additions = length, _doublings(length) + 1
