@@ -127,28 +127,20 @@ def dense(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def strip_loads(how: launch.Launch) -> tuple[int, tuple[float, ...]]:
-    """Threads over all strips, and the loads that one makes in each pass of a strip."""
-    constants = how.constants
-    strips, _, per_plane, strip_rows, _, height, _, _, vectors, *_ = how.sizes
-    rows, columns = constants["WINDOW"]
-    wide, adjoint, lanes = constants["V"], constants["ADJOINT"], constants["B"]
-    chunks = average_pooling.plan(columns, 1, constants["START"][1], 1, adjoint, wide, wide)[3] // wide
-    low = average_pooling.plan(rows, 1, constants["START"][0], 1, adjoint, constants["ROWS"], 1)[2]
-    tops = [strip * strip_rows + low for strip in range(per_plane)]
-    lines = sum(min(top + strip_rows + rows - 1, height) - max(top, 0) for top in tops) / per_plane
-    first = lines * vectors * constants["DOWN"] / wide / lanes * chunks
-    second = launch.divided(strip_rows // constants["ROWS"] * vectors, lanes) * (constants["ROWS"] + rows - 1)
-    return strips * constants["B"], (first, second)
-
-
 def walk_trips(
     how: launch.Launch, window: int, above: int, lines: int, core: int = 0
 ) -> tuple[int, Callable[[sass.Code], dict[int, float]]]:
     """Threads of a walk with scratch, and how often its loops run: over tasks, turns, and a turn's lines inside."""
     tasks, programs, _, _, _, _, strips, rows = how.sizes[:8]
     height, turn = how.sizes[-8 if "WINDOW" in how.constants else -12], how.constants["M"]
-    tops = [strip * rows - above + row for strip in range(strips) for row in range(0, rows + window - 1, turn)]
+    averages = "WINDOW" in how.constants
+    total = how.sizes[-6 if averages else -10]
+    tops = []
+    for top in range(0, strips * rows, rows):
+        # A walk of averages begins at the source's first row, and ends at the target's last.
+        opening = min(max(above - top, 0), window - 1) if averages else 0
+        closing = min(rows, total - top) if averages else rows
+        tops += [top - above + row for row in range(opening, closing + window - 1, turn)]
     parts = sum(max(0, -(-min(height - top, turn) // lines) - max(-top, 0) // lines) for top in tops)
 
     def trips(code: sass.Code) -> dict[int, float]:
@@ -194,12 +186,10 @@ def average_row(
         lanes, loop_loads, trips = step.launch.sizes[0], (), None
         if step.kernel == "sum_axis":
             loop_loads = (launch.divided(step.launch.sizes[-1], 8) * 8,)
-        if step.kernel == "sum_strips":
-            lanes, loop_loads = strip_loads(step.launch)
         if step.kernel == "sum_walk":
             rows, above = step.launch.constants["WINDOW"][0], step.launch.constants["START"][0]
             above = rows - 1 - above if adjoint else above
-            lanes, trips = walk_trips(step.launch, rows, above, step.launch.constants["R"])
+            lanes, trips = walk_trips(step.launch, rows, above, step.launch.sizes[8])
         kernels.append(
             Kernel(
                 getattr(average_pooling_walk if step.kernel == "sum_walk" else average_pooling, step.kernel),

@@ -29,12 +29,9 @@ from .sums import (
     completed_at,
     constant_quotient,
     divisor_along,
-    edge_sums,
     no_levels,
-    pairwise_sum,
     plan,
     quotient,
-    sharing_sums,
     sliding_sums,
     target_totals,
     with_entry,
@@ -252,136 +249,6 @@ def sum_tile(
                                 column, target_row, target_depth, channel, live, C, TD, TH, TW, counts, divisors,
                                 RANK, LAYOUT, COUNTED, COUNT, DIVISOR, target.dtype.element_ty, T_COLS, V, STORE, B,
                             )  # fmt: skip
-
-
-_STRIP_RUNTIME = [
-    *("strips", "programs", "strips_per_plane", "strip_rows", "C", "H", "W", "TH", "TW"),
-    *("sn", "sc", "sh"),
-]
-
-
-@triton.jit
-def strip_line(pointers, R: tl.constexpr, TW, first, live, closing, opening, DOWN: tl.constexpr):
-    """Line ``first + R`` of a strip of sums; 0 where the source has no such row."""
-    mask = live & (first + R >= opening) & (first + R < closing)
-    return tl.load(pointers + R * (TW * DOWN), mask=mask[:, None], other=0.0)
-
-
-@triton.jit(do_not_specialize=_STRIP_RUNTIME)
-def sum_strips(
-    source, target, scratch, strips, programs, strips_per_plane, strip_rows, C, H, W, TH, TW, sn, sc, sh,
-    WINDOW: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
-    ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    ROWS: tl.constexpr, V: tl.constexpr, DOWN: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """A large window at stride 1: along the rows into a strip of scratch that stays in the cache, then down it.
-
-    A program goes through many strips of ``strip_rows`` target rows (a multiple of ``ROWS``) with a scratch of its own,
-    so that only the source and the target travel to DRAM. Rows are contiguous; strides and ``W`` count vectors of ``V``
-    elements, ``TW`` vectors of ``DOWN``, the width of the second pass. ``WINDOW, START, END``: rows and columns.
-    """
-    ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    COLS: tl.constexpr = plan(WINDOW[1], 1, START[1], 1, ADJOINT, V, V)
-    LINES: tl.constexpr = plan(WINDOW[0], 1, START[0], 1, ADJOINT, ROWS, 1)
-    N_CHUNKS: tl.constexpr = COLS[3] // V
-    WEIGHED: tl.constexpr = ADJOINT and COUNT > 0
-    COUNTED: tl.constexpr = COUNT > 0 and not ADJOINT
-    program = tl.program_id(0)
-    tiles = TW * DOWN // V
-    own = scratch + program.to(tl.int64) * (strip_rows + (WINDOW[0] - 1)) * tiles * V
-    across = tl.arange(0, V)[None, :]
-    down = tl.arange(0, DOWN)[None, :]
-    zero = tl.zeros([B, DOWN], ACC)
-    for strip in range(program, strips, programs):
-        plane = strip // strips_per_plane
-        top = strip % strips_per_plane * strip_rows
-        base = source + plane_offset(plane, C, sn, sc) * V
-        base_target = target + plane.to(tl.int64) * (TH * TW) * DOWN
-        opening = tl.maximum(top + LINES[2], 0)  # the source rows of the strip, those outside the source left out
-        closing = tl.minimum(top + LINES[2] + strip_rows + (WINDOW[0] - 1), H)
-        work = (closing - opening) * tiles
-        for begin in range(0, work, B):
-            lane = begin + tl.arange(0, B)
-            line = opening + lane // tiles
-            chunk = lane % tiles + COLS[2] // V
-            live = lane < work
-            pointers = (base + (line * sh + chunk) * V)[:, None] + across
-            if WEIGHED:
-                of_line = 1.0 / divisor_along(line, TH, WINDOW[0], 1, START[0], END[0], 1, COUNT, ACC)
-            columns = ()
-            for c in tl.static_range(N_CHUNKS):
-                mask = live & (chunk + c >= 0) & (chunk + c < W)
-                values = widened(tl.load(pointers + c * V, mask=mask[:, None], other=0.0), ACC)
-                if WEIGHED:
-                    counted = divisor_along(
-                        ((chunk + c) * V)[:, None] + across, TW * DOWN, WINDOW[1], 1, START[1], END[1], 1, COUNT, ACC
-                    )
-                    values = values * of_line[:, None] * (1.0 / counted)
-                columns = columns + split_columns(values, B, V)
-            sums = sharing_sums(columns, COLS[6][0], WINDOW[1], V)
-            for p in tl.static_range(V // DOWN):
-                tl.store(
-                    (own + lane * V + p * DOWN)[:, None] + down,
-                    join_columns(sums, p * DOWN, 1, B, DOWN),
-                    mask=(lane < work)[:, None],
-                )
-        tl.debug_barrier()
-        work = strip_rows // ROWS * TW
-        for begin in range(0, work, B):
-            lane = begin + tl.arange(0, B)
-            group = lane // TW
-            vector = lane % TW
-            live = lane < work
-            first = top + group * ROWS + LINES[2]
-            pointers = (own + ((first - opening) * TW + vector) * DOWN)[:, None] + down
-            of_column = zero
-            by_column = zero
-            if COUNTED:
-                of_column = divisor_along(
-                    (vector * DOWN)[:, None] + down, W * V, WINDOW[1], 1, START[1], END[1], 1, COUNT, ACC
-                )
-                by_column = 1.0 / of_column
-            before = ()
-            for r in tl.static_range(ROWS - 1):
-                before = before + (strip_line(pointers, r, TW, first, live, closing, opening, DOWN),)
-            before = edge_sums(before, ROWS - 2, -1, ROWS - 1)
-            groups = ()
-            for g in tl.static_range((WINDOW[0] - ROWS + 8) // 8):
-                lines = ()
-                for r in tl.static_range(8 * g, min(8 * g + 8, WINDOW[0] - ROWS + 1)):
-                    lines = lines + (strip_line(pointers, ROWS - 1 + r, TW, first, live, closing, opening, DOWN),)
-                groups = groups + (pairwise_sum(lines, 0, min(8, WINDOW[0] - ROWS + 1 - 8 * g)),)
-            core = pairwise_sum(groups, 0, (WINDOW[0] - ROWS + 8) // 8)
-            lines = ()
-            after = ()
-            for j in tl.static_range(ROWS):
-                if j > 0:
-                    line = strip_line(pointers, WINDOW[0] - 1 + j, TW, first, live, closing, opening, DOWN)
-                    lines = lines + (line,)
-                    if j == 1:
-                        after = (line,)
-                    elif j % 2 == 0:
-                        after = after + (after[j - 2] + line,)
-                    else:
-                        after = after + (after[j - 3] + (lines[j - 2] + line),)
-                if j == 0:
-                    total = before[ROWS - 2] + core
-                elif j == ROWS - 1:
-                    total = after[ROWS - 2] + core
-                else:
-                    total = (before[ROWS - 2 - j] + after[j - 1]) + core
-                row = top + group * ROWS + j
-                if COUNTED:
-                    of_row = divisor_along(row, H, WINDOW[0], 1, START[0], END[0], 1, COUNT, ACC)[:, None]
-                    total = quotient(total, of_row * of_column, (1.0 / of_row) * by_column)
-                elif COUNT == 0:
-                    total = constant_quotient(total, DIVISOR)
-                tl.store(
-                    (base_target + (row * TW + vector) * DOWN)[:, None] + down,
-                    rounded(total, target.dtype.element_ty),
-                    mask=(live & (row < TH))[:, None],
-                )
-        tl.debug_barrier()
 
 
 _AXIS_RUNTIME = [

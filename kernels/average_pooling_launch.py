@@ -10,7 +10,6 @@ from .average_pooling_problem import AverageProblem, Step, divisor
 from .average_pooling_walk_launch import average_walk
 from .launch import (
     LANES,
-    VECTOR_BYTES,
     Axes,
     Launch,
     covering,
@@ -26,18 +25,18 @@ from .launch import (
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: about a second of compile time; past it, axis by axis in a loop
 UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
+WALK_FROM = 10  # in contiguous rows; below, registers hold the sums of enough rows and columns for one pass
 TILE_REGISTERS = 200  # of the 255 that a lane can have
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
 
 
 @lru_cache(maxsize=4096)
 def average_steps(problem: AverageProblem) -> tuple[Step, ...]:
-    """The kernels that serve a problem: all unrolled; for a large window by strips, or else one loop per axis."""
+    """The kernels that serve a problem: all unrolled; for a large window a walk, or else one loop per axis."""
     axes = three_axes(problem.window)
-    ways = [_average_tile, _average_strips]
-    if min(axes.window[1:]) >= STRIPS_FROM:
+    ways = [_average_tile, average_walk]
+    if problem.channels_last or min(axes.window[1:]) >= WALK_FROM:
         ways.reverse()
-    ways.insert(0, average_walk)
     for way in ways:
         if (one := way(problem, axes)) is not None:
             return (one,)
@@ -157,52 +156,6 @@ def _fitting_tile(
             width //= 2
         else:
             return None
-
-
-STRIPS_FROM = 10  # below, the registers hold the sums of enough rows and columns for one pass
-STRIP_WINDOW = 64  # the second pass keeps that many rows of sums in registers, and unrolls as many and 16 more
-STRIP_ROWS = 128  # target rows per strip: the rows that only the window needs are read twice, so few strips
-STRIP_PROGRAMS = 264  # 2 on each of 132 multiprocessors, as many as the registers allow; scratch for each
-
-
-def _average_strips(problem: AverageProblem, axes: Axes) -> Step | None:
-    """The two passes in one launch, for vectors of contiguous rows and windows at stride 1; else None."""
-    sizes, targets = three_sizes(problem.shape[2:]), three_sizes(problem.target_sizes)
-    sn, sc, _, sh, sw = five_strides(problem.shape, problem.strides)
-    element = problem.element_size
-    width = vector_width(element, problem.aligned and sw == 1, sizes[2], targets[2], sn, sc, sh)
-    if (
-        problem.channels_last
-        or len(problem.window.axes) != 2
-        or axes.stride != (1, 1, 1)
-        or axes.dilation != (1, 1, 1)
-        or not min(axes.window[1:]) >= 8
-        or not max(axes.window[1:]) <= STRIP_WINDOW
-        or width * element < 8  # shorter vectors leave half of each line of the cache unused
-        or targets[1] < 32  # a strip of few rows would read the window's rows many times over
-        or is_wide(
-            axes, *((targets, sizes) if problem.adjoint else (sizes, targets)), in_plane_span(sizes[1:], (sh, 1))
-        )
-    ):
-        return None
-    down = min(width, VECTOR_BYTES // max(element, 4))
-    rows = 16 if axes.window[1] >= 24 else 8  # a core of at least half the window is shared by that many rows
-    strip_rows = divided(min(targets[1], STRIP_ROWS), rows) * rows
-    strips_per_plane = divided(targets[1], strip_rows)
-    planes = problem.shape[0] * problem.shape[1]
-    strips = planes * strips_per_plane
-    programs = min(strips, STRIP_PROGRAMS)
-    count, divisor_ = divisor(problem)
-    constants = {
-        "WINDOW": axes.window[1:], "START": axes.start[1:], "END": axes.end[1:], "ADJOINT": problem.adjoint,
-        "COUNT": count, "DIVISOR": divisor_, "ROWS": rows, "V": width, "DOWN": down, "B": LANES,
-    }  # fmt: skip
-    runtime = (
-        strips, programs, strips_per_plane, strip_rows, problem.shape[1], sizes[1], sizes[2] // width,
-        targets[1], targets[2] // down, sn // width, sc // width, sh // width,
-    )  # fmt: skip
-    scratch = programs * (strip_rows + axes.window[1] - 1) * targets[2]
-    return Step("sum_strips", Launch(programs, runtime, constants), beside=scratch)
 
 
 def _average_loops(problem: AverageProblem, axes: Axes) -> tuple[Step, ...]:

@@ -4,57 +4,80 @@ from __future__ import annotations
 
 from .average_pooling_problem import AverageProblem, Step, divisor
 from .launch import LANES, Axes, Launch, five_strides, in_plane_span, is_wide, three_sizes, vector_width
-from .sums import additions
-from .walks import SECTOR_BYTES, walk_of_channels
+from .sums import core_is_shallow
+from .walks import SECTOR_BYTES, walk_of_channels, walk_of_planes
 
+COLUMNS, CHANNELS = 0, 1  # as in the kernels
 WALK_FROM = {2: 7, 4: 8, 8: 8}  # by bytes; below, registers hold the sums of enough rows and columns for one pass
 WALK_WINDOW = 64  # rows and columns: a lane keeps that many sums of rows, and reads as many columns and 16 more
 STATE_WORDS = {2: 128, 4: 112, 8: 112}  # by bytes; registers for the sums that a lane keeps without spilling
 STATE_WORDS_WEIGHED = 64  # and where every element that is read has a divisor of its own
+NEIGHBOURS = {8: 8, 24: 16}  # by the window from which on: windows of a contiguous row that a lane adds up
+TURN = 16  # rows of contiguous rows: long turns move less about, but take long to compile
 
 
 def shared_columns(rows: int, columns: int) -> int:
-    """Neighbouring windows of a row that a lane adds up: the more, the fewer loads, but the deeper their trees."""
-    # A sum of all taps may round as often as a balanced tree has levels, and once more beside the division.
-    allowed = (rows * columns - 1).bit_length() + 1 - (rows - 1).bit_length()
-    return max(r for r in (1, 2, 4, 8) if r <= columns and additions.fn(columns, r) <= allowed)
+    """Neighbouring windows of vectors that a lane adds up: the more, the fewer loads, but the deeper their trees."""
+    return max(r for r in (1, 2, 4, 8) if core_is_shallow.fn(rows, columns, r))
 
 
 def average_walk(problem: AverageProblem, axes: Axes) -> Step | None:
-    """The walk for channels innermost and windows at stride 1; None for anything else."""
+    """The walk for windows at stride 1, channels innermost or rows contiguous; None for anything else."""
     height, width = axes.window[1:]
+    size = problem.element_size
     if (
-        not problem.channels_last
-        or len(problem.window.axes) != 2
+        len(problem.window.axes) != 2
         or axes.stride != (1, 1, 1)
         or axes.dilation != (1, 1, 1)
-        or not min(height, width) >= WALK_FROM[problem.element_size]
         or not max(height, width) <= WALK_WINDOW
     ):
         return None
-    batch, channels = problem.shape[:2]
     sizes, targets = three_sizes(problem.shape[2:]), three_sizes(problem.target_sizes)
-    sn, sc, _, sh, sw = five_strides(problem.shape, problem.strides)
-    span = in_plane_span((*sizes[1:], channels), (sh, sw, sc)), targets[1] * targets[2] * channels
-    if is_wide(axes, *((targets, sizes) if problem.adjoint else (sizes, targets)), *span):
-        return None
-    vector = vector_width(problem.element_size, problem.aligned and sc == 1, channels, sn, sh, sw)
     count, divisor_ = divisor(problem)
-    most = STATE_WORDS_WEIGHED if problem.adjoint and count > 0 else STATE_WORDS[problem.element_size]
-    while vector > 1 and (height - 1) * vector * max(problem.element_size, 4) // 4 > most:
-        vector //= 2
-    shared = shared_columns(height, width)
-    # Two bytes to an element are bound by instructions: lanes without a column cost more than columns read again.
-    wanted = 2 * SECTOR_BYTES if problem.element_size == 2 else SECTOR_BYTES
-    group = max(1, wanted // (vector * problem.element_size))
-    walk = walk_of_channels(batch, channels // vector, group, targets[1], targets[2], height, shared, 2 * shared)
+    most = STATE_WORDS_WEIGHED if problem.adjoint and count > 0 else STATE_WORDS[size]
+
+    def fitting(vector: int) -> int:
+        """As much of a vector as leaves registers for its sums of rows."""
+        while vector > 1 and (height - 1) * vector * max(size, 4) // 4 > most:
+            vector //= 2
+        return vector
+
+    batch, channels = problem.shape[:2]
+    sn, sc, _, sh, sw = five_strides(problem.shape, problem.strides)
+    if problem.channels_last:
+        if not min(height, width) >= WALK_FROM[size]:
+            return None
+        span = in_plane_span((*sizes[1:], channels), (sh, sw, sc)), targets[1] * targets[2] * channels
+        down = vector = fitting(vector_width(size, problem.aligned and sc == 1, channels, sn, sh, sw))
+        shared = shared_columns(height, width)
+        turn = 2 * shared
+        # Two bytes to an element are bound by instructions: lanes without a column cost more than columns read again.
+        wanted = 2 * SECTOR_BYTES if size == 2 else SECTOR_BYTES
+        group = max(1, wanted // (vector * size))
+        walk = walk_of_channels(batch, channels // vector, group, targets[1], targets[2], height, shared, turn)
+        lengths = (channels // vector, *sizes[1:], *targets[1:])
+        strides = (sn // vector, sc if vector == 1 else 1, sh // vector, sw // vector)
+        elements, table = vector, width - 1 + shared
+    else:
+        if not min(height, width) >= min(NEIGHBOURS) or sw > 1:
+            return None
+        span = in_plane_span(sizes[1:], (sh, 1)), targets[1] * targets[2]
+        shared = max(NEIGHBOURS[least] for least in NEIGHBOURS if least <= width)
+        vector = vector_width(size, problem.aligned, sizes[2], sn, sc, sh)
+        turn = TURN
+        down = fitting(vector_width(max(size, 4), problem.aligned, targets[2]))
+        walk = walk_of_planes(batch * channels, targets[1], targets[2], down, height, shared, TURN, 2**31)
+        lengths = (channels, sizes[1], sizes[2] // vector, targets[1], targets[2] // down)
+        strides = (sn // vector, sc // vector, sh // vector, 1)
+        elements, table = 1, width - 1 + shared + 2 * vector
+    if is_wide(axes, *((targets, sizes) if problem.adjoint else (sizes, targets)), walk.tasks, *span):
+        return None
     constants = {
         "WINDOW": axes.window[1:], "START": axes.start[1:], "END": axes.end[1:], "ADJOINT": problem.adjoint,
-        "COUNT": count, "DIVISOR": divisor_, "R": shared, "M": 2 * shared, "V": vector, "B": LANES,
+        "COUNT": count, "DIVISOR": divisor_, "LAYOUT": CHANNELS if problem.channels_last else COLUMNS,
+        "R": shared, "M": turn, "V": vector, "DOWN": down, "B": LANES,
     }  # fmt: skip
-    runtime = (
-        *walk, channels // vector, *sizes[1:], *targets[1:],
-        sn // vector, sc if vector == 1 else 1, sh // vector, sw // vector,
-    )  # fmt: skip
-    table = walk.programs * (LANES + width - 1)
-    return Step("sum_walk", Launch(walk.programs, runtime, constants), beside=walk.scratch(2 * shared, vector) + table)
+    lines = LANES // (walk.width // shared * walk.group)
+    runtime = (*walk, lines, batch * channels, *lengths, *strides)
+    beside = walk.scratch(turn, elements) + walk.programs * (walk.width + table)
+    return Step("sum_walk", Launch(walk.programs, runtime, constants), beside=beside)

@@ -226,41 +226,6 @@ def with_group(total, error, terms):
     return grown, error + ((total - (grown - back)) + (group - back))
 
 
-@triton.jit
-def edge_sums(values, OUTER: tl.constexpr, TOWARDS: tl.constexpr, COUNT: tl.constexpr):
-    """Sums of the first 1, 2, ... ``COUNT`` entries from ``OUTER`` on in steps of ``TOWARDS``, two at a time."""
-    sums = ()
-    for i in tl.static_range(COUNT):
-        if i == 0:
-            total = values[OUTER]
-        elif i % 2 == 1:
-            total = sums[i - 1] + values[OUTER + TOWARDS * i]
-        else:
-            total = sums[i - 2] + (values[OUTER + TOWARDS * (i - 1)] + values[OUTER + TOWARDS * i])
-        sums = sums + (total,)
-    return sums
-
-
-@triton.jit
-def sharing_sums(columns, FIRST: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
-    """``V`` neighbouring sums of ``K >= V`` columns, the first from ``FIRST`` on: a core that all share, and edges."""
-    core = pairwise_sum(columns, FIRST + V - 1, K - V + 1)
-    sums = ()
-    if V == 1:
-        sums = (core,)
-    else:
-        before = edge_sums(columns, FIRST + V - 2, -1, V - 1)
-        after = edge_sums(columns, FIRST + K, 1, V - 1)
-        for v in tl.static_range(V):
-            if v == 0:
-                sums = sums + (before[V - 2] + core,)
-            elif v == V - 1:
-                sums = sums + (after[V - 2] + core,)
-            else:
-                sums = sums + ((before[V - 2 - v] + after[v - 1]) + core,)
-    return sums
-
-
 @triton.constexpr_function
 def additions(K, R):
     """The most additions that a term of ``logarithmic_sums`` goes through."""
@@ -283,15 +248,15 @@ def running_sums(values, OUTER: tl.constexpr, TOWARDS: tl.constexpr, COUNT: tl.c
 
 
 @triton.jit
-def logarithmic_sums(values, K: tl.constexpr, R: tl.constexpr):
-    """``R`` neighbouring sums of ``K >= R`` entries of a tuple: a core that all share, and edges, all of them trees."""
-    core = pairwise_sum(values, R - 1, K - R + 1)
+def logarithmic_sums(values, FIRST: tl.constexpr, K: tl.constexpr, R: tl.constexpr):
+    """``R`` neighbouring sums of ``K >= R`` entries, the first from ``FIRST`` on: a core that all share, and edges."""
+    core = pairwise_sum(values, FIRST + R - 1, K - R + 1)
     sums = ()
     if R == 1:
         sums = (core,)
     else:
-        before = running_sums(values, R - 2, -1, R - 1)
-        after = running_sums(values, K, 1, R - 1)
+        before = running_sums(values, FIRST + R - 2, -1, R - 1)
+        after = running_sums(values, FIRST + K, 1, R - 1)
         for j in tl.static_range(R):
             if j == 0:
                 sums = sums + (before[R - 2] + core,)
@@ -300,6 +265,30 @@ def logarithmic_sums(values, K: tl.constexpr, R: tl.constexpr):
             else:
                 sums = sums + ((before[R - 2 - j] + after[j - 1]) + core,)
     return sums
+
+
+@triton.constexpr_function
+def core_is_shallow(rows, columns, R):
+    """Whether ``logarithmic_sums`` along the columns, and blocks down the rows, add no deeper than rule E6 rounds."""
+    # A sum of all taps may round as often as a balanced tree has levels, and once more beside the division.
+    allowed = (rows * columns - 1).bit_length() + 1
+    return columns >= R and additions(columns, R) + (rows - 1).bit_length() <= allowed
+
+
+@triton.jit
+def neighbouring_sums(values, FIRST: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, R: tl.constexpr):
+    """``R`` neighbouring sums of ``K`` entries, of which ``ROWS`` are added up afterwards: cheaply if not too deep.
+
+    Otherwise from blocks of 1, 2, 4, ... entries, as deep as a balanced tree.
+    """
+    if core_is_shallow(ROWS, K, R):
+        return logarithmic_sums(values, FIRST, K, R)
+    else:
+        WINDOWS: tl.constexpr = plan(K, 1, 0, 1, False, R, 1)
+        of_windows = ()
+        for i in tl.static_range(R + K - 1):
+            of_windows = of_windows + (values[FIRST + i],)
+        return sliding_sums(of_windows, tl.zeros_like(values[0]), WINDOWS)
 
 
 @triton.constexpr_function

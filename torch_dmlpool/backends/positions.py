@@ -70,38 +70,56 @@ def are_positions(kept: Tensor, window: Window) -> bool:
 
 
 def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], where: Places) -> Tensor:
-    """The position of each tap in its plane, as int32 where that is enough; that of an empty window is somewhere in it.
+    """The position of each tap in its plane, as int32 where that is enough; that of an empty window is somewhere in it."""
+    if are_positions(taps, window):
+        return taps if where.empty is None else taps.clamp(min=0)
+    dtype = decoded_dtype(window, sizes)
+    scratch = [torch.empty_like(taps, dtype=dtype) for _ in range(3)]
+    decode(window, tuple(sizes), where, taps, *scratch)
+    return scratch[-1]
+
+
+def decoded_dtype(window: Window, sizes: Sequence[int]) -> torch.dtype:
+    """The type in which tap numbers are decoded."""
+    return torch.int32 if window.taps <= 225 and math.prod(sizes) < 2**31 else torch.int64
+
+
+def decode(
+    window: Window,
+    sizes: Sequence[int],
+    where: Places,
+    taps: Tensor,
+    numbers: Tensor,
+    quotient: Tensor,
+    positions: Tensor,
+) -> None:
+    """Write the position of each tap number; all tensors but the taps are of :func:`decoded_dtype`.
 
     A tap number is a number of mixed radix, and so is a position: one is the other plus, for each axis, the quotient by
     the taps below it times what a step along the axis is longer in the plane than in the window.
     """
-    if are_positions(taps, window):
-        return taps if where.empty is None else taps.clamp(min=0)
-    narrow = window.taps <= 225 and math.prod(sizes) < 2**31
-    numbers = taps.to(torch.int32 if narrow else torch.int64)
     last = window.axes[-1]
-    offsets = numbers if last.dilation == 1 else numbers * last.dilation
+    numbers.copy_(taps)
+    # Of one type: a sum of two types is not vectorised.
+    torch.add(where.base.to(positions.dtype), numbers, alpha=last.dilation, out=positions)
     taps_below, step_below = last.window, last.dilation
     stride = sizes[-1]
     for number in range(window.rank - 2, -1, -1):
         axis = window.axes[number]
         longer = axis.dilation * stride - window.axes[number + 1].window * step_below
         if longer != 0:
-            quotient = _quotient(numbers, taps_below, narrow).mul_(longer)
-            offsets = quotient.add_(offsets)
+            _divide(numbers, taps_below, quotient)
+            positions.add_(quotient, alpha=longer)
         taps_below, step_below = taps_below * axis.window, axis.dilation * stride
         stride *= sizes[number]
-    # Of one type: a sum of two types is not vectorised.
-    return offsets + where.base.to(offsets.dtype)
 
 
-def _quotient(numbers: Tensor, divisor: int, narrow: bool) -> Tensor:
-    if divisor == 1:
-        return numbers.clone()
-    if narrow:
+def _divide(numbers: Tensor, divisor: int, out: Tensor) -> None:
+    if numbers.dtype is torch.int32:
         # Exact for numbers up to 225: the factor is at most divisor / 2¹⁶ too large, relatively.
-        return (numbers * (2**16 // divisor + 1)).bitwise_right_shift_(16)
-    return numbers.div(divisor, rounding_mode="floor")
+        torch.mul(numbers, 2**16 // divisor + 1, out=out).bitwise_right_shift_(16)
+    else:
+        torch.div(numbers, divisor, rounding_mode="floor", out=out)
 
 
 def taps_of(positions: Tensor, window: Window, sizes: Sequence[int], first: Sequence[Tensor]) -> Tensor:

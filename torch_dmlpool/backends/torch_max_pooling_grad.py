@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten
 from torch_dmlpool.backends import tape as tapes
-from torch_dmlpool.backends.blocks import Reach, covering_reach, part, run_planes, window_reach
-from torch_dmlpool.backends.positions import are_positions, places, positions_of
+from torch_dmlpool.backends.blocks import DECODED_BLOCK, Reach, covering_reach, part, run_planes, window_reach
+from torch_dmlpool.backends.positions import are_positions, decode, decoded_dtype, places, positions_of
 from torch_dmlpool.backends.separable import copy
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
@@ -24,6 +24,8 @@ from torch_dmlpool.window import Axis, Window
 
 DECODED_AT_ONCE = 2**19
 """Outputs whose winners' positions are held at a time."""
+SCATTERED_BLOCK = 2**20
+"""Elements of planes that are scattered into at a time, where fewer outputs than :data:`DECODED_BLOCK` go there."""
 TILE_OF_GRADIENT = 2**18
 """Elements of a half-precision gradient that are summed in float32 at a time where a plane has more."""
 
@@ -155,7 +157,9 @@ def max_pooling_grad_from_taps(
             total = tape.scratch("total", tuple(result.shape[1:]), torch.float32)
         chunks = list(_chunks(sources[0].shape[1:], window.rank))
         if len(chunks) == 1:
-            tape.record(partial(_scatter_at_once, window, sizes, chunks[0]), *sources, total.flatten(-window.rank))
+            positions = _record_positions(tape, window, sizes, chunks[0], sources[1])
+            scatter = partial(_scatter_at_once, window, sizes, chunks[0])
+            tape.record(scatter, sources[0], positions, total.flatten(-window.rank))
         else:
             tape.record(_clear, total)
             for chunk in chunks:
@@ -164,7 +168,9 @@ def max_pooling_grad_from_taps(
         if total is not result:
             tape.record(copy, total, result)
 
-    run_planes(("max gradient", window, sizes, channels_last), (input_gradient, taps), (gradient,), record)
+    decoded = DECODED_BLOCK * math.prod(sizes) // math.prod(taps.shape[2:])
+    key, at_once = ("max gradient", window, sizes, channels_last), min(SCATTERED_BLOCK, decoded)
+    run_planes(key, (input_gradient, taps), (gradient,), record, at_once)
     return gradient
 
 
@@ -211,25 +217,43 @@ def _add_in_float(
     out.copy_(total.view(out.shape))
 
 
+def _record_positions(
+    tape: Tape, window: Window, sizes: tuple[int, ...], windows: Windows, taps: Tensor
+) -> Tensor:
+    """Record the decoding of the winners of all windows of a plane, into scratch."""
+    where, shape = places(window, sizes, windows, taps.device), tuple(taps.shape[1:])
+    positions = tape.scratch("positions", shape, torch.int64)
+    if are_positions(taps, window):
+        tape.record(_clamp_positions, taps, positions)
+        return positions
+    dtype = decoded_dtype(window, sizes)
+    scratch = [tape.scratch(name, shape, dtype) for name in ("numbers", "quotient", "decoded")]
+    tape.record(partial(decode, window, sizes, where), taps, *scratch)
+    tape.record(copy, scratch[-1], positions)
+    return positions
+
+
+def _clamp_positions(taps: Tensor, out: Tensor) -> None:
+    """Of an empty window, −1, some position: nothing arrives there."""
+    out.copy_(taps).clamp_(min=0)
+
+
 def _scatter_at_once(
-    window: Window, sizes: tuple[int, ...], windows: Windows, arriving: Tensor, taps: Tensor, out: Tensor
+    window: Window, sizes: tuple[int, ...], windows: Windows, arriving: Tensor, positions: Tensor, out: Tensor
 ) -> None:
-    """The same for all windows of a plane, clearing it first, with PyTorch's threads where there are several.
+    """Add what arrives at the positions in a plane, clearing it first, with PyTorch's threads where there are several.
 
     ATen's adaptive pool has the one parallel scatter that knows no geometry, and it keeps the order of the windows too.
     """
+    empty, rank = places(window, sizes, windows, positions.device).empty, window.rank
+    if empty is not None:
+        arriving = arriving.masked_fill(empty, 0)
+    arriving, positions = (tensor.flatten(-rank) for tensor in (arriving.to(out.dtype), positions))
     if out.dim() == 2 and torch.get_num_threads() == 1:
-        _scatter(window, sizes, windows, arriving, taps, out.zero_())
+        out.zero_().scatter_add_(-1, positions, arriving)
         return
-    where = places(window, sizes, windows, taps.device)
-    positions = positions_of(taps, window, sizes, where)
-    if where.empty is not None:
-        arriving = arriving.masked_fill(where.empty, 0)
     # As a row, not as a column: so it keeps the strides by which ATen knows channels_last.
-    rank, out = window.rank, out.unsqueeze(-2)
-    arriving, positions = (
-        tensor.flatten(-rank).unsqueeze(-2) for tensor in (arriving.to(out.dtype), positions.to(torch.int64))
-    )
+    arriving, positions, out = (tensor.unsqueeze(-2) for tensor in (arriving, positions, out))
     torch.ops.aten.adaptive_max_pool2d_backward.grad_input(arriving, out, positions, grad_input=out)
 
 
