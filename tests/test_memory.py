@@ -111,6 +111,7 @@ def caches() -> dict[str, Callable[..., object]]:
 
 
 ENDLESS = {
+    "torch_dmlpool.backends.memory._madvise",
     "torch_dmlpool.backends.serving",
     "torch_dmlpool.backends.threads._setter",
     "torch_dmlpool.quantized._pass_the_warning",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import threads
+from torch_dmlpool.backends import memory, threads
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, taps_of
 from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.operands import empty, settled, suggested_memory_format, tap_dtype
@@ -25,7 +25,7 @@ from torch_dmlpool.window import Window
 
 MAX_WORK = 2**15
 """Taps read, over the whole tensor, below which ATen's maximum is faster than recording the passes."""
-AVERAGE_WORK = 2**12
+AVERAGE_WORK = 2**13
 """The same for averages, of one sample: the bits of a sample must not depend on how many others there are."""
 LARGEST_SAMPLE = 2**21
 """Outputs of one channels_last sample up to which ATen's positions are small enough to be made."""
@@ -143,7 +143,7 @@ def way_of_vector_maxima(input: Tensor, window: Window) -> Way | None:
 
 def _vector_maxima_in_blocks(input: Tensor, window: Window) -> Tensor:
     sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
-    values = empty(sizes, input, suggested_memory_format(input))
+    values = memory.empty(sizes, input, suggested_memory_format(input))
     for some, positions in _blocks_of_samples(values, window.taps, torch.int64):
         _maxima_and_positions(input[some], window, values[some], positions)
     return values
@@ -159,8 +159,8 @@ def max_pooling_of_vectors_with_indices(
     if window.has_empty_windows(sizes):
         return None
     memory_format = suggested_memory_format(input)
-    values = empty((*input.shape[:2], *output_sizes), input, memory_format)
-    indices = empty(values.shape, input, memory_format, index_dtype)
+    values = memory.empty((*input.shape[:2], *output_sizes), input, memory_format)
+    indices = memory.empty(values.shape, input, memory_format, index_dtype)
     for some, positions in _blocks_of_samples(values, window.taps, torch.int64):
         _maxima_and_positions(input[some], window, values[some], positions)
         if input.dtype.is_floating_point and math.isnan(values[some].sum().item()):
@@ -266,7 +266,7 @@ def _vector_averages_in_two_sweeps(input: Tensor, window: Window, rest: tuple[bo
     sizes, strides, padding, *_ = window.arguments
     ceil_mode, include_padding, uniform = rest
     output_sizes = window.output_sizes(input.shape[2:])
-    output = empty((*input.shape[:2], *output_sizes), input, suggested_memory_format(input))
+    output = memory.empty((*input.shape[:2], *output_sizes), input, suggested_memory_format(input))
     if uniform is None and (include_padding or not any(padding)) and not ceil_mode:
         uniform = window.taps
     columns = ((1, sizes[1]), (1, strides[1]), (0, padding[1]), *rest[:2], None if uniform is None else 1)

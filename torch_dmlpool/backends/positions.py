@@ -70,7 +70,7 @@ def are_positions(kept: Tensor, window: Window) -> bool:
 
 
 def positions_of(taps: Tensor, window: Window, sizes: Sequence[int], where: Places) -> Tensor:
-    """The position of each tap in its plane, as int32 where that is enough; that of an empty window is somewhere in it."""
+    """The position of each tap in its plane, as int32 where that is enough; an empty window's is somewhere in it."""
     if are_positions(taps, window):
         return taps if where.empty is None else taps.clamp(min=0)
     dtype = decoded_dtype(window, sizes)

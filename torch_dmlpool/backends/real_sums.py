@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.separable import copy
+from torch_dmlpool.backends.combinations import copy
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Window
 

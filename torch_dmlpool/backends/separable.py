@@ -1,8 +1,9 @@
 """Sliding windows along one axis at a time, in plain PyTorch: the engine of the PyTorch backend.
 
 A window over several axes is a window over one axis after the other: k + k passes instead of k·k, and along one axis
-log k passes by doubling (windows of 1, 2, 4, … taps, then the last two together). Padding is never stored: each pass
-knows for which windows a tap lies inside the input, a contiguous span, and touches no others.
+log k passes by doubling (windows of 1, 2, 4, … taps, then the last two together). Padding is hardly ever stored: a pass
+knows for which windows a tap lies inside the input, a contiguous span, and touches no others. What it may have is a
+narrow border, where rows are pooled as one.
 
 A pass does not compute: it records operations on a :class:`~torch_dmlpool.backends.tape.Tape`, which replays them for
 every block of planes.
@@ -10,36 +11,20 @@ every block of planes.
 
 from __future__ import annotations
 
-import functools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends.combinations import Combination, Elements, copy
 from torch_dmlpool.backends.tape import Tape, same_place
+from torch_dmlpool.backends.words import are_low_ends, record_every_second, record_low_ends
 from torch_dmlpool.window import Axis, Window
-
 
 HALVED = 24
 """Elements of a window, or as many as lie between two, from which on it pays to halve it."""
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of so many bytes: copied to a narrower one, PyTorch's keep their low ends, which memory has first."""
-
-
-class Elements(NamedTuple):
-    """What a pass reads and writes: values and, for the argmax, the number of the tap each of them came from."""
-
-    values: Tensor
-    taps: Tensor | None = None
-
-    def narrowed(self, dimension: int, start: int, stop: int, step: int) -> Elements:
-        index = (slice(None),) * dimension + (slice(start, stop, step),)
-        return Elements(self.values[index], None if self.taps is None else self.taps[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,183 +36,6 @@ class Span:
     high: int
 
 
-def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.add(first, second, out=out)
-
-
-def _maximum(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.maximum(first, second, out=out)
-
-
-def copy(source: Tensor, out: Tensor) -> None:
-    """An operation to record: ``out`` takes the elements of ``source``, whatever the types."""
-    out.copy_(source)
-
-
-def _fill(value: float, out: Tensor) -> None:
-    out.fill_(value)
-
-
-class Combination:
-    """How two elements become one, and what a window that reads nothing holds."""
-
-    any_order = False
-    """Whether the order of the taps is free. That of a sum is not: its bits must not depend on where tiles end (E3)."""
-    reads_twice = False
-    """Whether combining reads each operand more than once."""
-    disjoint = False
-    """Whether a tap must not be combined twice."""
-    longest_chain = 0
-    """Taps that may be combined one after the other; 0 for any number."""
-
-    def __init__(self, identity: float) -> None:
-        self.identity = identity
-
-    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        """Record ``out = first with second``, which lies ``step`` taps ahead of it."""
-        raise NotImplementedError
-
-    def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
-        """Record a copy of elements that lie ``step`` taps ahead."""
-        tape.record(copy, source.values, out.values)
-
-    def clear(self, tape: Tape, out: Elements) -> None:
-        """Record what windows hold that read nothing."""
-        tape.record(partial(_fill, self.identity), out.values)
-
-
-
-class Sum(Combination):
-    """Addition, as a tree beyond three taps so that the error grows with log k (rule E6)."""
-
-    disjoint = True
-    longest_chain = 3
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        tape.record(_add, first.values, second.values, out.values)
-
-
-class Maximum(Combination):
-    """Maximum of values; NaN wins."""
-
-    any_order = True
-
-    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        tape.record(_maximum, first.values, second.values, out.values)
-
-
-class Winner(Combination):
-    """Maximum with the number of its first tap; neighbours along the axis are ``unit`` taps apart.
-
-    A later tap has the larger number wherever it wins, so that the winner's number is itself a maximum. NaN wins only
-    where asked for: the comparison that sees it costs three operations more.
-    """
-
-    reads_twice = True
-
-    def __init__(self, identity: float, unit: int, nan_wins: bool) -> None:
-        super().__init__(identity)
-        self._unit, self._nan_wins = unit, nan_wins
-
-    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        assert out.taps is not None
-        sizes, dtype, moved = tuple(out.values.shape[1:]), out.taps.dtype, step * self._unit
-        wins = tape.scratch("wins", sizes, dtype)
-        candidate = out.taps if first.taps is None else tape.scratch("candidate", sizes, dtype)
-        if second.taps is None:
-            self._mark_later(tape, first.values, second.values, moved, candidate)
-        else:
-            self._mark_later(tape, first.values, second.values, 1, wins)
-        # The operands of the comparison may be what this writes.
-        tape.record(_maximum, first.values, second.values, out.values)
-        if second.taps is not None:
-            tape.record(partial(_shift, moved), second.taps, candidate)
-            tape.record(_multiply, candidate, wins, candidate)
-        if first.taps is not None:
-            tape.record(_maximum, first.taps, candidate, out.taps)
-
-    def _mark_later(self, tape: Tape, first: Tensor, second: Tensor, weight: int, out: Tensor) -> None:
-        """Record that ``out`` is ``weight`` where ``second`` wins, else 0.
-
-        PyTorch compares vectors where the answer has the operands' type. Of a float's bits the low byte then counts.
-        """
-        sizes = tuple(out.shape[1:])
-        later = tape.scratch("later", sizes, first.dtype)
-        if self._nan_wins:
-            tape.record(_later_or_nan, first, second, tape.scratch("ordered", sizes, first.dtype), later)
-        else:
-            tape.record(_later, first, second, later)
-        mark = None
-        if first.dtype.is_floating_point and out.dtype is torch.uint8 and sys.byteorder == "little":
-            mark = _with_low_byte(weight, first.dtype)
-        if mark is not None:
-            tape.record(partial(_scale, mark), later, later)
-            tape.record(copy, later.view(_WORDS[later.dtype.itemsize]), out)
-            return
-        tape.record(copy, later, out)
-        if weight != 1:
-            tape.record(partial(_scale, weight), out, out)
-
-    def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
-        assert out.taps is not None
-        super().copy(tape, out, source, step)
-        moved = step * self._unit
-        if source.taps is None:
-            tape.record(partial(_fill, moved), out.taps)
-        else:
-            tape.record(partial(_shift, moved), source.taps, out.taps)
-
-    def clear(self, tape: Tape, out: Elements) -> None:
-        assert out.taps is not None
-        super().clear(tape, out)
-        tape.record(partial(_fill, 0), out.taps)
-
-
-def _later(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.lt(first, second, out=out)
-
-
-def _later_or_nan(first: Tensor, second: Tensor, ordered: Tensor, out: Tensor) -> None:
-    """Where ``second`` wins: ``first`` is a number, and ``second`` is not at most that."""
-    torch.ge(first, second, out=out)
-    torch.sub(torch.eq(first, first, out=ordered), out, out=out)
-
-
-@functools.cache
-def _with_low_byte(byte: int, dtype: torch.dtype) -> float | None:
-    """A number of a floating-point type whose bits end in ``byte``, as those of 1 or 2 times it do; None if none is.
-
-    1 and 2 differ in their exponents alone, of which bfloat16 has a bit in that byte.
-    """
-    words = _WORDS[dtype.itemsize]
-    for power in (1.0, 2.0):
-        bits = torch.tensor(power, dtype=dtype).view(words)
-        if bits.item() & 255 == 0 and byte.bit_length() <= min(8, torch.finfo(dtype).bits):
-            number = (bits | byte).view(dtype).item()
-            if power <= number < 2 * power:
-                return number
-    return None
-
-
-def _scale(factor: int, source: Tensor, out: Tensor) -> None:
-    torch.mul(source, factor, out=out)
-
-
-def _shift(offset: int, source: Tensor, out: Tensor) -> None:
-    torch.add(source, offset, out=out)
-
-
-def _multiply(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.mul(first, second, out=out)
-
-
-def _shift_right(bits: int, words: Tensor, out: Tensor) -> None:
-    torch.bitwise_right_shift(words, bits, out=out)
-
-
 def scratch_like(tape: Tape, like: Elements, purpose: object, sizes: tuple[int, ...]) -> Elements:
     """Scratch for values, and for taps where ``like`` has them."""
     values = tape.scratch((purpose, "values"), sizes, like.values.dtype)
@@ -235,26 +43,14 @@ def scratch_like(tape: Tape, like: Elements, purpose: object, sizes: tuple[int, 
     return Elements(values, taps)
 
 
-def every_second(tape: Tape, source: Tensor, offset: int, out: Tensor) -> None:
-    """Record a copy of the elements ``offset, offset + 2, ...`` of contiguous rows.
-
-    Two elements are one word, whose halves are taken faster than every other element.
-    """
-    places = (source.shape[-1], *source.stride()[:-1], source.storage_offset())
-    if source.dtype.itemsize > 4 or any(place % 2 for place in places) or sys.byteorder != "little":
-        tape.record(copy, source[..., offset::2], out)
-        return
-    words = source.view(_WORDS[2 * source.dtype.itemsize])
-    if offset == 1:
-        upper = tape.scratch("upper halves", tuple(words.shape[1:]), words.dtype)
-        tape.record(partial(_shift_right, 8 * source.dtype.itemsize), words, upper)
-        words = upper
-    tape.record(copy, words, out.view(_WORDS[source.dtype.itemsize]))  # which keeps the lower halves
-
-
 def uses_doubling(axis: Axis) -> bool:
     """Whether log k passes over every position cost less than k passes over the strided ones."""
     return axis.window >= 4 and (axis.window.bit_length() - 1) * axis.stride + 1 < axis.window - 1
+
+
+def _keeps_low_ends(combination: Combination, axis: Axis, dtype: torch.dtype) -> bool:
+    """Whether windows of stride 1 along contiguous rows, and the low ends of words of them, are made sooner."""
+    return axis.window > 1 and not combination.reads_twice and are_low_ends(axis.stride, dtype)
 
 
 class Pass:
@@ -337,7 +133,7 @@ class Pass:
             strided = self._part(self.source, offset, self.size, self.axis.stride)
             phase = scratch_like(self.tape, strided, (self.dimension, "phase", offset), tuple(strided.values.shape[1:]))
             if self.axis.stride == 2:
-                every_second(self.tape, self.source.values, offset, phase.values)
+                record_every_second(self.tape, self.source.values, offset, phase.values)
             else:
                 self.tape.record(copy, strided.values, phase.values)
             if strided.taps is not None and phase.taps is not None:
@@ -363,23 +159,30 @@ class Pass:
     # Passes.
 
     def _keeps_low_ends(self) -> bool:
-        """Whether every stride-th element is the low end of an integer: such are read as fast as neighbours are."""
-        out = self.out.values
-        if self.axis.stride not in (2, 4, 8) or self.axis.stride * out.dtype.itemsize > 8 or sys.byteorder != "little":
-            return False
-        combines = self.axis.window > 1 and not self.combination.reads_twice
-        return combines and self._reads_contiguous_rows() and out.stride(self.dimension) == 1
+        reads_rows = self._reads_contiguous_rows() and self.out.values.stride(self.dimension) == 1
+        return reads_rows and _keeps_low_ends(self.combination, self.axis, self.out.values.dtype)
 
     def _every_position(self) -> None:
         """Windows of stride 1, of which every stride-th is kept."""
-        out, stride = self.out.values, self.axis.stride
-        sizes = (*out.shape[1:-1], self.outputs * stride)
-        every = self.tape.scratch((self.dimension, "every position"), sizes, out.dtype)
-        needed = Elements(every).narrowed(self.dimension, 0, sizes[-1] - stride + 1, 1)
-        axis = replace(self.axis, stride=1)
-        Pass(self.tape, self.combination, axis, self.first_position, self.source, self.dimension, needed).record()
-        words = every.view(_WORDS[stride * out.dtype.itemsize])
-        self.tape.record(copy, words, out.view(_WORDS[out.dtype.itemsize]))
+        source, out, axis = self.source.values, self.out.values, replace(self.axis, stride=1)
+        stride, pitch = self.axis.stride, source.shape[-1]
+        last = self.first_position + (self.outputs - 1) * stride + axis.extent
+        if self.first_position == 0 and last <= pitch and pitch % stride == 0 and source[0].is_contiguous():
+            # Rows without padding are one row: windows that lie in two of them are among those that are not kept.
+            every = self._scratch_for_every_position(pitch)
+            row, target = source.flatten(1), every.flatten(1)
+            starts = row.shape[1] - axis.extent + 1
+            flat = Pass(self.tape, self.combination, axis, 0, Elements(row), 1, Elements(target.narrow(1, 0, starts)))
+        else:
+            every = self._scratch_for_every_position(self.outputs * stride)
+            needed = Elements(every).narrowed(self.dimension, 0, (self.outputs - 1) * stride + 1, 1)
+            flat = Pass(self.tape, self.combination, axis, self.first_position, self.source, self.dimension, needed)
+        flat.record()
+        record_low_ends(self.tape, every, stride, out)
+
+    def _scratch_for_every_position(self, pitch: int) -> Tensor:
+        sizes = (*self.source.values.shape[1:-1], pitch)
+        return self.tape.scratch((self.dimension, "every position"), sizes, self.out.values.dtype)
 
     def _merge(self, out: Elements, out_low: int, first: Span, second: Span, step: int) -> Span:
         """Combine two spans into ``out``, whose element 0 is of window ``out_low``; where one ends, copy the other.
@@ -548,12 +351,35 @@ def record_axes(
         or first_positions[number] != 0
         or source.values.shape[leading + number] != out.values.shape[leading + number]
     ] or order[:1]
-    for number in needed:
-        into, dimension = out, leading + number
-        if number != needed[-1]:
+    innermost, firsts = window.rank - 1, list(first_positions)
+    for number, following in zip(needed, [*needed[1:], None], strict=True):
+        into = kept = out
+        dimension = leading + number
+        if following is not None:
             sizes = list(source.values.shape)
             sizes[dimension] = out.values.shape[dimension]
-            into = scratch_like(tape, out, ("axis", number), tuple(sizes[1:]))
-        axis, first = window.axes[number], first_positions[number]
-        Pass(tape, combinations[number], axis, first, source, dimension, into).record()
-        source = into
+            before = after = pitch = 0
+            if following == innermost and _keeps_low_ends(combinations[-1], window.axes[-1], out.values.dtype):
+                before, after, pitch = _border(window.axes[-1], firsts[-1], sizes[-1], out.values.shape[-1])
+            kept = into = scratch_like(tape, out, ("axis", number), (*sizes[1:-1], max(pitch, sizes[-1])))
+            if pitch > 0:
+                end = before + sizes[-1]
+                into = kept.narrowed(leading + innermost, before, end, 1)
+                for low, high in ((0, before), (end, end + after)):
+                    if low < high:
+                        combinations[-1].clear(tape, kept.narrowed(leading + innermost, low, high, 1))
+                firsts[-1] += before
+        Pass(tape, combinations[number], window.axes[number], firsts[number], source, dimension, into).record()
+        source = kept
+
+
+def _border(axis: Axis, first_position: int, size: int, outputs: int) -> tuple[int, int, int]:
+    """Elements before and after those of a row, so that no window leaves it, and the length of it in whole words.
+
+    All are 0 where the padding is so wide that it must not be stored.
+    """
+    before = max(0, -first_position)
+    after = max(0, first_position + (outputs - 1) * axis.stride + axis.extent - size)
+    if before + after > size:
+        return 0, 0, 0
+    return before, after, -(-(before + size + after) // axis.stride) * axis.stride

@@ -39,7 +39,7 @@ class Place(NamedTuple):
     offset: int
 
     def view(self, base: Tensor) -> Tensor:
-        """This place in another tensor like the one that was recorded."""
+        """The same place in another tensor like the one that was recorded."""
         offset = (base.storage_offset() * base.dtype.itemsize + self.offset) // self.dtype.itemsize
         if base.dtype is self.dtype:
             return base.as_strided(self.sizes, self.strides, offset)

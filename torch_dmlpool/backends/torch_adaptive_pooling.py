@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends import memory
 from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.torch_positions import plane_blocks, signed_view
 
@@ -55,7 +56,7 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 def _gradient_by_aten(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """ATen's loop, which adds each bin's share to its elements in a fixed order; of the input it reads sizes alone."""
     memory_format = operands.suggested_memory_format(input_gradient)
-    input = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
+    input = memory.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
     rank = len(spatial_sizes)
     if rank == 3:
         spread = torch.ops.aten._adaptive_avg_pool3d_backward(input_gradient, input)
@@ -69,7 +70,7 @@ def _gradient_by_aten(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> T
 
 def _averages(source: Tensor, target_sizes: Sequence[int], adjoint: bool) -> Tensor:
     memory_format = operands.suggested_memory_format(source)
-    target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format)
+    target = memory.empty((*source.shape[:2], *target_sizes), source, memory_format)
     dtype = torch.float64 if source.dtype is torch.float64 else torch.float32
     pairs = list(zip(source.shape[2:], target_sizes, strict=True))
     counts = [bins_of(*(pair[::-1] if adjoint else pair), source.device).widths for pair in pairs]
@@ -129,9 +130,9 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
             return values, positions
     memory_format = operands.suggested_memory_format(input)
     sizes = (*input.shape[:2], *output_sizes)
-    values = operands.empty(sizes, input, memory_format)
+    values = memory.empty(sizes, input, memory_format)
     plane = math.prod(input.shape[2:])
-    positions = operands.empty(sizes, input, memory_format, operands.position_dtype(plane))
+    positions = memory.empty(sizes, input, memory_format, operands.position_dtype(plane))
     source, target = signed_view(input), signed_view(values)
     # Unsigned numbers that are read as signed ones keep their order with the highest bit changed.
     flipped = source.dtype is not input.dtype

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, whole_planes
+from torch_dmlpool.backends import aten, memory, whole_planes
 from torch_dmlpool.backends.blocks import Reach, covering_reach, halo_of, run, window_reach
-from torch_dmlpool.backends.separable import Elements, Pass, Sum, copy, record_axes
+from torch_dmlpool.backends.combinations import Elements, Sum, as_float, copy
+from torch_dmlpool.backends.separable import Pass, record_axes
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.ways import DecidedOnce, Way
@@ -49,7 +50,7 @@ def _averages_of_planes(input: Tensor, divisor: Tensor | int) -> Tensor:
 def _averages_by_axis(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
-    output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
+    output = memory.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
         return output
     order = range(window.rank)
@@ -60,7 +61,7 @@ def _averages_by_axis(input: Tensor, window: Window, include_padding: bool, divi
         (source,), (result,) = sources, results
         sums = result
         if input.dtype.itemsize == 2:
-            source = _as_float(tape, source)
+            source = as_float(tape, source)
             sums = tape.scratch("sums", tuple(result.shape[1:]), torch.float32)
         record_axes(
             tape,
@@ -80,12 +81,6 @@ def _averages_by_axis(input: Tensor, window: Window, include_padding: bool, divi
     key = ("average", window, sizes, include_padding, divisor_override)
     run(key, (input,), (output,), halo_of(window), partial(window_reach, window, sizes), record)
     return output
-
-
-def _as_float(tape: Tape, source: Tensor) -> Tensor:
-    widened = tape.scratch("float", tuple(source.shape[1:]), torch.float32)
-    tape.record(copy, source, widened)
-    return widened
 
 
 def _divide(divisor: Tensor | int, dividend: Tensor, out: Tensor) -> None:
@@ -155,7 +150,7 @@ def average_pooling_grad(
     ``stride``-th tap and in reverse.
     """
     sizes = tuple(spatial_sizes)
-    gradient = operands.empty(
+    gradient = memory.empty(
         (*input_gradient.shape[:2], *sizes), input_gradient, operands.suggested_memory_format(input_gradient)
     )
     if gradient.numel() == 0:

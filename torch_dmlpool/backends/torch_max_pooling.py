@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, whole_planes
+from torch_dmlpool.backends import aten, memory, whole_planes
 from torch_dmlpool.backends.blocks import Reach, halo_of, run, same_reach, window_reach
+from torch_dmlpool.backends.combinations import Elements, Maximum, Winner, as_float, copy
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of
-from torch_dmlpool.backends.separable import Elements, Maximum, Winner, record_axes
+from torch_dmlpool.backends.separable import record_axes
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.ways import DecidedOnce, Way
@@ -45,7 +46,7 @@ def way_of_maxima(input: Tensor, window: Window) -> Way:
 def _maxima_by_axis(input: Tensor, window: Window) -> Tensor:
     sizes = tuple(input.shape[2:])
     output_sizes = window.output_sizes(sizes)
-    output = operands.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
+    output = memory.empty((*input.shape[:2], *output_sizes), input, operands.suggested_memory_format(input))
     if output.numel() == 0:
         return output
     # Rows first: whole rows are contiguous, and the stride leaves fewer of them to pool.
@@ -138,8 +139,8 @@ def _winners(
 ) -> tuple[Tensor, Tensor]:
     memory_format = operands.suggested_memory_format(input)
     sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
-    values = operands.empty(sizes, input, memory_format)
-    winners = operands.empty(sizes, input, memory_format, winner_dtype)
+    values = memory.empty(sizes, input, memory_format)
+    winners = memory.empty(sizes, input, memory_format, winner_dtype)
     if values.numel() == 0:
         return values, winners
     # Seeing NaN costs more operations; only the CPU can be asked whether there is one without waiting for a device.
@@ -169,9 +170,14 @@ def _find_winners(
     def record(
         tape: Tape, reaches: tuple[Reach, ...], sources: tuple[Tensor, ...], results: tuple[Tensor, ...]
     ) -> None:
-        source, (result, found, *numbers) = _as_signed(tape, sources[0]), results
+        source, (result, found, *numbers) = sources[0], results
+        values = result
+        if result.dtype.is_floating_point and result.dtype.itemsize == 2:
+            # Rows shorter than two of the processor's vectors of them are compared one element at a time.
+            source, values = as_float(tape, source), tape.scratch("values", tuple(result.shape[1:]), torch.float32)
+        source = _as_signed(tape, source)
         taps = tape.scratch("taps", tuple(found.shape[1:]), operands.tap_dtype(window.taps)) if as_indices else found
-        signed = _signed_view(result)
+        signed = _signed_view(values)
         combinations = [Winner(_lowest(signed.dtype), unit, nan_wins) for unit in units]
         record_axes(
             tape,
@@ -183,6 +189,8 @@ def _find_winners(
             order,
         )
         _record_unsigned(tape, input.dtype, signed)
+        if values is not result:
+            tape.record(copy, values, result)
         where = places(
             window, sizes, tuple((along.results.start, along.results.stop) for along in reaches), input.device
         )
@@ -215,7 +223,7 @@ def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """Indices that tap numbers stand for."""
-    indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
+    indices = memory.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
     if indices.numel() == 0:
         return indices
     sizes = tuple(spatial_sizes)

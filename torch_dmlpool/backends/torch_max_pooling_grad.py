@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten
+from torch_dmlpool.backends import aten, memory
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.blocks import DECODED_BLOCK, Reach, covering_reach, part, run_planes, window_reach
+from torch_dmlpool.backends.combinations import copy
 from torch_dmlpool.backends.positions import are_positions, decode, decoded_dtype, places, positions_of
-from torch_dmlpool.backends.separable import copy
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.torch_max_pooling import max_pooling_with_taps
@@ -41,7 +41,7 @@ def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> T
     if not input.is_cpu or not large:
         _, taps = max_pooling_with_taps(input, window)
         return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
-    gradient = operands.empty(input.shape, input, operands.suggested_memory_format(input))
+    gradient = memory.empty(input.shape, input, operands.suggested_memory_format(input))
     if gradient.dtype.itemsize == 2:
         sizes = tuple(input.shape[2:])
         for some, rows, covering in _tiles_of_gradient(gradient, window):
@@ -130,7 +130,7 @@ def max_pooling_grad_from_taps(
     """Each window's gradient, added to its winner's."""
     sizes = tuple(spatial_sizes)
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    gradient = operands.empty((*taps.shape[:2], *sizes), input_gradient, memory_format)
+    gradient = memory.empty((*taps.shape[:2], *sizes), input_gradient, memory_format)
     if gradient.numel() == 0:
         return gradient
     if gradient.device.type != "cpu":
@@ -217,9 +217,7 @@ def _add_in_float(
     out.copy_(total.view(out.shape))
 
 
-def _record_positions(
-    tape: Tape, window: Window, sizes: tuple[int, ...], windows: Windows, taps: Tensor
-) -> Tensor:
+def _record_positions(tape: Tape, window: Window, sizes: tuple[int, ...], windows: Windows, taps: Tensor) -> Tensor:
     """Record the decoding of the winners of all windows of a plane, into scratch."""
     where, shape = places(window, sizes, windows, taps.device), tuple(taps.shape[1:])
     positions = tape.scratch("positions", shape, torch.int64)
@@ -260,7 +258,7 @@ def _scatter_at_once(
 @considerate
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element at each window's tap, 0 where the window is empty."""
-    gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
+    gathered = memory.empty(taps.shape, input, operands.suggested_memory_format(taps))
     if gathered.numel() == 0:
         return gathered
     sizes = tuple(input.shape[2:])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends import memory
 from torch_dmlpool.backends.threads import considerate
 
 BLOCK = 2**18
@@ -50,7 +51,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
     plane = math.prod(spatial_sizes)
     memory_format = operands.suggested_memory_format(positions)
-    unique = operands.empty(positions.shape, positions, memory_format, operands.position_dtype(plane))
+    unique = memory.empty(positions.shape, positions, memory_format, operands.position_dtype(plane))
     for block in plane_blocks(positions.shape[0], positions.shape[1], plane):
         part = positions[block].flatten(2).long()
         inside = _inside(part, plane)
@@ -71,7 +72,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
 @considerate
 def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
     """The element at each position, 0 where it lies outside the plane."""
-    gathered = operands.empty(positions.shape, input, operands.suggested_memory_format(positions))
+    gathered = memory.empty(positions.shape, input, operands.suggested_memory_format(positions))
     source, target = signed_view(input), signed_view(gathered)
     plane = math.prod(input.shape[2:])
     for block in plane_blocks(positions.shape[0], positions.shape[1], plane):
@@ -88,7 +89,7 @@ def scatter_positions(
 ) -> Tensor:
     """Zeros with each element added at its position; ``bins`` says that several may meet, in half precision too."""
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
-    scattered = operands.empty((*input.shape[:2], *spatial_sizes), input, memory_format)
+    scattered = memory.empty((*input.shape[:2], *spatial_sizes), input, memory_format)
     source, target = signed_view(input), signed_view(scattered)
     dtype = torch.float32 if bins and input.dtype.itemsize == 2 else source.dtype
     plane = math.prod(spatial_sizes)

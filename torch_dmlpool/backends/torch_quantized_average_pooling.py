@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import real_sums
+from torch_dmlpool.backends import memory, real_sums
 from torch_dmlpool.backends.blocks import Reach, halo_of, run, run_planes, window_reach
+from torch_dmlpool.backends.combinations import Combination, Elements, copy
 from torch_dmlpool.backends.requantization import (
     EXACT_TAPS,
     Multipliers,
@@ -22,7 +23,7 @@ from torch_dmlpool.backends.requantization import (
     settle_halves,
     spread_multipliers,
 )
-from torch_dmlpool.backends.separable import Combination, Elements, copy, record_axes
+from torch_dmlpool.backends.separable import record_axes
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
 from torch_dmlpool.backends.torch_average_pooling import axis_counts
@@ -60,7 +61,7 @@ def quantized_linear_average_pooling(
     sizes = tuple(input.shape[2:])
     memory_format = operands.suggested_memory_format(input)
     output_sizes = (*input.shape[:2], *window.output_sizes(sizes))
-    output = operands.empty(output_sizes, input, memory_format, output_dtype)
+    output = memory.empty(output_sizes, input, memory_format, output_dtype)
     if output.numel() == 0:
         return output
     read = math.prod(min(axis.window, -(-size // axis.dilation)) for axis, size in zip(window.axes, sizes, strict=True))

@@ -1,0 +1,188 @@
+"""How two elements of a sliding window become one: a sum, a maximum, or a maximum with the number of its tap."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.backends.tape import Tape
+from torch_dmlpool.backends.words import INTEGERS, LOW_ENDS_FIRST, number_with_low_byte
+
+
+class Elements(NamedTuple):
+    """What a pass reads and writes: values and, for the argmax, the number of the tap each of them came from."""
+
+    values: Tensor
+    taps: Tensor | None = None
+
+    def narrowed(self, dimension: int, start: int, stop: int, step: int) -> Elements:
+        index = (slice(None),) * dimension + (slice(start, stop, step),)
+        return Elements(self.values[index], None if self.taps is None else self.taps[index])
+
+
+class Combination:
+    """How two elements become one, and what a window that reads nothing holds."""
+
+    any_order = False
+    """Whether the order of the taps is free. That of a sum is not: its bits must not depend on where tiles end (E3)."""
+    reads_twice = False
+    """Whether combining reads each operand more than once."""
+    disjoint = False
+    """Whether a tap must not be combined twice."""
+    longest_chain = 0
+    """Taps that may be combined one after the other; 0 for any number."""
+
+    def __init__(self, identity: float) -> None:
+        self.identity = identity
+
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        """Record ``out = first with second``, which lies ``step`` taps ahead of it."""
+        raise NotImplementedError
+
+    def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
+        """Record a copy of elements that lie ``step`` taps ahead."""
+        tape.record(copy, source.values, out.values)
+
+    def clear(self, tape: Tape, out: Elements) -> None:
+        """Record what windows hold that read nothing."""
+        tape.record(partial(_fill, self.identity), out.values)
+
+
+class Sum(Combination):
+    """Addition, as a tree beyond three taps so that the error grows with log k (rule E6)."""
+
+    disjoint = True
+    longest_chain = 3
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        tape.record(_add, first.values, second.values, out.values)
+
+
+class Maximum(Combination):
+    """Maximum of values; NaN wins."""
+
+    any_order = True
+
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        tape.record(_maximum, first.values, second.values, out.values)
+
+
+class Winner(Combination):
+    """Maximum with the number of its first tap; neighbours along the axis are ``unit`` taps apart.
+
+    A later tap has the larger number wherever it wins, so that the winner's number is itself a maximum. NaN wins only
+    where asked for: the comparison that sees it costs three operations more.
+    """
+
+    reads_twice = True
+
+    def __init__(self, identity: float, unit: int, nan_wins: bool) -> None:
+        super().__init__(identity)
+        self._unit, self._nan_wins = unit, nan_wins
+
+    def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
+        assert out.taps is not None
+        sizes, dtype, moved = tuple(out.values.shape[1:]), out.taps.dtype, step * self._unit
+        candidate = out.taps if first.taps is None else tape.scratch("candidate", sizes, dtype)
+        if second.taps is None:
+            self._mark_later(tape, first.values, second.values, moved, candidate)
+        else:
+            wins = tape.scratch("wins", sizes, dtype)
+            self._mark_later(tape, first.values, second.values, 1, wins)
+            tape.record(partial(_shift, moved), second.taps, candidate)
+            tape.record(_multiply, candidate, wins, candidate)
+        # After the comparison, whose operands may be what this writes.
+        tape.record(_maximum, first.values, second.values, out.values)
+        if first.taps is not None:
+            tape.record(_maximum, first.taps, candidate, out.taps)
+
+    def _mark_later(self, tape: Tape, first: Tensor, second: Tensor, weight: int, out: Tensor) -> None:
+        """Record that ``out`` is ``weight`` where ``second`` wins, else 0.
+
+        PyTorch compares vectors where the answer has the operands' type. Of a float's bits the low byte then counts.
+        """
+        sizes = tuple(out.shape[1:])
+        later = tape.scratch("later", sizes, first.dtype)
+        if self._nan_wins:
+            tape.record(_later_or_nan, first, second, tape.scratch("ordered", sizes, first.dtype), later)
+        else:
+            tape.record(_later, first, second, later)
+        mark = None
+        if first.dtype.is_floating_point and out.dtype is torch.uint8 and LOW_ENDS_FIRST:
+            mark = number_with_low_byte(weight, first.dtype)
+        if mark is not None:
+            tape.record(partial(_scale, mark), later, later)
+            tape.record(copy, later.view(INTEGERS[later.dtype.itemsize]), out)
+            return
+        tape.record(copy, later, out)
+        if weight != 1:
+            tape.record(partial(_scale, weight), out, out)
+
+    def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
+        assert out.taps is not None
+        super().copy(tape, out, source, step)
+        moved = step * self._unit
+        if source.taps is None:
+            tape.record(partial(_fill, moved), out.taps)
+        else:
+            tape.record(partial(_shift, moved), source.taps, out.taps)
+
+    def clear(self, tape: Tape, out: Elements) -> None:
+        assert out.taps is not None
+        super().clear(tape, out)
+        tape.record(partial(_fill, 0), out.taps)
+
+
+def as_float(tape: Tape, source: Tensor) -> Tensor:
+    """Half-precision numbers as float32, in scratch."""
+    widened = tape.scratch("float", tuple(source.shape[1:]), torch.float32)
+    tape.record(copy, source, widened)
+    return widened
+
+
+# What is recorded: operations whose last operand is written.
+
+
+def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.add(first, second, out=out)
+
+
+def _maximum(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.maximum(first, second, out=out)
+
+
+def copy(source: Tensor, out: Tensor) -> None:
+    """An operation to record: ``out`` takes the elements of ``source``, whatever the types."""
+    out.copy_(source)
+
+
+def _fill(value: float, out: Tensor) -> None:
+    out.fill_(value)
+
+
+def _later(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.lt(first, second, out=out)
+
+
+def _later_or_nan(first: Tensor, second: Tensor, ordered: Tensor, out: Tensor) -> None:
+    """Where ``second`` wins: ``first`` is a number, and ``second`` is not at most that."""
+    torch.ge(first, second, out=out)
+    torch.sub(torch.eq(first, first, out=ordered), out, out=out)
+
+
+def _scale(factor: float, source: Tensor, out: Tensor) -> None:
+    torch.mul(source, factor, out=out)
+
+
+def _shift(offset: int, source: Tensor, out: Tensor) -> None:
+    torch.add(source, offset, out=out)
+
+
+def _multiply(first: Tensor, second: Tensor, out: Tensor) -> None:
+    torch.mul(first, second, out=out)
