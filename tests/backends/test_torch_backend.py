@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,38 +13,18 @@ import oracle
 import pytest
 import samples
 import torch
+from cutting import cut_up
 from torch import Tensor
 from torch.nn import functional
 
-import torch_dmlpool.backends
 from torch_dmlpool.backends import (
-    aten,
     tape,
-    torch_average_pooling,
     torch_backend,
-    torch_max_pooling,
     torch_max_pooling_grad,
 )
 from torch_dmlpool.window import Window
 
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
-
-
-@pytest.fixture(autouse=True)
-def served_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under Triton's interpreter too, these tests are about this backend."""
-    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: torch_backend)
-
-
-def cut_up(monkeypatch: pytest.MonkeyPatch, elements: int, patience: float = tape.PATIENCE) -> None:
-    """Blocks of so many elements, and nothing left to ATen, so that small cases take the paths of large ones."""
-    monkeypatch.setattr(tape, "block_elements", lambda: elements)
-    monkeypatch.setattr(tape, "PATIENCE", patience)
-    monkeypatch.setattr(aten, "MAX_WORK", -1)
-    monkeypatch.setattr(aten, "AVERAGE_WORK", -1)
-    for decided in (torch_max_pooling.way_of_maxima, torch_average_pooling.way_of_averages):
-        monkeypatch.setattr(decided, "_kept", {})
-    monkeypatch.setattr(aten, "_request", inspect.unwrap(aten._request))
 
 
 @cases.in_pairs(case=ALL, elements=[2**20, 40])
