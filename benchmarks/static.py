@@ -133,13 +133,11 @@ def walk_trips(
     """Threads of a walk with scratch, and how often its loops run: over tasks, turns, and a turn's lines inside."""
     tasks, programs, _, _, _, _, strips, rows = how.sizes[:8]
     height, turn = how.sizes[-8 if "WINDOW" in how.constants else -12], how.constants["M"]
-    averages = "WINDOW" in how.constants
-    total = how.sizes[-6 if averages else -10]
+    total = how.sizes[-6 if "WINDOW" in how.constants else -10]
     tops = []
     for top in range(0, strips * rows, rows):
-        # A walk of averages begins at the source's first row, and ends at the target's last.
-        opening = min(max(above - top, 0), window - 1) if averages else 0
-        closing = min(rows, total - top) if averages else rows
+        # A walk begins at the source's first row, and ends at the target's last.
+        opening, closing = min(max(above - top, 0), window - 1), min(rows, total - top)
         tops += [top - above + row for row in range(opening, closing + window - 1, turn)]
     parts = sum(max(0, -(-min(height - top, turn) // lines) - max(-top, 0) // lines) for top in tops)
 
@@ -181,8 +179,9 @@ def average_row(
         adjoint, include_padding, None,
     )  # fmt: skip
     kernels, read, read_type = [], prod(shape), dtype
+    accumulated = "float64" if dtype == "float64" else "float32"
     for step in average_pooling_launch.average_steps(problem):
-        written, written_type = (step.scratch, "float32") if step.scratch else (prod(batch) * prod(target), dtype)
+        written, written_type = (step.scratch, accumulated) if step.scratch else (prod(batch) * prod(target), dtype)
         lanes, loop_loads, trips = step.launch.sizes[0], (), None
         if step.kernel == "sum_axis":
             loop_loads = (launch.divided(step.launch.sizes[-1], 8) * 8,)
@@ -193,7 +192,7 @@ def average_row(
         kernels.append(
             Kernel(
                 getattr(average_pooling_walk if step.kernel == "sum_walk" else average_pooling, step.kernel),
-                (read_type, written_type, *(["float32"] if step.beside else [])),
+                (read_type, written_type, *([accumulated] if step.beside else [])),
                 step.launch,
                 lanes,
                 read * BYTES[read_type] + written * BYTES[written_type],

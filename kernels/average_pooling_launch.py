@@ -25,7 +25,7 @@ from .launch import (
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: about a second of compile time; past it, axis by axis in a loop
 UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
-WALK_FROM = 10  # in contiguous rows; below, registers hold the sums of enough rows and columns for one pass
+WALK_FROM = 9  # in contiguous rows; below, registers hold the sums of enough rows and columns for one pass
 TILE_REGISTERS = 200  # of the 255 that a lane can have
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
 

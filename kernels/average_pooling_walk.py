@@ -58,11 +58,12 @@ def sum_walk(
 ):  # fmt: skip
     """Stride 1, no dilation, a dense target; ``WINDOW, START, END`` are those of rows and columns.
 
-    A task is ``rows`` target rows by ``width`` columns (a multiple of R) by ``group`` vectors of channels or planes; ``strips`` by ``blocks`` by ``groups`` of them make a sample or all
-    planes, and a program goes through many with a scratch of its own: two turns of ``M * width * group``, and the
-    reciprocals of the divisors of its columns. ``lines`` rows are added up at once. For CHANNELS C and all strides
-    count vectors of V channels, and DOWN is V; sc is 1, or any stride where V is 1. For COLUMNS rows are contiguous, W
-    and the strides count vectors of V columns, TW vectors of DOWN.
+    A task is ``rows`` target rows by ``width`` columns (a multiple of R) by ``group`` vectors of channels or planes;
+    ``strips`` by ``blocks`` by ``groups`` of them make a sample, or all ``planes``. A program goes through many, ``M``
+    rows a turn and ``lines`` of these at once, with a scratch of its own: two turns of ``M * width * group``, and the
+    reciprocals of the divisors of its columns. For CHANNELS C and all strides count vectors of V channels, DOWN is V
+    and ``lines`` R; sc is 1, or any stride where V is 1. For COLUMNS rows are contiguous: W and the strides count
+    vectors of V columns, TW vectors of DOWN.
     """
     ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     WEIGHED: tl.constexpr = ADJOINT and COUNT > 0  # divide what is read
@@ -83,9 +84,6 @@ def sum_walk(
     down = tl.arange(0, DOWN)[None, :]
     item = tl.arange(0, B)
     segments = width // R
-    LINES = R
-    if LAYOUT == COLUMNS:
-        LINES = lines
     per_line = width // PER_LANE
     if LAYOUT == COLUMNS:
         segment = item % segments
@@ -101,6 +99,7 @@ def sum_walk(
         walked = member
         across = item // group
         apart = group
+        lines = R
     to_next = tl.cast(sw, tl.int64) * V
     zero = tl.zeros([B, DOWN], ACC)
     for task in range(program, tasks, programs):
@@ -122,27 +121,27 @@ def sum_walk(
             sample = (rest // strips).to(tl.int64)
             channel = first_member + member
             pointers = source + (sample * sn + channel * sc) * V
-            reading = (channel < C) & (line < lines)
+            reading = (channel < C) & (line < R)
             base_target = target + sample * (TH * TW) * C * V
             writing = (channel < C) & (across < width) & (column < TW)
         pointers = (pointers + first * sw * V)[:, None] + within
         of_column = zero
         by_column = zero
         if COUNTED:
-            counts = divisor_along(
+            of_columns = divisor_along(
                 (column * PER_LANE)[:, None] + tl.arange(0, PER_LANE)[None, :], W * CHUNK,
                 WINDOW[1], 1, START[1], END[1], 1, COUNT, ACC,
             )  # fmt: skip
-            of_column = tl.broadcast_to(counts, [B, DOWN])
-            by_column = tl.broadcast_to(1.0 / counts, [B, DOWN])
+            of_column = tl.broadcast_to(of_columns, [B, DOWN])
+            by_column = tl.broadcast_to(1.0 / of_columns, [B, DOWN])
         if WEIGHED:
             # From memory: the compiler would keep as many reciprocals as a lane reads columns.
             for begin in tl.static_range(0, B * PER_LANE + CHUNKS * CHUNK, B):
-                counts = divisor_along(
+                of_item = divisor_along(
                     first_column + LOW * CHUNK + begin + item, TW * PER_LANE,
                     WINDOW[1], 1, START[1], END[1], 1, COUNT, ACC,
                 )  # fmt: skip
-                tl.store(table + begin + item, 1.0 / counts, mask=begin + item < width + CHUNKS * CHUNK)
+                tl.store(table + begin + item, 1.0 / of_item, mask=begin + item < width + CHUNKS * CHUNK)
             tl.debug_barrier()
         state = ()
         for _ in tl.static_range(WINDOW[0] - 1):
@@ -154,8 +153,8 @@ def sum_walk(
             buffer = own + ((turn - opening) // M % 2) * turn_size
             above = top + turn - ABOVE
             # As many lines at a time as there are lanes for, and none where all of them lie outside.
-            for part in range(tl.maximum(-above, 0) // LINES, (tl.minimum(H - above, M) + (LINES - 1)) // LINES):
-                own_line = part * LINES + line
+            for part in range(tl.maximum(-above, 0) // lines, (tl.minimum(H - above, M) + (lines - 1)) // lines):
+                own_line = part * lines + line
                 row = above + own_line
                 kept = reading
                 if LAYOUT == COLUMNS:
@@ -177,10 +176,7 @@ def sum_walk(
                     put = (own_line * width + segment * R) * group + member
                 puts = buffer + (put * DOWN)[:, None] + down
                 for j in tl.static_range(R // PER_LANE):
-                    if LAYOUT == COLUMNS:
-                        total = join_columns(sums, j * DOWN, 1, B, DOWN)
-                    else:
-                        total = sums[j]
+                    total = join_columns(sums, j * DOWN, 1, B, DOWN) if LAYOUT == COLUMNS else sums[j]
                     if WEIGHED:
                         total = total * of_row
                     tl.store(puts + j * (apart * DOWN), total, mask=kept[:, None])

@@ -12,8 +12,8 @@ WALK_FROM = {2: 7, 4: 8, 8: 8}  # by bytes; below, registers hold the sums of en
 WALK_WINDOW = 64  # rows and columns: a lane keeps that many sums of rows, and reads as many columns and 16 more
 STATE_WORDS = {2: 128, 4: 112, 8: 112}  # by bytes; registers for the sums that a lane keeps without spilling
 STATE_WORDS_WEIGHED = 64  # and where every element that is read has a divisor of its own
-NEIGHBOURS = {8: 8, 24: 16}  # by the window from which on: windows of a contiguous row that a lane adds up
-TURN = 16  # rows of contiguous rows: long turns move less about, but take long to compile
+NEIGHBOURS = 8  # windows of a contiguous row that a lane adds up: more would set neighbouring lanes' loads far apart
+TURN = 16  # contiguous rows to a turn: the more, the longer it takes to compile
 
 
 def shared_columns(rows: int, columns: int) -> int:
@@ -48,7 +48,8 @@ def average_walk(problem: AverageProblem, axes: Axes) -> Step | None:
         if not min(height, width) >= WALK_FROM[size]:
             return None
         span = in_plane_span((*sizes[1:], channels), (sh, sw, sc)), targets[1] * targets[2] * channels
-        down = vector = fitting(vector_width(size, problem.aligned and sc == 1, channels, sn, sh, sw))
+        # Of four bytes at least: sums of longer vectors would go through shared memory.
+        down = vector = fitting(vector_width(max(size, 4), problem.aligned and sc == 1, channels, sn, sh, sw))
         shared = shared_columns(height, width)
         turn = 2 * shared
         # Two bytes to an element are bound by instructions: lanes without a column cost more than columns read again.
@@ -57,27 +58,26 @@ def average_walk(problem: AverageProblem, axes: Axes) -> Step | None:
         walk = walk_of_channels(batch, channels // vector, group, targets[1], targets[2], height, shared, turn)
         lengths = (channels // vector, *sizes[1:], *targets[1:])
         strides = (sn // vector, sc if vector == 1 else 1, sh // vector, sw // vector)
-        elements, table = vector, width - 1 + shared
+        elements, table, lines = vector, width - 1 + shared, shared
     else:
-        if not min(height, width) >= min(NEIGHBOURS) or sw > 1:
+        if not min(height, width) >= NEIGHBOURS or (sw != 1 and sizes[2] > 1):
             return None
-        span = in_plane_span(sizes[1:], (sh, 1)), targets[1] * targets[2]
-        shared = max(NEIGHBOURS[least] for least in NEIGHBOURS if least <= width)
+        span = in_plane_span(sizes[1:], (sh, sw)), targets[1] * targets[2]
+        shared = NEIGHBOURS
         vector = vector_width(size, problem.aligned, sizes[2], sn, sc, sh)
         turn = TURN
         down = fitting(vector_width(max(size, 4), problem.aligned, targets[2]))
-        walk = walk_of_planes(batch * channels, targets[1], targets[2], down, height, shared, TURN, 2**31)
+        walk = walk_of_planes(batch * channels, targets[1], targets[2], down, height, shared, turn)
         lengths = (channels, sizes[1], sizes[2] // vector, targets[1], targets[2] // down)
         strides = (sn // vector, sc // vector, sh // vector, 1)
-        elements, table = 1, width - 1 + shared + 2 * vector
-    if is_wide(axes, *((targets, sizes) if problem.adjoint else (sizes, targets)), walk.tasks, *span):
+        elements, table, lines = 1, width - 1 + shared + 2 * vector, LANES // (walk.width // shared * walk.group)
+    if is_wide(axes, *((targets, sizes) if problem.adjoint else (sizes, targets)), batch * channels, *span):
         return None
     constants = {
         "WINDOW": axes.window[1:], "START": axes.start[1:], "END": axes.end[1:], "ADJOINT": problem.adjoint,
         "COUNT": count, "DIVISOR": divisor_, "LAYOUT": CHANNELS if problem.channels_last else COLUMNS,
         "R": shared, "M": turn, "V": vector, "DOWN": down, "B": LANES,
     }  # fmt: skip
-    lines = LANES // (walk.width // shared * walk.group)
     runtime = (*walk, lines, batch * channels, *lengths, *strides)
     beside = walk.scratch(turn, elements) + walk.programs * (walk.width + table)
     return Step("sum_walk", Launch(walk.programs, runtime, constants), beside=beside)

@@ -124,8 +124,7 @@ def max_walk(
 ):  # fmt: skip
     """Stride 1, no dilation; x: (N, C, H, W) with strides xn..xw; y, t: values and taps, both with strides yn..yw.
 
-    A task is ``rows`` output rows (``rows + KH - 1`` is a multiple of M) by ``width`` columns (a multiple of R) by
-    ``group`` vectors of channels or planes; a program goes through many with scratch of its own: two turns of
+    A task is ``rows`` output rows by ``width`` columns (a multiple of R) by ``group`` vectors of channels or planes; a program goes through many with scratch of its own: two turns of
     ``M * width * group``, maxima in ``between`` and, for PAIRS, their columns in ``between_taps``. ``lines`` rows are
     reduced at once. For CHANNELS C and all strides count vectors of V channels; for COLUMNS W and the strides of x
     count vectors of V, OW and those of y vectors of DOWN columns.
@@ -181,6 +180,11 @@ def max_walk(
         first = first_output - PW
         column = first_column // PER_LANE + across
         TYPE: tl.constexpr = between.dtype.element_ty
+        # What padding before a row counts as: the first column inside.
+        if LAYOUT == CHANNELS:
+            inner = tl.broadcast_to(tl.maximum(PW - column, 0)[:, None], [B, DOWN])
+        else:
+            inner = tl.maximum(PW - (column * DOWN)[:, None] - down, 0)
         state = ()
         for r in tl.static_range(KH - 1):
             if MODE == KEYS:
@@ -188,9 +192,12 @@ def max_walk(
             else:
                 state = state + (tl.full([B, DOWN], lowest(TYPE), TYPE),)
                 if MODE == PAIRS:
-                    state = state + (as_code(tl.zeros([B, DOWN], tl.int32), ASM),)
-        for turn in range(0, rows + (KH - 1), M):
-            buffer = turn // M % 2 * turn_size
+                    state = state + (numbered(inner + tl.maximum(PH - top, 0) * KW, ASM),)
+        # Rows above the input are padding, as the state is; those that end a window count all the same.
+        opening_row = tl.minimum(tl.maximum(PH - top, 0), KH - 1)
+        closing_row = tl.minimum(top + rows, OH)
+        for turn in range(opening_row, closing_row - top + (KH - 1), M):
+            buffer = (turn - opening_row) // M % 2 * turn_size
             above = top + turn - PH
             for part in range(tl.maximum(-above, 0) // lines, (tl.minimum(H - above, M) + (lines - 1)) // lines):
                 own_line = part * lines + line
@@ -267,7 +274,7 @@ def max_walk(
                 filled = writing & (row >= 0) & (row < H)
                 number = turn + k - (KH - 1)
                 target_row = top + number
-                ok = (writing & (each_lanes(number, B) >= 0) & (each_lanes(target_row, B) < OH))[:, None]
+                ok = (writing & (each_lanes(number, B) >= 0) & (each_lanes(target_row, B) < closing_row))[:, None]
                 to = y_plane + (target_row * yh + column * yw) * DOWN
                 if MODE == KEYS:
                     keys = tl.load(own + get, mask=filled[:, None], other=PADDING)
@@ -285,10 +292,6 @@ def max_walk(
                     value = tl.load(own + get, mask=filled[:, None], other=lowest(TYPE))
                     if MODE == PAIRS:
                         taken = tl.load(own_taps + get, mask=filled[:, None], other=0).to(tl.int32)
-                        if LAYOUT == CHANNELS:
-                            inner = tl.broadcast_to(tl.maximum(PW - column, 0)[:, None], [B, DOWN])
-                        else:
-                            inner = tl.maximum(PW - (column * DOWN)[:, None] - down, 0)
                         code = tl.where(filled[:, None], taken, inner) + tl.maximum(PH - top, turn + k) * KW
                         state, ended = row_further(state, (value, numbered(code, ASM)), KH, 2, 1, MODE, ASM)
                         tap = code_number(ended[1], ASM) - number * KW

@@ -46,7 +46,7 @@ def walk_of_channels(
 
 
 def walk_of_planes(
-    planes: int, rows: int, columns: int, each: int, window: int, shared: int, turn: int, most_rows: int
+    planes: int, rows: int, columns: int, each: int, window: int, shared: int, turn: int, most_rows: int = 2**31
 ) -> Walk:
     """A walk over planes of contiguous rows, ``each`` columns to a lane; small planes share a program."""
     width = min(LANES * each // shared, divided(columns, shared)) * shared

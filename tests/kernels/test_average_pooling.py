@@ -205,13 +205,15 @@ def test_negative_bit() -> None:
     )
 
 
-def test_large_windows_in_strips(ran: list) -> None:
-    """One launch where rows are contiguous vectors; otherwise, and for large strides, one for each axis."""
+def test_walked_or_axis_by_axis(ran: list) -> None:
+    """One launch where rows are contiguous or channels innermost; otherwise, and for large strides, one an axis."""
     window = Window.directml(2, 13, 1, 6, 6)
-    backend.average_pooling(samples.normal(1, 2, 32, 16), window, False, None)
-    assert [kernel for kernel, _ in ran] == ["sum_strips"]
-    ran.clear()
-    backend.average_pooling(samples.normal(1, 2, 32, 17), window, False, None)
+    for width, vectors in ((16, (4, 4)), (17, (1, 1))):
+        backend.average_pooling(samples.normal(1, 2, 32, width), window, False, None)
+        ((kernel, how),) = ran
+        assert (kernel, (how.constants["V"], how.constants["DOWN"])) == ("sum_walk", vectors)
+        ran.clear()
+    backend.average_pooling(samples.normal(1, 2, 16, 32).transpose(2, 3), window, False, None)
     backend.average_pooling(samples.normal(1, 2, 32, 16), Window.directml(2, 13, 3, 6, 6), False, None)
     assert [kernel for kernel, _ in ran] == ["sum_axis"] * 4
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends import memory, threads
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, taps_of
+from torch_dmlpool.backends.tape import MOST_THREADS
 from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.operands import empty, settled, suggested_memory_format, tap_dtype
 from torch_dmlpool.window import Window
@@ -199,11 +200,11 @@ def _is_beyond_aten(input: Tensor) -> bool:
 
 
 def _blocks_of_samples(
-    like: Tensor, taps: int, dtype: torch.dtype, sizes: Sequence[int] = ()
+    like: Tensor, taps: int, dtype: torch.dtype, sizes: Sequence[int] = (), at_least: int = 1
 ) -> Iterator[tuple[slice, Tensor]]:
     """Samples of a channels_last tensor that together fill a block, and scratch of its sizes or of ``sizes``."""
     sizes = (*like.shape[:2], *(sizes or like.shape[2:]))
-    step = max(1, min(sizes[0], SAMPLES_BLOCK // math.prod(sizes[1:])))
+    step = min(sizes[0], max(at_least, SAMPLES_BLOCK // math.prod(sizes[1:])))
     patience = PATIENCE + SECONDS_PER_TAP * taps * step * math.prod(sizes[1:])
     scratch = empty((step, *sizes[1:]), like, suggested_memory_format(like), dtype)
     with contextlib.ExitStack() as until_the_end:
@@ -227,7 +228,9 @@ def scatter_of_vectors(arriving: Tensor, positions: Tensor, out: Tensor) -> None
     ATen's adaptive pool has the one parallel scatter that knows no geometry. What is added to is channels_last, and so
     are the positions.
     """
-    for some, wide in _blocks_of_samples(positions, 1, torch.int64):
+    # It gives each thread samples of its own.
+    at_least = min(torch.get_num_threads(), MOST_THREADS)
+    for some, wide in _blocks_of_samples(positions, 1, torch.int64, at_least=at_least):
         wide.copy_(positions[some])
         arrived = arriving[some].contiguous(memory_format=suggested_memory_format(out))
         rows = [as_rows(tensor) for tensor in (arrived, out[some], wide)]
