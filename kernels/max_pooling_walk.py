@@ -124,10 +124,11 @@ def max_walk(
 ):  # fmt: skip
     """Stride 1, no dilation; x: (N, C, H, W) with strides xn..xw; y, t: values and taps, both with strides yn..yw.
 
-    A task is ``rows`` output rows by ``width`` columns (a multiple of R) by ``group`` vectors of channels or planes; a program goes through many with scratch of its own: two turns of
-    ``M * width * group``, maxima in ``between`` and, for PAIRS, their columns in ``between_taps``. ``lines`` rows are
-    reduced at once. For CHANNELS C and all strides count vectors of V channels; for COLUMNS W and the strides of x
-    count vectors of V, OW and those of y vectors of DOWN columns.
+    A task is ``rows`` output rows by ``width`` columns (a multiple of R) by ``group`` vectors of channels or planes; a
+    program goes through many, ``M`` rows a turn and ``lines`` of these at once, with scratch of its own: two turns of
+    ``M * width * group``, maxima in ``between`` and, for PAIRS, their columns in ``between_taps``. For CHANNELS C and
+    all strides count vectors of V channels; for COLUMNS W and the strides of x count vectors of V, OW and those of y
+    vectors of DOWN columns.
     """
     ACROSS: tl.constexpr = V if LAYOUT == CHANNELS else 1  # elements of a column
     PER_LANE: tl.constexpr = 1 if LAYOUT == CHANNELS else DOWN  # columns of a lane on its way down

@@ -21,6 +21,7 @@ from torch_dmlpool.backends import memory, threads
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, taps_of
 from torch_dmlpool.backends.tape import MOST_THREADS
 from torch_dmlpool.backends.ways import Way
+from torch_dmlpool.backends.words import are_low_ends
 from torch_dmlpool.operands import empty, settled, suggested_memory_format, tap_dtype
 from torch_dmlpool.window import Window
 
@@ -44,6 +45,8 @@ FEW_TAPS = 4
 """Taps along a single axis without stride up to which ATen's loop over them is as fast as a pass per tap."""
 TAPS_PER_STRIDE = 8
 """The same with a stride, for each step of it."""
+TAPS_PER_STRIDE_OF_WORDS = 3
+"""The same where the passes read every stride-th element as the low end of a word."""
 _CHAIN = 5
 """Most taps whose sum, one after the other, keeps rule E6: taps - 1 additions and a division ≤ 2 + ⌈log₂ taps⌉."""
 _SHORT_CHAIN = 3
@@ -121,7 +124,8 @@ def way_of_row_maxima(input: Tensor, window: Window) -> Way | None:
     if input.dtype not in (torch.float32, torch.float64):
         return None
     (axis,) = window.axes
-    most_taps = FEW_TAPS if axis.stride == 1 else TAPS_PER_STRIDE * axis.stride
+    per_stride = TAPS_PER_STRIDE_OF_WORDS if are_low_ends(axis.stride, input.dtype) else TAPS_PER_STRIDE
+    most_taps = FEW_TAPS if axis.stride == 1 else per_stride * axis.stride
     if axis.window > most_taps or not window.has_pytorchs_padding:
         return None
     arguments = (axis.window, axis.stride, axis.start_padding, axis.dilation, axis.ceil_mode)
