@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, memory, whole_planes
+from torch_dmlpool.backends import aten, memory, tiles, whole_planes
 from torch_dmlpool.backends.blocks import Reach, covering_reach, halo_of, run, window_reach
 from torch_dmlpool.backends.combinations import Elements, Sum, as_float, copy
 from torch_dmlpool.backends.separable import Pass, record_axes
@@ -39,6 +39,9 @@ def way_of_averages(input: Tensor, window: Window, include_padding: bool, diviso
             window, tuple(input.shape[2:]), [slice(0, 1)] * window.rank, include_padding, divisor_override, input
         )
         return partial(_averages_of_planes, divisor=divisor)
+    side_by_side = tiles.way_of_averages(input, window, divisor_override)
+    if side_by_side is not None:
+        return side_by_side
     return partial(_averages_by_axis, window=window, include_padding=include_padding, divisor_override=divisor_override)
 
 
