@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends import operations
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.words import INTEGERS, LOW_ENDS_FIRST, number_with_low_byte
 
@@ -44,11 +45,11 @@ class Combination:
 
     def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
         """Record a copy of elements that lie ``step`` taps ahead."""
-        tape.record(copy, source.values, out.values)
+        tape.record(operations.copy, source.values, out.values)
 
     def clear(self, tape: Tape, out: Elements) -> None:
         """Record what windows hold that read nothing."""
-        tape.record(partial(_fill, self.identity), out.values)
+        tape.record(partial(operations.fill, self.identity), out.values)
 
 
 class Sum(Combination):
@@ -61,7 +62,7 @@ class Sum(Combination):
         super().__init__(0)
 
     def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        tape.record(_add, first.values, second.values, out.values)
+        tape.record(operations.add, first.values, second.values, out.values)
 
 
 class Maximum(Combination):
@@ -70,7 +71,7 @@ class Maximum(Combination):
     any_order = True
 
     def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        tape.record(_maximum, first.values, second.values, out.values)
+        tape.record(operations.maximum, first.values, second.values, out.values)
 
 
 class Winner(Combination):
@@ -95,12 +96,12 @@ class Winner(Combination):
         else:
             wins = tape.scratch("wins", sizes, dtype)
             self._mark_later(tape, first.values, second.values, 1, wins)
-            tape.record(partial(_shift, moved), second.taps, candidate)
-            tape.record(_multiply, candidate, wins, candidate)
+            tape.record(partial(operations.shift, moved), second.taps, candidate)
+            tape.record(operations.multiply, candidate, wins, candidate)
         # After the comparison, whose operands may be what this writes.
-        tape.record(_maximum, first.values, second.values, out.values)
+        tape.record(operations.maximum, first.values, second.values, out.values)
         if first.taps is not None:
-            tape.record(_maximum, first.taps, candidate, out.taps)
+            tape.record(operations.maximum, first.taps, candidate, out.taps)
 
     def _mark_later(self, tape: Tape, first: Tensor, second: Tensor, weight: int, out: Tensor) -> None:
         """Record that ``out`` is ``weight`` where ``second`` wins, else 0.
@@ -110,79 +111,37 @@ class Winner(Combination):
         sizes = tuple(out.shape[1:])
         later = tape.scratch("later", sizes, first.dtype)
         if self._nan_wins:
-            tape.record(_later_or_nan, first, second, tape.scratch("ordered", sizes, first.dtype), later)
+            tape.record(operations.later_or_nan, first, second, tape.scratch("ordered", sizes, first.dtype), later)
         else:
-            tape.record(_later, first, second, later)
+            tape.record(operations.later, first, second, later)
         mark = None
         if first.dtype.is_floating_point and out.dtype is torch.uint8 and LOW_ENDS_FIRST:
             mark = number_with_low_byte(weight, first.dtype)
         if mark is not None:
-            tape.record(partial(_scale, mark), later, later)
-            tape.record(copy, later.view(INTEGERS[later.dtype.itemsize]), out)
+            tape.record(partial(operations.scale, mark), later, later)
+            tape.record(operations.copy, later.view(INTEGERS[later.dtype.itemsize]), out)
             return
-        tape.record(copy, later, out)
+        tape.record(operations.copy, later, out)
         if weight != 1:
-            tape.record(partial(_scale, weight), out, out)
+            tape.record(partial(operations.scale, weight), out, out)
 
     def copy(self, tape: Tape, out: Elements, source: Elements, step: int) -> None:
         assert out.taps is not None
         super().copy(tape, out, source, step)
         moved = step * self._unit
         if source.taps is None:
-            tape.record(partial(_fill, moved), out.taps)
+            tape.record(partial(operations.fill, moved), out.taps)
         else:
-            tape.record(partial(_shift, moved), source.taps, out.taps)
+            tape.record(partial(operations.shift, moved), source.taps, out.taps)
 
     def clear(self, tape: Tape, out: Elements) -> None:
         assert out.taps is not None
         super().clear(tape, out)
-        tape.record(partial(_fill, 0), out.taps)
+        tape.record(partial(operations.fill, 0), out.taps)
 
 
 def as_float(tape: Tape, source: Tensor) -> Tensor:
     """Half-precision numbers as float32, in scratch."""
     widened = tape.scratch("float", tuple(source.shape[1:]), torch.float32)
-    tape.record(copy, source, widened)
+    tape.record(operations.copy, source, widened)
     return widened
-
-
-# What is recorded: operations whose last operand is written.
-
-
-def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.add(first, second, out=out)
-
-
-def _maximum(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.maximum(first, second, out=out)
-
-
-def copy(source: Tensor, out: Tensor) -> None:
-    """An operation to record: ``out`` takes the elements of ``source``, whatever the types."""
-    out.copy_(source)
-
-
-def _fill(value: float, out: Tensor) -> None:
-    out.fill_(value)
-
-
-def _later(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.lt(first, second, out=out)
-
-
-def _later_or_nan(first: Tensor, second: Tensor, ordered: Tensor, out: Tensor) -> None:
-    """Where ``second`` wins: ``first`` is a number, and ``second`` is not at most that."""
-    torch.ge(first, second, out=out)
-    torch.sub(torch.eq(first, first, out=ordered), out, out=out)
-
-
-def _scale(factor: float, source: Tensor, out: Tensor) -> None:
-    torch.mul(source, factor, out=out)
-
-
-def _shift(offset: int, source: Tensor, out: Tensor) -> None:
-    torch.add(source, offset, out=out)
-
-
-def _multiply(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.mul(first, second, out=out)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.combinations import copy
+from torch_dmlpool.backends import operations
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.window import Window
 
@@ -71,7 +71,7 @@ def serves(input: Tensor, window: Window) -> bool:
 def record(tape: Tape, window: Window, source: Tensor, sums: Tensor) -> None:
     """Record how whole samples or planes of 8-bit integers become float32 sums."""
     real = tape.scratch("as real numbers", tuple(source.shape[1:]), torch.float32)
-    tape.record(copy, source, real)
+    tape.record(operations.copy, source, real)
     # Planes have their first dimension to themselves, samples of channels_last have channels beside it.
     if source.dim() > window.rank + 1:
         sizes, strides, padding, *_, ceil_mode = window.arguments

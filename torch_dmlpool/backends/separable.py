@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends.combinations import Combination, Elements, copy
+from torch_dmlpool.backends import operations
+from torch_dmlpool.backends.combinations import Combination, Elements
 from torch_dmlpool.backends.tape import Tape, same_place
 from torch_dmlpool.backends.words import are_low_ends, record_every_second, record_low_ends
 from torch_dmlpool.window import Axis, Window
@@ -135,9 +136,9 @@ class Pass:
             if self.axis.stride == 2:
                 record_every_second(self.tape, self.source.values, offset, phase.values)
             else:
-                self.tape.record(copy, strided.values, phase.values)
+                self.tape.record(operations.copy, strided.values, phase.values)
             if strided.taps is not None and phase.taps is not None:
-                self.tape.record(copy, strided.taps, phase.taps)
+                self.tape.record(operations.copy, strided.taps, phase.taps)
             self.phases[offset] = phase
         return self.phases[offset]
 
@@ -296,7 +297,7 @@ class Pass:
                 self.tape, Elements(into.narrow(taps, 0, half)), Elements(first), Elements(second), left - half
             )
             if left % 2:
-                self.tape.record(copy, held.narrow(taps, half, 1), into.narrow(taps, half, 1))
+                self.tape.record(operations.copy, held.narrow(taps, half, 1), into.narrow(taps, half, 1))
             held = into
         return Span(self.out, 0, self.outputs)
 

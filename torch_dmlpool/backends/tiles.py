@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import memory
+from torch_dmlpool.backends import memory, operations
 from torch_dmlpool.backends.blocks import Reach, run_planes
-from torch_dmlpool.backends.combinations import copy
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.window import Window
@@ -59,25 +58,18 @@ def _averages(input: Tensor, window: Window, divisor: int) -> Tensor:
                 break
             upper, lower = held.chunk(2, -2)
             held = tape.scratch(("halves", halving), tuple(upper.shape[1:]), torch.float32)
-            tape.record(_add, upper, lower, held)
+            tape.record(operations.add, upper, lower, held)
         wide = tape.scratch("wide", tuple(held.shape[1:]), torch.float64)
         averages = tape.scratch("averages", tuple(result.shape[1:]), torch.float64)
-        tape.record(copy, held, wide)
+        tape.record(operations.copy, held, wide)
         left = held.shape[-2]
         pool = partial(_pool_windows, (left, columns.window), (left, columns.stride), divisor)
         tape.record(pool, wide.flatten(-3, -2), averages)
-        tape.record(copy, averages, result)
+        tape.record(operations.copy, averages, result)
 
     key = ("averages of tiles", window, divisor)
     run_planes(key, (input,), (output,), record, max(ELEMENTS_AT_ONCE, math.prod(input.shape[2:])))
     return output
-
-
-# What is recorded: operations whose last operand is written.
-
-
-def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.add(first, second, out=out)
 
 
 def _pool_windows(sizes: tuple[int, int], strides: tuple[int, int], divisor: int, source: Tensor, out: Tensor) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, memory, tiles, whole_planes
+from torch_dmlpool.backends import aten, memory, operations, tiles, whole_planes
 from torch_dmlpool.backends.blocks import Reach, covering_reach, halo_of, run, window_reach
-from torch_dmlpool.backends.combinations import Elements, Sum, as_float, copy
+from torch_dmlpool.backends.combinations import Elements, Sum, as_float
 from torch_dmlpool.backends.separable import Pass, record_axes
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
@@ -79,7 +79,7 @@ def _averages_by_axis(input: Tensor, window: Window, include_padding: bool, divi
         divisor = _divisor(window, sizes, outputs, include_padding, divisor_override, input)
         _record_division(tape, divisor, sums, sums)
         if sums is not result:
-            tape.record(copy, sums, result)
+            tape.record(operations.copy, sums, result)
 
     key = ("average", window, sizes, include_padding, divisor_override)
     run(key, (input,), (output,), halo_of(window), partial(window_reach, window, sizes), record)
@@ -92,12 +92,12 @@ def _divide(divisor: Tensor | int, dividend: Tensor, out: Tensor) -> None:
 
 def _record_division(tape: Tape, divisor: Tensor | int, dividend: Tensor, out: Tensor) -> None:
     if dividend.dtype is not out.dtype:
-        tape.record(copy, dividend, out)
+        tape.record(operations.copy, dividend, out)
         dividend = out
     if isinstance(divisor, Tensor) or divisor != 1:
         tape.record(partial(_divide, divisor), dividend, out)
     elif dividend is not out:
-        tape.record(copy, dividend, out)
+        tape.record(operations.copy, dividend, out)
 
 
 def _divisor(
@@ -190,7 +190,7 @@ def average_pooling_grad(
             _record_spread(tape, window.axes[number], reaches[number], held, dimension, into)
             held = into
         if spread is not result:
-            tape.record(copy, spread, result)
+            tape.record(operations.copy, spread, result)
 
     key = ("average gradient", window, sizes, include_padding, divisor_override)
     reach = partial(covering_reach, window, output_sizes)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, memory, whole_planes
+from torch_dmlpool.backends import aten, memory, operations, whole_planes
 from torch_dmlpool.backends.blocks import Reach, halo_of, run, same_reach, window_reach
-from torch_dmlpool.backends.combinations import Elements, Maximum, Winner, as_float, copy
+from torch_dmlpool.backends.combinations import Elements, Maximum, Winner, as_float
 from torch_dmlpool.backends.positions import Places, places, plane_numbers, positions_of
 from torch_dmlpool.backends.separable import record_axes
 from torch_dmlpool.backends.tape import Tape
@@ -190,7 +190,7 @@ def _find_winners(
         )
         _record_unsigned(tape, input.dtype, signed)
         if values is not result:
-            tape.record(copy, values, result)
+            tape.record(operations.copy, values, result)
         where = places(
             window, sizes, tuple((along.results.start, along.results.stop) for along in reaches), input.device
         )

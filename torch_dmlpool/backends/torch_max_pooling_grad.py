@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, memory
+from torch_dmlpool.backends import aten, memory, operations
 from torch_dmlpool.backends import tape as tapes
 from torch_dmlpool.backends.blocks import DECODED_BLOCK, Reach, covering_reach, part, run_planes, window_reach
-from torch_dmlpool.backends.combinations import copy
 from torch_dmlpool.backends.positions import are_positions, decode, decoded_dtype, places, positions_of
 from torch_dmlpool.backends.tape import Tape
 from torch_dmlpool.backends.threads import considerate
@@ -166,7 +165,7 @@ def max_pooling_grad_from_taps(
                 arriving, taps_there = (part(tensor, [slice(*bounds) for bounds in chunk]) for tensor in sources)
                 tape.record(partial(_scatter, window, sizes, chunk), arriving, taps_there, total.flatten(-window.rank))
         if total is not result:
-            tape.record(copy, total, result)
+            tape.record(operations.copy, total, result)
 
     decoded = DECODED_BLOCK * math.prod(sizes) // math.prod(taps.shape[2:])
     key, at_once = ("max gradient", window, sizes, channels_last), min(SCATTERED_BLOCK, decoded)
@@ -227,7 +226,7 @@ def _record_positions(tape: Tape, window: Window, sizes: tuple[int, ...], window
     dtype = decoded_dtype(window, sizes)
     scratch = [tape.scratch(name, shape, dtype) for name in ("numbers", "quotient", "decoded")]
     tape.record(partial(decode, window, sizes, where), taps, *scratch)
-    tape.record(copy, scratch[-1], positions)
+    tape.record(operations.copy, scratch[-1], positions)
     return positions
 
 

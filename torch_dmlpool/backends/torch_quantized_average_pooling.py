@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import memory, real_sums
+from torch_dmlpool.backends import memory, operations, real_sums
 from torch_dmlpool.backends.blocks import Reach, halo_of, run, run_planes, window_reach
-from torch_dmlpool.backends.combinations import Combination, Elements, copy
+from torch_dmlpool.backends.combinations import Combination, Elements
 from torch_dmlpool.backends.requantization import (
     EXACT_TAPS,
     Multipliers,
@@ -43,7 +43,7 @@ class IntegerSum(Combination):
         super().__init__(0)
 
     def combine(self, tape: Tape, out: Elements, first: Elements, second: Elements, step: int) -> None:
-        tape.record(_add, first.values, second.values, out.values)
+        tape.record(operations.add, first.values, second.values, out.values)
 
 
 @considerate
@@ -135,7 +135,7 @@ def quantized_linear_average_pooling(
 def _record_integers(tape: Tape, window: Window, reaches: Sequence[Reach], source: Tensor, sums: Tensor) -> None:
     """Sums along one axis after the other."""
     wide = tape.scratch("wide", tuple(source.shape[1:]), sums.dtype)
-    tape.record(copy, source, wide)
+    tape.record(operations.copy, source, wide)
     first_positions = [along.first_position for along in reaches]
     order = range(window.rank)
     record_axes(tape, [IntegerSum()] * window.rank, window, first_positions, Elements(wide), Elements(sums), order)
@@ -145,7 +145,7 @@ def _record_float32(tape: Tape, multipliers: Multipliers, divisors: Tensor | int
     real = sums
     if sums.dtype is not torch.float32:
         real = tape.scratch("real", tuple(result.shape[1:]), torch.float32)
-        tape.record(copy, sums, real)
+        tape.record(operations.copy, sums, real)
     if isinstance(divisors, int):
         factor: Tensor | float = dict(multipliers.by_divisor)[divisors]
     else:
@@ -157,7 +157,7 @@ def _record_float32(tape: Tape, multipliers: Multipliers, divisors: Tensor | int
     if multipliers.bounds is not None:
         tape.record(partial(_clamp, *multipliers.bounds), real)
     bytes_ = result.view(torch.uint8)
-    tape.record(copy, real.view(torch.int32), bytes_)
+    tape.record(operations.copy, real.view(torch.int32), bytes_)
     if multipliers.shift:
         tape.record(partial(_shift, multipliers.shift), bytes_)
 
@@ -173,7 +173,7 @@ def _record_float64(
     shape = tuple(result.shape[1:])
     real, denominator = (tape.scratch(name, shape, torch.float64) for name in ("real", "denominator"))
     input_scale, output_scale = beside["input scale"], beside["output scale"]
-    tape.record(copy, sums, real)
+    tape.record(operations.copy, sums, real)
     tape.record(_multiply, input_scale, real)
     tape.record(partial(_scale, _as(divisors, torch.float64)), output_scale, denominator)
     tape.record(_divide, denominator, real)
@@ -186,15 +186,11 @@ def _record_float64(
     tape.record(partial(_clamp, information.min, information.max), real)
     # Straight to bytes takes twice as long.
     narrow = tape.scratch("narrow", shape, torch.int16)
-    tape.record(copy, real, narrow)
-    tape.record(copy, narrow, result)
+    tape.record(operations.copy, real, narrow)
+    tape.record(operations.copy, narrow, result)
 
 
 # What is recorded: operations whose last operand is written.
-
-
-def _add(first: Tensor, second: Tensor, out: Tensor) -> None:
-    torch.add(first, second, out=out)
 
 
 def _add_to(addend: Tensor, out: Tensor) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends import operations
 from torch_dmlpool.backends.tape import Tape
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,22 +28,22 @@ def are_low_ends(stride: int, dtype: torch.dtype) -> bool:
 def record_low_ends(tape: Tape, source: Tensor, stride: int, out: Tensor) -> None:
     """Record a copy of every stride-th element of the rows of ``source``, which are whole words, to rows of ``out``."""
     words = source.view(INTEGERS[stride * source.dtype.itemsize])[..., : out.shape[-1]]
-    tape.record(_copy, words, out.view(INTEGERS[out.dtype.itemsize]))
+    tape.record(operations.copy, words, out.view(INTEGERS[out.dtype.itemsize]))
 
 
 def record_every_second(tape: Tape, source: Tensor, offset: int, out: Tensor) -> None:
     """Record a copy of the elements ``offset, offset + 2, ...`` of contiguous rows."""
     places = (source.shape[-1], *source.stride()[:-1], source.storage_offset())
     if not are_low_ends(2, source.dtype) or any(place % 2 for place in places):
-        tape.record(_copy, source[..., offset::2], out)
+        tape.record(operations.copy, source[..., offset::2], out)
         return
     bytes_ = source.dtype.itemsize
     words = source.view(INTEGERS[2 * bytes_])
     if offset == 1:
         upper = tape.scratch("upper halves", tuple(words.shape[1:]), words.dtype)
-        tape.record(partial(_shift_right, 8 * bytes_), words, upper)
+        tape.record(partial(operations.shift_right, 8 * bytes_), words, upper)
         words = upper
-    tape.record(_copy, words, out.view(INTEGERS[bytes_]))
+    tape.record(operations.copy, words, out.view(INTEGERS[bytes_]))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -58,14 +59,3 @@ def number_with_low_byte(byte: int, dtype: torch.dtype) -> float | None:
             if power <= ending < 2 * power:
                 return float(ending)
     return None
-
-
-# What is recorded: operations whose last operand is written.
-
-
-def _copy(source: Tensor, out: Tensor) -> None:
-    out.copy_(source)
-
-
-def _shift_right(bits: int, words: Tensor, out: Tensor) -> None:
-    torch.bitwise_right_shift(words, bits, out=out)
