@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends import operations
 from torch_dmlpool.backends.tape import Tape
-from torch_dmlpool.backends.words import INTEGERS, LOW_ENDS_FIRST, number_with_low_byte
+from torch_dmlpool.backends.words import INTEGERS, number_with_low_byte
 
 
 class Elements(NamedTuple):
@@ -115,7 +115,7 @@ class Winner(Combination):
         else:
             tape.record(operations.later, first, second, later)
         mark = None
-        if first.dtype.is_floating_point and out.dtype is torch.uint8 and LOW_ENDS_FIRST:
+        if first.dtype.is_floating_point and out.dtype is torch.uint8 and tape.reads_words:
             mark = number_with_low_byte(weight, first.dtype)
         if mark is not None:
             tape.record(partial(operations.scale, mark), later, later)

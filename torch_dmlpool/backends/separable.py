@@ -49,9 +49,10 @@ def uses_doubling(axis: Axis) -> bool:
     return axis.window >= 4 and (axis.window.bit_length() - 1) * axis.stride + 1 < axis.window - 1
 
 
-def _keeps_low_ends(combination: Combination, axis: Axis, dtype: torch.dtype) -> bool:
+def _keeps_low_ends(tape: Tape, combination: Combination, axis: Axis, dtype: torch.dtype) -> bool:
     """Whether windows of stride 1 along contiguous rows, and the low ends of words of them, are made sooner."""
-    return axis.window > 1 and not combination.reads_twice and are_low_ends(axis.stride, dtype)
+    reads_them = tape.reads_words and are_low_ends(axis.stride, dtype)
+    return reads_them and axis.window > 1 and not combination.reads_twice
 
 
 class Pass:
@@ -161,7 +162,7 @@ class Pass:
 
     def _keeps_low_ends(self) -> bool:
         reads_rows = self._reads_contiguous_rows() and self.out.values.stride(self.dimension) == 1
-        return reads_rows and _keeps_low_ends(self.combination, self.axis, self.out.values.dtype)
+        return reads_rows and _keeps_low_ends(self.tape, self.combination, self.axis, self.out.values.dtype)
 
     def _every_position(self) -> None:
         """Windows of stride 1, of which every stride-th is kept."""
@@ -360,7 +361,7 @@ def record_axes(
             sizes = list(source.values.shape)
             sizes[dimension] = out.values.shape[dimension]
             before = after = pitch = 0
-            if following == innermost and _keeps_low_ends(combinations[-1], window.axes[-1], out.values.dtype):
+            if following == innermost and _keeps_low_ends(tape, combinations[-1], window.axes[-1], out.values.dtype):
                 before, after, pitch = _border(window.axes[-1], firsts[-1], sizes[-1], out.values.shape[-1])
             kept = into = scratch_like(tape, out, ("axis", number), (*sizes[1:-1], max(pitch, sizes[-1])))
             if pitch > 0:

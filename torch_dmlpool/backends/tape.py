@@ -6,6 +6,7 @@ stops where one of them takes far longer than its size explains: :mod:`~torch_dm
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -62,6 +63,11 @@ class Tape:
         self._scratch: dict[tuple[object, tuple[int, ...], torch.dtype], Tensor] = {}
         self._bases = [(_storage(whole), _first_byte(whole)) for whole in wholes]
         self._operations: list[tuple[Callable[..., None], tuple[Place, ...]]] = []
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether elements may be read as parts of wider integers, whose low ends come first in memory."""
+        return self._device.type in ("cpu", "meta") and sys.byteorder == "little"
 
     @property
     def shares_storage(self) -> bool:

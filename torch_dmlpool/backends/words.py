@@ -6,7 +6,6 @@ Where memory has low ends first, that reads every second element of a row by vec
 from __future__ import annotations
 
 import functools
-import sys
 from functools import partial
 
 import torch
@@ -17,12 +16,11 @@ from torch_dmlpool.backends.tape import Tape
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the number of their bytes."""
-LOW_ENDS_FIRST = sys.byteorder == "little"
 
 
 def are_low_ends(stride: int, dtype: torch.dtype) -> bool:
-    """Whether every stride-th element of a row is the low end of an integer."""
-    return LOW_ENDS_FIRST and stride in (2, 4, 8) and stride * dtype.itemsize <= max(INTEGERS)
+    """Whether every stride-th element of a row is one end of an integer."""
+    return stride in (2, 4, 8) and stride * dtype.itemsize <= max(INTEGERS)
 
 
 def record_low_ends(tape: Tape, source: Tensor, stride: int, out: Tensor) -> None:
@@ -34,7 +32,7 @@ def record_low_ends(tape: Tape, source: Tensor, stride: int, out: Tensor) -> Non
 def record_every_second(tape: Tape, source: Tensor, offset: int, out: Tensor) -> None:
     """Record a copy of the elements ``offset, offset + 2, ...`` of contiguous rows."""
     places = (source.shape[-1], *source.stride()[:-1], source.storage_offset())
-    if not are_low_ends(2, source.dtype) or any(place % 2 for place in places):
+    if not (tape.reads_words and are_low_ends(2, source.dtype)) or any(place % 2 for place in places):
         tape.record(operations.copy, source[..., offset::2], out)
         return
     bytes_ = source.dtype.itemsize
