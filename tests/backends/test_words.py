@@ -47,6 +47,20 @@ def test_strided_rows_of_every_type(stride: int, dtype: torch.dtype, monkeypatch
                 checks.check_average(samples.normal(2, 2, *sizes, dtype=dtype), pooling)
 
 
+@pytest.mark.parametrize("layout", ["channels last", "channels last, sliced", "transposed", "sliced"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 3), (2, 1, 4, 6), (1, 2, 1, 7), (1, 1, 1, 1, 8)], ids=str)
+def test_layouts_that_look_like_rows(sizes: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G7: with one channel, or one element along an axis, a stride says little."""
+    cut_up(monkeypatch, 2**20)
+    rank = len(sizes) - 2
+    outer, last = (1,) * (rank - 1), (0,) * (rank - 1)
+    for taps, end in ((2, 0), (2, 1), (3, 2)):
+        pooling = oracle.Pooling((*outer, taps), (*outer, 2), (0,) * rank, (*last, end), (1,) * rank)
+        input = samples.LAYOUTS[layout](samples.ties(*sizes))
+        checks.check_maximum(input, pooling)
+        checks.check_average(samples.LAYOUTS[layout](samples.normal(*sizes)), pooling)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int16], ids=samples.name_of)
 def test_a_recording_serves_tensors_that_begin_anywhere(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """G7: winners read every second element of the input itself, as halves of words where these begin with the rows."""

@@ -66,8 +66,9 @@ class Tape:
 
     @property
     def reads_words(self) -> bool:
-        """Whether elements may be read as parts of wider integers, whose low ends come first in memory."""
-        return self._device.type in ("cpu", "meta") and sys.byteorder == "little"
+        """Whether rows of scratch may be read as wider integers, whose low ends come first in memory."""
+        has_rows = self._memory_format is torch.contiguous_format
+        return has_rows and self._device.type in ("cpu", "meta") and sys.byteorder == "little"
 
     @property
     def shares_storage(self) -> bool:
