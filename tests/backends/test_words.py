@@ -61,6 +61,23 @@ def test_layouts_that_look_like_rows(sizes: tuple[int, ...], layout: str, monkey
         checks.check_average(samples.LAYOUTS[layout](samples.normal(*sizes)), pooling)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "channels last, sliced", "transposed"])
+@pytest.mark.parametrize("sizes", [(1, 1, 4, 6), (2, 3, 12, 17), (2, 3, 8, 13, 9)], ids=str)
+def test_windows_side_by_side(sizes: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1, M1 and G7, where rows are pooled by halves and where they are not."""
+    cut_up(monkeypatch, 2**20)
+    rank = len(sizes) - 2
+    for window, strides in ((4, 4), ((4,) + (1,) * (rank - 1), (4,) + (1,) * (rank - 1)), (4, 5), (1, 4)):
+        request = Window.directml(rank, window, strides)
+        axes = zip(*((axis.window, axis.stride) for axis in request.axes), strict=True)
+        pooling = oracle.Pooling(*axes, (0,) * rank, (0,) * rank, (1,) * rank)
+        for dtype in (torch.float32, torch.float64, torch.int16):
+            input = samples.LAYOUTS[layout](samples.ties(*sizes, dtype=dtype))
+            checks.check_maximum(input, pooling)
+            if dtype.is_floating_point:
+                checks.check_average(samples.LAYOUTS[layout](samples.normal(*sizes, dtype=dtype)), pooling)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.int16], ids=samples.name_of)
 def test_a_recording_serves_tensors_that_begin_anywhere(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """G7: winners read every second element of the input itself, as halves of words where these begin with the rows."""

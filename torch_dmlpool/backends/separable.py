@@ -271,7 +271,7 @@ class Pass:
         together = axis.window * math.prod(self.source.values.shape[self.dimension + 1 :])
         halves = axis.stride >= axis.window > 3 and axis.dilation == 1 and together >= HALVED
         inside = self.first_position >= 0 and last + axis.window <= self.size
-        return halves and inside and not self.combination.reads_twice
+        return halves and inside and self.tape.has_rows and not self.combination.reads_twice
 
     def _halving(self) -> Span:
         """The first half of all windows with the second, until one element of each is left: few and long operations.

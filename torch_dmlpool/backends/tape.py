@@ -65,10 +65,14 @@ class Tape:
         self._operations: list[tuple[Callable[..., None], tuple[Place, ...]]] = []
 
     @property
+    def has_rows(self) -> bool:
+        """Whether scratch has contiguous rows, and may have more dimensions than the tensors."""
+        return self._memory_format is torch.contiguous_format
+
+    @property
     def reads_words(self) -> bool:
-        """Whether rows of scratch may be read as wider integers, whose low ends come first in memory."""
-        has_rows = self._memory_format is torch.contiguous_format
-        return has_rows and self._device.type in ("cpu", "meta") and sys.byteorder == "little"
+        """Whether these rows may be read as wider integers, whose low ends come first in memory."""
+        return self.has_rows and self._device.type in ("cpu", "meta") and sys.byteorder == "little"
 
     @property
     def shares_storage(self) -> bool:
