@@ -120,8 +120,12 @@ def compiled(
     num_warps: int = 4,
     target: GPUTarget = SM_90,
     aligned: bool = True,
+    registers: int | None = None,
 ) -> Any:
-    """The kernel as Triton's launcher would compile it for these pointers (data type names), sizes and constants."""
+    """The kernel as Triton's launcher would compile it for these pointers (data type names), sizes and constants.
+
+    ``registers``: the most that a thread may have, for the assembler, which else decides by itself.
+    """
     names = list(kernel.arg_names)
     signature: dict[str, str] = {}
     attributes = {}
@@ -134,7 +138,10 @@ def compiled(
     for name in names[len(signature) :]:
         signature[name] = "constexpr"
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attributes)
-    return triton.compile(source, target=target, options={"num_warps": num_warps, "enable_fp_fusion": True})
+    options = {"num_warps": num_warps, "enable_fp_fusion": True}
+    if registers is not None:
+        options["maxnreg"] = registers
+    return triton.compile(source, target=target, options=options)
 
 
 def machine_code(binary: Any) -> Code:

@@ -46,6 +46,34 @@ def tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr):
 
 
 @triton.jit
+def lanes_of_walk(width, group, R: tl.constexpr, PER_LANE: tl.constexpr, ALONG_CHANNELS: tl.constexpr,
+                  B: tl.constexpr):  # fmt: skip
+    """What each lane of a walk with scratch does, over ``width`` columns by ``group`` vectors of channels or planes.
+
+    ``(member, segment, line)``: along the rows its member of the group, its R columns and its line of those at hand;
+    ``(walked, across)``: down the rows its member and its PER_LANE columns.
+    """
+    item = tl.arange(0, B)
+    segments = width // R
+    if ALONG_CHANNELS:
+        member = item % group
+        across = item // group
+        return member, across % segments, across // segments, member, across
+    else:
+        rest = item // segments
+        per_line = width // PER_LANE
+        return rest % group, item % segments, rest // group, item // per_line, item % per_line
+
+
+@triton.jit
+def task_of_walk(task, groups, group, blocks, width, strips, rows):
+    """``(first_member, first_column, top, sample)`` of a task: where its group, its columns and its rows begin."""
+    rest = task // groups
+    further = rest // blocks
+    return task % groups * group, rest % blocks * width, further % strips * rows, (further // strips).to(tl.int64)
+
+
+@triton.jit
 def plane_offset(plane, channels, sample_stride, channel_stride):
     """64-bit offset of plane ``n * channels + c`` in a tensor of any two strides."""
     return (plane // channels).to(tl.int64) * sample_stride + (plane % channels).to(tl.int64) * channel_stride

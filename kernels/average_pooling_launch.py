@@ -25,7 +25,7 @@ from .launch import (
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: about a second of compile time; past it, axis by axis in a loop
 UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
-WALK_FROM = 9  # in contiguous rows; below, registers hold the sums of enough rows and columns for one pass
+ROWS_WALKED_FROM = 9  # contiguous windows; below, registers hold the sums of enough rows and columns for one pass
 TILE_REGISTERS = 200  # of the 255 that a lane can have
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
 
@@ -35,7 +35,7 @@ def average_steps(problem: AverageProblem) -> tuple[Step, ...]:
     """The kernels that serve a problem: all unrolled; for a large window a walk, or else one loop per axis."""
     axes = three_axes(problem.window)
     ways = [_average_tile, average_walk]
-    if problem.channels_last or min(axes.window[1:]) >= WALK_FROM:
+    if problem.channels_last or min(axes.window[1:]) >= ROWS_WALKED_FROM:
         ways.reverse()
     for way in ways:
         if (one := way(problem, axes)) is not None:

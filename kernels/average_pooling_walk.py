@@ -13,7 +13,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import each_lanes, join_columns, plane_offset, rounded, split_columns, widened
+from .addressing import (
+    each_lanes,
+    join_columns,
+    lanes_of_walk,
+    plane_offset,
+    rounded,
+    split_columns,
+    task_of_walk,
+    widened,
+)
 from .average_pooling import CHANNELS, COLUMNS
 from .sums import blocks_further, constant_quotient, divisor_along, neighbouring_sums, quotient
 
@@ -83,31 +92,16 @@ def sum_walk(
     within = tl.arange(0, V)[None, :]
     down = tl.arange(0, DOWN)[None, :]
     item = tl.arange(0, B)
-    segments = width // R
     per_line = width // PER_LANE
-    if LAYOUT == COLUMNS:
-        segment = item % segments
-        member = item // segments % group
-        line = item // segments // group
-        walked = item // per_line
-        across = item % per_line
-        apart = 1
-    else:
-        member = item % group
-        segment = item // group % segments
-        line = item // group // segments
-        walked = member
-        across = item // group
+    member, segment, line, walked, across = lanes_of_walk(width, group, R, PER_LANE, LAYOUT == CHANNELS, B)
+    apart = 1
+    if LAYOUT == CHANNELS:
         apart = group
         lines = R
     to_next = tl.cast(sw, tl.int64) * V
     zero = tl.zeros([B, DOWN], ACC)
     for task in range(program, tasks, programs):
-        first_member = task % groups * group
-        rest = task // groups
-        first_column = rest % blocks * width
-        rest = rest // blocks
-        top = rest % strips * rows
+        first_member, first_column, top, sample = task_of_walk(task, groups, group, blocks, width, strips, rows)
         first = first_column // CHUNK + segment * (R // CHUNK) + LOW
         column = first_column // PER_LANE + across
         if LAYOUT == COLUMNS:
@@ -118,7 +112,6 @@ def sum_walk(
             base_target = (target + plane.to(tl.int64) * (TH * TW) * DOWN)[:, None]
             writing = (plane < planes) & (walked < group) & (column < TW)
         else:
-            sample = (rest // strips).to(tl.int64)
             channel = first_member + member
             pointers = source + (sample * sn + channel * sc) * V
             reading = (channel < C) & (line < R)

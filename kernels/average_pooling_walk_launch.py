@@ -10,7 +10,8 @@ from .walks import SECTOR_BYTES, walk_of_channels, walk_of_planes
 COLUMNS, CHANNELS = 0, 1  # as in the kernels
 WALK_FROM = {2: 7, 4: 8, 8: 8}  # by bytes; below, registers hold the sums of enough rows and columns for one pass
 WALK_WINDOW = 64  # rows and columns: a lane keeps that many sums of rows, and reads as many columns and 16 more
-STATE_WORDS = {2: 128, 4: 112, 8: 112}  # by bytes; registers for the sums that a lane keeps without spilling
+STATE_WORDS = {2: 120, 4: 112, 8: 112}  # by bytes; registers for the sums that a lane keeps without spilling
+STATE_WORDS_OF_ROWS = 128  # and where two bytes to an element lie in contiguous rows, which are read with fewer
 STATE_WORDS_WEIGHED = 64  # and where every element that is read has a divisor of its own
 NEIGHBOURS = 8  # windows of a contiguous row that a lane adds up: more would set neighbouring lanes' loads far apart
 TURN = 16  # contiguous rows to a turn: the more, the longer it takes to compile
@@ -34,7 +35,9 @@ def average_walk(problem: AverageProblem, axes: Axes) -> Step | None:
         return None
     sizes, targets = three_sizes(problem.shape[2:]), three_sizes(problem.target_sizes)
     count, divisor_ = divisor(problem)
-    most = STATE_WORDS_WEIGHED if problem.adjoint and count > 0 else STATE_WORDS[size]
+    most = STATE_WORDS_OF_ROWS if size == 2 and not problem.channels_last else STATE_WORDS[size]
+    if problem.adjoint and count > 0:
+        most = STATE_WORDS_WEIGHED
 
     def fitting(vector: int) -> int:
         """As much of a vector as leaves registers for its sums of rows."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import each_lanes, join_columns, plane_offset
+from .addressing import each_lanes, join_columns, lanes_of_walk, plane_offset, task_of_walk
 from .max_pooling_keys import PADDING, ordered, restored
 from .max_pooling_rows import (
     CHANNELS,
@@ -140,32 +140,15 @@ def max_walk(
     own = between + program.to(tl.int64) * (2 * turn_size)
     own_taps = between_taps + program.to(tl.int64) * (2 * turn_size)
     item = tl.arange(0, B)
-    segments = width // R
     per_line = width // PER_LANE
     down = tl.arange(0, DOWN)[None, :]
     half = tl.arange(0, DOWN // 2 if MODE == KEYS else 1)[None, :]
-    if LAYOUT == CHANNELS:
-        member = item % group
-        segment = item // group % segments
-        line = item // group // segments
-        walked = member
-        across = item // group
-    else:
-        segment = item % segments
-        member = item // segments % group
-        line = item // segments // group
-        walked = item // per_line
-        across = item % per_line
+    member, segment, line, walked, across = lanes_of_walk(width, group, R, PER_LANE, LAYOUT == CHANNELS, B)
     # 32 bits hold all offsets within a plane; keys multiply in a loop, the others would rather add 64 bits.
     to_next = xw * V if MODE == KEYS else tl.cast(xw, tl.int64) * V
     for task in range(program, tasks, programs):
-        first_member = task % groups * group
-        rest = task // groups
-        first_column = rest % blocks * width
-        rest = rest // blocks
-        top = rest % strips * rows
+        first_member, first_column, top, sample = task_of_walk(task, groups, group, blocks, width, strips, rows)
         if LAYOUT == CHANNELS:
-            sample = (rest // strips).to(tl.int64)
             x_plane = (sample * xn + (first_member + member)) * V
             y_plane = (sample * yn + (first_member + member)) * V
             reading = (first_member + member < C) & (line < lines)

@@ -9,6 +9,7 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEED_THE_INTERPRETER = (
     "test_adaptive_pooling.py",
+    "test_additions.py",
     "test_assembled_kernels.py",
     "test_average_pooling.py",
     "test_large_tensors.py",

@@ -43,7 +43,11 @@ def test_a_batch_makes_no_new_kernel() -> None:
     first = only(problem(THREE, (1, 4, 16, 16))).constants
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
         assert only(problem(THREE, shape)).constants == first
-    large = Window.directml(2, 40, 1, 20, 20)
+    walked = Window.directml(2, 31, 1, 15, 15)
+    first = [step.launch.constants for step in averages.average_steps(problem(walked, (1, 4, 50, 48)))]
+    assert "M" in first[0]
+    assert first == [step.launch.constants for step in averages.average_steps(problem(walked, (64, 7, 112, 112)))]
+    large = Window.directml(2, 70, 1, 35, 35)
     first = [step.launch.constants for step in averages.average_steps(problem(large, (1, 4, 50, 50)))]
     second = Window.directml(2, (60, 35), (2, 1), 17, 3, (1, 2))
     for window, shape in ((large, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
