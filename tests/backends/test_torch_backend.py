@@ -79,6 +79,28 @@ def test_not_a_number_without_aten(case: cases.Case, dtype: torch.dtype, monkeyp
             checks.check_maximum(layout, case.pooling)
 
 
+@pytest.mark.parametrize("cut", [False, True], ids=["small", "in blocks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3, 9, 8), (2, 3, 9, 5, 8), (1, 1, 6, 5, 7)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_windows_of_the_lowest_numbers_alone(
+    layout: str, sizes: tuple[int, ...], dtype: torch.dtype, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M2: their first tap. ATen's is another one in volumes whose channels are vectors."""
+    if cut:
+        cut_up(monkeypatch, 2**20)
+    lowest = -float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+    input = samples.ties(*sizes, dtype=dtype)
+    input[:, :, 3:] = lowest
+    rank = len(sizes) - 2
+    for window, stride, padding in ((2, 2, 0), (3, 1, 1), (3, 2, 0)):
+        pooling = oracle.Pooling(*((value,) * rank for value in (window, stride, padding, padding, 1)))
+        laid_out = samples.LAYOUTS[layout](input)
+        checks.check_maximum(laid_out, pooling)
+        if dtype.is_floating_point:
+            checks.check_maximum_gradient(laid_out, checks.whole_gradient(laid_out, pooling), pooling)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=samples.name_of)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
 @cases.parametrized([*cases.FEW, cases.case("wide", "wide with stride")])

@@ -168,12 +168,24 @@ def max_pooling_of_vectors_with_indices(
     indices = memory.empty(values.shape, input, memory_format, index_dtype)
     for some, positions in _blocks_of_samples(values, window.taps, torch.int64):
         _maxima_and_positions(input[some], window, values[some], positions)
-        if input.dtype.is_floating_point and math.isnan(values[some].sum().item()):
+        if _may_be_misplaced(values[some]):
             return None
         if not per_plane:
             positions += plane_numbers(values, math.prod(sizes))[some]
         indices[some] = positions
     return values, indices
+
+
+def _may_be_misplaced(maxima: Tensor) -> bool:
+    """Whether a window holds several NaN, of which ATen takes the last, or in 3-D the lowest numbers alone.
+
+    Of these ATen takes a place in the first slice, inside the window or not, where channels are vectors.
+    """
+    if maxima.dim() == 4:
+        return maxima.dtype.is_floating_point and math.isnan(maxima.sum().item())
+    least = maxima.amin().item()
+    lowest = -math.inf if maxima.dtype.is_floating_point else torch.iinfo(maxima.dtype).min
+    return math.isnan(least) or least == lowest
 
 
 def _reads_vectors(input: Tensor, window: Window, most_taps_per_step: float) -> bool:
@@ -355,7 +367,8 @@ def max_pooling_with_positions(input: Tensor, window: Window) -> tuple[Tensor, T
     rest = (request.sizes, request.strides, request.padding, request.dilations, request.ceil_mode)
     pools: Any = torch._C._nn
     if request.rank == 3:
-        values, positions = _in_3d(pools.max_pool3d_with_indices, input, *rest)
+        # Where channels are vectors, ATen misplaces windows of the lowest numbers alone.
+        values, positions = _in_3d(pools.max_pool3d_with_indices, input.contiguous(), *rest)
     else:
         values, positions = pools.max_pool2d_with_indices(input.unsqueeze(2) if request.rank == 1 else input, *rest)
     if input.dtype.is_floating_point and math.isnan(values.sum().item()):
