@@ -150,6 +150,7 @@ PRIVATE_NAMES = {
     "torch._C._nn": {
         "backends.aten",
         "backends.real_sums",
+        "backends.tiles",
         "backends.whole_planes",
         "graphs",
         "nn.rerouting",
