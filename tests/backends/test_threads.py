@@ -130,3 +130,21 @@ def test_a_stall_in_the_middle_changes_no_bit(layout: str, clock: Clock, monkeyp
     assert results() == expected
     assert threads._stalls > 1
     assert torch.get_num_threads() == 8
+
+
+def test_blocks_after_a_slow_one_are_for_fewer_threads(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the blocks are done, or given up."""
+    seconds = Clock()
+    monkeypatch.setattr(threads.time, "perf_counter", seconds)
+    for last in (3, 2):
+        counted = []
+        blocks = threads.watched(range(4), patience=0.01)
+        for block in blocks:
+            counted.append(torch.get_num_threads())
+            seconds.now += 0.02 if block == 1 else 0.001
+            if block == last:
+                break
+        blocks.close()  # type: ignore[attr-defined]
+        assert counted == [8, 8, 4, 4][: last + 1]
+        assert torch.get_num_threads() == 8
+        clock.now += 1000

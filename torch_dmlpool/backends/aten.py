@@ -6,10 +6,8 @@ after the other, so that a sum of more than five taps would leave the error boun
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -223,13 +221,8 @@ def _blocks_of_samples(
     step = min(sizes[0], max(at_least, SAMPLES_BLOCK // math.prod(sizes[1:])))
     patience = PATIENCE + SECONDS_PER_TAP * taps * step * math.prod(sizes[1:])
     scratch = empty((step, *sizes[1:]), like, suggested_memory_format(like), dtype)
-    with contextlib.ExitStack() as until_the_end:
-        for start in range(0, sizes[0], step):
-            started = time.perf_counter()
-            yield slice(start, start + step), scratch[: sizes[0] - start]
-            if time.perf_counter() - started > patience and threads.can_be_fewer():
-                threads.stalled()
-                until_the_end.enter_context(threads.fewer())
+    for start in threads.watched(range(0, sizes[0], step), patience):
+        yield slice(start, start + step), scratch[: sizes[0] - start]
 
 
 def _maxima_and_positions(input: Tensor, window: Window, values: Tensor, positions: Tensor) -> None:

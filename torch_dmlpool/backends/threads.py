@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ again: a hiccup now and then is not a busy machine."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Block = TypeVar("Block")
 
 _calm_until = 0.0
 _calm = 0.0
@@ -71,6 +72,17 @@ def fewer() -> Iterator[None]:
         yield
     finally:
         setter(all_threads)
+
+
+def watched(blocks: Iterable[Block], patience: float) -> Iterator[Block]:
+    """The blocks of an operator's work; after one that takes so many seconds, the rest are for fewer threads."""
+    with ExitStack() as until_the_end:
+        for block in blocks:
+            started = time.perf_counter()
+            yield block
+            if time.perf_counter() - started > patience and can_be_fewer():
+                stalled()
+                until_the_end.enter_context(fewer())
 
 
 @functools.cache

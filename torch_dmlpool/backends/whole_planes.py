@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten
-from torch_dmlpool.backends.tape import PARALLEL_GRAIN
+from torch_dmlpool.backends import aten, threads
+from torch_dmlpool.backends.tape import PARALLEL_GRAIN, PATIENCE
 from torch_dmlpool.backends.ways import Way
 from torch_dmlpool.window import Window
 
@@ -75,7 +75,7 @@ def _sums_of_rows(rows: Tensor) -> Tensor:
     if step > 1 and count % step < torch.get_num_threads():
         starts = starts[: count // step]
     wide = torch.empty((max(min(step, count), count - starts[-1]), length), dtype=torch.float64)
-    for start in starts:
+    for start in threads.watched(starts, PATIENCE):
         stop = count if start == starts[-1] else start + step
         torch.sum(wide[: stop - start].copy_(rows[start:stop]), -1, out=totals[start:stop])
     return totals
@@ -91,7 +91,7 @@ def _sums_of_vectors(input: Tensor) -> Tensor:
     dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
     totals = torch.empty((samples, channels), dtype=dtype)
     step = max(1, VECTORS_AT_ONCE // (length * channels))
-    for start in range(0, samples, step):
+    for start in threads.watched(range(0, samples, step), PATIENCE):
         added = rows[start : start + step].to(dtype)
         left, additions = length, _doublings(length) + 1
         while left > 1:
