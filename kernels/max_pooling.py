@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from .addressing import first_tap_inside, lane_numbers, plane_offset, tile_of
+from .max_pooling_packed import KEYED_BYTES, NOT_PACKED, column_numbers, packed_row, store_packed, taps_of_keys
 from .max_pooling_rows import (
     CHANNELS,
     COLUMNS,
@@ -54,35 +55,37 @@ def row_of_block(
     LOW: tl.constexpr, HIGH: tl.constexpr, ORIGIN: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, GROUP: tl.constexpr,
     STREAM: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, JW: tl.constexpr,
     V: tl.constexpr, B: tl.constexpr, RANK: tl.constexpr, LAYOUT: tl.constexpr, WIDEN: tl.constexpr,
-    ASM: tl.constexpr, WITH_TAPS: tl.constexpr,
+    ASM: tl.constexpr, WITH_TAPS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Row r of a lane's block: the maxima under its Q windows, with codes that include the row's where rows share."""
     row = ih0 + r
     inside = depth_inside
     if RANK > 1:
         inside = depth_inside & (row >= 0) & (row < H)
-    columns = row_columns(
-        x0,
-        depth * xd + row * xh,
-        inside,
-        cc,
-        first_column,
-        W,
-        xc,
-        xw,
-        LOW,
-        HIGH,
-        Q,
-        SW,
-        KW,
-        JW,
-        V,
-        B,
-        LAYOUT,
-        WIDEN,
-        ASM,
+    FIRST: tl.constexpr = ORIGIN if PACKED == NOT_PACKED else 0
+    if PACKED == NOT_PACKED:
+        columns = row_columns(
+            x0, depth * xd + row * xh, inside, cc, first_column, W, xc, xw, LOW, HIGH, Q, SW, KW, JW, V, B, LAYOUT,
+            WIDEN, ASM,
+        )  # fmt: skip
+    else:
+        columns = packed_row(
+            x0, depth * xd + row * xh + cc, inside, first_column, W, xw, column_codes, LOW, HIGH, ORIGIN,
+            (Q - 1) * SW + (KW - 1) * JW + 1, Q * SW, V, B, LAYOUT == COLUMNS, PACKED, ASM,
+        )  # fmt: skip
+    values, codes = sliding_maxima(
+        columns, column_codes, first_codes, FIRST, Q, SW, KW, JW, GROUP, ASM, WITH_TAPS, PACKED
     )
-    values, codes = sliding_maxima(columns, column_codes, first_codes, ORIGIN, Q, SW, KW, JW, GROUP, ASM, WITH_TAPS)
+    if PACKED == KEYED_BYTES:
+        numbered = ()
+        for v in tl.static_range(Q):
+            behind = r * (KW * 0x00010001)
+            if r < PH:
+                behind = as_block(
+                    (tl.maximum(PH - rg * (R * SH), r) * (KW * 0x00010001)).to(tl.int32), LAYOUT, B, V // 2
+                )
+            numbered = numbered + (values[v] - behind,)
+        values = numbered
     if WITH_TAPS and STREAM:
         row_code = r
         if r < PH:
@@ -101,15 +104,14 @@ def max_windows(
     PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     RANK: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, GROUP: tl.constexpr, STREAM: tl.constexpr, V: tl.constexpr,
     B: tl.constexpr, LAYOUT: tl.constexpr, WIDE: tl.constexpr, WIDEN: tl.constexpr, ASM: tl.constexpr,
-    WITH: tl.constexpr,
-    EMPTY: tl.constexpr, WHOLE_VECTORS: tl.constexpr,
+    WITH: tl.constexpr, EMPTY: tl.constexpr, WHOLE_VECTORS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns R rows by Q columns of outputs.
 
     x: input of sizes (N, C, D, H, W) with strides xn..xw, where N x C planes or, with CHANNELS, N x C/V channel
     groups are meant. y, t: values and taps or indices (WITH), both with strides yn..yw. For COLUMNS W and the strides
-    of x count vectors of V elements, xw is 1 and Q is V; for CHANNELS all strides but xc (1, or any
-    where V is 1) count vectors along C.
+    of x count vectors of V elements, xw is 1 and Q is V, or half of it where numbers are PACKED; for CHANNELS all
+    strides but xc (1, or any where V is 1) count vectors along C.
     Strides of y count vectors where WHOLE_VECTORS, else elements.
     """
     lane = lane_numbers(B, WIDE)
@@ -121,7 +123,8 @@ def max_windows(
     if LAYOUT == CHANNELS:
         cc = lane % C
         rest = lane // C
-    qg, rg, od, rest = tile_of(rest, (OW + Q - 1) // Q, (OH + R - 1) // R, OD, RANK)
+    ACROSS: tl.constexpr = V if LAYOUT == COLUMNS else Q
+    qg, rg, od, rest = tile_of(rest, (OW + ACROSS - 1) // ACROSS, (OH + R - 1) // R, OD, RANK)
     if LAYOUT == CHANNELS:
         plane = rest.to(tl.int64)
         x0 = x + plane * xn * V
@@ -130,9 +133,11 @@ def max_windows(
         x0 = x + plane_offset(rest, C, xn, xc) * V
         y_plane = plane_offset(rest, C, yn, yc) * UNIT
 
-    WITH_TAPS: tl.constexpr = WITH != NO_TAPS
+    # A key holds its position: nothing travels beside it.
+    WITH_TAPS: tl.constexpr = WITH != NO_TAPS and PACKED == NOT_PACKED
+    REACH: tl.constexpr = (ACROSS - 1) * SW + (KW - 1) * JW
     LOW: tl.constexpr = (-PW) // V if LAYOUT == COLUMNS else 0
-    HIGH: tl.constexpr = ((Q - 1) * SW + (KW - 1) * JW - PW) // V if LAYOUT == COLUMNS else (Q - 1) * SW + (KW - 1) * JW
+    HIGH: tl.constexpr = (REACH - PW) // V if LAYOUT == COLUMNS else REACH
     ORIGIN: tl.constexpr = -PW - LOW * V if LAYOUT == COLUMNS else 0
     first_column = qg * SW
     if LAYOUT != COLUMNS:
@@ -144,7 +149,11 @@ def max_windows(
     # input bears the code of the first position inside.
     column_codes = ()
     first_codes = ()
-    if WITH_TAPS:
+    if PACKED == KEYED_BYTES:
+        column_codes = column_numbers(
+            PW - qg * (ACROSS * SW), PW, (Q - 1) * SW + (KW - 1) * JW + 1, Q * SW, B, LAYOUT == COLUMNS
+        )
+    elif WITH_TAPS:
         for c in tl.static_range((Q - 1) * SW + KW):
             if c < PW and GROUP > 1:
                 code = tl.maximum(PW - qg * (Q * SW), c).to(tl.int32)
@@ -178,10 +187,12 @@ def max_windows(
                 found, found_codes = row_of_block(
                     x0, depth, depth_inside, ih0, rg, (R - 1) * SH - 1 - step, cc, first_column, H, W, xc, xd, xh, xw,
                     column_codes, first_codes, LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK,
-                    LAYOUT, WIDEN, ASM, WITH_TAPS,
+                    LAYOUT, WIDEN, ASM, WITH_TAPS, PACKED,
                 )  # fmt: skip
                 if step > 0:
-                    found, found_codes = better_rows(found, found_codes, in_slice, in_slice_codes, Q, ASM, WITH_TAPS)
+                    found, found_codes = better_rows(
+                        found, found_codes, in_slice, in_slice_codes, Q, ASM, WITH_TAPS, PACKED=PACKED
+                    )
                 in_slice = found
                 in_slice_codes = found_codes
                 if (step + 1) % SH == 0:
@@ -196,17 +207,19 @@ def max_windows(
                     x0, depth, depth_inside, ih0, rg, r, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
                     first_codes,
                     LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK, LAYOUT, WIDEN, ASM,
-                    WITH_TAPS,
+                    WITH_TAPS, PACKED,
                 )  # fmt: skip
                 if r > (R - 1) * SH:
-                    found, found_codes = better_rows(core, core_codes, found, found_codes, Q, ASM, WITH_TAPS)
+                    found, found_codes = better_rows(
+                        core, core_codes, found, found_codes, Q, ASM, WITH_TAPS, PACKED=PACKED
+                    )
                 core = found
                 core_codes = found_codes
                 if r >= KH - 1 and (r - KH + 1) % SH == 0:
                     if (r - KH + 1) // SH < R - 1:
                         # The first window's core ends at row KH - 1; each next one's ends a stride further down.
                         whole, whole_codes = better_rows(
-                            before, before_codes, core, core_codes, Q, ASM, WITH_TAPS, (r - KH + 1) // SH * Q
+                            before, before_codes, core, core_codes, Q, ASM, WITH_TAPS, (r - KH + 1) // SH * Q, PACKED
                         )
                         results = results + whole
                         result_codes = result_codes + whole_codes
@@ -224,7 +237,7 @@ def max_windows(
                     found, found_codes = row_of_block(
                         x0, depth, depth_inside, ih0, rg, r, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
                         first_codes, LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK, LAYOUT,
-                        WIDEN, ASM, WITH_TAPS,
+                        WIDEN, ASM, WITH_TAPS, PACKED,
                     )  # fmt: skip
                     new = ()
                     new_codes = ()
@@ -244,7 +257,7 @@ def max_windows(
                                 j_code = 0
                                 if WITH_TAPS:
                                     j_code = found_codes[v] + (j * SH + tap_at(r - j * SH, KH, JH)) * KW
-                                m, i = better(m, i, found[v], j_code, ASM, WITH_TAPS)
+                                m, i = better(m, i, found[v], j_code, ASM, WITH_TAPS, PACKED)
                             new = new + (m,)
                             new_codes = new_codes + (i,)
                     in_slice = new
@@ -264,7 +277,7 @@ def max_windows(
                 for i in tl.static_range(R * Q):
                     new_codes = new_codes + (in_slice_codes[i] + kd * (KH * KW),)
                 in_slice_codes = new_codes
-            values, codes = better_rows(values, codes, in_slice, in_slice_codes, R * Q, ASM, WITH_TAPS)
+            values, codes = better_rows(values, codes, in_slice, in_slice_codes, R * Q, ASM, WITH_TAPS, PACKED=PACKED)
 
     for j in tl.static_range(R):
         oh = rg * R + j
@@ -272,10 +285,16 @@ def max_windows(
         if RANK > 1:
             row_live = live & (oh < OH)
         encoded = ()
-        if WITH_TAPS:
-            for v in tl.static_range(Q):
-                code = code_number(codes[j * Q + v] - (j * SH * KW + v * SW), ASM)
-                ow = qg * Q + v
+        if WITH != NO_TAPS:
+            keyed = ()
+            if PACKED == KEYED_BYTES:
+                keyed = taps_of_keys(values, j * Q, Q, SW, j * SH * KW, V, B, LAYOUT == COLUMNS)
+            for v in tl.static_range(ACROSS):
+                if PACKED == KEYED_BYTES:
+                    code = keyed[v]
+                else:
+                    code = code_number(codes[j * Q + v] - (j * SH * KW + v * SW), ASM)
+                ow = qg * ACROSS + v
                 start_h = oh * SH - PH
                 start_w = ow * SW - PW
                 if WITH == PLANE_INDICES or WITH == INDICES:
@@ -313,17 +332,24 @@ def max_windows(
             out = (od * yd + oh * yh) * UNIT + qg * V
             if WHOLE_VECTORS:
                 out = (od * yd + oh * yh + qg) * V
-            store_columns(y + y_plane, out, values, j * Q, row_live, qg, OW, B, V, WHOLE_VECTORS)
-            if WITH_TAPS:
+            if PACKED == NOT_PACKED:
+                store_columns(y + y_plane, out, values, j * Q, row_live, qg, OW, B, V, WHOLE_VECTORS)
+            else:
+                store_packed(y + y_plane, od * yd + oh * yh + qg, values, j * Q, row_live, V, B, True, PACKED, ASM)
+            if WITH != NO_TAPS:
                 store_columns(t + y_plane, out, encoded, 0, row_live, qg, OW, B, V, WHOLE_VECTORS)
         else:
             vector = tl.arange(0, V)[None, :]
             for v in tl.static_range(Q):
                 ow = qg * Q + v
                 ok = (row_live & (ow < OW))[:, None]
-                out = y_plane[:, None] + ((od * yd + oh * yh + ow * yw + cc * yc) * V)[:, None] + vector
-                tl.store(y + out, values[j * Q + v].to(y.dtype.element_ty), mask=ok)
-                if WITH_TAPS:
+                at = od * yd + oh * yh + ow * yw + cc * yc
+                out = y_plane[:, None] + (at * V)[:, None] + vector
+                if PACKED == NOT_PACKED:
+                    tl.store(y + out, values[j * Q + v].to(y.dtype.element_ty), mask=ok)
+                else:
+                    store_packed(y + y_plane, at, values, j * Q + v, row_live & (ow < OW), V, B, False, PACKED, ASM)
+                if WITH != NO_TAPS:
                     tl.store(t + out, encoded[v].to(t.dtype.element_ty), mask=ok)
 
 

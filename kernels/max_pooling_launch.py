@@ -20,16 +20,19 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     COLUMNS,
     CUDA,
     INDICES,
+    KEYED_BYTES,
     NO_TAPS,
+    NOT_PACKED,
     PLANE_INDICES,
     TAPS,
     MaxProblem,
     Pass,
-    compares_wrongly,
+    compared_as_float32,
     dense,
     has_empty_window,
     max_vectors,
     memory_order,
+    packed,
     pooled_axes,
     shared_by,
 )
@@ -42,6 +45,7 @@ __all__ = ["INDICES", "NO_TAPS", "PLANE_INDICES", "TAPS", "MaxProblem", "max_pas
 UNROLLED_STEPS = 480
 UNROLLED_STEPS_WITH_TAPS = 360
 CHANNEL_STEP = 5  # what a comparison of vectors costs the compiler, compared with one of columns
+NUMBERS = 256  # positions that the lower half of a key tells apart
 UNROLLED_EXTENT = 64  # positions one window may span unrolled: further apart, rows are walked over for nothing
 
 
@@ -91,6 +95,8 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
         return None
     allowed = UNROLLED_STEPS if encode == NO_TAPS else UNROLLED_STEPS_WITH_TAPS
     layout, vector = max_vectors(problem)
+    if (launch := _packed_windows(problem, encode)) is not None:
+        return launch
     if layout == COLUMNS:
         vector = gcd(vector, 8)  # sixteen columns of bytes would not stay in registers
     elif problem.element_size == 1:
@@ -112,6 +118,50 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
         # Values of two bytes are packed; larger blocks and, for some windows, wider sharing make the assembler spill.
         rows = min(rows, 1 if axes.stride[1] > 1 else 2 if axes.dilation[2] > 1 else 4)
         group = min(group, {3: 1, 7: 2}.get(axes.window[2], group))
+    # Codes past 2²³ would not fit beside a float32; windows that large are not unrolled.
+    asm = problem.target in CUDA and problem.floating and problem.element_size <= 4 and encode != NO_TAPS
+    # With taps float32 is the cheaper comparison.
+    widened = half and (encode != NO_TAPS or compared_as_float32(problem))
+    return _windows(problem, encode, layout, vector, rows, columns, group, NOT_PACKED, asm, widened)
+
+
+def _packed_windows(problem: MaxProblem, encode: int) -> Launch | None:
+    """The same with two numbers to a word; None where they are not packed, or the window is too large."""
+    axes, outputs = problem.axes, problem.outputs
+    layout, vector = max_vectors(problem)
+    packing, vector = packed(problem, encode, layout, vector)
+    if packing == NOT_PACKED:
+        return None
+    if layout == CHANNELS and encode in (PLANE_INDICES, INDICES):
+        vector = gcd(vector, 8)  # so many indices of 64 bits as still fit
+    half = vector // 2
+    steps = UNROLLED_STEPS / CHANNEL_STEP if layout == CHANNELS else UNROLLED_STEPS
+    rows, columns = max_block(layout, half, axes, outputs, steps)
+    while layout == COLUMNS and half * problem.element_size > 4 and _unrolled_steps(axes, rows, columns) > steps:
+        half //= 2
+        rows, columns = max_block(layout, half, axes, outputs, steps)
+    while packing == KEYED_BYTES and rows > 1 and _numbers(axes, rows, columns) > NUMBERS:
+        rows //= 2
+    too_many = packing == KEYED_BYTES and _numbers(axes, rows, columns) > NUMBERS
+    if too_many or _unrolled_steps(axes, rows, columns) > steps:
+        return None
+    group = shared_by(columns, axes.window[2], axes.stride[2], axes.dilation[2])
+    asm = problem.target in CUDA
+    return _windows(problem, encode, layout, 2 * half, rows, columns, group, packing, asm, False)
+
+
+def _numbers(axes: Axes, rows: int, columns: int) -> int:
+    """How many positions of a lane's block are told apart: a row of them is the window's width further."""
+    _, height, width = axes.window
+    return ((rows - 1) * axes.stride[1] + height - 1) * width + (columns - 1) * axes.stride[2] + width
+
+
+def _windows(
+    problem: MaxProblem, encode: int, layout: int, vector: int, rows: int, columns: int, group: int, packing: int,
+    asm: bool, widened: bool,
+) -> Launch:  # fmt: skip
+    """The launch of lanes that own ``rows`` rows by ``columns`` columns, or packing of columns."""
+    axes, outputs = problem.axes, problem.outputs
     whole = layout != COLUMNS or outputs[2] % vector == 0
     n, c, d, h, w = problem.strides
     yn, yc, yd, yh, yw = problem.output_strides
@@ -132,9 +182,8 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
         out_strides = (yn // unit, yc // unit, yd // unit, yh // unit, yw)
         groups = problem.planes[0] * channels
         wide_spans = in_plane_span(problem.sizes, (d, h, w)), in_plane_span(outputs, (yd, yh, yw))
-    lanes = groups * outputs[0] * divided(outputs[1], rows) * divided(outputs[2], columns)
-    # Codes past 2²³ would not fit beside a float32; windows that large are not unrolled.
-    asm = problem.target in CUDA and problem.floating and problem.element_size <= 4 and encode != NO_TAPS
+    across = vector if layout == COLUMNS else columns
+    lanes = groups * outputs[0] * divided(outputs[1], rows) * divided(outputs[2], across)
     return Launch(
         programs=divided(lanes, LANES),
         sizes=(lanes, channels, *problem.sizes[:2], width, *outputs, *strides, *out_strides),
@@ -149,12 +198,12 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
             B=LANES,
             LAYOUT=layout,
             WIDE=is_wide(axes, problem.sizes, outputs, lanes, *wide_spans),
-            # With taps float32 is the cheaper comparison on a GPU; the interpreter compares bfloat16 by its bits.
-            WIDEN=half and (encode != NO_TAPS or compares_wrongly(problem)),
+            WIDEN=widened,
             ASM=asm,
             WITH=encode,
             EMPTY=encode != NO_TAPS and has_empty_window(axes, problem.sizes, outputs),
             WHOLE_VECTORS=whole,
+            PACKED=packing,
         ),
     )
 
@@ -198,7 +247,7 @@ def max_axes(problem: MaxProblem, with_taps: bool) -> tuple[Pass, ...]:
                 "WIDE": is_wide(
                     one, (size,), (outputs,), lanes, size * strides[2 + axis], outputs * result_strides[2 + axis]
                 ),
-                "WIDEN": compares_wrongly(problem), "WITH_TAPS": with_taps,
+                "WIDEN": compared_as_float32(problem), "WITH_TAPS": with_taps,
             },
         )  # fmt: skip
         below *= window
@@ -264,7 +313,7 @@ def max_strips(problem: MaxProblem) -> Pass | None:
         ),
         constants={
             "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "R": rows, "V": vector, "B": LANES,
-            "WIDEN": compares_wrongly(problem),
+            "WIDEN": compared_as_float32(problem),
         },
     )  # fmt: skip
     return Pass("max_strips", launch, prod((*problem.planes, *outputs)), prod(axes.window), scratch=programs * own)

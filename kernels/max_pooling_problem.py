@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 from torch_dmlpool.kernels.launch import Axes, Launch, vector_width
 
 SCALAR, COLUMNS, CHANNELS = 0, 1, 2  # how a lane's block is loaded; the same numbers as in kernels/max_pooling_rows.py
 NO_TAPS, TAPS, PLANE_INDICES, INDICES = 0, 1, 2, 3  # what is stored beside the values; the kernel's numbers too
+NOT_PACKED, INTEGERS, KEYED_BYTES, FLOAT16, BFLOAT16 = range(5)  # two of what in a word; the kernel's numbers too
 CUDA = ("cuda", "sm_90")  # targets of inline assembly: maxima that keep NaNs come with sm_80, packed minima with sm_90
 AXIS_CONSTANTS = ("KD", "KH", "KW", "SD", "SH", "SW", "PD", "PH", "PW", "JD", "JH", "JW")
 """Compile-time arguments: taps, stride, start padding and dilation along each axis."""
@@ -74,8 +76,28 @@ def shared_by(outputs: int, window: int, stride: int, dilation: int) -> int:
     return group
 
 
-def compares_wrongly(problem: MaxProblem) -> bool:
-    return problem.bfloat16 and problem.target == "interpreter"
+def compared_as_float32(problem: MaxProblem) -> bool:
+    """Triton's maximum of two bfloat16 is a float32, and its interpreter compares their bits."""
+    return problem.bfloat16
+
+
+def packed(problem: MaxProblem, encode: int, layout: int, vector: int) -> tuple[int, int]:
+    """``(packing, V)``: which two numbers travel in one word, and the elements of the vectors that are read.
+
+    Two halves are compared at once from sm_80 on, two int16 from sm_90 on.
+    """
+    halves = problem.floating and problem.element_size == 2 and problem.target in (*CUDA, "interpreter")
+    integers = not problem.floating and problem.element_size <= 2 and problem.target in ("sm_90", "interpreter")
+    if layout == COLUMNS:
+        vector = gcd(vector, problem.outputs[2])
+    if not (halves or integers) or layout == SCALAR or vector * problem.element_size < 4:
+        return NOT_PACKED, vector
+    if encode == NO_TAPS:
+        return (INTEGERS if integers else BFLOAT16 if problem.bfloat16 else FLOAT16), vector
+    keyed = problem.element_size == 1 and problem.rank <= 2 and problem.axes.dilation == (1, 1, 1)
+    if keyed and not has_empty_window(problem.axes, problem.sizes, problem.outputs):
+        return KEYED_BYTES, vector
+    return NOT_PACKED, vector
 
 
 def max_vectors(problem: MaxProblem) -> tuple[int, int]:

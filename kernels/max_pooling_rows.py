@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .addressing import join_columns, split_columns
+from .max_pooling_packed import NOT_PACKED, greater_packed
 
 SCALAR = tl.constexpr(0)
 """One element per load, any strides; neighbouring lanes hold neighbouring columns."""
@@ -128,9 +129,11 @@ def row_columns(
 
 
 @triton.jit
-def better(m, i, v, j, ASM: tl.constexpr, WITH_TAPS: tl.constexpr):
+def better(m, i, v, j, ASM: tl.constexpr, WITH_TAPS: tl.constexpr, PACKED: tl.constexpr = NOT_PACKED):
     """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the second parts mean nothing."""
-    if WITH_TAPS:
+    if PACKED != NOT_PACKED:
+        return greater_packed(m, v, PACKED, ASM), i
+    elif WITH_TAPS:
         return first_greatest(m, i, v, j, ASM)
     else:
         return maximum(m, v), i
@@ -139,7 +142,7 @@ def better(m, i, v, j, ASM: tl.constexpr, WITH_TAPS: tl.constexpr):
 @triton.jit
 def sliding_maxima(
     values, codes, first_codes, ORIGIN: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
-    J: tl.constexpr, G: tl.constexpr, ASM: tl.constexpr, WITH_TAPS: tl.constexpr,
+    J: tl.constexpr, G: tl.constexpr, ASM: tl.constexpr, WITH_TAPS: tl.constexpr, PACKED: tl.constexpr = NOT_PACKED,
 ):  # fmt: skip
     """Maxima of Q windows along ``values[ORIGIN:]``; ``codes`` are the positions' numbers, absolute within the block.
 
@@ -155,7 +158,7 @@ def sliding_maxima(
             if WITH_TAPS:
                 i = first_codes[v]
             for k in tl.static_range(1, K):
-                m, i = better(m, i, values[ORIGIN + v * S + k * J], as_code(v * S + k, ASM), ASM, WITH_TAPS)
+                m, i = better(m, i, values[ORIGIN + v * S + k * J], as_code(v * S + k, ASM), ASM, WITH_TAPS, PACKED)
             results = results + (m,)
             numbers = numbers + (i,)
     else:
@@ -163,7 +166,7 @@ def sliding_maxima(
             core = values[ORIGIN + (g * G + G - 1) * S]
             i = codes[(g * G + G - 1) * S]
             for k in tl.static_range((G - 1) * S + 1, K):
-                core, i = better(core, i, values[ORIGIN + g * G * S + k], codes[g * G * S + k], ASM, WITH_TAPS)
+                core, i = better(core, i, values[ORIGIN + g * G * S + k], codes[g * G * S + k], ASM, WITH_TAPS, PACKED)
             # What each window but the last reads before the core, from right to left.
             m = values[ORIGIN + (g * G + G - 1) * S - 1]
             n = codes[(g * G + G - 1) * S - 1]
@@ -173,7 +176,7 @@ def sliding_maxima(
                 if k > 0:
                     m, n = better(
                         values[ORIGIN + (g * G + G - 1) * S - 1 - k], codes[(g * G + G - 1) * S - 1 - k], m, n,
-                        ASM, WITH_TAPS,
+                        ASM, WITH_TAPS, PACKED,
                     )  # fmt: skip
                 if (k + 1) % S == 0:
                     before = (m,) + before
@@ -181,9 +184,11 @@ def sliding_maxima(
             for v in tl.static_range(G):
                 if v > 0:
                     for k in tl.static_range(K + (v - 1) * S, K + v * S):
-                        core, i = better(core, i, values[ORIGIN + g * G * S + k], codes[g * G * S + k], ASM, WITH_TAPS)
+                        core, i = better(
+                            core, i, values[ORIGIN + g * G * S + k], codes[g * G * S + k], ASM, WITH_TAPS, PACKED
+                        )
                 if v < G - 1:
-                    m, n = better(before[v], before_codes[v], core, i, ASM, WITH_TAPS)
+                    m, n = better(before[v], before_codes[v], core, i, ASM, WITH_TAPS, PACKED)
                     results = results + (m,)
                     numbers = numbers + (n,)
                 else:
@@ -194,13 +199,14 @@ def sliding_maxima(
 
 @triton.jit
 def better_rows(
-    m, i, v, j, COUNT: tl.constexpr, ASM: tl.constexpr, WITH_TAPS: tl.constexpr, FROM: tl.constexpr = 0
+    m, i, v, j, COUNT: tl.constexpr, ASM: tl.constexpr, WITH_TAPS: tl.constexpr, FROM: tl.constexpr = 0,
+    PACKED: tl.constexpr = NOT_PACKED,
 ):  # fmt: skip
     """``better`` element by element: ``COUNT`` of the earlier ones from ``FROM`` on against the later ones."""
     values = ()
     codes = ()
     for e in tl.static_range(COUNT):
-        a, b = better(m[FROM + e], i[FROM + e], v[e], j[e], ASM, WITH_TAPS)
+        a, b = better(m[FROM + e], i[FROM + e], v[e], j[e], ASM, WITH_TAPS, PACKED)
         values = values + (a,)
         codes = codes + (b,)
     return values, codes

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from .addressing import each_lanes, first_tap_inside, lane_numbers, plane_offset, split_columns, tile_of
 from .max_pooling_keys import KEY_BASE, PADDING, greatest, keys_apart, ordered, store_keys, two_bytes
+from .max_pooling_packed import INTEGERS, NOT_PACKED, greater_packed, greatest_packed, packed_row, store_packed
 from .max_pooling_rows import (
     CHANNELS,
     COLUMNS,
@@ -118,9 +119,10 @@ def keys_of_row(
 
 @triton.jit
 def maxima_along(
-    keys, K: tl.constexpr, WAYS: tl.constexpr, OUTPUTS: tl.constexpr, PLANES: tl.constexpr, ASM: tl.constexpr
-):
-    """Maxima of ``OUTPUTS`` neighbouring windows over keys; ``PLANES`` keys lie at each position."""
+    keys, K: tl.constexpr, WAYS: tl.constexpr, OUTPUTS: tl.constexpr, PLANES: tl.constexpr, PACKED: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Maxima of ``OUTPUTS`` neighbouring windows over keys or pairs; ``PLANES`` of them lie at each position."""
     level = keys
     for s in tl.static_range(steps(K, WAYS)):
         # Blocks of the next size begin at as many positions as the windows still reach from there.
@@ -129,16 +131,35 @@ def maxima_along(
             last = level[i + PLANES * distance(K, WAYS, s, 0)]
             if parts(K, WAYS, s) == 3:
                 middle = level[i + PLANES * (distance(K, WAYS, s, 0) - distance(K, WAYS, s, 1))]
-                made = made + (greatest(level[i], middle, last, ASM),)
+                made = made + (greatest_of(level[i], middle, last, PACKED, ASM),)
             else:
-                made = made + (tl.maximum(level[i], last),)
+                made = made + (greater_of(level[i], last, PACKED, ASM),)
         level = made
     return level
 
 
 @triton.jit
+def greatest_of(a, b, c, PACKED: tl.constexpr, ASM: tl.constexpr):
+    """The maximum of three keys, or of three pairs."""
+    if PACKED == NOT_PACKED:
+        return greatest(a, b, c, ASM)
+    else:
+        return greatest_packed(a, b, c, PACKED, ASM)
+
+
+@triton.jit
+def greater_of(a, b, PACKED: tl.constexpr, ASM: tl.constexpr):
+    """The maximum of two keys or values, or of two pairs."""
+    if PACKED == NOT_PACKED:
+        return maximum(a, b)
+    else:
+        return greater_packed(a, b, PACKED, ASM)
+
+
+@triton.jit
 def row_further(
-    state, row, K: tl.constexpr, WAYS: tl.constexpr, COUNT: tl.constexpr, MODE: tl.constexpr, ASM: tl.constexpr
+    state, row, K: tl.constexpr, WAYS: tl.constexpr, COUNT: tl.constexpr, MODE: tl.constexpr, ASM: tl.constexpr,
+    PACKED: tl.constexpr = NOT_PACKED,
 ):  # fmt: skip
     """``(state, maxima)`` one row further down: the windows that end in ``row``, and what the next ones need.
 
@@ -160,9 +181,9 @@ def row_further(
                 made_codes = made_codes + (i,)
             elif parts(K, WAYS, s) == 3:
                 middle = state[kept_at(K, WAYS, s, 1) * ENTRIES + e]
-                made = made + (greatest(oldest, middle, current[e], ASM),)
+                made = made + (greatest_of(oldest, middle, current[e], PACKED, ASM),)
             else:
-                made = made + (maximum(oldest, current[e]),)
+                made = made + (greater_of(oldest, current[e], PACKED, ASM),)
         for d in tl.static_range(ENTRIES, distance(K, WAYS, s, 0) * ENTRIES):
             kept = kept + (state[kept_at(K, WAYS, s, 0) * ENTRIES + d],)
         kept = kept + current
@@ -175,13 +196,14 @@ def max_stream(
     x, y, t, lanes, C, H, W, OH, OW, rows, xn, xc, xh, xw, yn, yc, yh, yw,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, M: tl.constexpr, Q: tl.constexpr,
     GROUP: tl.constexpr, V: tl.constexpr, B: tl.constexpr, LAYOUT: tl.constexpr, MODE: tl.constexpr,
-    WIDEN: tl.constexpr, ASM: tl.constexpr,
+    WIDEN: tl.constexpr, ASM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Stride 1, no dilation; a lane owns ``rows`` rows by Q columns of outputs, and takes M rows per turn.
 
     x: input of sizes (N, C, H, W) with strides xn..xw; y, t: values and, unless MODE is VALUES, taps, both with strides
     yn..yw. ``rows + KH - 1`` is a multiple of M. For COLUMNS W, OW and the strides count vectors of V elements, xw and
-    yw are 1 and Q is V; for CHANNELS C and all strides count vectors of V channels, and channels lie side by side.
+    yw are 1 and Q is V, or half of it where numbers are PACKED; for CHANNELS C and all strides count vectors of V
+    channels, and channels lie side by side.
     """
     lane = lane_numbers(B, False)
     live = lane < lanes
@@ -200,13 +222,13 @@ def max_stream(
         x_plane = plane_offset(rest, C, xn, xc) * V
         y_plane = plane_offset(rest, C, yn, yc) * V
     LOW: tl.constexpr = (-PW) // V if LAYOUT == COLUMNS else 0
-    HIGH: tl.constexpr = (Q + KW - 2 - PW) // V if LAYOUT == COLUMNS else Q + KW - 2
+    HIGH: tl.constexpr = (V + KW - 2 - PW) // V if LAYOUT == COLUMNS else Q + KW - 2
     ORIGIN: tl.constexpr = -PW - LOW * V if LAYOUT == COLUMNS else 0
     # The last strip of channels overlaps the one before it: both write the same, and none has to ask where it ends.
     first_output = qg if LAYOUT == COLUMNS else tl.minimum(qg * Q, OW - Q)
     first_column = first_output if LAYOUT == COLUMNS else first_output - PW
     first_row = rg * rows - PH
-    WAYS: tl.constexpr = 3 if MODE == KEYS else 2
+    WAYS: tl.constexpr = 3 if MODE == KEYS or PACKED == INTEGERS else 2
     PLANES: tl.constexpr = 2 if MODE == KEYS and LAYOUT == CHANNELS else 1
 
     state = ()
@@ -223,6 +245,10 @@ def max_stream(
             for e in tl.static_range((KH - 1) * Q * PLANES):
                 state = state + (tl.full([B, V // 2], PADDING, tl.int32),)
             x_words = x_words + first_column.to(tl.int64) * xw * (V // 2)
+    elif PACKED != NOT_PACKED:
+        # What lies above a lane's first row is in no window that it writes.
+        for e in tl.static_range((KH - 1) * Q):
+            state = state + (as_block(tl.zeros([B], tl.int32), LAYOUT, B, V // 2),)
     else:
         TYPE: tl.constexpr = tl.float32 if WIDEN else x.dtype.element_ty
         for r in tl.static_range(KH - 1):
@@ -252,7 +278,13 @@ def max_stream(
                     KEY_BASE - (turn + k) * KW, LOW, HIGH, ORIGIN, Q + KW - 1, V, B, LAYOUT,
                     x.dtype.element_ty == tl.bfloat16, ASM,
                 )  # fmt: skip
-                found = maxima_along(keys, KW, WAYS, Q, PLANES, ASM)
+                found = maxima_along(keys, KW, WAYS, Q, PLANES, NOT_PACKED, ASM)
+            elif PACKED != NOT_PACKED:
+                pairs = packed_row(
+                    x + x_plane, row * xh, inside, first_column, W, xw, (), LOW, HIGH, ORIGIN, Q + KW - 1, Q, V, B,
+                    LAYOUT == COLUMNS, PACKED, ASM,
+                )  # fmt: skip
+                found = maxima_along(pairs, KW, WAYS, Q, 1, PACKED, ASM)
             else:
                 columns = row_columns(
                     x + x_plane, row * xh, inside, 0, first_column, W, 0, xw, LOW, HIGH, Q, 1, KW, 1, V, B, LAYOUT,
@@ -265,7 +297,7 @@ def max_stream(
                     row_code = as_block((tl.maximum(-first_row, turn + k) * KW).to(tl.int32), LAYOUT, B, V)
                     for v in tl.static_range(Q):
                         found = found + (codes[v] + row_code,)
-            state, ended = row_further(state, found, KH, WAYS, Q * PLANES, MODE, ASM)
+            state, ended = row_further(state, found, KH, WAYS, Q * PLANES, MODE, ASM, PACKED)
             number = turn + k - (KH - 1)
             oh = rg * rows + number
             ok = live & (each_lanes(number, B) >= 0) & (oh < OH)
@@ -286,6 +318,13 @@ def max_stream(
                         tl.store(t_pairs, two_bytes(taps, ASM), mask=ok[:, None])
                         y_words = y_words + tl.cast(yw, tl.int64) * (V // 2)
                         t_pairs = t_pairs + tl.cast(yw, tl.int64) * (V // 2)
+            elif PACKED != NOT_PACKED:
+                if LAYOUT == COLUMNS:
+                    store_packed(y_row, oh * yh + first_output, ended, 0, ok, V, B, True, PACKED, ASM)
+                else:
+                    for v in tl.static_range(Q):
+                        at = oh * yh + (first_output + v) * yw
+                        store_packed(y_row, at, ended, v, ok, V, B, False, PACKED, ASM)
             else:
                 taps = ()
                 if MODE == PAIRS:

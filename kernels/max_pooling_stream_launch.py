@@ -9,13 +9,16 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     CHANNELS,
     COLUMNS,
     CUDA,
+    INTEGERS,
     NO_TAPS,
+    NOT_PACKED,
     TAPS,
     MaxProblem,
     Pass,
-    compares_wrongly,
+    compared_as_float32,
     has_empty_window,
     max_vectors,
+    packed,
     shared_by,
 )
 
@@ -36,15 +39,21 @@ def _mode(problem: MaxProblem, encode: int) -> int:
     return KEYS if keys and prod(problem.axes.window) <= 225 else PAIRS
 
 
-def _lane(problem: MaxProblem, mode: int, layout: int, vector: int) -> tuple[int, int] | None:
+def _lane(problem: MaxProblem, mode: int, layout: int, vector: int, packing: int) -> tuple[int, int] | None:
     """``(V, Q)``: elements per vector and columns per lane; None where they do not fit."""
     height, width = problem.axes.window[1:]
     size, columns = problem.element_size, problem.outputs[2]
+    if packing != NOT_PACKED:
+        return _packed_lane(problem, layout, vector)
+    if mode == VALUES and compared_as_float32(problem):
+        size = 4
     if layout == COLUMNS:
         vector = gcd(vector, 8, columns)
         each = {VALUES: max(1, size // 4), PAIRS: max(1, size // 4) + 1, KEYS: 1}[mode]
         if mode == KEYS and vector < 4:
             return None
+        if size > problem.element_size and height > 11:
+            vector = gcd(vector, 4)  # eight columns of float32 each leave no room for a tall window's rows
         fits = ((height - 1) * vector + 3 * (vector + width - 1) // 2) * each + 30 <= STATE_REGISTERS[layout]
         return (vector, vector) if fits else None
     # Short vectors of channels and many columns: neighbouring windows share more than neighbouring channels.
@@ -60,13 +69,28 @@ def _lane(problem: MaxProblem, mode: int, layout: int, vector: int) -> tuple[int
     return None
 
 
-def _turn(window: int, mode: int, layout: int) -> int:
+def _packed_lane(problem: MaxProblem, layout: int, vector: int) -> tuple[int, int] | None:
+    """The same where two numbers travel in a word: Q words of a row, or Q columns of V / 2 words."""
+    height, width = problem.axes.window[1:]
+    least = 4 // problem.element_size  # a word
+    while vector >= least:
+        for q in (vector // 2,) if layout == COLUMNS else (8, 4, 2):
+            words = q if layout == COLUMNS else q * vector // 2
+            registers = (height - 1) * words + 1.5 * words * (q + width - 1) / q + 30
+            enough = layout == COLUMNS or (q <= problem.outputs[2] and words <= 16)
+            if enough and registers <= STATE_REGISTERS[layout]:
+                return vector, q
+        vector //= 2
+    return None
+
+
+def _turn(window: int, mode: int, layout: int, packing: int) -> int:
     """Rows per turn: as many as the longest memory of the growing blocks keeps, so that nothing is moved."""
-    ways, size, longest = 3 if mode == KEYS else 2, 1, 1
+    ways, size, longest = 3 if mode == KEYS or packing == INTEGERS else 2, 1, 1
     while size < window:
         grown = min(ways * size, window)
         longest, size = max(longest, grown - size), grown
-    if mode == VALUES and layout == COLUMNS:
+    if mode == VALUES and layout == COLUMNS and packing == NOT_PACKED:
         return 4  # shorter turns of packed halves make the assembler spill
     # Twice the keys of each channel are as much code as compiles within three seconds.
     return min(longest, 2 if mode == KEYS and layout == CHANNELS else 4)
@@ -87,10 +111,8 @@ def max_stream(problem: MaxProblem, encode: int) -> Pass | None:
         return None
     mode = _mode(problem, encode)
     height, width = axes.window[1:]
-    if not SMALLEST_WINDOW[mode] <= height <= LARGEST_WINDOW or not 2 <= width <= LARGEST_WINDOW:
+    if not height <= LARGEST_WINDOW or not 2 <= width <= LARGEST_WINDOW:
         return None
-    if problem.element_size == 1 or (problem.element_size == 2 and not problem.floating):
-        return None  # packed words serve them better
     if encode == TAPS and has_empty_window(axes, problem.sizes, outputs):
         return None
     layout, vector = max_vectors(problem)
@@ -101,7 +123,13 @@ def max_stream(problem: MaxProblem, encode: int) -> Pass | None:
             return None
         layout = COLUMNS
         vector = vector_width(problem.element_size, problem.aligned, problem.sizes[2], n, c, h)
-    chosen = _lane(problem, mode, layout, vector)
+    packing = NOT_PACKED
+    if mode == VALUES:
+        packing, vector = packed(problem, encode, layout, vector)
+    small_integers = not problem.floating and problem.element_size <= 2
+    if height < (3 if packing != NOT_PACKED else SMALLEST_WINDOW[mode]) or (small_integers and packing == NOT_PACKED):
+        return None
+    chosen = _lane(problem, mode, layout, vector, packing)
     if chosen is None:
         return None
     vector, across = chosen
@@ -118,7 +146,7 @@ def max_stream(problem: MaxProblem, encode: int) -> Pass | None:
         columns //= vector
         spans = list(in_plane)
         strides = (n // vector, c // vector, h // vector, 1, yn // vector, yc // vector, yh // vector, 1)
-    turn = _turn(height, mode, layout)
+    turn = _turn(height, mode, layout, packing)
     lanes_of_one = problem.planes[0] * channels * strips
     rows = rows_of_lane(outputs[1], height, turn, lanes_of_one)
     lanes = lanes_of_one * divided(outputs[1], rows)
@@ -134,13 +162,16 @@ def max_stream(problem: MaxProblem, encode: int) -> Pass | None:
         constants={
             "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "M": turn, "Q": across,
             "GROUP": group, "V": vector, "B": LANES, "LAYOUT": layout, "MODE": mode,
-            "WIDEN": (half and mode == PAIRS) or (mode == VALUES and compares_wrongly(problem)),
-            "ASM": problem.target in CUDA and problem.floating and problem.element_size <= 4 and mode != VALUES,
+            "WIDEN": (half and mode == PAIRS)
+            or (mode == VALUES and packing == NOT_PACKED and compared_as_float32(problem)),
+            "ASM": problem.target in CUDA
+            and (packing != NOT_PACKED or (problem.floating and problem.element_size <= 4 and mode != VALUES)),
+            "PACKED": packing,
         },
     )  # fmt: skip
     reads = across + width - 1
     if layout == COLUMNS:
-        reads = (across + width - 2 - axes.start[2]) // vector - (-axes.start[2] // vector) + 1
+        reads = (vector + width - 2 - axes.start[2]) // vector - (-axes.start[2] // vector) + 1
     return Pass(
         "max_stream", launch, prod((*problem.planes, *outputs)), height * width, loads=(rows + height - 1) * reads
     )

@@ -12,7 +12,7 @@ from .max_pooling_problem import (
     NO_TAPS,
     MaxProblem,
     Pass,
-    compares_wrongly,
+    compared_as_float32,
     has_empty_window,
     max_vectors,
 )
@@ -99,7 +99,7 @@ def max_walk(problem: MaxProblem, encode: int) -> Pass | None:
         constants={
             "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "R": SHARED, "M": turn, "V": vector,
             "DOWN": down, "B": LANES, "LAYOUT": layout, "MODE": mode,
-            "WIDEN": (half and mode == PAIRS) or (mode == VALUES and compares_wrongly(problem)),
+            "WIDEN": (half and mode == PAIRS) or (mode == VALUES and compared_as_float32(problem)),
             "ASM": problem.target in CUDA and problem.floating and size <= 4 and mode != VALUES,
         },
     )  # fmt: skip
