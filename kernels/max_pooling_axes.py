@@ -27,43 +27,69 @@ def at_taps(
     x, t, y, lanes, C, D, H, W, OD, OH, OW, xn, xc, xd, xh, xw, tn, tc, td, th, tw, yn, yc, yd, yh, yw,
     KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    WITH: tl.constexpr, CHANNELS_INNERMOST: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
+    WITH: tl.constexpr, EMPTY: tl.constexpr, CHANNELS_INNERMOST: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
+    WIDE: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """What taps point at: with NO_TAPS the elements of x (0 for an empty window), else their indices (-1), into y.
 
-    One output of (N, C, OD, OH, OW) per lane, in y's memory order; x, t and y have any strides.
+    V outputs of (N, C, OD, OH, OW) per lane, neighbours in y's memory order. Where V is not 1, the strides of t and y
+    count vectors of V, and along these vectors lie side by side.
     """
     lane = lane_numbers(B, WIDE)
-    live = lane < lanes
+    live = (lane < lanes)[:, None]
     rest = lane
     c = lane
     if CHANNELS_INNERMOST:
-        c = lane % C
-        rest = lane // C
-    ow, oh, od, rest = tile_of(rest, OW, OH, OD, 3)
+        c = lane % (C // V)
+        rest = lane // (C // V)
+        ow, oh, od, rest = tile_of(rest, OW, OH, OD, RANK)
+        n = rest.to(tl.int64)
+    else:
+        ow, oh, od, rest = tile_of(rest, OW // V, OH, OD, RANK)
+        c = (rest % C).to(tl.int64)
+        n = (rest // C).to(tl.int64)
+    vector = tl.arange(0, V)[None, :]
+    near = od * td + oh * th + ow * tw
+    tap = tl.load(t + ((n * tn + c * tc + near) * V)[:, None] + vector, mask=live, other=0).to(tl.int32)
+    out = ((n * yn + c * yc + (od * yd + oh * yh + ow * yw)) * V)[:, None] + vector
+    first_d = (od * SD - PD)[:, None]
+    first_h = (oh * SH - PH)[:, None]
     if CHANNELS_INNERMOST:
-        n = rest
+        c = c * V
+        first_w = (ow * SW - PW)[:, None]
     else:
-        c = rest % C
-        n = rest // C
-    n = n.to(tl.int64)
-    c = c.to(tl.int64)
-    tap = tl.load(t + n * tn + c * tc + od * td + oh * th + ow * tw, mask=live, other=0).to(tl.int32)
+        first_w = (ow * (V * SW) - PW)[:, None] + vector * SW
+    # A tap is kw + KW * (kh + KH * kd); what lies a row or a slice further is corrected by what kw + KW * kh counts.
     above = tap // KW
-    kd = above // KH
-    depth = od * SD - PD + kd * JD
-    row = oh * SH - PH + (above - kd * KH) * JH
-    column = ow * SW - PW + (tap - above * KW) * JW
-    # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
-    inside = (depth >= 0) & (depth < D) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    kd = above // KH if KD > 1 else 0
     if WITH == NO_TAPS:
-        result = tl.load(x + n * xn + c * xc + depth * xd + row * xh + column * xw, mask=live & inside, other=0)
+        offset = first_d * xd + first_h * xh + first_w * xw
+        offset += tap * (JW * xw) + above * (JH * xh - KW * JW * xw) + kd * (JD * xd - KH * JH * xh)
     else:
-        result = (depth.to(tl.int64) * H + row) * W + column
+        offset = (first_d * H + first_h) * W + first_w
+        offset += tap * JW + above * (JH * W - KW * JW) + kd * ((JD * H - KH * JH) * W)
+    ok = live
+    if EMPTY:
+        # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
+        depth = first_d + kd * JD
+        row = first_h + (above - kd * KH) * JH
+        column = first_w + (tap - above * KW) * JW
+        ok = live & (depth >= 0) & (depth < D) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    if WITH == NO_TAPS:
+        base = (n * xn + c.to(tl.int64) * xc)[:, None]
+        if CHANNELS_INNERMOST:
+            base = base + vector * xc
+        result = tl.load(x + (base + offset), mask=ok, other=0)
+    else:
+        result = offset.to(tl.int64)
         if WITH == INDICES:
-            result += (n * C + c) * (tl.cast(D, tl.int64) * H * W)
-        result = tl.where(inside, result, -1)
-    out = n * yn + c * yc + od * yd + oh * yh + ow * yw
+            plane = tl.cast(D, tl.int64) * H * W
+            base = ((n * C + c) * plane)[:, None]
+            if CHANNELS_INNERMOST:
+                base = base + vector * plane
+            result = base + offset
+        if EMPTY:
+            result = tl.where(ok, result, -1)
     tl.store(y + out, result.to(y.dtype.element_ty), mask=live)
 
 

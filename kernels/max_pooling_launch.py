@@ -24,6 +24,7 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     NO_TAPS,
     NOT_PACKED,
     PLANE_INDICES,
+    SCALAR,
     TAPS,
     MaxProblem,
     Pass,
@@ -277,6 +278,7 @@ def shared_rows(window: int, stride: int, dilation: int, outputs: int) -> int:
     return rows
 
 
+LOOKED_UP = 16  # outputs that a lane decodes: where one lies is found once, by three divisions
 STRIP_PROGRAMS = 396  # as many programs of up to 170 registers as run at a time: 3 on each of 132 SMs
 STRIP_WINDOW = 11  # taps along each axis; smaller windows cost less unrolled
 STRIP_ROWS = 128  # rows of a strip: a program's scratch stays in the second-level cache, the rows shared stay few
@@ -319,12 +321,18 @@ def max_strips(problem: MaxProblem) -> Pass | None:
     return Pass("max_strips", launch, prod((*problem.planes, *outputs)), prod(axes.window), scratch=programs * own)
 
 
+# Rows of a window above which to walk for taps and to decode them costs less than to find indices unrolled.
+_TALLEST_WITH_INDICES = {SCALAR: 9, COLUMNS: 9, CHANNELS: 5}
+
+
 @lru_cache(maxsize=4096)
 def max_passes(problem: MaxProblem, encode: int) -> tuple[Pass, ...]:
     """The launches of a max pooling: a walk in registers or with scratch, strips for values alone, or passes."""
     one = max_stream(problem, encode)
     if one is None and encode == NO_TAPS:
         one = max_strips(problem)
+    if encode in (PLANE_INDICES, INDICES) and problem.axes.window[1] > _TALLEST_WITH_INDICES[max_vectors(problem)[0]]:
+        one = max_stream(problem, TAPS)
     if one is not None:
         return (one,)
     launch = max_windows(problem, encode)
@@ -348,17 +356,34 @@ def tap_lookup(
     encode: int,
 ) -> Launch:
     """What taps point at: elements (``NO_TAPS``) or indices."""
-    lanes = prod((*planes, *outputs))
+    channels_innermost = result_strides[1] == 1
+    innermost = 1 if channels_innermost else 4
+    others = [stride for steps in (tap_strides, result_strides) for i, stride in enumerate(steps) if i != innermost]
+    vector = 1
+    if tap_strides[innermost] <= 1 and result_strides[innermost] <= 1:  # 0 where there is but one
+        vector = gcd(LOOKED_UP, planes[1] if channels_innermost else outputs[2], *others)
+    lanes = prod((*planes, *outputs)) // vector
     spans = (in_plane_span(lengths, steps[2:]) for lengths, steps in (
         (sizes, strides), (outputs, tap_strides), (outputs, result_strides)))  # fmt: skip
     return Launch(
         programs=divided(lanes, LANES),
-        sizes=(lanes, planes[1], *sizes, *outputs, *strides, *tap_strides, *result_strides),
+        sizes=(
+            lanes,
+            planes[1],
+            *sizes,
+            *outputs,
+            *strides,
+            *(stride if i == innermost else stride // vector for i, stride in enumerate(tap_strides)),
+            *(stride if i == innermost else stride // vector for i, stride in enumerate(result_strides)),
+        ),
         constants=dict(
             zip(AXIS_CONSTANTS, (*axes.window, *axes.stride, *axes.start, *axes.dilation), strict=True),
             WITH=encode,
-            CHANNELS_INNERMOST=result_strides[1] == 1,
+            EMPTY=has_empty_window(axes, sizes, outputs),
+            CHANNELS_INNERMOST=channels_innermost,
+            V=vector,
             B=LANES,
-            WIDE=is_wide(axes, sizes, outputs, lanes, *spans),
+            WIDE=is_wide(axes, sizes, outputs, lanes, prod(sizes), *spans),
+            RANK=3 if outputs[0] > 1 else 2,
         ),
     )

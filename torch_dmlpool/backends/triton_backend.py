@@ -260,13 +260,8 @@ def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype 
     codes = _unused(values) if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if not passes:
         return values, codes
-    if passes[0].kernel in ("max_windows", "max_stream"):
-        module = "max_pooling" if passes[0].kernel == "max_windows" else "max_pooling_stream"
-        _launch(_kernel(module, passes[0].kernel), passes[0].launch, input, values, codes)
-        return values, codes
-    if passes[0].kernel == "max_strips":
-        scratch = torch.empty(passes[0].scratch, dtype=input.dtype, device=input.device)
-        _launch(_kernel("max_pooling_strips", "max_strips"), passes[0].launch, input, values, scratch)
+    if passes[0].kernel == "max_windows":
+        _launch(_kernel("max_pooling", "max_windows"), passes[0].launch, input, values, codes)
         return values, codes
     from torch_dmlpool.kernels import max_pooling_axes, max_pooling_launch, max_pooling_walk, max_pooling_walk_launch
 
@@ -275,6 +270,13 @@ def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype 
         taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
     current, inner = input, input
     for step in passes:
+        if step.kernel == "max_stream":
+            _launch(_kernel("max_pooling_stream", "max_stream"), step.launch, input, values, taps)
+            break
+        if step.kernel == "max_strips":
+            scratch = torch.empty(step.scratch, dtype=input.dtype, device=input.device)
+            _launch(_kernel("max_pooling_strips", "max_strips"), step.launch, input, values, scratch)
+            break
         if step.kernel == "max_walk":
             kind = max_pooling_walk_launch.scratch_type(step.launch, str(input.dtype).removeprefix("torch."))
             between = torch.empty(step.scratch, dtype=getattr(torch, kind), device=input.device)
