@@ -2,6 +2,8 @@
 
 Tests on the device, compute-sanitizer on a small set where the tool is there, then the benchmark. The report goes to
 the folder named by the variable OUT or to benchmarks/results/, as gpu.json beside the benchmark's own file.
+
+Nothing need be installed but PyTorch, Triton and pytest: the steps import a copy of this checkout's package.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/test_cuda.py", "tests/ops", "tests/test_aten.py", "tests/kernels/test_launch.py")
 SANITIZED = ("tests/ops/test_max_pooling.py", "tests/ops/test_average_pooling.py")
 
@@ -36,12 +40,23 @@ def main() -> int:
         steps.append(("compute-sanitizer", command, 60))
     benchmark = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--rows", "core"]
     steps.append(("benchmark", [*benchmark, "--out", str(folder / "benchmark-gpu.json")], 180))
-    for name, command, seconds in steps:
-        report["steps"].append(_run(name, command, seconds))
-        (folder / "gpu.json").write_text(json.dumps(report, indent=1))
+    with tempfile.TemporaryDirectory() as copy:
+        environment = environment_of(Path(copy))
+        for name, command, seconds in steps:
+            report["steps"].append(_run(name, command, seconds, environment))
+            (folder / "gpu.json").write_text(json.dumps(report, indent=1))
     if not sanitizer:
         print("compute-sanitizer is not on the path: memory was not checked")
     return max(abs(step["exit_status"]) for step in report["steps"])
+
+
+def environment_of(copy: Path) -> dict[str, str]:
+    """Variables under which Python imports the package as a wheel would have it, with its kernels, out of ``copy``."""
+    shutil.copytree(ROOT / "torch_dmlpool", copy / "torch_dmlpool")
+    shutil.copytree(ROOT / "kernels", copy / "torch_dmlpool" / "kernels")
+    paths = [str(copy), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Else the folder that Python is started in would come first, whose package lies apart from its kernels.
+    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _pytest(*arguments: str) -> list[str]:
@@ -49,10 +64,12 @@ def _pytest(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *options, *arguments]
 
 
-def _run(name: str, command: list[str], seconds: int) -> dict[str, Any]:
+def _run(name: str, command: list[str], seconds: int, environment: dict[str, str]) -> dict[str, Any]:
     print(f"== {name}: at most {seconds} s", flush=True)
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         output, _ = process.communicate(timeout=seconds)
         status = process.returncode
