@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
     )
     parsed.add_argument("--threads", type=int, help="threads of every contestant that lets itself be told")
     parsed.add_argument("--load", action="store_true", help="measure beside one busy process per core")
-    parsed.add_argument("--compile", action="store_true", help="torch.compile of ATen's operators too: seconds per row")
+    compilers = parsed.add_mutually_exclusive_group()
+    compilers.add_argument(
+        "--compile", action="store_true", help="torch.compile of ATen's operators too: seconds per row"
+    )
+    compilers.add_argument("--without-compilers", action="store_true", help="leave out who compiles each row: JAX too")
+    parsed.add_argument("--deadline", type=float, help="begin no row after so many seconds; what there is, is written")
     parsed.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parsed.add_argument("--out", type=Path, help="JSON file to write (default: a dated one in benchmarks/results)")
     parsed.add_argument(
@@ -99,7 +106,7 @@ def default_seconds(options: argparse.Namespace) -> float:
 
 def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, console: Console) -> int:
     """Measure the rows, or the curves if these are asked for, show and save; 1 if a result of ours was wrong."""
-    peers, absent = present(settings.device.type, options.compile, options.quick)
+    peers, absent = present(settings.device.type, options.compile, options.quick, not options.without_compilers)
     conditions: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(settings.device),
@@ -119,11 +126,15 @@ def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, c
     contestants = list(peers)
     if options.scaling:
         points = list(scaling.points(settings.device.type, options.quick))
-        along, wrong = measure_all([(point.name, partial(point.measure, contestants, settings)) for point in points])
+        along, wrong = measure_all(
+            [(point.name, partial(point.measure, contestants, settings)) for point in points], options.deadline
+        )
         measured = [(point, row) for point, row in zip(points, along, strict=True) if row is not None]
         results = Results(conditions, (), scaling.curves(measured))
     else:
-        across, wrong = measure_all([(row.name, partial(measure, row, contestants, settings)) for row in rows])
+        across, wrong = measure_all(
+            [(row.name, partial(measure, row, contestants, settings)) for row in rows], options.deadline
+        )
         results = Results(conditions, tuple(row for row in across if row is not None))
     conditions["load_average"]["end"] = machine.load_average()
     if results.rows or results.curves:
@@ -136,15 +147,24 @@ def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, c
     return 1 if wrong else 0
 
 
-def measure_all(tasks: list[tuple[str, Callable[[], RowResult]]]) -> tuple[list[RowResult | None], list[str]]:
-    """Every row behind a progress bar; a wrong result ends its row, which is None then, not the run."""
+def measure_all(
+    tasks: list[tuple[str, Callable[[], RowResult]]], deadline: float | None
+) -> tuple[list[RowResult | None], list[str]]:
+    """Every row behind a progress bar; a wrong result ends its row, which is None then, not the run.
+
+    None is begun after ``deadline`` seconds: these rows are None, too.
+    """
     measured: list[RowResult | None] = []
     wrong = []
+    end = math.inf if deadline is None else time.monotonic() + deadline
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=len(tasks))
         for name, task in tasks:
             progress.update(bar, description=name)
+            if time.monotonic() > end:
+                measured.append(None)
+                continue
             try:
                 measured.append(task())
             except Disagreement as reason:

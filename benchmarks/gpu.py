@@ -8,6 +8,7 @@ Nothing need be installed but PyTorch, Triton and pytest: the steps import a cop
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -22,6 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/test_cuda.py", "tests/ops", "tests/test_aten.py", "tests/kernels/test_launch.py")
 SANITIZED = ("tests/ops/test_max_pooling.py", "tests/ops/test_average_pooling.py")
+# Every test with a window of its own compiles kernels for a second or two: of tests with parameters each so-manieth.
+SAMPLE = 3
+SANITIZED_SAMPLE = 40
+PROCESSES = 14  # that compile at a time: each has some memory of the GPU for itself
 
 
 def main() -> int:
@@ -33,13 +38,15 @@ def main() -> int:
     folder = Path(os.environ.get("OUT") or "benchmarks/results")
     folder.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": _machine(), "steps": []}
-    steps = [("tests", _pytest(*TESTS), 270)]
+    steps = [("tests", [*_pytest(*TESTS, "--sample", str(SAMPLE)), *_several_processes()], 200)]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer:
-        command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *_pytest(*SANITIZED, "-k", "every_layout")]
-        steps.append(("compute-sanitizer", command, 60))
-    benchmark = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--rows", "core"]
-    steps.append(("benchmark", [*benchmark, "--out", str(folder / "benchmark-gpu.json")], 180))
+        tests = _pytest(*SANITIZED, "-k", "every_layout", "--sample", str(SANITIZED_SAMPLE))
+        steps.append(("compute-sanitizer", [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *tests], 60))
+    # Of these no row is compiled by others, which takes seconds: all rows in the time of a few.
+    steps.append(("large tensors", _benchmark("large", folder / "large-gpu.json", 120, "--without-compilers"), 150))
+    beside = _benchmark("published,overhead", folder / "published-gpu.json", 80, "--compile")
+    steps.append(("beside compilers", beside, 120))
     with tempfile.TemporaryDirectory() as copy:
         environment = environment_of(Path(copy))
         for name, command, seconds in steps:
@@ -62,6 +69,18 @@ def environment_of(copy: Path) -> dict[str, str]:
 def _pytest(*arguments: str) -> list[str]:
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--device", "cuda"]
     return [sys.executable, "-m", "pytest", *options, *arguments]
+
+
+def _several_processes() -> list[str]:
+    """Options for as many test processes as compile side by side, where pytest can."""
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-n", str(max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))), "--dist", "worksteal"]
+
+
+def _benchmark(rows: str, out: Path, seconds: int, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--rows", rows, "--deadline", str(seconds)]
+    return [*command, "--row-seconds", "0.3", *options, "--out", str(out.resolve())]
 
 
 def _run(name: str, command: list[str], seconds: int, environment: dict[str, str]) -> dict[str, Any]:

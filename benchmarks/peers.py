@@ -252,12 +252,17 @@ PEERS = (
 )
 
 
-def present(device: str, with_optional: bool, quick: bool = False) -> tuple[dict[Peer, str], dict[str, str]]:
+def present(
+    device: str, with_optional: bool, quick: bool = False, compiling: bool = True
+) -> tuple[dict[Peer, str], dict[str, str]]:
     """The peers that can take part on a device, with their versions, and why each of the others cannot."""
     here: dict[Peer, str] = {}
     absent: dict[str, str] = {}
     for peer in PEERS:
         if device not in peer.devices:
+            continue
+        if peer.compiles and not compiling:
+            absent[peer.name] = "compiles each row, which was not wanted"
             continue
         if peer.optional and not with_optional:
             absent[peer.name] = "not asked for"

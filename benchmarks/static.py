@@ -13,8 +13,9 @@ import triton
 from benchmarks.compiled import Row, measured
 from benchmarks.compiled_averages import average_rows
 from benchmarks.compiled_maxima import max_rows
+from benchmarks.compiled_quantized import quantized_rows
 
-FAMILIES = {"average": average_rows, "max": max_rows}
+FAMILIES = {"average": average_rows, "max": max_rows, "quantized average": quantized_rows}
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:

@@ -34,6 +34,7 @@ GROUPS = {
     "types": "data types beside float32",
     "quantized": "averages of 8-bit integers with scales and zero points",
     "batches": "one pool over batches of 1 to 256",
+    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds, in every type and layout; in no other list",
 }
 
 
@@ -302,10 +303,28 @@ def _batches() -> Iterator[Workload]:
         yield from _row("batches", "max average", f"{batch}x64x56x56", "3/2", 1)
 
 
+def _large() -> Iterator[Workload]:
+    """As many bytes in every type: 98 MiB, and 24 or more for the window of 31."""
+    batches = {"float32": 32, "float16": 64, "bfloat16": 64, "int8": 128}
+    for window, pad in (("2/2", 0), ("3/2", 1), ("3/1", 1), ("5/1", 2), ("7/1", 3), ("31/1", 15)):
+        for dtype, batch in batches.items():
+            size = f"{batch // 4 if pad == 15 else batch}x64x112x112"
+            for row in _row("large", "max average", size, window, pad):
+                for channels_last in (False, True):
+                    one = replace(row, dtype=dtype, channels_last=channels_last)
+                    if dtype == "int8" and row.family == "average":
+                        one = replace(one, dtype="uint8", mode="quantized")
+                    yield one
+                    if row.family == "max" and pad < 15:
+                        yield replace(one, mode="indices")
+                    if dtype != "int8" and pad < 15:
+                        yield replace(one, mode="training")
+
+
 def _table() -> tuple[Workload, ...]:
     """Every row once, in order; a row that several groups name belongs to all of them."""
     rows: dict[str, Workload] = {}
-    for build in (_core, _overhead, _networks, _published, _types, _quantized, _batches):
+    for build in (_core, _overhead, _networks, _published, _types, _quantized, _batches, _large):
         for row in build():
             known = rows.get(row.name, row)
             groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
@@ -319,18 +338,20 @@ WORKLOADS = _table()
 def select(wanted: str) -> list[Workload]:
     """The rows that a comma-separated list names: ``all``, groups, or text that a row's name or origin contains.
 
+    Rows of the group ``large`` alone have to be asked for by its name.
+
     Raises:
         ValueError: An entry that names nothing.
     """
     found: set[str] = set()
     for entry in filter(None, (part.strip() for part in wanted.split(","))):
         text = entry.casefold()
-        if text == "all":
-            rows = list(WORKLOADS)
-        elif text in GROUPS:
+        if text in GROUPS:
             rows = [row for row in WORKLOADS if text in row.groups]
         else:
-            rows = [row for row in WORKLOADS if text in f"{row.name} {row.origin}".casefold()]
+            rows = [row for row in WORKLOADS if row.groups != ("large",)]
+            if text != "all":
+                rows = [row for row in rows if text in f"{row.name} {row.origin}".casefold()]
         if not rows:
             raise ValueError(f"no row is named {entry!r}; groups are all, {', '.join(GROUPS)}")
         found |= {row.name for row in rows}

@@ -11,7 +11,11 @@ from math import gcd
 from typing import Any, NamedTuple
 
 VECTOR_BYTES = 16  # the widest load and store there is
+CUDA = ("cuda", "sm_90")  # targets of inline assembly: maxima that keep NaNs since sm_80, two int16 at once since sm_90
 LANES = 128  # 4 warps of 32: fewer lanes than threads would send tl.split through shared memory
+ROWS_OF_LANE = 64  # output rows; the window's other rows are read again by the next lane
+LANES_ENOUGH = 24_576  # six warps on each of 132 multiprocessors: rather than fewer, lanes take fewer rows
+SHORTEST_LANE = 8  # output rows
 WIDE_FROM = 2**31 - 2**24  # 32-bit arithmetic below this; the margin holds the lanes and tiles past the end
 
 
@@ -96,6 +100,14 @@ def source_vector_width(
 def divided(total: int, part: int) -> int:
     """``total / part``, rounded up."""
     return -(-total // part)
+
+
+def rows_of_lane(outputs: int, window: int, turn: int, lanes_of_one: int, rows: int = ROWS_OF_LANE) -> int:
+    """Output rows of one lane: many, so that few are read twice, as long as there are lanes enough."""
+    while rows > SHORTEST_LANE and lanes_of_one * divided(outputs, rows) < LANES_ENOUGH:
+        rows //= 2
+    rows = divided(outputs, divided(outputs, rows))
+    return divided(rows + window - 1, turn) * turn - (window - 1)
 
 
 class Covering(NamedTuple):

@@ -5,12 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 from math import gcd, prod
 
-from torch_dmlpool.kernels.launch import LANES, Axes, Launch, covering, divided, in_plane_span, is_wide, vector_width
+from torch_dmlpool.kernels.launch import (
+    CUDA,
+    LANES,
+    Axes,
+    Launch,
+    covering,
+    divided,
+    in_plane_span,
+    is_wide,
+    rows_of_lane,
+    vector_width,
+)
 from torch_dmlpool.kernels.max_pooling_problem import (
     AXIS_CONSTANTS,
     CHANNELS,
     COLUMNS,
-    CUDA,
     SCALAR,
     GradProblem,
     Pass,
@@ -18,7 +28,6 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     memory_order,
     pooled_axes,
 )
-from torch_dmlpool.kernels.max_pooling_stream_launch import rows_of_lane
 
 CHANNEL_STEP = 5  # what a conditional addition of vectors costs the compiler, compared with one of columns
 UNROLLED_EXTENT = 64  # positions one window may span unrolled: further apart, rows are walked over for nothing

@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import gcd, prod
 
 from torch_dmlpool.kernels.launch import (
+    CUDA,
     LANES,
     Axes,
     Launch,
@@ -18,7 +19,6 @@ from torch_dmlpool.kernels.max_pooling_problem import (
     AXIS_CONSTANTS,
     CHANNELS,
     COLUMNS,
-    CUDA,
     INDICES,
     KEYED_BYTES,
     NO_TAPS,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-from torch_dmlpool.kernels.launch import Axes, Launch, vector_width
+from torch_dmlpool.kernels.launch import CUDA, Axes, Launch, vector_width
 
 SCALAR, COLUMNS, CHANNELS = 0, 1, 2  # how a lane's block is loaded; the same numbers as in kernels/max_pooling_rows.py
 NO_TAPS, TAPS, PLANE_INDICES, INDICES = 0, 1, 2, 3  # what is stored beside the values; the kernel's numbers too
 NOT_PACKED, INTEGERS, KEYED_BYTES, FLOAT16, BFLOAT16 = range(5)  # two of what in a word; the kernel's numbers too
-CUDA = ("cuda", "sm_90")  # targets of inline assembly: maxima that keep NaNs come with sm_80, packed minima with sm_90
 AXIS_CONSTANTS = ("KD", "KH", "KW", "SD", "SH", "SW", "PD", "PH", "PW", "JD", "JH", "JW")
 """Compile-time arguments: taps, stride, start padding and dilation along each axis."""
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-from torch_dmlpool.kernels.launch import LANES, Launch, divided, in_plane_span, is_wide, vector_width
+from torch_dmlpool.kernels.launch import (
+    CUDA,
+    LANES,
+    Launch,
+    divided,
+    in_plane_span,
+    is_wide,
+    rows_of_lane,
+    vector_width,
+)
 from torch_dmlpool.kernels.max_pooling_problem import (
     CHANNELS,
     COLUMNS,
-    CUDA,
     INTEGERS,
     NO_TAPS,
     NOT_PACKED,
@@ -26,9 +34,6 @@ VALUES, PAIRS, KEYS = 0, 1, 2  # what travels; the same numbers as in kernels/ma
 SMALLEST_WINDOW = {VALUES: 6, PAIRS: 4, KEYS: 3}  # rows; below, the unrolled kernel is as good
 LARGEST_WINDOW = 16  # rows and columns: more rows would not stay in registers, more columns take long to compile
 STATE_REGISTERS = {COLUMNS: 200, CHANNELS: 190}  # by the estimate below; the compiler needs up to a quarter more
-ROWS_OF_LANE = 64  # output rows; the window's other rows are read again by the next lane
-LANES_ENOUGH = 24_576  # six warps on each of 132 multiprocessors: rather than fewer, lanes take fewer rows
-SHORTEST_LANE = 8  # output rows
 
 
 def _mode(problem: MaxProblem, encode: int) -> int:
@@ -94,14 +99,6 @@ def _turn(window: int, mode: int, layout: int, packing: int) -> int:
         return 4  # shorter turns of packed halves make the assembler spill
     # Twice the keys of each channel are as much code as compiles within three seconds.
     return min(longest, 2 if mode == KEYS and layout == CHANNELS else 4)
-
-
-def rows_of_lane(outputs: int, window: int, turn: int, lanes_of_one: int, rows: int = ROWS_OF_LANE) -> int:
-    """Output rows of one lane: many, so that few are read twice, as long as there are lanes enough."""
-    while rows > SHORTEST_LANE and lanes_of_one * divided(outputs, rows) < LANES_ENOUGH:
-        rows //= 2
-    rows = divided(outputs, divided(outputs, rows))
-    return divided(rows + window - 1, turn) * turn - (window - 1)
 
 
 def max_stream(problem: MaxProblem, encode: int) -> Pass | None:

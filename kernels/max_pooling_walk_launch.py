@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from .launch import LANES, Launch, in_plane_span, is_wide, vector_width
+from .launch import CUDA, LANES, Launch, in_plane_span, is_wide, vector_width
 from .max_pooling_problem import (
     CHANNELS,
     COLUMNS,
-    CUDA,
     NO_TAPS,
     MaxProblem,
     Pass,

@@ -20,7 +20,9 @@ import triton.language as tl
 from .addressing import counted_taps, join_columns, lane_numbers, plane_offset, split_columns, taps_before, tile_of
 from .requantization import (
     LARGEST_FACTOR,
+    clamped,
     float64_reciprocal,
+    offset_of,
     packed,
     parameter,
     requantized,
@@ -57,9 +59,9 @@ def row_sums(values, zero, COLS: tl.constexpr, LAYOUT: tl.constexpr, FIELD_PAIRS
 
 @triton.jit
 def store_columns(
-    base, totals, factors, counted, zero_sum, zero, column, line, live, TW,
+    base, totals, factors, counted, offset, zero, column, line, live, TW,
     COLS: tl.constexpr, COUNTED: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr, T: tl.constexpr,
-    LEAST: tl.constexpr, MOST: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
+    V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Add up the columns of one target row of a tile, requantize and write them."""
     columns = ()
@@ -72,20 +74,31 @@ def store_columns(
         else:
             columns = columns + (tl.reshape(totals[c], [B]),)
     sums = sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+    SIGNED: tl.constexpr = base.dtype.element_ty == tl.int8
+    WORDS: tl.constexpr = STORE // 4 if STORE >= 4 else STORE
     piece = column * (T // STORE)
-    pointers = (base + (line * TW + piece) * STORE)[:, None] + tl.arange(0, STORE)[None, :]
+    target = base
+    if STORE >= 4:
+        target = base.to(tl.pointer_type(tl.int32), bitcast=True)
+    pointers = (target + (line * TW + piece) * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
     for p in tl.static_range(T // STORE):
         factor = factors[:, None] * counted[p] if COUNTED else factors[:, None]
-        values = join_columns(sums, p * STORE, 1, B, STORE) - zero_sum[:, None]
-        values = requantized(values, factor, zero[:, None], LEAST, MOST).to(base.dtype.element_ty)
-        tl.store(pointers + p * STORE, values, mask=(live & (piece + p < TW))[:, None])
+        values = requantized(join_columns(sums, p * STORE, 1, B, STORE), offset[:, None], factor, zero[:, None])
+        if STORE >= 4:
+            evens, odds = tl.split(tl.reshape(values, [B, WORDS, 2, 2]))
+            first, third = tl.split(evens)
+            second, fourth = tl.split(odds)
+            values = packed(first, second, third, fourth, SIGNED, ASM)
+        else:
+            values = clamped(values, SIGNED).to(base.dtype.element_ty)
+        tl.store(pointers + p * WORDS, values, mask=(live & (piece + p < TW))[:, None])
 
 
 @triton.jit
 def store_channels(
-    base, totals, factors, row_factor, counted, zero_sums, zeros, column, line, channel, live, C, TW,
-    COUNTED: tl.constexpr, PACKED: tl.constexpr, T: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    V: tl.constexpr,
+    base, totals, factors, row_factor, counted, offsets, zeros, column, line, channel, live, C, TW,
+    COUNTED: tl.constexpr, PACKED: tl.constexpr, T: tl.constexpr, SIGNED: tl.constexpr, V: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """Requantize the vectors of channels of one target row of a tile and write them."""
     WORDS: tl.constexpr = V // 4 if PACKED else 1
@@ -96,9 +109,12 @@ def store_channels(
         bytes_ = ()
         for k in tl.static_range(4 if PACKED else 1):
             factor = factors[k] * (row_factor[:, None] * counted[j]) if COUNTED else factors[k]
-            bytes_ = bytes_ + (requantized(sums[k] - zero_sums[k], factor, zeros[k], LEAST, MOST),)
+            bytes_ = bytes_ + (requantized(sums[k], offsets[k], factor, zeros[k]),)
         pointers = (base + start + j * (C * WORDS))[:, None] + tl.arange(0, WORDS)[None, :]
-        values = packed(bytes_[0], bytes_[1], bytes_[2], bytes_[3]) if PACKED else bytes_[0]
+        if PACKED:
+            values = packed(bytes_[0], bytes_[1], bytes_[2], bytes_[3], SIGNED, ASM)
+        else:
+            values = clamped(bytes_[0], SIGNED)
         tl.store(pointers, values.to(base.dtype.element_ty), mask=(live & (first + j < TW))[:, None])
 
 
@@ -115,7 +131,7 @@ def quantized_tile(
     lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
     RANK: tl.constexpr, LAYOUT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled, at most 128 taps: a lane adds up a tile of targets from the source rows they share.
 
@@ -142,8 +158,6 @@ def quantized_tile(
     T_COLS: tl.constexpr = COLS[1]
     HELD: tl.constexpr = PAIRS * (N_CHUNKS if LAYOUT == COLUMNS else T_COLS)
     COUNTED: tl.constexpr = COUNT > 0
-    LEAST: tl.constexpr = -128 if target.dtype.element_ty == tl.int8 else 0
-    MOST: tl.constexpr = 127 if target.dtype.element_ty == tl.int8 else 255
 
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
@@ -171,12 +185,12 @@ def quantized_tile(
         factors = scale / (parameter(output_scale, channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
         factors = tl.minimum(factors, LARGEST_FACTOR) + tl.zeros([B], tl.float64)
         zeros = parameter(output_zero, channel, KINDS[3], tl.int32) + tl.zeros([B], tl.int32)
-        zero_sums = zero_input * TAPS
+        offsets = offset_of(zero_input * TAPS)
         fill = zero_input[:, None]
     else:
         factors = ()  # one entry for each byte of a word
         zeros = ()
-        zero_sums = ()
+        offsets = ()
         fill = tl.zeros([B, WORDS], tl.int32)
         for k in tl.static_range(4 if PACKED else 1):
             own = (channel * V)[:, None] + (4 * within + k)
@@ -185,7 +199,7 @@ def quantized_tile(
             factors = factors + (tl.minimum(factor, LARGEST_FACTOR),)
             zeros = zeros + (parameter(output_zero, own, KINDS[3], tl.int32),)
             zero_input = zero_byte(parameter(input_zero, own, KINDS[1], tl.int32), SIGNED)
-            zero_sums = zero_sums + (zero_input * TAPS,)
+            offsets = offsets + (offset_of(zero_input * TAPS),)
             fill = fill | (zero_input << (8 * k))
     if PACKED:
         if LAYOUT == COLUMNS:
@@ -280,15 +294,15 @@ def quantized_tile(
                             if LAYOUT == COLUMNS:
                                 row_factors = factors * row_factor if COUNTED else factors
                                 store_columns(
-                                    base_target, totals, row_factors, counted, zero_sums, zeros,
+                                    base_target, totals, row_factors, counted, offsets, zeros,
                                     column, target_line, target_live, TW,
-                                    COLS, COUNTED, PACKED, N_CHUNKS, T_COLS, LEAST, MOST, V, STORE, B,
+                                    COLS, COUNTED, PACKED, N_CHUNKS, T_COLS, V, STORE, B, ASM,
                                 )  # fmt: skip
                             else:
                                 store_channels(
-                                    base_target, totals, factors, row_factor, counted, zero_sums, zeros,
+                                    base_target, totals, factors, row_factor, counted, offsets, zeros,
                                     column, target_line, channel, target_live, C, TW,
-                                    COUNTED, PACKED, T_COLS, LEAST, MOST, V,
+                                    COUNTED, PACKED, T_COLS, target.dtype.element_ty == tl.int8, V, ASM,
                                 )  # fmt: skip
 
 
@@ -354,8 +368,6 @@ def quantized_rescale(
     and end padding and dilation along the three axes. ``COUNT``: the divisor counts taps inside the input (1) or
     inside the padded input (2).
     """
-    LEAST: tl.constexpr = -128 if target.dtype.element_ty == tl.int8 else 0
-    MOST: tl.constexpr = 127 if target.dtype.element_ty == tl.int8 else 255
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
     i4 = lane % T4
@@ -385,5 +397,5 @@ def quantized_rescale(
     scale = parameter(input_scale, channel, KINDS[0], tl.float32) + tl.zeros([B], tl.float32)
     step = parameter(output_scale, channel, KINDS[2], tl.float32) + tl.zeros([B], tl.float32)
     integer = rescaled(sums, scale, step, divisor) + parameter(output_zero, channel, KINDS[3], tl.int32)
-    integer = tl.minimum(tl.maximum(integer, LEAST), MOST)
+    integer = clamped(integer, target.dtype.element_ty == tl.int8)
     tl.store(target + lane, integer.to(target.dtype.element_ty), mask=live)

@@ -15,6 +15,7 @@ from .launch import (
     five_strides,
     in_plane_span,
     is_wide,
+    rows_of_lane,
     source_vector_width,
     three_axes,
     three_sizes,
@@ -22,6 +23,7 @@ from .launch import (
 )
 
 SNAPPED_TAPS = 128  # sums below 2**15: what a lane requantizes by two additions
+STREAM_REGISTERS = (160, 100)  # words of the rows remembered, of sums and of one row; with channels innermost
 UNROLLED_LOADS = 64  # loads that one lane may unroll: a few seconds of compile time
 TILE_REGISTERS = 220  # words that a lane may hold at once, as estimated: the compiler keeps fewer of the sums
 
@@ -36,6 +38,7 @@ class QuantizedProblem(NamedTuple):
     aligned: bool  # both tensors start at a multiple of 16 bytes
     channels_last: bool  # of the output
     include_padding: bool
+    target: str  # as in ``MaxProblem``
     kinds: tuple[int, int, int, int]  # how scales and zero points are given: a number, one entry, one for each channel
 
 
@@ -53,8 +56,10 @@ class Step:
 def quantized_steps(problem: QuantizedProblem) -> tuple[Step, ...]:
     """The kernels that serve a problem: all unrolled, or a loop for each axis and the requantization after them."""
     axes = three_axes(problem.window)
-    tile = _tile(problem, axes) if prod(axes.window) <= SNAPPED_TAPS else None
-    return _loops(problem, axes) if tile is None else (tile,)
+    one = None
+    if prod(axes.window) <= SNAPPED_TAPS:
+        one = _stream(problem, axes) or _tile(problem, axes)
+    return _loops(problem, axes) if one is None else (one,)
 
 
 def counting(problem: QuantizedProblem) -> int:
@@ -97,10 +102,61 @@ def _tile(problem: QuantizedProblem, axes: Axes) -> Step | None:
         "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "END": axes.end, "DILATION": axes.dilation,
         "RANK": rank, "LAYOUT": 0 if columns else 1, "COUNT": count, "DIVISOR": 1 if count else prod(axes.window),
         "KINDS": problem.kinds, "TILE": tile, "V": width, "STORE": store, "B": LANES,
-        "WIDE": is_wide(axes, sizes, outputs, lanes, *span),
+        "WIDE": is_wide(axes, sizes, outputs, lanes, *span), "ASM": problem.target == "sm_90",
     }  # fmt: skip
     runtime = (lanes, *lengths, *strides, *ends, tiles[2], tiles[1], tiles[0])
     return Step("quantized_tile", Launch(divided(lanes, LANES), runtime, constants))
+
+
+def _stream(problem: QuantizedProblem, axes: Axes) -> Step | None:
+    """The walk down the rows for windows at stride 1 that all have one divisor; None for anything else."""
+    dense = axes.stride == (1, 1, 1) == axes.dilation
+    height, width = axes.window[1:]
+    if len(problem.window.axes) != 2 or not dense or counting(problem) or height < 3 or width < 2:
+        return None
+    sizes, outputs = three_sizes(problem.shape[2:]), three_sizes(problem.output_sizes)
+    batch, channels = problem.shape[:2]
+    sn, sc, sd, sh, sw = strides = five_strides(problem.shape, problem.strides)
+    columns = not problem.channels_last
+    vector = source_vector_width(1, problem.aligned, problem.channels_last, channels, sizes[2], strides)
+    if columns:
+        vector = gcd(vector, outputs[2])
+    chosen = _lane_of_stream(problem, vector)
+    if chosen is None:
+        return None
+    vector, across = chosen
+    if columns:
+        lanes_of_one = batch * channels * (outputs[2] // vector)
+        lengths = (channels, sizes[1], sizes[2] // vector, outputs[1], outputs[2] // vector)
+        counted = (sn // vector, sc // vector, sh // vector, 1)
+    else:
+        lanes_of_one = batch * (channels // vector) * divided(outputs[2], across)
+        lengths = (channels // vector, *sizes[1:], *outputs[1:])
+        counted = (sn // vector, 0, sh // vector, sw // vector)
+    rows = rows_of_lane(outputs[1], height, height, lanes_of_one)
+    lanes = lanes_of_one * divided(outputs[1], rows)
+    spans = in_plane_span((*sizes, channels), (sd, sh, sw, sc)), prod(outputs) * channels
+    if is_wide(axes, sizes, outputs, lanes, *spans):
+        return None
+    constants = {
+        "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "KINDS": problem.kinds, "Q": across,
+        "V": vector, "LAYOUT": 0 if columns else 1, "B": LANES, "ASM": problem.target == "sm_90",
+    }  # fmt: skip
+    return Step("quantized_stream", Launch(divided(lanes, LANES), (lanes, *lengths, rows, *counted), constants))
+
+
+def _lane_of_stream(problem: QuantizedProblem, vector: int) -> tuple[int, int] | None:
+    """``(V, Q)``: elements per vector and columns of such vectors; None where a window's rows do not fit."""
+    height, width = (axis.window for axis in problem.window.axes)
+    # Neighbouring columns share more than neighbouring channels: many columns first, then long vectors.
+    for across in (8, 4, 2) if problem.channels_last else (1,):
+        for length in (part for part in (16, 8, 4) if vector % part == 0):
+            words = length // 2 * ((height + 1) * across + across + width - 1)
+            if problem.channels_last:
+                words += 5 * length if max(problem.kinds) == 2 else 0  # each channel's scale, zero point and offset
+            if across <= problem.output_sizes[1] and words <= STREAM_REGISTERS[problem.channels_last]:
+                return length, across
+    return None
 
 
 def _fitting_tile(axes: Axes, rank: int, columns: bool, width: int) -> tuple[tuple[int, int, int], int] | None:

@@ -53,22 +53,49 @@ def float64_reciprocal(count):
     return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
 
 
+@triton.constexpr_function
+def saturated(signed):
+    """PTX: four integers, cut off at the ends of the type, as the bytes of one word."""
+    kind = "s8" if signed else "u8"
+    pack = f"cvt.pack.sat.{kind}.s32.b32"
+    return f"{{.reg .b32 t; {pack} t, $4, $3, 0; {pack} $0, $2, $1, t;}}"
+
+
 @triton.jit
-def requantized(sums, factor, zero, LEAST: tl.constexpr, MOST: tl.constexpr):
-    """``sums * factor`` as the result's integers; ``|sums| < 2**15``."""
-    # The bits of 2**52 + 2**31 + sums: cheaper than a conversion, of which a GPU makes few per clock.
-    bits = (sums.to(tl.uint32, bitcast=True) ^ 0x80000000).to(tl.uint64) | 0x4330000000000000
-    real = (bits.to(tl.float64, bitcast=True) - (2.0**52 + 2.0**31)) * factor
+def offset_of(zero_sum):
+    """What is taken off a sum's bits as ``requantized`` reads them: the zero points, and what makes them a float64."""
+    return zero_sum.to(tl.float64) + 2.0**52
+
+
+@triton.jit
+def requantized(sums, offset, factor, zero):
+    """``(sums - zero points) * factor``, rounded, and ``zero``; ``sums`` from 0 to 2**15."""
+    # The bits of 2**52 + sums: cheaper than a conversion, of which a GPU makes few per clock.
+    bits = sums.to(tl.uint32, bitcast=True).to(tl.uint64) | 0x4330000000000000
+    real = (bits.to(tl.float64, bitcast=True) - offset) * factor
     whole = (real + SNAP) + TO_INTEGER
-    integer = whole.to(tl.int64, bitcast=True).to(tl.int32) + zero
-    return tl.minimum(tl.maximum(integer, LEAST), MOST)
+    return whole.to(tl.int64, bitcast=True).to(tl.int32) + zero
 
 
 @triton.jit
-def packed(first, second, third, fourth):
-    """Four results as the bytes of one word."""
-    low = (first & 0xFF) | ((second & 0xFF) << 8)
-    return low | ((third & 0xFF) << 16) | (fourth << 24)
+def clamped(integers, SIGNED: tl.constexpr):
+    """Cut off at the ends of int8 or uint8."""
+    if SIGNED:
+        return tl.minimum(tl.maximum(integers, -128), 127)
+    else:
+        return tl.minimum(tl.maximum(integers, 0), 255)
+
+
+@triton.jit
+def packed(first, second, third, fourth, SIGNED: tl.constexpr, ASM: tl.constexpr):
+    """Four results, cut off at the ends of the type, as the bytes of one word."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            saturated(SIGNED), "=r,r,r,r,r", [first, second, third, fourth], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        low = (clamped(first, SIGNED) & 0xFF) | ((clamped(second, SIGNED) & 0xFF) << 8)
+        return low | ((clamped(third, SIGNED) & 0xFF) << 16) | (clamped(fourth, SIGNED) << 24)
 
 
 @triton.jit

@@ -12,13 +12,14 @@ from triton.runtime.jit import ConstexprFunction
 
 KIND_OF = {tl.float32: "f", tl.int32: "r", tl.int16: "h"}
 ARRAY_TYPE = {"f": np.float32, "r": np.int32, "h": np.int16}
+ELEMENT_TYPE = {tl.float16: np.float16, **{dtype: ARRAY_TYPE[kind] for dtype, kind in KIND_OF.items()}}
 
 
 class Lanes(np.ndarray):
     """An array with the one method of Triton's tensors that a twin calls."""
 
-    def to(self, dtype: object) -> Lanes:
-        return self.astype(ARRAY_TYPE[KIND_OF[dtype]])
+    def to(self, dtype: object, bitcast: bool = False) -> Lanes:
+        return self.view(ELEMENT_TYPE[dtype]) if bitcast else self.astype(ELEMENT_TYPE[dtype])
 
 
 def lanes(values: object, dtype: type = np.int32) -> Lanes:
@@ -30,6 +31,13 @@ def lanes(values: object, dtype: type = np.int32) -> Lanes:
 def where(condition: np.ndarray, a: object, b: object) -> Lanes:
     kept = next(one for one in (a, b) if isinstance(one, np.ndarray))
     return np.where(condition, a, b).astype(kept.dtype).view(Lanes)
+
+
+def maximum(a: np.ndarray, b: np.ndarray, propagate_nan: object = None) -> Lanes:
+    """Of floating-point numbers as numpy's: a NaN wins."""
+    assert isinstance(b, int) or a.dtype == b.dtype
+    assert a.dtype.kind != "f" or propagate_nan is tl.PropagateNan.ALL
+    return np.maximum(a, b)
 
 
 def emulated(
@@ -78,8 +86,9 @@ def sharing_matters(asm: str, constraints: str, inputs: list[np.ndarray]) -> tup
 
 
 PLAIN = types.SimpleNamespace(
-    where=where, minimum=np.minimum, maximum=np.maximum, static_range=range,
-    float32=tl.float32, int32=tl.int32, int16=tl.int16, inline_asm_elementwise=emulated,
+    where=where, minimum=np.minimum, maximum=maximum, zeros_like=np.zeros_like, static_range=range,
+    float32=tl.float32, float16=tl.float16, int32=tl.int32, int16=tl.int16, PropagateNan=tl.PropagateNan,
+    inline_asm_elementwise=emulated,
 )  # fmt: skip
 
 

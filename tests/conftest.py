@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 
 # PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never meet an old graph.
@@ -47,6 +48,8 @@ PYTORCH_WARNS_ITSELF = [
     "ignore:`isinstance.treespec, LeafSpec:FutureWarning",
     # torch.func.linearize, whatever it linearizes.
     "ignore:Attempted to insert a get_attr Node with no underlying reference:UserWarning",
+    # torch.export.load of PyTorch 2.11.
+    "ignore:The given buffer is not writable:UserWarning",
 ]
 
 
@@ -72,6 +75,20 @@ def let_loops_count() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device the operators are tested on")
+    parser.addoption("--sample", type=int, default=1, help="of a test with parameters run each so-manieth case alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every = config.getoption("--sample")
+    seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        (left_out if seen[function] % every else kept).append(item)
+        seen[function] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 def pytest_unconfigure() -> None:

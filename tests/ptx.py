@@ -70,6 +70,20 @@ def _add_float16(a: Bits, b: Bits) -> Bits:
     return np.where(np.isnan(total), np.uint16(0x7FFF), total.view(np.uint16))
 
 
+def _greater_half(a: Bits, b: Bits, bfloat16: bool) -> Bits:
+    """As ``_greater_float``: a NaN wins, +0 is greater than -0, and denormals stay what they are."""
+    x, y = (
+        (bits.astype(np.uint32) << np.uint32(16)).view(np.float32) if bfloat16 else bits.view(np.float16)
+        for bits in (a, b)
+    )
+    largest = np.where((x > y) | ((x == y) & ~np.signbit(x)), a, b)
+    return np.where(np.isnan(x) | np.isnan(y), np.uint16(0x7FFF), largest)
+
+
+def _greater_int16(a: Bits, b: Bits) -> Bits:
+    return np.maximum(a.view(np.int16), b.view(np.int16)).view(np.uint16)
+
+
 def _multiply_add_bfloat16(a: Bits, b: Bits, c: Bits) -> Bits:
     x, y, z = ((bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64) for bits in (a, b, c))
     product = x * y  # exact: 16 bits
@@ -115,6 +129,16 @@ def _equal_halves(a: Bits, b: Bits) -> tuple[Bits, ...]:
     return tuple(x.view(np.float16) == y.view(np.float16) for x, y in zip(_halves(a), _halves(b), strict=True))
 
 
+def _packed_bytes(low: int, high: int) -> Callable[[Bits, Bits, Bits], Bits]:
+    """Two integers cut off at both ends as bytes, the second below the first, below what the third's lower half is."""
+
+    def pack(a: Bits, b: Bits, c: Bits) -> Bits:
+        first, second = (np.clip(_signed(bits), low, high).astype(np.uint8).astype(np.uint32) for bits in (a, b))
+        return c << np.uint32(16) | first << np.uint32(8) | second
+
+    return pack
+
+
 def _signed(bits: Bits) -> np.ndarray:
     return bits.view(np.int32)
 
@@ -134,12 +158,17 @@ INSTRUCTIONS = {
     "sub.rn.f32": Instruction(("f32",), FLOATS, lambda a, b: _of_float(_float(a) - _float(b))),
     "max.NaN.f32": Instruction(("f32",), FLOATS, _greater_float),
     "max.s32": Instruction(("s32",), ("s32", "s32"), lambda a, b: np.maximum(_signed(a), _signed(b)).view(np.uint32)),
+    "max.s16x2": Instruction(("b32",), WORDS, _by_halves(_greater_int16)),
+    "max.NaN.f16x2": Instruction(("b32",), WORDS, _by_halves(lambda a, b: _greater_half(a, b, False))),
+    "max.NaN.bf16x2": Instruction(("b32",), WORDS, _by_halves(lambda a, b: _greater_half(a, b, True))),
     "add.u16x2": Instruction(("b32",), WORDS, _by_halves(np.add)),
     "min.u16x2": Instruction(("b32",), WORDS, _by_halves(np.minimum)),
     "add.rn.f16x2": Instruction(("b32",), WORDS, _by_halves(_add_float16)),
     "fma.rn.bf16x2": Instruction(("b32",), (*WORDS, "b32"), _by_halves(_multiply_add_bfloat16)),
     "prmt.b32": Instruction(("b32",), (*WORDS, "b32"), _permute),
     "lop3.b32": Instruction(("b32",), (*WORDS, "b32", "immediate"), _any_of_three),
+    "cvt.pack.sat.s8.s32.b32": Instruction(("b32",), ("s32", "s32", "b32"), _packed_bytes(-128, 127)),
+    "cvt.pack.sat.u8.s32.b32": Instruction(("b32",), ("s32", "s32", "b32"), _packed_bytes(0, 255)),
     "cvt.u16.u32": Instruction(("u16",), ("u32",), lambda a: a.astype(np.uint16)),
 }
 

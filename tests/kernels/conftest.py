@@ -14,11 +14,12 @@ NEED_THE_INTERPRETER = (
     "test_average_pooling.py",
     "test_large_tensors.py",
     "test_max_pooling.py",
+    "test_max_pooling_packed.py",
     "test_max_pooling_stream.py",
     "test_quantized_average_pooling.py",
     "test_walks.py",
 )
-NEED_THE_COMPILER = ("test_compilation.py",)
+NEED_THE_COMPILER = ("test_compilation.py", "test_every_launch.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

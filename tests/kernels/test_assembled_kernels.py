@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import oracle
 import pytest
+import quantities
 import samples
 import torch
 
@@ -65,13 +66,7 @@ FORWARD = {
 def test_launched_forward(name: str, assembled: Callable[[str], list[object]]) -> None:
     """M1 to M3, M6: whole kernels with assembly give values and taps, whatever bits the NaNs have."""
     dtype, sizes, window, layout, kernel = FORWARD[name]
-    input = kernel_checks.awkward(*sizes, dtype=getattr(torch, dtype))
-    integer = {2: torch.int16, 4: torch.int32}[input.dtype.itemsize]
-    nans = input.isnan().flatten().nonzero().flatten()
-    # Negative NaNs and such of another payload beside the others.
-    input.view(integer).flatten()[nans[::2]] = -3
-    input.view(integer).flatten()[nans[1::4]] = torch.iinfo(integer).max - 1
-    assert input.isnan().flatten().nonzero().numel() == nans.numel() > 0
+    input = kernel_checks.lowest_and_awkward(*sizes, dtype=getattr(torch, dtype))
     input = samples.LAYOUTS[layout](input)
     window = Window.directml(len(sizes) - 2, *window, window[2])
     expected = oracle.maximum(samples.to_numpy(input), kernel_checks.pooling_of(window))
@@ -81,6 +76,46 @@ def test_launched_forward(name: str, assembled: Callable[[str], list[object]]) -
     samples.assert_same(taps, expected.taps)
     assert record[-1].kernel == kernel
     assert record[-1].launch.constants["ASM"]
+
+
+@pytest.mark.parametrize("name", kernel_checks.PACKED)
+def test_launched_pairs(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """M1, M2, M7: two 16-bit numbers in a word, from sm_90 on; halves from sm_80 on."""
+    kernel_checks.assert_packed(name, assembled("sm_90"), asm=True)
+
+
+@pytest.mark.parametrize("name", kernel_checks.KEYED)
+def test_launched_keys_of_bytes(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """M2 to M4, M6: bytes with their position."""
+    kernel_checks.assert_keyed(name, assembled("sm_90"), asm=True)
+
+
+@pytest.mark.parametrize("name", ["stream of float16", "bfloat16 along channels, stride 2"])
+def test_launched_pairs_before_sm_90(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """M1, M2: halves are compared in pairs there, too."""
+    kernel_checks.assert_packed(name, assembled("cuda"), asm=True)
+
+
+QUANTIZED = {
+    "walk": ("contiguous", (1, 2, 8, 16), ((3, 3), (1, 1), (1, 1), (1, 1)), "quantized_stream"),
+    "walk along channels": (LAST, (1, 8, 7, 6), ((4, 3), (1, 1), (2, 1), (1, 1)), "quantized_stream"),
+    "unrolled": ("contiguous", (1, 2, 9, 16), ((3, 3), (2, 2), (1, 1), (1, 1)), "quantized_tile"),
+    "unrolled along channels": (LAST, (1, 8, 7, 6), ((2, 2), (2, 2), (0, 0), (0, 0)), "quantized_tile"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_launched_quantized_average(name: str, assembled: Callable[[str], list[object]]) -> None:
+    """Q1, Q2: results are cut off and packed by assembly, of either type."""
+    layout, shape, window, kernel = QUANTIZED[name]
+    record = assembled("sm_90")
+    for pair in ((torch.int8, torch.uint8), (torch.uint8, torch.int8)):
+        input = samples.LAYOUTS[layout](quantities.integers(*shape, dtype=pair[0]))
+        parameters = quantities.drawn(len(name), shape[1], pair, ties=True)
+        pooling = oracle.Pooling(*window, (1, 1))
+        quantities.check(input, parameters, pooling, True, output_dtype=pair[1], forms=["per channel"] * 4)
+        assert record[-1].kernel == kernel
+        assert record[-1].launch.constants["ASM"]
 
 
 WORDS_OF = "grad_words_of_"

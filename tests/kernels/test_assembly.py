@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import os
 import pathlib
 import types
@@ -20,8 +21,10 @@ from torch_dmlpool.kernels import (
     max_pooling_grad,
     max_pooling_grad_launch,
     max_pooling_keys,
+    max_pooling_packed,
     max_pooling_rows,
     max_pooling_words,
+    requantization,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -31,8 +34,10 @@ pytestmark = pytest.mark.skipif(
 ASSEMBLED = {
     max_pooling_grad: {"add_winner", "add_picked", "add_in_row"},
     max_pooling_keys: {"ordered", "restored", "low_halves", "even_bytes", "two_bytes", "greatest"},
+    max_pooling_packed: {"pair_of", "greater_packed", "greatest_packed", "joined"},
     max_pooling_rows: {"first_greatest"},
     max_pooling_words: {"bytes_apart", "winning_rows", "add_up_the_rows", "spread", "spread_two"},
+    requantization: {"packed"},
 }
 """Functions with inline assembly; each is tested below."""
 BOUNDARY_TAPS = [0, 1, 127, 128, 223, 224, 225, 254, 255]
@@ -109,6 +114,26 @@ def test_emulator() -> None:
     assert emulate("add.u16x2 $0, $1, $2;", "=r,r,r", np.uint32(0x0001FFFF), np.uint32(0xFFFF0002)) == [0x00000001]
     assert emulate("max.NaN.f32 $0, $1, $2;", "=f,f,f", np.float32(-0.0), np.float32(0.0)) == [0]
     assert emulate("max.NaN.f32 $0, $1, $2;", "=f,f,f", np.uint32(0xFFC00001), np.float32(1.0)) == [0x7FFFFFFF]
+    pairs = np.uint32(0x7FFF8000), np.uint32(0x80007FFF)
+    assert emulate("max.s16x2 $0, $1, $2;", "=r,r,r", *pairs) == [0x7FFF7FFF]
+    assert emulate("max.s16x2 $0, $1, $2;", "=r,r,r", np.uint32(0xFFFE0001), np.uint32(0xFFFF0000)) == [0xFFFF0001]
+    for kind, one in (("f16x2", 0x3C00), ("bf16x2", 0x3F80)):
+        asm = f"max.NaN.{kind} $0, $1, $2;"
+        for x, y, greatest in (
+            (0x8000, 0x0000, 0x0000), (0x8001, 0x8002, 0x8001), (0x0001, 0x8000, 0x0001), (one, 0x8000 | one, one),
+            (0xFFFF, one, 0x7FFF), (0x7FC1, 0x7FFE, 0x7FFF),
+        ):  # fmt: skip
+            for first, second in ((x, y), (y, x)):
+                found = emulate(asm, "=r,r,r", np.uint32(first << 16 | one), np.uint32(second << 16 | 0x8000))
+                assert found == [greatest << 16 | one]
+    # Infinity and a NaN of float16 are numbers of bfloat16.
+    assert emulate("max.NaN.f16x2 $0, $1, $2;", "=r,r,r", np.uint32(0x7C007C01), np.uint32(0)) == [0x7C007FFF]
+    assert emulate("max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", np.uint32(0x7C007C01), np.uint32(0)) == [0x7C007C01]
+    four = np.int32([-129, 300, 7]), np.int32([127, -1, 255]), np.uint32(0xABCD1234)
+    for kind, expected in (("s8", [0x1234807F, 0x12347FFF, 0x1234077F]), ("u8", [0x1234007F, 0x1234FF00, 0x123407FF])):
+        for place, wanted in enumerate(expected):
+            given = four[0][place], four[1][place], four[2]
+            assert emulate(f"cvt.pack.sat.{kind}.s32.b32 $0, $1, $2, $3;", "=r,r,r,r", *given) == [wanted]
     for refused in (
         "mad.lo.s32 $0, $1, $1, $1;", "add.f32 $0, $1, $1;", "max.s32 $0, $1, $1", "max.s32 $0, $1, m;",
         "max.s32 $1, $1, $1;", "max.s32 $0, $0, $1;", "max.s32 $0, $1;", "{mov.b32 $0, $1;", "cvt.u16.u32 $0, $1;",
@@ -200,6 +225,110 @@ def test_first_greatest(random: np.random.Generator) -> None:
     wins = (later > earlier) | (np.isnan(later) & ~np.isnan(earlier))
     assert (found.view(np.uint32) == np.where(wins, later, earlier).view(np.uint32)).all()
     assert (code == np.where(wins, codes[1], codes[0])).all()
+
+
+def halves_of(word: np.ndarray) -> np.ndarray:
+    """``(lanes, 2)``: the lower halves, then the upper ones, as int16."""
+    return np.ascontiguousarray(word).view(np.int16).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(("size", "keyed"), [(1, False), (1, True), (2, False)], ids=["bytes", "keys", "int16"])
+def test_pairs_of_elements(size: int, keyed: bool, random: np.random.Generator) -> None:
+    """M7: any element of one word beside any of another: bytes with their sign, or above a key's count."""
+    assembly, twin = paths(max_pooling_packed, "pair_of")
+    first, second = words(random), random.permutation(words(random))
+    elements = [one.view(np.int8 if size == 1 else np.int16).reshape(-1, 4 // size) for one in (first, second)]
+    for low, high in itertools.product(range(4 // size), repeat=2):
+        found = assembly(first, second, size, low, high, keyed)
+        assert (found == twin(first, second, size, low, high, keyed)).all()
+        wanted = np.stack([elements[0][:, low], elements[1][:, high]], 1).astype(np.int16)
+        assert (halves_of(found) == (wanted << 8 if keyed else wanted)).all()
+
+
+@pytest.mark.parametrize("packed", ["INTEGERS", "KEYED_BYTES"])
+def test_greatest_pairs(packed: str, random: np.random.Generator) -> None:
+    """M2, M3: every two bytes, every int16 and any two words: the greater of both halves, and of three."""
+    packing = getattr(max_pooling_packed, packed).value
+    every = np.arange(2**16, dtype=np.uint16).view(np.int16)
+    byte, other = (one.ravel() for one in np.meshgrid(np.arange(-128, 128), np.arange(-128, 128)))
+    if packed == "KEYED_BYTES":  # above counts
+        byte, other = byte << 8 | random.integers(0, 256, 2**16), other << 8 | random.integers(0, 256, 2**16)
+    pairs = [np.stack([byte, every], 1), np.stack([other, random.permutation(every)], 1)]
+    first, second = (
+        np.concatenate([one.astype(np.int16).view(np.int32).ravel(), random.permutation(words(random))]).view(Lanes)
+        for one in pairs
+    )
+    third = random.permutation(second)
+    for name, arguments in (("greater_packed", (first, second)), ("greatest_packed", (first, second, third))):
+        assembly, twin = paths(max_pooling_packed, name)
+        found = assembly(*arguments, packing)
+        assert (found == twin(*arguments, packing)).all()
+        assert (halves_of(found) == np.max([halves_of(one) for one in arguments], axis=0)).all()
+
+
+@pytest.mark.parametrize("packed", ["FLOAT16", "BFLOAT16"])
+def test_greatest_halves(packed: str, random: np.random.Generator) -> None:
+    """M2: all 65,536 in both halves, each beside another, itself, NaNs of many bits and both zeros: a NaN wins."""
+    packing = getattr(max_pooling_packed, packed).value
+
+    def numbers(word: np.ndarray) -> np.ndarray:
+        bits = halves_of(word)
+        return (bits.astype(np.int32) << 16).view(np.float32) if packed == "BFLOAT16" else bits.view(np.float16)
+
+    every = np.tile(np.arange(2**16), 3)
+    special = random.choice([0, 0x8000, 1, 0x8001, 0x7C00, 0xFC00, 0x7F80, 0xFF80, 0x7FFF, 0xFFFF, 0x7FC1], 2**16)
+    beside = np.concatenate([random.permutation(2**16), np.arange(2**16), special])
+    shuffled = random.permutation(every.size)
+    first, second = lanes(every | beside[shuffled] << 16), lanes(beside | every[shuffled] << 16)
+    third = lanes(random.permutation(first))
+    for name, arguments in (("greater_packed", (first, second)), ("greatest_packed", (first, second, third))):
+        assembly, twin = paths(max_pooling_packed, name)
+        found, plain = assembly(*arguments, packing), twin(*arguments, packing)
+        wanted = np.maximum.reduce([numbers(one) for one in arguments])  # numpy's keeps NaNs
+        np.testing.assert_array_equal(numbers(found), wanted)
+        np.testing.assert_array_equal(numbers(plain), wanted)
+        assert (halves_of(found)[np.isnan(wanted)] == 0x7FFF).all()
+
+
+def test_joined_bytes(random: np.random.Generator) -> None:
+    """M7: the bytes that a store takes out of two words of pairs or keys, and halves out of two units."""
+    assembly, twin = paths(max_pooling_packed, "joined")
+    first, second = words(random), random.permutation(words(random))
+    both = np.stack([first, second], 1).view(np.uint8).reshape(-1, 8)
+    used = [0x7351, 0x6240, 0x7632, 0x5410]
+    for selector in (*used, *(int("".join(map(str, order)), 16) for order in random.integers(0, 8, (20, 4)))):
+        found = assembly(first, second, selector)
+        assert (found == twin(first, second, selector)).all()
+        named = [selector >> 4 * place & 15 for place in range(4)]
+        assert (found.view(np.uint8).reshape(-1, 4) == both[:, named]).all()
+
+
+@pytest.mark.parametrize("number", [np.float16, np.float32], ids=["float16", "bfloat16"])
+def test_padding_of_pairs(number: type) -> None:
+    """M2: what a masked load gives, after the inversion that orders unsigned numbers: the type's lowest, twice."""
+    import triton.language as tl
+
+    half = tl.float16 if number is np.float16 else tl.bfloat16
+    bits = np.array([max_pooling_packed.outside.fn(half)], np.int32)
+    values = bits.view(np.float16) if half is tl.float16 else (halves_of(bits).astype(np.int32) << 16).view(np.float32)
+    assert (values == -np.inf).all()
+    for dtype in (tl.int8, tl.int16, tl.uint8, tl.uint16):
+        word = max_pooling_packed.outside.fn(dtype) ^ max_pooling_packed.sign_bits.fn(dtype)
+        signed = np.int8 if dtype.primitive_bitwidth == 8 else np.int16
+        assert (np.array([word], np.int32).view(signed) == np.iinfo(signed).min).all()
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["uint8", "int8"])
+def test_results_as_bytes(signed: bool, random: np.random.Generator) -> None:
+    """Q1: four results, cut off at the type's ends, in the order of their places."""
+    assembly, twin = paths(requantization, "packed")
+    limits = np.iinfo(np.int8 if signed else np.uint8)
+    ends = [-(2**31), -129, -128, -1, 0, 1, 127, 128, 255, 256, 2**31 - 1]
+    numbers = [lanes(random.choice([*ends, *random.integers(-300, 300, 50)], 4096)) for _ in range(4)]
+    found = assembly(*numbers, signed)
+    assert (found == twin(*numbers, signed)).all()
+    wanted = np.stack(numbers, 1).clip(limits.min, limits.max).astype(limits.dtype)
+    assert (np.ascontiguousarray(found).view(limits.dtype).reshape(-1, 4) == wanted).all()
 
 
 def test_literals() -> None:

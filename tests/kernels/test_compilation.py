@@ -20,11 +20,9 @@ from torch_dmlpool.kernels import (  # noqa: E402
     bins_launch,
     launch,
     max_unpooling,
-    quantized_average_pooling,
-    quantized_launch,
 )
 
-from benchmarks import compiled, compiled_averages, compiled_maxima  # noqa: E402
+from benchmarks import compiled, compiled_averages, compiled_maxima, compiled_quantized  # noqa: E402
 from torch_dmlpool import kernels  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
@@ -80,6 +78,15 @@ MAX_ROWS = [
     max_row("float32", 31, 1, taps=True, channels_last=True),
     max_gradient_row("float32", 5, 1),
     max_gradient_row("float32", 31, 1),
+    max_row("uint8", 3, 2),
+    max_row("bfloat16", 3, 2),
+    max_row("int8", 7, 1, channels_last=True),
+    max_row("bfloat16", 7, 1),
+    max_row("int8", 3, 1, channels_last=True),
+    max_row("int8", 3, 1, taps=True),
+    max_row("int16", 5, 1),
+    max_row("int8", 7, 1),
+    max_row("int8", 3, 1, taps=True, channels_last=True),
 ]  # fmt: skip
 # The launch depends on the device: inline assembly is for CUDA alone.
 MAX_ROWS_OF: dict[str, Callable[[str], compiled.Row]] = {
@@ -210,6 +217,31 @@ def assert_max_sound(of: compiled.Row) -> None:
             assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
             if constants.get("STORE", constants.get("DOWN", constants["V"])) * size == 16:
                 assert any(opcode.startswith("STG.E.128") for opcode in code.opcodes)
+
+
+PACKED_ROWS = [
+    (max_row("int8", 3, 1), "VIMNMX3.S16x2"),
+    (max_row("uint8", 3, 2, channels_last=True), "VIMNMX.S16x2"),
+    (max_row("bfloat16", 7, 1), "HMNMX2.BF16_V2.NAN"),
+    (max_row("float16", 3, 2), "HMNMX2.NAN"),
+    (max_row("int8", 3, 1, taps=True), "VIMNMX.S16x2"),
+]
+
+
+@pytest.mark.parametrize(("of", "opcode"), PACKED_ROWS, ids=names([of for of, _ in PACKED_ROWS]))
+def test_pairs_are_compared_at_once(of: compiled.Row, opcode: str) -> None:
+    """M7: two numbers by one instruction, and no element turned into another type, nor compared alone."""
+    (binary,) = binaries(of)
+    code = sass.machine_code(binary)
+    constants = of.kernels[0].launch.constants
+    pairs = [one for one in code.opcodes if "MNMX" in one and any(kind in one for kind in ("16x2", "BF16_V2", "HMN"))]
+    assert opcode in pairs
+    assert len(pairs) > constants["V"]
+    # A few numbers of rows and columns are kept within bounds.
+    assert sum("MNMX" in one for one in code.opcodes) - len(pairs) < 8
+    # Addresses are divided by way of float32: of 32-bit numbers.
+    turned = re.compile(r"I2F(?!\.RP)|F2F|I2I|HADD2|HFMA2\.|F2I(?!\.FTZ\.U32\.TRUNC\.NTZ)")
+    assert not [one for one in code.opcodes if turned.match(one)]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -346,80 +378,65 @@ def test_other_devices(of: compiled.Row, target: tuple[str, int | str, int]) -> 
         assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]
 
 
-def quantized_binaries(
-    window: int,
-    stride: int,
-    types: tuple[str, str] = ("uint8", "uint8"),
-    *,
-    channels_last: bool = False,
-    include_padding: bool = True,
-    kinds: tuple[int, int, int, int] = (1, 1, 1, 1),
-    sizes: tuple[int, ...] = (112, 112),
-    **changes: object,
-) -> Iterator[tuple[quantized_launch.Step, object]]:
-    """Every step of a quantized average with its binary; scales and zero points are tensors as ``kinds`` says."""
-    geometry = Window.directml(len(sizes), window, stride, window // 2, window // 2)
-    shape = (32, 64, *sizes)
-    problem = quantized_launch.QuantizedProblem(
-        geometry, shape, compiled.dense(shape, channels_last), geometry.output_sizes(sizes), True, channels_last,
-        include_padding, kinds,
-    )  # fmt: skip
-    parameters = ["float32", types[0], "float32", types[1]]
-    read = types[0]
-    for step in quantized_launch.quantized_steps(problem):
-        written = "int32" if step.scratch else types[1]
-        pointers = [read, written, *([] if step.scratch else parameters)]
-        kernel = getattr(quantized_average_pooling, step.kernel)
-        yield step, sass.compiled(kernel, pointers, step.launch.sizes, step.launch.constants, **changes)
-        read = written
-
-
-QUANTIZED: dict[str, dict[str, object]] = {
-    "2 / 2": {"window": 2, "stride": 2},
-    "3 / 1, padding excluded": {"window": 3, "stride": 1, "include_padding": False},
-    "3 / 1, channels last, each channel": {"window": 3, "stride": 1, "channels_last": True, "kinds": (2, 2, 2, 2)},
-    "3 / 2, int8 to uint8": {"window": 3, "stride": 2, "types": ("int8", "uint8")},
-    "31 / 1": {"window": 31, "stride": 1},
+quantized_row = compiled_quantized.quantized_row
+QUANTIZED: dict[str, Callable[[str], compiled.Row]] = {
+    "2 / 2": lambda target: quantized_row(2, 2, target=target),
+    "3 / 1": lambda target: quantized_row(3, 1, target=target),
+    "3 / 1, padding excluded": lambda target: quantized_row(3, 1, include_padding=False, target=target),
+    "3 / 1, channels last, each channel": lambda target: quantized_row(
+        3, 1, channels_last=True, each_channel=True, target=target
+    ),
+    "3 / 2, int8 to uint8": lambda target: quantized_row(3, 2, ("int8", "uint8"), target=target),
+    "31 / 1": lambda target: quantized_row(31, 1, target=target),
 }
-MORE_QUANTIZED: dict[str, dict[str, object]] = {
-    "7 / 1": {"window": 7, "stride": 1},
-    "7 / 1, padding excluded": {"window": 7, "stride": 1, "include_padding": False, "kinds": (2, 2, 2, 2)},
-    "7 / 1, channels last": {"window": 7, "stride": 1, "channels_last": True, "kinds": (2, 2, 2, 2)},
-    "3 / 1, odd columns": {"window": 3, "stride": 1, "sizes": (113, 113)},
-    "3 / 1 in a volume": {"window": 3, "stride": 1, "sizes": (32, 32, 32)},
-    "3 / 1 in a volume, channels last": {"window": 3, "stride": 1, "sizes": (32, 32, 32), "channels_last": True},
-    "11 / 1": {"window": 11, "stride": 1, "types": ("int8", "int8")},
+MORE_QUANTIZED: dict[str, Callable[[str], compiled.Row]] = {
+    "7 / 1": lambda target: quantized_row(7, 1, target=target),
+    "5 / 1, channels last": lambda target: quantized_row(5, 1, channels_last=True, target=target),
+    "7 / 1, padding excluded": lambda target: quantized_row(
+        7, 1, include_padding=False, each_channel=True, target=target
+    ),
+    "7 / 1, channels last": lambda target: quantized_row(7, 1, channels_last=True, each_channel=True, target=target),
+    "3 / 1, odd columns": lambda target: quantized_row(3, 1, sizes=(113, 113), target=target),
+    "3 / 1 in a volume": lambda target: quantized_row(3, 1, sizes=(32, 32, 32), target=target),
+    "3 / 1 in a volume, channels last": lambda target: quantized_row(
+        3, 1, sizes=(32, 32, 32), channels_last=True, target=target
+    ),
+    "11 / 1": lambda target: quantized_row(11, 1, ("int8", "int8"), target=target),
 }
 
 
 @pytest.mark.parametrize(
-    "of",
-    [*QUANTIZED.values(), *(pytest.param(of, marks=pytest.mark.slow) for of in MORE_QUANTIZED.values())],
+    "make",
+    [*QUANTIZED.values(), *(pytest.param(make, marks=pytest.mark.slow) for make in MORE_QUANTIZED.values())],
     ids=[*QUANTIZED, *MORE_QUANTIZED],
 )
-def test_quantized_machine_code(of: dict[str, object]) -> None:
+def test_quantized_machine_code(make: Callable[[str], compiled.Row]) -> None:
     """No spills and no shared memory; words of 16 bytes; the addend that rounds is a float64 to the last bit."""
-    for step, binary in quantized_binaries(**of):
+    of = make("sm_90")
+    for kernel, binary in zip(of.kernels, binaries(of), strict=True):
         code = sass.machine_code(binary)
-        assert code.local == code.stack == code.count("BAR") == binary.metadata.shared == 0
+        assert_no_spills(kernel, code)
+        assert code.count("BAR") == binary.metadata.shared == 0
         assert "mul.lo.s64" not in loops_of(binary.asm["ptx"])
-        constants = step.launch.constants
+        constants, name = kernel.launch.constants, kernel.function.fn.__name__
         if constants.get("V") == 16:
             assert any(opcode.startswith("LDG.E.128") for opcode in code.opcodes)
-        if constants.get("STORE") == 16 or (constants.get("LAYOUT") == 1 and constants.get("V") == 16):
+        whole = constants.get("STORE") == 16 or (constants.get("LAYOUT") == 1 and constants.get("V") == 16)
+        if whole or (name == "quantized_stream" and constants["V"] == 16):
             stores = [opcode for opcode in code.opcodes if opcode.startswith("STG")]
             assert stores
             assert all(opcode.startswith("STG.E.128") for opcode in stores)
-        if step.kernel == "quantized_tile":
+        if name in ("quantized_tile", "quantized_stream"):
             for addend in (1.5 * 2.0**11, 1.5 * 2.0**52 - 1.5 * 2.0**11):
                 assert f"0d{struct.pack('>d', addend).hex().upper()}" in binary.asm["ptx"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [("cuda", 80, 32), ("cuda", 100, 32), ("hip", "gfx942", 64)], ids=str)
-@pytest.mark.parametrize("of", QUANTIZED.values(), ids=QUANTIZED)
-def test_quantized_on_other_devices(of: dict[str, object], target: tuple[str, int | str, int]) -> None:
+@pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
+def test_quantized_on_other_devices(make: Callable[[str], compiled.Row], target: tuple[str, int | str, int]) -> None:
     from triton.backends.compiler import GPUTarget
 
-    for _, binary in quantized_binaries(**of, target=GPUTarget(*target)):
+    known_as = {80: "cuda", 100: "sm_90"}.get(target[1], target[0])
+    for binary in binaries(make(known_as), target=GPUTarget(*target)):
         assert binary.asm["hsaco" if target[0] == "hip" else "cubin"]

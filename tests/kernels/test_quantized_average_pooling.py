@@ -90,6 +90,50 @@ def test_the_most_taps_of_a_tile(window: tuple[int, ...], layout: str) -> None:
     quantities.check(samples.LAYOUTS[layout](input), parameters, pooling, forms=EACH)
 
 
+WALKS = {
+    "16 columns": ("contiguous", (1, 2, 9, 32), ((3, 3), (1, 1), (1, 1)), (16, 1)),
+    "8 columns, several strips": ("contiguous", (1, 3, 26, 24), ((7, 4), (0, 2), (6, 1)), (8, 1)),
+    "4 columns, planes apart": ("expanded over the batch", (2, 2, 9, 12), ((5, 2), (4, 1), (2, 0)), (4, 1)),
+    "all padding but one": ("contiguous", (1, 2, 3, 8), ((4, 5), (3, 4), (3, 4)), (4, 1)),
+    "8 columns of 4 channels": ("channels last", (1, 12, 8, 11), ((3, 3), (1, 1), (1, 1)), (4, 8)),
+    "4 columns of 8 channels": ("channels last", (1, 16, 20, 5), ((3, 4), (2, 1), (0, 2)), (8, 4)),
+    "2 columns, 9 rows": ("channels last", (2, 4, 12, 6), ((9, 7), (4, 3), (4, 3)), (4, 2)),
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_walks(name: str, ran: list) -> None:
+    """Q1, Q2 and G7: running sums down the rows, for either type, whatever lies outside."""
+    layout, shape, (window, start, end), lane = WALKS[name]
+    for turn, pair in enumerate(((torch.int8, torch.uint8), (torch.uint8, torch.int8))):
+        input = samples.LAYOUTS[layout](quantities.integers(*shape, dtype=pair[0]))
+        parameters = quantities.drawn(turn, shape[1], pair, ties=turn == 0)
+        pooling = oracle.Pooling(window, (1, 1), start, end, (1, 1))
+        for forms in (EACH, ["number"] * 4):
+            quantities.check(input, parameters, pooling, True, output_dtype=pair[1], forms=forms)
+    assert {kernel for kernel, _ in ran} == {"quantized_stream"}
+    # Each channel's own scale takes registers: fewer columns or shorter vectors then.
+    assert lane in {(how.constants["V"], how.constants["Q"]) for _, how in ran}
+    if "strips" in name:
+        assert ran[0][1].sizes[6] < shape[2]
+
+
+def test_what_is_walked(ran: list) -> None:
+    """One divisor and stride 1; anything else is unrolled."""
+    input = quantities.integers(1, 2, 9, 16, dtype=torch.uint8)
+    for window, include_padding, kernel in (
+        (((3, 3), (1, 1), (1, 1), (1, 1)), True, "quantized_stream"),
+        (((3, 5), (1, 1), (0, 0), (0, 0)), False, "quantized_stream"),
+        (((3, 3), (1, 1), (1, 1), (1, 1)), False, "quantized_tile"),
+        (((3, 3), (1, 2), (1, 1), (1, 1)), True, "quantized_tile"),
+        (((2, 3), (1, 1), (0, 0), (0, 0)), True, "quantized_tile"),
+    ):
+        pooling = oracle.Pooling(*window, (1, 1))
+        parameters = quantities.drawn(2, 2, (torch.uint8, torch.uint8), ties=True)
+        quantities.check(input, parameters, pooling, include_padding, forms=["number"] * 4)
+        assert ran[-1][0] == kernel
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
 def test_large_windows(layout: str, ran: list) -> None:
     """Q1 and Q6: axis by axis, requantized at the end."""
@@ -128,7 +172,7 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
         window = Window.directml(1, count, 1, count - 1, 0)
         size, channels = 1, len(quotients)
         problem = quantized_launch.QuantizedProblem(
-            window, (1, channels, size), (channels, 1, 1), (size,), True, False, True, (2, 0, 2, 0)
+            window, (1, channels, size), (channels, 1, 1), (size,), True, False, True, "interpreter", (2, 0, 2, 0)
         )
         *_, step = quantized_launch.quantized_steps(problem)
         assert step.kernel == "quantized_rescale"
@@ -175,7 +219,7 @@ def test_a_batch_makes_no_new_kernel() -> None:
         window = Window.directml(2, 3, 1, 1, 1)
         strides = torch.empty(shape, device="meta").stride()
         problem = quantized_launch.QuantizedProblem(
-            window, shape, strides, window.output_sizes(shape[2:]), True, False, False, (1, 1, 1, 1)
+            window, shape, strides, window.output_sizes(shape[2:]), True, False, False, "sm_90", (1, 1, 1, 1)
         )
         ((step),) = quantized_launch.quantized_steps(problem)
         return step.launch.constants

@@ -468,7 +468,6 @@ def quantized_linear_average_pooling(
     output_dtype: torch.dtype,
 ) -> Tensor:
     """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
-    from torch_dmlpool.kernels import quantized_average_pooling as kernels
     from torch_dmlpool.kernels import quantized_launch
 
     memory_format = operands.suggested_memory_format(input)
@@ -488,11 +487,14 @@ def quantized_linear_average_pooling(
         _is_aligned(input, output),
         memory_format is not torch.contiguous_format,
         include_padding,
+        _target(input),
         tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters),
     )
     source = input
     for step in quantized_launch.quantized_steps(problem):
-        kernel = getattr(kernels, step.kernel)
+        streamed = step.kernel == "quantized_stream"
+        module = "quantized_average_pooling_stream" if streamed else "quantized_average_pooling"
+        kernel = _kernel(module, step.kernel)
         if step.scratch:
             kind = torch.int64 if step.wide_sums else torch.int32
             sums = torch.empty(step.scratch, dtype=kind, device=input.device)

@@ -1,0 +1,339 @@
+"""Every launch of every operator is compiled for GPUs, though none is there.
+
+The interpreter runs code that no GPU's compiler takes, and sees none of the launches that are for GPUs alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+sass = pytest.importorskip("benchmarks.sass")
+
+import triton  # noqa: E402
+from triton._C.libtriton import ir  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource, make_backend  # noqa: E402
+
+from torch_dmlpool import kernels  # noqa: E402
+from torch_dmlpool.backends import triton_backend as backend  # noqa: E402
+from torch_dmlpool.window import Window  # noqa: E402
+
+TARGETS = {
+    "sm_90": (GPUTarget("cuda", 90, 32), "sm_90"),
+    "sm_80": (GPUTarget("cuda", 80, 32), "cuda"),
+    "sm_100": (GPUTarget("cuda", 100, 32), "sm_90"),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), "hip"),
+}
+"""Each with what the launches know it as."""
+MODES = ("ADJOINT", "KINDS", "LAYOUT", "MODE", "PACKED", "SCATTER", "WITH", "WITH_TAPS")
+"""What decides most of all which code of a kernel runs."""
+LONG_CODE = ("max_strips", "max_walk", "sum_walk")
+"""Kernels that take long to compile: some types are enough every day."""
+
+
+class Made(NamedTuple):
+    """A launch, and the names of its tensors' types; of a number its type."""
+
+    kernel: Any
+    launch: Any
+    operands: tuple[str | type, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+    def layout(self) -> tuple[object, ...]:
+        """The kernel, the type of its elements, and how they lie in memory."""
+        return self.name, self.operands[0], self.launch.constants.get("LAYOUT")
+
+    def main_form(self) -> tuple[object, ...]:
+        """The same and which of its code is meant."""
+        chosen = {name: value for name, value in self.launch.constants.items() if name in MODES}
+        if "WITH" in chosen:
+            chosen["WITH"] = chosen["WITH"] > 0
+        return self.name, self.operands[0], tuple(sorted(chosen.items()))
+
+    def form(self) -> tuple[object, ...]:
+        """The same with the types of all that it works on, and with every choice between two."""
+        constants = self.launch.constants
+        chosen = {name: value for name, value in constants.items() if type(value) is bool or name in (*MODES, "RANK")}
+        return self.name, self.operands, tuple(sorted(chosen.items()))
+
+    @property
+    def whole(self) -> str:
+        """All that is compiled differently."""
+        wide = [size >= 2**31 for size in self.launch.sizes]
+        return repr((self.name, self.operands, sorted(self.launch.constants.items()), self.launch.num_warps, wide))
+
+
+def source_of(made: Made) -> Any:
+    names = list(made.kernel.arg_names)
+    signature, attributes = {}, {}
+    for i, operand in enumerate(made.operands):
+        signature[names[i]] = {float: "fp32", int: "i32"}.get(operand) or sass.POINTERS[operand]
+        if isinstance(operand, str):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    for name, size in zip(names[len(signature) :], made.launch.sizes, strict=False):
+        signature[name] = "i32" if size < 2**31 else "i64"
+    for name in names[len(signature) :]:
+        signature[name] = "constexpr"
+    return ASTSource(fn=made.kernel, signature=signature, constexprs=dict(made.launch.constants), attrs=attributes)
+
+
+def compile_to_ir(made: Made, target: GPUTarget) -> None:
+    """No further than to Triton's own intermediate representation: where types have to fit."""
+    compiler = make_backend(target)
+    options = compiler.parse_options({"num_warps": made.launch.num_warps, "enable_fp_fusion": True})
+    context = ir.context()
+    ir.load_dialects(context)
+    compiler.load_dialects(context)
+    functions = compiler.get_codegen_implementation(options), compiler.get_module_map()
+    source_of(made).make_ir(target, options, *functions, context)
+
+
+def compile_wholly(made: Made, target: GPUTarget) -> None:
+    warps = made.launch.num_warps // (2 if target.backend == "hip" else 1)
+    binary = triton.compile(source_of(made), target=target, options={"num_warps": warps, "enable_fp_fusion": True})
+    assert binary.asm["hsaco" if target.backend == "hip" else "cubin"]
+
+
+SIZES = {1: [(4, 64, 4096), (3, 5, 4097)], 2: [(4, 64, 112, 112), (3, 5, 113, 113)], 3: [(4, 64, 32, 32, 32)]}
+MORE_SIZES = {1: [(3, 6, 4098)], 2: [(3, 6, 114, 114)], 3: [(2, 3, 33, 33, 33), (2, 6, 34, 34, 34)]}
+HUGE = (1, 1, 2**16, 2**16)
+WINDOWS = {
+    1: [(3, 1, 1), (70, 1, 35)],
+    2: [(2, 2, 0), (3, 1, 1), (3, 2, 1), (3, 1, 2, 2, 2), (3, 1, 4), (5, 1, 2), (6, 1, 3), (31, 1, 15), (70, 1, 35)],
+    3: [(2, 2, 0), (3, 1, 1), (31, 1, 15)],
+}
+MORE_WINDOWS = {
+    1: [(7, 1, 3), (2, 2, 0), (31, 2, 15), (13, 1, 12, 12, 2)],
+    2: [(size, 1, size // 2) for size in (2, 4, 7, 8, 9, 11, 13, 15, 16, 20, 64)]
+    + [(size, 2, 0) for size in (4, 5, 7, 17, 31)]
+    + [(size, 1, 0) for size in ((3, 1), (1, 3), (5, 3), (7, 9), (9, 7), (2, 16), (31, 3), (3, 31), (13, 20), 112)]
+    + [(3, 3, 0), (7, 7, 0), (7, 1, 6), (3, 2, 2, 2, 2), (5, 1, 6, 6, 3), (7, 1, 6, 6, 2), (13, 1, 12, 12, 2)],
+    3: [(3, 2, 1), (3, 1, 2, 2, 2), (5, 1, 2), (7, 1, 3), (16, 1, 8)],
+}
+"""Size, stride and padding before, then perhaps padding after and dilation."""
+
+
+def problems(dtype: torch.dtype, every: bool) -> Iterator[tuple[Tensor, Window]]:
+    """Tensors without memory beside windows: contiguous, channels last, of odd sizes, sliced, larger than 2³¹."""
+    for rank in (1, 2, 3):
+        tensors = [torch.empty(sizes, dtype=dtype, device="meta") for sizes in SIZES[rank]]
+        if every:
+            tensors += [torch.empty(sizes, dtype=dtype, device="meta") for sizes in MORE_SIZES[rank]]
+            tensors.append(tensors[0][..., ::2])
+        if rank > 1:
+            tensors += [samples.channels_last(one) for one in (tensors if every else tensors[:1])]
+        for size, stride, start, *rest in WINDOWS[rank] + (MORE_WINDOWS[rank] if every else []):
+            end, dilation = rest or (start, 1)
+            window = Window.directml(rank, size, stride, start, end, dilation)
+            for tensor in tensors:
+                try:
+                    window.output_sizes(tensor.shape[2:])
+                except ValueError:  # larger than what it would pool
+                    continue
+                yield tensor, window
+    yield torch.empty(HUGE, dtype=dtype, device="meta"), Window.directml(2, 3, 1, 1, 1)
+
+
+def maxima(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
+    for input, window in problems(dtype, every):
+        yield lambda input=input, window=window: backend.max_pooling(input, window)
+        yield lambda input=input, window=window: backend.max_pooling_with_taps(input, window)
+        yield lambda input=input, window=window: backend.max_pooling_with_indices(input, window, torch.int64, False)
+        yield lambda input=input, window=window: backend.max_pooling_with_indices(input, window, torch.int64, True)
+
+
+def gathered(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
+    for input, window in problems(dtype, every):
+        taps = backend.max_pooling_with_taps(input, window)[1]
+        yield lambda input=input, window=window, taps=taps: backend.max_pooling_gather(input, taps, window)
+        for of, in_plane in itertools.product(samples.INDEX_TYPES, (False, True)):
+            yield lambda given=(taps, input.shape[2:], window, of, in_plane): backend.max_pooling_indices(*given)
+
+
+def max_gradients(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
+    for input, window in problems(dtype, every):
+        values, taps = backend.max_pooling_with_taps(input, window)
+        for gradient in (values, values.contiguous()):
+            yield lambda input=input, window=window, taps=taps, gradient=gradient: backend.max_pooling_grad_from_taps(
+                gradient, taps, input.shape[2:], window, window.rank > 1 and input.stride(1) == 1
+            )
+
+
+def averages(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
+    for input, window in problems(dtype, every):
+        output = backend.average_pooling(input, window, True, None)
+        for given in ((True, None), (False, None), (True, 7)):
+            yield lambda input=input, window=window, given=given: backend.average_pooling(input, window, *given)
+            yield lambda input=input, window=window, given=given, output=output: backend.average_pooling_grad(
+                output, input.shape[2:], window, *given
+            )
+
+
+def quantized(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
+    for input, window in problems(dtype, every):
+        for results, channels in ((dtype, 1), (dtype, input.shape[1]), (torch.int8, 0), (torch.uint8, 0)):
+            scale = torch.empty(channels, device="meta") if channels else 0.5
+            zero, other = (torch.empty(channels, dtype=of, device="meta") if channels else 3 for of in (dtype, results))
+            yield (
+                lambda given=(input, scale, zero, scale, other, window, channels == 1, results): (
+                    backend.quantized_linear_average_pooling(*given)
+                )
+            )
+
+
+def bins(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
+    """Adaptive pooling and its gradients, and whatever moves elements by their positions."""
+    for shape in (one for sizes in (SIZES, MORE_SIZES if every else {}) for rank in sizes for one in sizes[rank]):
+        inputs = [torch.empty(shape, dtype=dtype, device="meta")]
+        if len(shape) > 3:
+            inputs.append(samples.channels_last(inputs[0]))
+        for input, size in itertools.product(inputs, (1, 7)):
+            yield from of_bins(input, (size,) * (len(shape) - 2))
+    yield from of_bins(torch.empty(HUGE, dtype=dtype, device="meta"), (7, 7))
+
+
+def of_bins(input: Tensor, sizes: tuple[int, ...]) -> Iterator[Callable[[], object]]:
+    plane, last = input.shape[2:], not input.is_contiguous()
+    values, positions = backend.adaptive_max_pooling(input, sizes)
+    yield lambda: backend.adaptive_max_pooling(input, sizes)
+    if input.dtype.is_floating_point:
+        yield lambda: backend.adaptive_average_pooling(input, sizes)
+        yield lambda: backend.adaptive_average_pooling_grad(values, plane)
+        yield lambda: backend.scatter_positions(values, positions, plane, True, last)
+    yield lambda: backend.scatter_positions(values, positions, plane, False, last)
+    yield lambda: backend.gather_positions(input, positions)
+    yield lambda: backend.unique_positions(positions, plane)
+
+
+Calls = Callable[[torch.dtype, bool], Iterator[Callable[[], object]]]
+FAMILIES: dict[str, tuple[Calls, list[torch.dtype]]] = {
+    "max": (maxima, samples.FLOATS + samples.INTEGERS),
+    "max gradient": (max_gradients, samples.FLOATS),
+    "gather": (gathered, [torch.float64, torch.float16, torch.int8]),
+    "average": (averages, samples.FLOATS),
+    "quantized": (quantized, [torch.int8, torch.uint8]),
+    "adaptive and positions": (bins, [*samples.FLOATS, torch.int8, torch.uint64]),
+}
+
+
+class Collector:
+    """Makes the backend launch as on a target, and keeps the launches instead of running them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Made] = []
+        self.target = ""
+        monkeypatch.setattr(backend, "_target", lambda _: self.target)
+        monkeypatch.setattr(backend, "_launch", self.launch)
+
+    def launch(self, kernel: object, launch: object, *operands: object) -> None:
+        names = (samples.name_of(one.dtype) if isinstance(one, Tensor) else type(one) for one in operands)
+        self.made.append(Made(kernel, launch, tuple(names)))
+
+    def __call__(self, family: str, dtype: torch.dtype, target: str, every: bool = False) -> list[Made]:
+        """Launches that are compiled differently, of a small or of a large choice of problems."""
+        self.target = target
+        calls, _ = FAMILIES[family]
+        result = {}
+        for call in calls(dtype, every):
+            self.made.clear()
+            call()
+            result.update({made.whole: made for made in self.made})
+        return list(result.values())
+
+
+@pytest.fixture
+def launches_of(monkeypatch: pytest.MonkeyPatch) -> Collector:
+    return Collector(monkeypatch)
+
+
+def first_of_each(launches: list[Made], form: Callable[[Made], object]) -> list[Made]:
+    """The first launch of each form: the shortest code, as windows are in order."""
+    result: dict[object, Made] = {}
+    for made in launches:
+        result.setdefault(form(made), made)
+    return list(result.values())
+
+
+def assert_compiles(launches: list[Made], target: str, compile: Callable[[Made, GPUTarget], None]) -> None:
+    assert launches
+    failures = []
+    for made in launches:
+        try:
+            compile(made, TARGETS[target][0])
+        except Exception as error:  # Triton's says where, not for which launch
+            failures.append(f"{made.whole}: {error}")
+    assert not failures, "\n".join(failures)
+
+
+EACH_TYPE = pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        pytest.param(family, dtype, id=f"{family}, {samples.name_of(dtype)}")
+        for family, (_, dtypes) in FAMILIES.items()
+        for dtype in dtypes
+    ],
+)
+
+
+THOROUGH = (torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.uint8)
+"""Types of which every mode of a kernel is compiled every day; of the others each kernel and layout is enough."""
+
+
+@EACH_TYPE
+def test_types_fit(family: str, dtype: torch.dtype, launches_of: Collector) -> None:
+    """G6, M7, Q1: every kernel becomes Triton's intermediate representation for every type, layout and mode."""
+    launches = launches_of(family, dtype, "sm_90")
+    if dtype not in (torch.bfloat16, torch.uint8):
+        launches = [made for made in launches if made.name not in LONG_CODE]
+    form = Made.main_form if dtype in THOROUGH else Made.layout
+    assert_compiles(first_of_each(launches, form), "sm_90", compile_to_ir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942"])
+@EACH_TYPE
+def test_all_types_fit(family: str, dtype: torch.dtype, target: str, launches_of: Collector) -> None:
+    """The same with every choice that a launch makes."""
+    launches = launches_of(family, dtype, TARGETS[target][1], every=target == "sm_90")
+    assert_compiles(first_of_each(launches, Made.form), target, compile_to_ir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_machine_code_of_some(family: str, target: str, launches_of: Collector) -> None:
+    """E7: launches drawn from a large choice of problems, other ones for each device, become machine code."""
+    _, dtypes = FAMILIES[family]
+    launches = [made for dtype in dtypes for made in launches_of(family, dtype, TARGETS[target][1], every=True)]
+    launches.sort(key=lambda made: zlib.crc32(f"{target} {made.whole}".encode()))
+    assert_compiles(launches[: 30 if family == "max" else 12], target, compile_wholly)
+
+
+def test_every_kernel_is_launched(launches_of: Collector) -> None:
+    """A new kernel is compiled here, too."""
+    launched = {
+        made.name
+        for family, (_, dtypes) in FAMILIES.items()
+        for dtype in (torch.float32, torch.int8)
+        if dtype in dtypes
+        for made in launches_of(family, dtype, "sm_90")
+    }
+    exist = set()
+    for module in pkgutil.iter_modules(kernels.__path__):
+        for one in vars(importlib.import_module(f"{kernels.__name__}.{module.name}")).values():
+            if getattr(one, "do_not_specialize", None):  # a kernel, not a function within one
+                exist.add(one.fn.__name__)
+    assert launched == exist
