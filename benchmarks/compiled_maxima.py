@@ -192,6 +192,9 @@ def max_rows() -> Iterator[Row]:
                     yield max_row(dtype, window, stride, taps=taps, channels_last=channels_last)
             for window, stride in ((2, 2), (3, 1), (3, 2), (5, 1), (7, 1)):
                 yield max_gradient_row(dtype, window, stride, channels_last=channels_last)
+        for dtype in ("bfloat16", "int8"):
+            for window, stride in ((2, 2), (3, 1), (3, 2), (5, 1), (7, 1)):
+                yield max_row(dtype, window, stride, channels_last=channels_last)
     for dtype in ("float32", "float16", "int8"):
         yield max_row(dtype, 3, 1, sizes=(113, 113))
         yield max_row(dtype, 3, 1, sizes=(32, 32, 32))

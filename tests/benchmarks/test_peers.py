@@ -13,7 +13,7 @@ pytest.importorskip("benchmarks.peers")
 
 from benchmarks import harness, memory, onnx_model, peers
 from benchmarks.bound import Absent, Bound
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import select
 
 SETTINGS = harness.Settings(torch.device("cpu"), rounds=1, row_seconds=0.0)
 PRESENT, ABSENT = peers.present("cpu", with_optional=False)
@@ -28,7 +28,7 @@ def reduced(row):
     return replace(row, sizes=(min(row.sizes[0], 2), min(row.sizes[1], 3), *spatial))
 
 
-REDUCED = list(dict.fromkeys(map(reduced, WORKLOADS)))
+REDUCED = list(dict.fromkeys(map(reduced, select("all"))))
 
 
 @pytest.mark.parametrize("row", REDUCED, ids=lambda row: row.name)

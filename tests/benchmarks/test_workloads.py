@@ -57,12 +57,28 @@ def test_published_rows_are_measured_in_float32_and_as_they_are_published() -> N
     assert all(row.name.removesuffix(f" {row.dtype}") in names for row in workloads.select("published"))
 
 
+def test_large_rows_in_every_type_and_layout() -> None:
+    """Windows of 2, 3, 5 and 7 forward, with indices and backward, of 31 forward; as many bytes in every type."""
+    rows = workloads.select("large")
+    for dtype in ("float32", "float16", "bfloat16", "int8"):
+        for window, modes in ((2, 3), (3, 3), (5, 3), (7, 3), (31, 1)):
+            found = [
+                row for row in rows if row.family == "max" and row.dtype == dtype and row.window == (window, window)
+            ]
+            expected = min(modes, 2) if dtype == "int8" else modes
+            assert len({row.mode for row in found}) == expected
+            assert {row.channels_last for row in found} == {False, True}
+            assert len({row.sizes for row in found}) == 1
+    assert len({row.sizes[0] * row.torch_dtype.itemsize for row in rows if row.window != (31, 31)}) == 1
+
+
 def test_selection() -> None:
     chosen = workloads.select("overhead, AlexNet, max 8x64x112x112 window 3/1 pad 1")
     assert {row.origin[:7] for row in chosen if "networks" in row.groups} == {"AlexNet"}
     assert any(row.mode == "recorded" for row in chosen)
     assert "max 8x64x112x112 window 3/1 pad 1 channels_last" in {row.name for row in chosen}
-    assert workloads.select("all") == list(ROWS)
+    assert workloads.select("all") == [row for row in ROWS if row.groups != ("large",)]
+    assert not [row for row in workloads.select("float16") if row.groups == ("large",)]
     with pytest.raises(ValueError, match="no row is named 'convolution'; groups are all, core, "):
         workloads.select("core,convolution")
     with pytest.raises(ValueError, match="no rows are named"):
