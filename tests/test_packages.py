@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 import types
@@ -23,6 +24,9 @@ from torch_dmlpool.packages import inlined_kernels
 triton = pytest.importorskip("triton")
 compiler = pytest.importorskip("triton.backends.compiler")
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler"
+)
 TARGET = compiler.GPUTarget("cuda", 90, 32)
 
 
@@ -41,11 +45,11 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What asks finds a CUDA device that Triton serves."""
     if torch.cuda.is_available():
         pytest.skip("a device is here, and would be asked")
-    from torch_dmlpool.backends import triton_backend
+    from torch_dmlpool.backends import triton_backend, triton_launches
 
     serving = {"cuda": triton_backend, "cpu": torch_backend}
     monkeypatch.setattr(backends, "serving", serving.__getitem__)
-    monkeypatch.setattr(triton_backend, "_generation", lambda _: 9)
+    monkeypatch.setattr(triton_launches, "_generation", lambda _: 9)
     triton.runtime.driver.set_active(Driver())
     yield
     triton.runtime.driver._active = None

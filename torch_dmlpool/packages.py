@@ -73,7 +73,7 @@ def _inline(
     for size in itertools.chain.from_iterable(sizes):
         if isinstance(size, torch.SymInt):
             raise ValueError(f"{name} depends on a dynamic size, {size}: kernels are inlined where sizes are numbers")
-    from torch_dmlpool.backends import triton_backend
+    from torch_dmlpool.backends import triton_launches
 
-    with triton_backend.recorded(), mode:
+    with triton_launches.recorded(), mode:
         return implementation(*arguments, **(options or {}))

@@ -18,6 +18,7 @@ import kernel_checks  # noqa: E402
 from assembly import of_tensors  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
+from torch_dmlpool.backends import triton_launches  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 
@@ -37,11 +38,11 @@ def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[
 
     monkeypatch.setattr(InterpreterBuilder, "create_fadd", as_gpus_add)
     monkeypatch.setattr(triton.language, "inline_asm_elementwise", of_tensors)
-    recorder = kernel_checks.Recorder(kernel_checks.backend._launch)
-    monkeypatch.setattr(kernel_checks.backend, "_launch", recorder)
+    recorder = kernel_checks.Recorder(triton_launches.launch)
+    monkeypatch.setattr(triton_launches, "launch", recorder)
 
     def aim_at(target: str) -> list[object]:
-        monkeypatch.setattr(kernel_checks.backend, "_target", lambda _: target)
+        monkeypatch.setattr(triton_launches, "target", lambda _: target)
         return recorder.record
 
     kernel_checks.forget_launches()
@@ -148,9 +149,9 @@ def test_launched_gradient(name: str, assembled: Callable[[str], list[object]]) 
 def test_targets(monkeypatch: pytest.MonkeyPatch, assembled: Callable[[str], list[object]]) -> None:
     """E7: before sm_80 no maximum keeps NaNs and there is no arithmetic of bfloat16: the twins run there."""
     tensor = types.SimpleNamespace(device=torch.device("cuda", 0))
-    aim = kernel_checks.backend._target
+    aim = triton_launches.target
     for generation, target in ((7, "sm_70"), (8, "cuda"), (9, "sm_90"), (12, "sm_90")):
-        monkeypatch.setattr(kernel_checks.backend, "_generation", lambda _, found=generation: found)
+        monkeypatch.setattr(triton_launches, "_generation", lambda _, found=generation: found)
         assert aim(tensor) == target
     record = assembled("sm_70")
     input = kernel_checks.awkward(1, 1, 3, 8, dtype=torch.float16)

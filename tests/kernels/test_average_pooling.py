@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_dmlpool.kernels import launch
 
+from torch_dmlpool.backends import triton_launches
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
@@ -24,13 +25,13 @@ DIVISORS = [(False, None), (True, None), (False, 7), (True, -3)]
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, launch.Launch]]:
     """Kernel and launch of every step that the calls of a test run."""
     record: list[tuple[str, launch.Launch]] = []
-    run = backend._launch
+    run = triton_launches.launch
 
     def recording(kernel: object, how: launch.Launch, *tensors: Tensor) -> None:
         record.append((kernel.fn.__name__, how))
         run(kernel, how, *tensors)
 
-    monkeypatch.setattr(backend, "_launch", recording)
+    monkeypatch.setattr(triton_launches, "launch", recording)
     return record
 
 

@@ -26,6 +26,7 @@ from triton.compiler import ASTSource, make_backend  # noqa: E402
 
 from torch_dmlpool import kernels  # noqa: E402
 from torch_dmlpool.backends import triton_backend as backend  # noqa: E402
+from torch_dmlpool.backends import triton_launches  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 TARGETS = {
@@ -235,8 +236,8 @@ class Collector:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Made] = []
         self.target = ""
-        monkeypatch.setattr(backend, "_target", lambda _: self.target)
-        monkeypatch.setattr(backend, "_launch", self.launch)
+        monkeypatch.setattr(triton_launches, "target", lambda _: self.target)
+        monkeypatch.setattr(triton_launches, "launch", self.launch)
 
     def launch(self, kernel: object, launch: object, *operands: object) -> None:
         names = (samples.name_of(one.dtype) if isinstance(one, Tensor) else type(one) for one in operands)

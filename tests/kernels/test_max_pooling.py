@@ -22,6 +22,7 @@ from torch_dmlpool.kernels import launch as shared_launch
 from torch_dmlpool.kernels import max_pooling_grad_launch
 from torch_dmlpool.kernels import max_pooling_launch as launches
 
+from torch_dmlpool.backends import triton_launches
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
@@ -30,8 +31,8 @@ backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     """What the calls of a test launch, in order."""
-    recorder = Recorder(backend._launch)
-    monkeypatch.setattr(backend, "_launch", recorder)
+    recorder = Recorder(triton_launches.launch)
+    monkeypatch.setattr(triton_launches, "launch", recorder)
     return recorder.record
 
 

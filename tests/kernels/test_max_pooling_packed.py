@@ -17,7 +17,6 @@ from kernel_checks import (
     assert_forward,
     assert_keyed,
     assert_packed,
-    backend,
     directml,
     lowest_and_awkward,
 )
@@ -25,12 +24,14 @@ from torch_dmlpool.kernels import launch as shared_launch
 from torch_dmlpool.kernels import max_pooling_launch as launches
 from torch_dmlpool.kernels import max_pooling_problem as problems
 
+from torch_dmlpool.backends import triton_launches
+
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     """What the calls of a test launch, in order."""
-    recorder = Recorder(backend._launch)
-    monkeypatch.setattr(backend, "_launch", recorder)
+    recorder = Recorder(triton_launches.launch)
+    monkeypatch.setattr(triton_launches, "launch", recorder)
     return recorder.record
 
 
@@ -68,7 +69,7 @@ ONE_BY_ONE = [
 )
 def test_the_same_one_by_one(name: str, ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """M1, M2, M7, E7: where nothing compares two numbers at once, each is compared alone, bfloat16 as float32."""
-    monkeypatch.setattr(backend, "_target", lambda _: "hip")
+    monkeypatch.setattr(triton_launches, "target", lambda _: "hip")
     dtype, sizes, window, layout, _ = PACKED[name]
     assert_forward(samples.LAYOUTS[layout](lowest_and_awkward(*sizes, dtype=dtype)), directml(len(sizes) - 2, *window))
     assert not any(one.launch.constants.get("PACKED") for one in ran)

@@ -12,7 +12,7 @@ import samples
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import triton_backend
+from torch_dmlpool.backends import triton_backend, triton_launches
 from torch_dmlpool.window import Window
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
@@ -62,7 +62,7 @@ def test_recorded(name: str, window: Window, monkeypatch: pytest.MonkeyPatch) ->
         return Launch()
 
     monkeypatch.setattr(torch.library, "wrap_triton", wrapped)
-    with triton_backend.recorded():
+    with triton_launches.recorded():
         found = CALLS[name](input, window)
     assert launched
     # What is only read may be named twice; the last operands are written.

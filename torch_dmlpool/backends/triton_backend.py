@@ -1,15 +1,11 @@
 """The Triton backend: allocate, choose the launch, launch. Kernels are imported inside the call: triton may be absent.
 
-A launch goes to the tensor's own device and that device's current stream; nothing waits for the device, and all memory
-comes from PyTorch's caching allocator, so CUDA graphs can capture every call.
+All memory comes from PyTorch's caching allocator, so that CUDA graphs can capture every call.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends import triton_launches
 from torch_dmlpool.backends.triton_positions import (
     adaptive_average_pooling,
     adaptive_average_pooling_grad,
@@ -45,78 +42,6 @@ __all__ = [
     "scatter_positions",
     "unique_positions",
 ]
-
-
-def _launch(kernel: Any, launch: Any, *tensors: Tensor) -> None:
-    """Run ``kernel`` over ``tensors`` as ``launch`` says; the device is made current only where it is not."""
-    if _records.get():
-        grid, warps = (launch.programs,), _warps(launch)
-        torch.library.wrap_triton(kernel)[grid](*tensors, *launch.sizes, **launch.constants, num_warps=warps)
-        return
-    device = tensors[0].device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        _run(kernel, launch, tensors, device.index)
-        return
-    with torch.cuda.device(device):
-        _run(kernel, launch, tensors, device.index)
-
-
-def _run(kernel: Any, launch: Any, tensors: tuple[Tensor, ...], device: int | None) -> None:
-    """Run a kernel on the current device; what Triton compiled for the same launch before is called directly.
-
-    All that Triton would look at again is in the launch but the tensors' types and whether they are aligned.
-    """
-    key: tuple[Any, ...] = (id(kernel), device)
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            key += (tensor.dtype, tensor.data_ptr() % 16 == 0)
-        else:  # a number: integers are part of what is compiled
-            key += (type(tensor), tensor if type(tensor) is int else None)
-    found = launch.compiled.get(key)
-    if found is not None:
-        compiled, constants = found
-        compiled[(launch.programs, 1, 1)](*tensors, *launch.sizes, *constants)
-        return
-    # Said aloud because Triton's default is about to change, and Triton 3.9 warns of that at every compilation.
-    options = {"num_warps": _warps(launch), "enable_fp_fusion": True}
-    compiled = kernel[(launch.programs,)](*tensors, *launch.sizes, **launch.constants, **options)
-    if compiled is not None:  # as it is in the interpreter
-        names = kernel.arg_names[len(tensors) + len(launch.sizes) :]
-        launch.compiled[key] = compiled, tuple(launch.constants[name] for name in names)
-
-
-def _warps(launch: Any) -> int:
-    """A lane per thread: AMD's wavefronts of 64 threads need half as many."""
-    warps: int = launch.num_warps
-    return warps // 2 if torch.version.hip else warps
-
-
-_records: ContextVar[bool] = ContextVar("whether launches are recorded", default=False)
-
-
-@contextmanager
-def recorded() -> Iterator[None]:
-    """Inside, launches on fake tensors become nodes of the graph that is being traced (``torch.library.wrap_triton``).
-
-    Memory is taken to be aligned, as it is where compiled graphs allocate it; of their inputs they see to it.
-    """
-    token = _records.set(True)
-    try:
-        yield
-    finally:
-        _records.reset(token)
-
-
-def _unused(tensor: Tensor) -> Tensor:
-    """What a kernel gets that neither reads nor writes it: ``tensor``, but in a graph nothing may be named twice."""
-    return torch.empty(1, dtype=tensor.dtype, device=tensor.device) if _records.get() else tensor
-
-
-def _is_aligned(*tensors: Tensor) -> bool:
-    """Whether every tensor starts at a multiple of 16 bytes: only then Triton emits its widest loads and stores."""
-    if _records.get():
-        return all(tensor.storage_offset() * tensor.itemsize % 16 == 0 for tensor in tensors)
-    return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
@@ -158,7 +83,7 @@ def _averages(
         source.stride(),
         tuple(target.shape[2:]),
         source.dtype,
-        _is_aligned(source, target),
+        triton_launches.is_aligned(source, target),
         memory_format is not torch.contiguous_format,
         adjoint,
         include_padding,
@@ -166,17 +91,17 @@ def _averages(
     )
     for step in steps:
         module = "average_pooling_walk" if step.kernel == "sum_walk" else "average_pooling"
-        kernel = _kernel(module, step.kernel)
+        kernel = triton_launches.kernel_named(module, step.kernel)
         if step.scratch or step.beside:
             accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
             scratch = torch.empty(step.scratch + step.beside, dtype=accumulated, device=source.device)
         if step.scratch:
-            _launch(kernel, step.launch, source, scratch)
+            triton_launches.launch(kernel, step.launch, source, scratch)
             source = scratch
         elif step.beside:
-            _launch(kernel, step.launch, source, target, scratch)
+            triton_launches.launch(kernel, step.launch, source, target, scratch)
         else:
-            _launch(kernel, step.launch, source, target)
+            triton_launches.launch(kernel, step.launch, source, target)
     return target
 
 
@@ -226,42 +151,33 @@ def _max_plan(
     return sizes, max_pooling_launch.max_passes(problem, encode)
 
 
-@lru_cache
-def _kernel(module: str, name: str) -> Any:
-    """A kernel by name; the statement ``import`` would cost each call some microseconds."""
-    return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
-
-
-def _target(tensor: Tensor) -> str:
-    """Which of the kernels' twins runs: inline assembly and its like are for CUDA alone."""
-    if tensor.device.type != "cuda":
-        return "interpreter"
-    if torch.version.hip:
-        return "hip"
-    generation = _generation(tensor.device.index)
-    return "sm_90" if generation >= 9 else "cuda" if generation == 8 else "sm_70"
-
-
-@lru_cache
-def _generation(device: int) -> int:
-    """The first part of a CUDA device's compute capability."""
-    return torch.cuda.get_device_capability(device)[0]
-
-
 def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Values, and beside them taps or indices of ``code_dtype`` as ``encode`` says (else the values once more)."""
     memory_format = operands.suggested_memory_format(input)
     input = input.resolve_neg()
-    aligned = _is_aligned(input)
+    aligned = triton_launches.is_aligned(input)
     sizes, passes = _max_plan(
-        window, encode, tuple(input.shape), input.stride(), input.dtype, aligned, _target(input), memory_format
+        window,
+        encode,
+        tuple(input.shape),
+        input.stride(),
+        input.dtype,
+        aligned,
+        triton_launches.target(input),
+        memory_format,
     )
     values = operands.empty(sizes, input, memory_format)
-    codes = _unused(values) if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
+    codes = (
+        triton_launches.unused(values)
+        if code_dtype is None
+        else operands.empty(sizes, input, memory_format, code_dtype)
+    )
     if not passes:
         return values, codes
     if passes[0].kernel == "max_windows":
-        _launch(_kernel("max_pooling", "max_windows"), passes[0].launch, input, values, codes)
+        triton_launches.launch(
+            triton_launches.kernel_named("max_pooling", "max_windows"), passes[0].launch, input, values, codes
+        )
         return values, codes
     from torch_dmlpool.kernels import max_pooling_axes, max_pooling_launch, max_pooling_walk, max_pooling_walk_launch
 
@@ -271,30 +187,34 @@ def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype 
     current, inner = input, input
     for step in passes:
         if step.kernel == "max_stream":
-            _launch(_kernel("max_pooling_stream", "max_stream"), step.launch, input, values, taps)
+            triton_launches.launch(
+                triton_launches.kernel_named("max_pooling_stream", "max_stream"), step.launch, input, values, taps
+            )
             break
         if step.kernel == "max_strips":
             scratch = torch.empty(step.scratch, dtype=input.dtype, device=input.device)
-            _launch(_kernel("max_pooling_strips", "max_strips"), step.launch, input, values, scratch)
+            triton_launches.launch(
+                triton_launches.kernel_named("max_pooling_strips", "max_strips"), step.launch, input, values, scratch
+            )
             break
         if step.kernel == "max_walk":
             kind = max_pooling_walk_launch.scratch_type(step.launch, str(input.dtype).removeprefix("torch."))
             between = torch.empty(step.scratch, dtype=getattr(torch, kind), device=input.device)
-            columns = _unused(between)
+            columns = triton_launches.unused(between)
             if step.launch.constants["MODE"] == max_pooling_walk_launch.PAIRS:
                 columns = torch.empty(step.scratch, dtype=torch.uint8, device=input.device)
-            _launch(max_pooling_walk.max_walk, step.launch, input, values, taps, between, columns)
+            triton_launches.launch(max_pooling_walk.max_walk, step.launch, input, values, taps, between, columns)
             break
         if step is passes[-1]:
             result, result_taps = values, taps
         else:
             result = torch.empty(step.elements, dtype=input.dtype, device=input.device)
-            result_taps = _unused(result)
+            result_taps = triton_launches.unused(result)
             if encode != max_pooling_launch.NO_TAPS:
                 # An empty window is marked by -1 until the last pass.
                 kind = torch.int16 if step.taps <= 2**15 else torch.int32
                 result_taps = torch.empty(step.elements, dtype=kind, device=input.device)
-        _launch(max_pooling_axes.max_axis, step.launch, current, inner, result, result_taps)
+        triton_launches.launch(max_pooling_axes.max_axis, step.launch, current, inner, result, result_taps)
         current, inner = result, result_taps
     if taps is not codes:
         _look_up(input, taps, codes, input.shape[2:], window, encode)
@@ -317,7 +237,7 @@ def _look_up(input: Tensor, taps: Tensor, result: Tensor, sizes: Sequence[int], 
         launch.five_strides(shape, result.stride()),
         encode,
     )
-    _launch(kernels.at_taps, lookup, input, taps, result)
+    triton_launches.launch(kernels.at_taps, lookup, input, taps, result)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
@@ -405,15 +325,15 @@ def _max_gradient(
         input_gradient.stride(),
         taps.stride(),
         gradient.dtype,
-        _is_aligned(input_gradient, taps),
-        _target(gradient),
+        triton_launches.is_aligned(input_gradient, taps),
+        triton_launches.target(gradient),
     )
     current, current_taps = input_gradient, taps
     for step in passes:
         module = "max_pooling_grad_words" if step.kernel.startswith("grad_words") else "max_pooling_grad"
-        kernel = _kernel(module, step.kernel)
+        kernel = triton_launches.kernel_named(module, step.kernel)
         if step.kernel != "grad_axis":
-            _launch(kernel, step.launch, current, current_taps, gradient)
+            triton_launches.launch(kernel, step.launch, current, current_taps, gradient)
             break
         result, result_taps = gradient, gradient
         if not step.launch.constants["LAST"]:
@@ -421,7 +341,7 @@ def _max_gradient(
             result = torch.empty(step.elements, dtype=scratch_type, device=gradient.device)
             kind = torch.int16 if step.taps <= 2**15 else torch.int32
             result_taps = torch.empty(step.elements, dtype=kind, device=gradient.device)
-        _launch(kernel, step.launch, current, current_taps, result, result_taps)
+        triton_launches.launch(kernel, step.launch, current, current_taps, result, result_taps)
         current, current_taps = result, result_taps
     return gradient
 
@@ -484,22 +404,22 @@ def quantized_linear_average_pooling(
         tuple(input.shape),
         input.stride(),
         sizes[2:],
-        _is_aligned(input, output),
+        triton_launches.is_aligned(input, output),
         memory_format is not torch.contiguous_format,
         include_padding,
-        _target(input),
+        triton_launches.target(input),
         tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters),
     )
     source = input
     for step in quantized_launch.quantized_steps(problem):
         streamed = step.kernel == "quantized_stream"
         module = "quantized_average_pooling_stream" if streamed else "quantized_average_pooling"
-        kernel = _kernel(module, step.kernel)
+        kernel = triton_launches.kernel_named(module, step.kernel)
         if step.scratch:
             kind = torch.int64 if step.wide_sums else torch.int32
             sums = torch.empty(step.scratch, dtype=kind, device=input.device)
-            _launch(kernel, step.launch, source, sums)
+            triton_launches.launch(kernel, step.launch, source, sums)
             source = sums
         else:
-            _launch(kernel, step.launch, source, output, *parameters)
+            triton_launches.launch(kernel, step.launch, source, output, *parameters)
     return output

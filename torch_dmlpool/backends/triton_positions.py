@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends import triton_launches
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -22,7 +23,6 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 
 
 def _averages(source: Tensor, target_sizes: Sequence[int], adjoint: bool) -> Tensor:
-    from torch_dmlpool.backends.triton_backend import _launch
     from torch_dmlpool.kernels import adaptive_pooling as kernels
     from torch_dmlpool.kernels import bins_launch
 
@@ -39,14 +39,13 @@ def _averages(source: Tensor, target_sizes: Sequence[int], adjoint: bool) -> Ten
     for step in passes:
         last = step is passes[-1]
         result = target if last else torch.empty(step.elements, dtype=accumulated, device=source.device)
-        _launch(kernels.sum_bins, step.launch, source, result)
+        triton_launches.launch(kernels.sum_bins, step.launch, source, result)
         source = result
     return target
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions, axis by axis."""
-    from torch_dmlpool.backends.triton_backend import _launch
     from torch_dmlpool.kernels import adaptive_pooling as kernels
     from torch_dmlpool.kernels import bins_launch
 
@@ -68,14 +67,13 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
         else:
             result = torch.empty(step.elements, dtype=input.dtype, device=input.device)
             result_positions = torch.empty(step.elements, dtype=positions.dtype, device=input.device)
-        _launch(kernels.max_bins, step.launch, source, found, result, result_positions)
+        triton_launches.launch(kernels.max_bins, step.launch, source, found, result, result_positions)
         source, found = result, result_positions
     return values, positions
 
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
-    from torch_dmlpool.backends.triton_backend import _launch
     from torch_dmlpool.kernels import bins_launch
     from torch_dmlpool.kernels import max_unpooling as kernels
 
@@ -87,8 +85,8 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
         dense = positions.contiguous()
         winners = torch.full((planes * plane,), -1, dtype=operands.position_dtype(outputs), device=positions.device)
         launch = bins_launch.unique_launch(planes, outputs, plane)
-        _launch(kernels.claim, launch, dense, winners)
-        _launch(kernels.settle, launch, dense, winners, unique)
+        triton_launches.launch(kernels.claim, launch, dense, winners)
+        triton_launches.launch(kernels.settle, launch, dense, winners, unique)
     return operands.settled(unique, operands.suggested_memory_format(positions))
 
 
@@ -102,7 +100,6 @@ def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of ``bins`` may meet, and are added up element by element."""
-    from torch_dmlpool.backends.triton_backend import _launch
     from torch_dmlpool.kernels import adaptive_pooling as kernels
     from torch_dmlpool.kernels import bins_launch
 
@@ -115,12 +112,11 @@ def scatter_positions(
         launch = bins_launch.bins_gradient(
             tuple(input.shape), input.stride(), positions.stride(), tuple(spatial_sizes), channels_last
         )
-        _launch(kernels.grad_bins, launch, input, positions, scattered)
+        triton_launches.launch(kernels.grad_bins, launch, input, positions, scattered)
     return scattered
 
 
 def _move(source: Tensor, positions: Tensor, target: Tensor, *, scatter: bool) -> Tensor:
-    from torch_dmlpool.backends.triton_backend import _launch
     from torch_dmlpool.kernels import bins_launch
     from torch_dmlpool.kernels import max_unpooling as kernels
 
@@ -129,5 +125,5 @@ def _move(source: Tensor, positions: Tensor, target: Tensor, *, scatter: bool) -
         launch = bins_launch.move_launch(
             tuple(positions.shape), tuple(sizes), source.stride(), positions.stride(), target.stride(), scatter
         )
-        _launch(kernels.move_positions, launch, source, positions, target)
+        triton_launches.launch(kernels.move_positions, launch, source, positions, target)
     return target
