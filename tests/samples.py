@@ -33,10 +33,11 @@ def ties(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
         # Negative zeros tie with positive ones (M2).
         signs = torch.where(torch.rand(sizes, generator=generator) < 0.5, -1.0, 1.0)
         return (small.double() * signs).to(dtype)
-    ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max], dtype=dtype)
+    # By numpy: PyTorch 2.11 lacks masks and torch.where for wide unsigned types on a CPU.
     values = (small + (2 if dtype in UNSIGNED else 0)).to(dtype)
-    chosen = torch.rand(sizes, generator=generator)
-    return torch.where(chosen < 0.2, ends[0], torch.where(chosen > 0.8, ends[1], values))
+    chosen, array = torch.rand(sizes, generator=generator).numpy(), values.numpy()
+    array[chosen < 0.2], array[chosen > 0.8] = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return values
 
 
 def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:

@@ -94,7 +94,7 @@ def test_atens_results_of_both_types_in_both_layouts(case: cases.Case, dtype: to
 def check_against_aten(case: cases.Case, dtype: torch.dtype, channels_last: bool) -> None:
     """Q1, Q5, A1 to A3: all of them but for ties, of which ATen has two kinds wrong.
 
-    It adds the zero point before it rounds to even, which shows where that is odd; and it multiplies by the rounded
+    It may add the zero point before it rounds to even, which shows where that is odd; and it multiplies by the rounded
     reciprocal of a divisor like 14, which loses ties whatever the zero point.
     """
     values = integers(2, CHANNELS, *case.sizes, dtype=dtype)
@@ -128,10 +128,11 @@ def test_ties_with_an_even_zero_point(dtype: torch.dtype, channels_last: bool) -
 
 
 def test_ties_with_an_odd_zero_point() -> None:
-    """Q1: half to even before the zero point is added. ATen adds it first: 13.5 becomes 14, where 0.5 becomes 0."""
+    """Q1: half to even before the zero point is added. ATen may add it first: 13.5 becomes 14, where 0.5 becomes 0."""
     tensor = per_tensor(torch.tensor([[[[13, 14], [13, 14]]]], dtype=torch.uint8), 0.3, 13)
     assert dmlpool.quantized_average_pooling(tensor, 2).int_repr().item() == 13
-    assert functional.avg_pool2d(tensor, 2).int_repr().item() == 14
+    # PyTorch 2.11 and 2.13 differ for a single channel, each by the number of channels and the layout.
+    assert functional.avg_pool2d(tensor, 2).int_repr().item() in (13, 14)
 
 
 # The integer operator on the same integers.

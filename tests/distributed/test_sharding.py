@@ -252,18 +252,22 @@ def test_compiled_whole(ranks: Ranks, backend: str) -> None:
     ranks.run(compiles, backend)
 
 
-def test_importing_the_package_does_not_load_dtensor_and_the_first_dtensor_loads_the_rules() -> None:
-    program = """
-import os, sys, tempfile, torch
+@pytest.mark.parametrize("mode", ["contextlib.nullcontext", "CommDebugMode"])
+def test_importing_the_package_does_not_load_dtensor_and_the_first_dtensor_loads_the_rules(mode: str) -> None:
+    """Below a dispatch mode too."""
+    program = f"""
+import contextlib, sys, tempfile, torch
 import torch_dmlpool as dmlpool
 dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
 assert not [name for name in sys.modules if name.startswith(("torch_dmlpool.distributed", "torch.distributed.tensor"))]
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
 with tempfile.TemporaryDirectory() as folder:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=0, world_size=1)
     shard = distribute_tensor(torch.ones(1, 1, 4, 4), init_device_mesh("cpu", (1,)), [Shard(2)])
-    print(dmlpool.max_pooling(shard, 2).placements)
+    with {mode}():
+        print(dmlpool.max_pooling(shard, 2).placements)
     dist.destroy_process_group()
 """
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)

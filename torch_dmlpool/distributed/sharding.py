@@ -318,7 +318,10 @@ def _local(tensor: DTensor) -> Tensor:
 
 
 def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
-    return tensor if tensor.placements == tuple(placements) else tensor.redistribute(placements=placements)
+    if tensor.placements == tuple(placements):
+        return tensor
+    # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a gradient.
+    return tensor.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
 
 
 def _of_channels(parameter: Tensor | None, channels: range | None, count: int) -> Tensor | None:

@@ -100,6 +100,9 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
             module.__class__, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
             for attribute, value in attributes.items():
                 setattr(module, attribute, value)
+            # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have been written to.
+            vars(module)["converted"] = True
+            del vars(module)["converted"]
         entries, text = (replaced, kind.__name__) if reason is None else (left, reason)
         entries.update(dict.fromkeys(names, text))
     return Conversion(model, replaced, left)

@@ -129,9 +129,11 @@ _PLAIN_STATES |= {_plain_dispatch_state()}
 
 def is_bare(*tensors: Tensor) -> bool:
     """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or compilation."""
-    if torch.compiler.is_compiling() or _plain_dispatch_state() not in _PLAIN_STATES:
+    if torch.compiler.is_compiling():
         return False
-    if forward_ad._current_level >= 0:
+    if _plain_dispatch_state() not in _PLAIN_STATES or forward_ad._current_level >= 0:
+        for tensor in tensors:
+            _meet(type(tensor))
         return False
     for tensor in tensors:
         kind = type(tensor)
