@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
@@ -50,11 +51,29 @@ def define(
     name = schema.split("(", 1)[0]
     _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, implementation, "CompositeExplicitAutograd")
+    if "ScalarType" in schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13":
+        fake = _refused_in_packages(name, fake)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
     implementations[name] = implementation
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
+
+
+def _refused_in_packages(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16."""
+
+    def refusing(*arguments: Any) -> Any:
+        inductor = sys.modules.get("torch._inductor.virtualized")
+        if inductor is not None and inductor.V.aot_compilation:
+            raise NotImplementedError(
+                f"{NAMESPACE}::{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
+                "as another one: use PyTorch 2.13, or take the program apart first, by its run_decompositions with "
+                "torch_dmlpool.decompositions.decompositions()"
+            )
+        return fake(*arguments)
+
+    return refusing
 
 
 def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverload:
