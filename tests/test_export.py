@@ -142,9 +142,7 @@ def test_packages_of_aot_inductor(tmp_path: Path) -> None:
     network, arguments = Apart(), inputs(5)
     path = tmp_path / "whole.pt2"
     if torch.torch_version.TorchVersion(torch.__version__) < "2.13":
-        with pytest.raises(
-            Exception, match="dmlpool::max_pooling_with_indices takes a data type"
-        ):
+        with pytest.raises(Exception, match="dmlpool::max_pooling_with_indices takes a data type"):
             torch._inductor.aoti_compile_and_package(program_of(network), package_path=str(path))
     else:
         torch._inductor.aoti_compile_and_package(program_of(network), package_path=str(path))
