@@ -145,7 +145,7 @@ def assert_no_spills(kernel: compiled.Kernel, code: sass.Code) -> None:
     if code.local == 0:
         assert code.stack == 0
         return
-    assert code.local <= 8, "spills"
+    assert code.local <= max(8, len(code.opcodes) // 40), "spills"
     how = kernel.launch
     roomy = sass.compiled(kernel.function, kernel.pointers, how.sizes, how.constants, how.num_warps, registers=255)
     assert sass.machine_code(roomy).local == 0, "spills"
