@@ -96,7 +96,7 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
         return None
     allowed = UNROLLED_STEPS if encode == NO_TAPS else UNROLLED_STEPS_WITH_TAPS
     layout, vector = max_vectors(problem)
-    if (launch := _packed_windows(problem, encode)) is not None:
+    if (launch := _packed_windows(problem, encode, layout, vector)) is not None:
         return launch
     if layout == COLUMNS:
         vector = gcd(vector, 8)  # sixteen columns of bytes would not stay in registers
@@ -126,10 +126,9 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
     return _windows(problem, encode, layout, vector, rows, columns, group, NOT_PACKED, asm, widened)
 
 
-def _packed_windows(problem: MaxProblem, encode: int) -> Launch | None:
+def _packed_windows(problem: MaxProblem, encode: int, layout: int, vector: int) -> Launch | None:
     """The same with two numbers to a word; None where they are not packed, or the window is too large."""
     axes, outputs = problem.axes, problem.outputs
-    layout, vector = max_vectors(problem)
     packing, vector = packed(problem, encode, layout, vector)
     if packing == NOT_PACKED:
         return None
@@ -161,7 +160,7 @@ def _windows(
     problem: MaxProblem, encode: int, layout: int, vector: int, rows: int, columns: int, group: int, packing: int,
     asm: bool, widened: bool,
 ) -> Launch:  # fmt: skip
-    """The launch of lanes that own ``rows`` rows by ``columns`` columns, or packing of columns."""
+    """The launch of lanes that own ``rows`` rows by ``columns`` columns, or pairs of columns."""
     axes, outputs = problem.axes, problem.outputs
     whole = layout != COLUMNS or outputs[2] % vector == 0
     n, c, d, h, w = problem.strides
@@ -328,11 +327,10 @@ _TALLEST_WITH_INDICES = {SCALAR: 9, COLUMNS: 9, CHANNELS: 5}
 @lru_cache(maxsize=4096)
 def max_passes(problem: MaxProblem, encode: int) -> tuple[Pass, ...]:
     """The launches of a max pooling: a walk in registers or with scratch, strips for values alone, or passes."""
-    one = max_stream(problem, encode)
+    tall = problem.axes.window[1] > _TALLEST_WITH_INDICES[max_vectors(problem)[0]]
+    one = max_stream(problem, TAPS if tall and encode in (PLANE_INDICES, INDICES) else encode)
     if one is None and encode == NO_TAPS:
         one = max_strips(problem)
-    if encode in (PLANE_INDICES, INDICES) and problem.axes.window[1] > _TALLEST_WITH_INDICES[max_vectors(problem)[0]]:
-        one = max_stream(problem, TAPS)
     if one is not None:
         return (one,)
     launch = max_windows(problem, encode)
@@ -360,7 +358,7 @@ def tap_lookup(
     innermost = 1 if channels_innermost else 4
     others = [stride for steps in (tap_strides, result_strides) for i, stride in enumerate(steps) if i != innermost]
     vector = 1
-    if tap_strides[innermost] <= 1 and result_strides[innermost] <= 1:  # 0 where there is but one
+    if tap_strides[innermost] == result_strides[innermost] == 1:
         vector = gcd(LOOKED_UP, planes[1] if channels_innermost else outputs[2], *others)
     lanes = prod((*planes, *outputs)) // vector
     spans = (in_plane_span(lengths, steps[2:]) for lengths, steps in (

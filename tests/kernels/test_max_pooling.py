@@ -295,3 +295,15 @@ def test_every_case(case: cases.Case) -> None:
     input = awkward(1, 2, *case.sizes)
     assert_forward(input, window_of(case.pooling))
     assert_gradient(input, window_of(case.pooling))
+
+
+def test_taps_that_are_one_element_along_a_row() -> None:
+    """M4, G7: neighbours are read together only where they lie side by side, not where they are the same element."""
+    window = Window.directml(2, 2, 1)
+    wide = (torch.arange(2 * 4 * 16).reshape(1, 2, 4, 16) * 7 // 3 % 4).to(torch.uint8)
+    taps = wide[..., :1].expand(1, 2, 4, 16)
+    for per_plane in (False, True):
+        found = backend.max_pooling_indices(taps, (5, 17), window, torch.int64, per_plane)
+        samples.assert_same(
+            found, backend.max_pooling_indices(taps.contiguous(), (5, 17), window, torch.int64, per_plane)
+        )
