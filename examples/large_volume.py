@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import torch_dmlpool as dmlpool
+import torch_dmlpool.distributed
 
 MEBIBYTE = 2**20
 SLAB = 8

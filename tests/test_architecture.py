@@ -19,7 +19,6 @@ ROOMS = [
     "distributed",
     "graphs",
     "decompositions",
-    "packages",
     "onnx",
     "nn",
     "quantized",
@@ -34,7 +33,6 @@ NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "functional", "kernels"},
     "graphs": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "backends", "kernels"},
-    "packages": {"onnx", "nn", "quantized", "functional", "kernels"},
     "onnx": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "nn": {"backends", "kernels", "ops"},
     "quantized": {"nn", "backends", "kernels"},
@@ -44,7 +42,7 @@ NOT_NEIGHBOURS = {
 }
 """nn and quantized call functional, functional calls ops, ops calls a backend; kernels know triton alone.
 
-distributed stands above the operators, which it teaches about DTensors; nothing imports it but the first DTensor."""
+distributed stands above the operators, which it teaches about DTensors; nothing imports it but the user."""
 
 
 def sources() -> dict[str, Path]:
@@ -74,7 +72,17 @@ def imports_of(name: str) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            found |= {_text_of(node.args[0])}
     return found
+
+
+def _text_of(name: ast.expr) -> str:
+    """The text of a name that is imported at run time, with a blank for each part that is computed."""
+    if isinstance(name, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else " " for part in name.values)
+    assert isinstance(name, ast.Constant), f"import_module of {ast.unparse(name)}: nobody can tell what it imports"
+    return name.value
 
 
 def rooms_of(imported: set[str]) -> set[str]:

@@ -173,7 +173,6 @@ PRIVATE_NAMES = {
     "torch._subclasses.fake_tensor.unset_fake_temporarily": {"distributed.exchange"},
     "torch._assert_async": {"distributed.exchange"},
     "torch._inductor.custom_graph_pass": {"graphs"},
-    "torch._subclasses.functional_tensor.FunctionalTensorMode": {"packages"},
     "torch._empty_affine_quantized": {"quantized"},
     "torch._empty_per_channel_affine_quantized": {"quantized"},
 }
@@ -185,7 +184,6 @@ PRIVATE_ATTRIBUTES = {
     "_opname": lambda: torch.ops.aten.add.Tensor._opname,
     "_modules": lambda: torch.nn.Sequential(torch.nn.ReLU())._modules["0"],
     "_set_replace_hook": lambda: torch.fx.symbolic_trace(torch.nn.ReLU())._set_replace_hook,
-    "_destroy": lambda: torch.library.Library("dmlpool", "FRAGMENT")._destroy,
 }
 """Attributes of PyTorch's objects, and how to find out that they are there."""
 OTHERS = {"_getframe"}

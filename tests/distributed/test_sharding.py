@@ -253,8 +253,8 @@ def test_compiled_whole(ranks: Ranks, backend: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["contextlib.nullcontext", "CommDebugMode"])
-def test_importing_the_package_does_not_load_dtensor_and_the_first_dtensor_loads_the_rules(mode: str) -> None:
-    """Below a dispatch mode too."""
+def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(mode: str) -> None:
+    """Below a dispatch mode too; importing the package and pooling plain tensors loads neither the rules nor DTensor."""
     program = f"""
 import contextlib, sys, tempfile, torch
 import torch_dmlpool as dmlpool
@@ -267,12 +267,17 @@ with tempfile.TemporaryDirectory() as folder:
     dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=0, world_size=1)
     shard = distribute_tensor(torch.ones(1, 1, 4, 4), init_device_mesh("cpu", (1,)), [Shard(2)])
     with {mode}():
+        try:
+            dmlpool.max_pooling(shard, 2)
+        except TypeError as error:
+            print("`import torch_dmlpool.distributed`" in str(error))
+        import torch_dmlpool.distributed
         print(dmlpool.max_pooling(shard, 2).placements)
     dist.destroy_process_group()
 """
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.strip() == "(Shard(dim=2),)"
+    assert finished.stdout.split("\n")[:2] == ["True", "(Shard(dim=2),)"]
 
 
 def pools_otherwise() -> None:
@@ -303,3 +308,21 @@ def pools_otherwise() -> None:
 
 def test_operators_without_a_window_and_composed_ones(ranks: Ranks) -> None:
     ranks.run(pools_otherwise)
+
+
+def numbers_bins() -> None:
+    whole = samples.ties(3, 4, 7, 9)
+    for dimension in (0, 1, 2):
+        shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)])
+        for sizes in ((3, 4), (7, 3), (1, 1)):
+            for index_dtype in (torch.int64, torch.int32):
+                request = {"return_indices": True, "index_dtype": index_dtype}
+                results = dmlpool.adaptive_max_pooling(shard, sizes, **request)
+                for result, expected in zip(
+                    results, dmlpool.adaptive_max_pooling(whole, sizes, **request), strict=True
+                ):
+                    samples.assert_same(result.full_tensor(), expected)
+
+
+def test_adaptive_maxima_have_indices_into_the_whole_tensor(ranks: Ranks) -> None:
+    ranks.run(numbers_bins)

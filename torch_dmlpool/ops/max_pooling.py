@@ -236,7 +236,7 @@ def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, 
         for size in spatial_sizes:
             plane = plane * size
         first = torch.arange(samples * channels, device=positions.device).mul_(plane)
-        first = first.view(samples, channels, *(1 for _ in spatial_sizes))
+        first = registration.replicated_like(first.view(samples, channels, *(1 for _ in spatial_sizes)), positions)
         positions = torch.where(positions < 0, positions, positions + first)
     return positions.to(index_dtype)
 

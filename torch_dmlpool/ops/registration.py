@@ -11,7 +11,6 @@ The private PyTorch names that this takes are used in this file alone.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType, TracebackType
@@ -152,27 +151,35 @@ def is_bare(*tensors: Tensor) -> bool:
         return False
     if _plain_dispatch_state() not in _PLAIN_STATES or forward_ad._current_level >= 0:
         for tensor in tensors:
-            _meet(type(tensor))
+            _require_rules(type(tensor))
         return False
     for tensor in tensors:
         kind = type(tensor)
         if kind is not Tensor and kind is not torch.nn.Parameter:
-            _meet(kind)
+            _require_rules(kind)
             return False
         if tensor.is_meta or tensor.is_neg():
             return False
     return True
 
 
-def _meet(kind: type[Tensor]) -> None:
-    """Load the package that teaches the operators what to do with a kind of tensor, when the first one comes."""
-    if kind.__module__.startswith("torch.distributed.tensor"):
-        importlib.import_module("torch_dmlpool.distributed")
+def _require_rules(kind: type[Tensor]) -> None:
+    """Refuse a DTensor before its sharding rules are imported."""
+    if kind.__module__.startswith("torch.distributed.tensor") and "torch_dmlpool.distributed" not in sys.modules:
+        raise TypeError(
+            "pooling a DTensor needs the sharding rules of torch_dmlpool.distributed: write "
+            "`import torch_dmlpool.distributed` once, in every process, before the first DTensor is pooled"
+        )
 
 
 def shards_of(tensor: Tensor) -> Any:
     """The placements of a DTensor; None for other tensors."""
     return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
+
+
+def replicated_like(tensor: Tensor, sharded: Tensor) -> Tensor:
+    """``tensor`` as one that all ranks have, for arithmetic with ``sharded`` if that is a DTensor."""
+    return tensor if shards_of(sharded) is None else type(sharded).from_local(tensor, sharded.device_mesh)  # type: ignore[attr-defined]
 
 
 def sharded_like(tensor: Tensor, placements: Any) -> Tensor:
