@@ -254,7 +254,7 @@ def test_compiled_whole(ranks: Ranks, backend: str) -> None:
 
 @pytest.mark.parametrize("mode", ["contextlib.nullcontext", "CommDebugMode"])
 def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(mode: str) -> None:
-    """Below a dispatch mode too; importing the package and pooling plain tensors loads neither the rules nor DTensor."""
+    """Below a dispatch mode too. Importing the package and pooling plain tensors loads neither rules nor DTensor."""
     program = f"""
 import contextlib, sys, tempfile, torch
 import torch_dmlpool as dmlpool
