@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from torch_dmlpool.backends import triton_backend, triton_launches
+from torch_dmlpool.backends import triton as triton_backend
 from torch_dmlpool.window import Window
 
 
@@ -56,7 +56,7 @@ def microseconds(call: object, repetitions: int = 400, rounds: int = 15) -> floa
 
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
-    triton_launches.target = lambda _: "sm_90"
+    triton_backend.target = lambda _: "sm_90"
     input = torch.zeros(2, 8, 32, 32)
     window = Window.directml(2, 3, 2, 1, 1)
     output, taps = triton_backend.max_pooling_with_taps(input, window)

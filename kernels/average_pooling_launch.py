@@ -11,7 +11,7 @@ from .average_pooling_walk_launch import average_walk
 from .launch import (
     LANES,
     Axes,
-    Launch,
+    EarlierLaunch,
     covering,
     divided,
     five_strides,
@@ -120,7 +120,7 @@ def _average_tile(problem: AverageProblem, axes: Axes) -> Step | None:
         "WIDE": is_wide(axes, input_sizes, output_sizes, lanes, *span),
     }  # fmt: skip
     runtime = (lanes, *lengths, *strides, *ends, tiles[2], tiles[1], tiles[0])
-    return Step("sum_tile", Launch(divided(lanes, LANES), runtime, constants), 0)
+    return Step("sum_tile", EarlierLaunch(divided(lanes, LANES), runtime, constants), 0)
 
 
 def _fitting_tile(
@@ -203,7 +203,7 @@ def _average_loops(problem: AverageProblem, axes: Axes) -> tuple[Step, ...]:
             "COUNT": count, "DIVISOR": divisor_ if last else 1,
             "B": LANES, "WIDE": wide,
         }  # fmt: skip
-        steps.append(Step("sum_axis", Launch(divided(lanes, LANES), runtime, constants), 0 if last else lanes))
+        steps.append(Step("sum_axis", EarlierLaunch(divided(lanes, LANES), runtime, constants), 0 if last else lanes))
         shape = result
         dense = 1
         for i in reversed(order):

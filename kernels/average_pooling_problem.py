@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .launch import Launch
+from .launch import EarlierLaunch
 
 
 class AverageProblem(NamedTuple):
@@ -28,7 +28,7 @@ class Step:
     """One kernel of a sequence; each reads what the one before has written."""
 
     kernel: str
-    launch: Launch
+    launch: EarlierLaunch
     scratch: int = 0  # elements of scratch that it writes instead of the target
     beside: int = 0  # elements of scratch that it needs beside the target
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .average_pooling_problem import AverageProblem, Step, divisor
-from .launch import LANES, Axes, Launch, five_strides, in_plane_span, is_wide, three_sizes, vector_width
+from .launch import LANES, Axes, EarlierLaunch, five_strides, in_plane_span, is_wide, three_sizes, vector_width
 from .sums import core_is_shallow
 from .walks import SECTOR_BYTES, walk_of_channels, walk_of_planes
 
@@ -83,4 +83,4 @@ def average_walk(problem: AverageProblem, axes: Axes) -> Step | None:
     }  # fmt: skip
     runtime = (*walk, lines, batch * channels, *lengths, *strides)
     beside = walk.scratch(turn, elements) + walk.programs * (walk.width + table)
-    return Step("sum_walk", Launch(walk.programs, runtime, constants), beside=beside)
+    return Step("sum_walk", EarlierLaunch(walk.programs, runtime, constants), beside=beside)

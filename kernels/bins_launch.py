@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from .launch import LANES, WIDE_FROM, Launch, divided, five_strides, in_plane_span, three_sizes
+from .launch import LANES, WIDE_FROM, EarlierLaunch, divided, five_strides, in_plane_span, three_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One axis; each pass reads what the one before has written, and the last writes the result."""
 
-    launch: Launch
+    launch: EarlierLaunch
     elements: int
 
 
@@ -62,7 +62,7 @@ def bin_passes(
         if with_steps:
             runtime = (*runtime, prod(sizes[axis + 1 :]))
             per_pass["FIRST"] = axis == axes[0]
-        passes.append(Pass(Launch(divided(lanes, LANES), runtime, per_pass), lanes))
+        passes.append(Pass(EarlierLaunch(divided(lanes, LANES), runtime, per_pass), lanes))
         current, dense = result, 1
         for i in reversed(order):
             current_strides[i] = dense
@@ -76,7 +76,7 @@ def bins_gradient(
     position_strides: tuple[int, ...],
     target_sizes: tuple[int, ...],
     channels_last: bool,
-) -> Launch:
+) -> EarlierLaunch:
     """One lane per element of the gradient, which is dense."""
     outputs, sizes = three_sizes(shape[2:]), three_sizes(target_sizes)
     gradient, positions = five_strides(shape, strides), five_strides(shape, position_strides)
@@ -92,14 +92,16 @@ def bins_gradient(
         >= WIDE_FROM
     )
     runtime = (lanes, shape[1], *sizes, *outputs, *bounds, *gradient, *positions)
-    return Launch(divided(lanes, LANES), runtime, {"CHANNELS_INNERMOST": channels_last, "B": LANES, "WIDE": wide})
+    return EarlierLaunch(
+        divided(lanes, LANES), runtime, {"CHANNELS_INNERMOST": channels_last, "B": LANES, "WIDE": wide}
+    )
 
 
-def unique_launch(planes: int, outputs: int, plane: int) -> Launch:
+def unique_launch(planes: int, outputs: int, plane: int) -> EarlierLaunch:
     """One lane per position, for both kernels."""
     lanes = planes * outputs
     wide = max(lanes + LANES, plane) >= WIDE_FROM
-    return Launch(divided(lanes, LANES), (lanes, outputs, plane), {"B": LANES, "WIDE": wide})
+    return EarlierLaunch(divided(lanes, LANES), (lanes, outputs, plane), {"B": LANES, "WIDE": wide})
 
 
 def move_launch(
@@ -109,7 +111,7 @@ def move_launch(
     position_strides: tuple[int, ...],
     target_strides: tuple[int, ...],
     scatter: bool,
-) -> Launch:
+) -> EarlierLaunch:
     """One lane per position of ``shape``, in the order in which the target, or the scatter's source, lies in memory."""
     outputs, planes = three_sizes(shape[2:]), three_sizes(sizes)
     whole = (*shape[:2], *sizes)
@@ -123,4 +125,4 @@ def move_launch(
     runtime = (lanes, shape[1], *outputs, *planes, *source, *positions, *target)
     innermost = near[1] == 1 and near[4] > 1
     constants = {"SCATTER": scatter, "CHANNELS_INNERMOST": innermost, "B": LANES, "WIDE": wide}
-    return Launch(divided(lanes, LANES), runtime, constants)
+    return EarlierLaunch(divided(lanes, LANES), runtime, constants)

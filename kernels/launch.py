@@ -21,6 +21,29 @@ WIDE_FROM = 2**31 - 2**24  # 32-bit arithmetic below this; the margin holds the 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not): plain, hashable data.
+
+    A kernel takes its tensors (and numbers), then ``sizes``, then ``constants`` by name. ``backends.triton.launch``
+    runs one. With ``triton.compile`` it compiles for any target: the signature is the tensors' pointers and
+    ``size_types``, the constants are ``dict(constants)``, and sizes are never specialised.
+    """
+
+    kernel: str  # module and function in torch_dmlpool.kernels: "max_pooling.max_tile"
+    programs: int
+    sizes: tuple[int, ...]
+    constants: tuple[tuple[str, Any], ...]
+    size_types: tuple[str, ...]  # "i32" or "i64"
+    num_warps: int = 4
+
+    @classmethod
+    def of_lanes(cls, kernel: str, lanes: int, sizes: tuple[int, ...], constants: dict[str, Any]) -> Launch:
+        """As many programs of ``LANES`` lanes as cover ``lanes``; constants get ``B``, the lanes of a program."""
+        types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in sizes)
+        return cls(kernel, divided(lanes, LANES), sizes, (*constants.items(), ("B", LANES)), types)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierLaunch:
     """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not)."""
 
     programs: int

@@ -9,7 +9,7 @@ from torch_dmlpool.kernels.launch import (
     CUDA,
     LANES,
     Axes,
-    Launch,
+    EarlierLaunch,
     covering,
     divided,
     in_plane_span,
@@ -47,7 +47,7 @@ def grad_passes(problem: GradProblem) -> tuple[Pass, ...]:
     return _grad_axes(problem)
 
 
-def _grad_windows(problem: GradProblem) -> Launch | None:
+def _grad_windows(problem: GradProblem) -> EarlierLaunch | None:
     axes, sizes, outputs = problem.axes, problem.sizes, problem.outputs
     extents = [(window - 1) * dilation + 1 for window, dilation in zip(axes.window, axes.dilation, strict=True)]
     if max(extents) > UNROLLED_EXTENT or max(axes.stride) > 4:
@@ -92,7 +92,7 @@ def _grad_windows(problem: GradProblem) -> Launch | None:
     lanes = groups * divided(sizes[0], axes.stride[0]) * divided(sizes[1], rows) * divided(sizes[2], columns)
     if layout == COLUMNS:
         width, out_width = width // store, out_width // vector
-    return Launch(
+    return EarlierLaunch(
         programs=divided(lanes, LANES),
         sizes=(lanes, channels, *sizes[:2], width, *outputs[:2], out_width, *runtime),
         constants=dict(
@@ -177,7 +177,7 @@ def grad_words(problem: GradProblem) -> Pass | None:
         return None
     if is_wide(axes, sizes, outputs, lanes, *spans):
         return None
-    launch = Launch(
+    launch = EarlierLaunch(
         programs=divided(lanes, LANES), sizes=(lanes, channels, *lengths, extent, *strides), constants=constants
     )
     elements = prod((*problem.planes, *sizes))
@@ -246,7 +246,7 @@ def _grad_axes(problem: GradProblem) -> tuple[Pass, ...]:
         lanes = prod(result)
         one = Axes(*((value,) for value in (window, stride, start, 0, dilation)))  # type: ignore[arg-type]
         in_axis_order = [*others, 2 + axis]
-        launch = Launch(
+        launch = EarlierLaunch(
             programs=divided(lanes, LANES),
             sizes=(
                 lanes, *(result[i] for i in others[1:]), size, outputs,

@@ -9,7 +9,7 @@ from torch_dmlpool.kernels.launch import (
     CUDA,
     LANES,
     Axes,
-    Launch,
+    EarlierLaunch,
     divided,
     in_plane_span,
     is_wide,
@@ -88,7 +88,7 @@ def max_block(layout: int, vector: int, axes: Axes, outputs: tuple[int, int, int
     return rows, columns
 
 
-def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
+def max_windows(problem: MaxProblem, encode: int) -> EarlierLaunch | None:
     """The unrolled kernel's launch; None where the window is too large for straight-line code."""
     axes, outputs = problem.axes, problem.outputs
     extents = [(window - 1) * dilation + 1 for window, dilation in zip(axes.window, axes.dilation, strict=True)]
@@ -126,7 +126,7 @@ def max_windows(problem: MaxProblem, encode: int) -> Launch | None:
     return _windows(problem, encode, layout, vector, rows, columns, group, NOT_PACKED, asm, widened)
 
 
-def _packed_windows(problem: MaxProblem, encode: int, layout: int, vector: int) -> Launch | None:
+def _packed_windows(problem: MaxProblem, encode: int, layout: int, vector: int) -> EarlierLaunch | None:
     """The same with two numbers to a word; None where they are not packed, or the window is too large."""
     axes, outputs = problem.axes, problem.outputs
     packing, vector = packed(problem, encode, layout, vector)
@@ -159,7 +159,7 @@ def _numbers(axes: Axes, rows: int, columns: int) -> int:
 def _windows(
     problem: MaxProblem, encode: int, layout: int, vector: int, rows: int, columns: int, group: int, packing: int,
     asm: bool, widened: bool,
-) -> Launch:  # fmt: skip
+) -> EarlierLaunch:  # fmt: skip
     """The launch of lanes that own ``rows`` rows by ``columns`` columns, or pairs of columns."""
     axes, outputs = problem.axes, problem.outputs
     whole = layout != COLUMNS or outputs[2] % vector == 0
@@ -184,7 +184,7 @@ def _windows(
         wide_spans = in_plane_span(problem.sizes, (d, h, w)), in_plane_span(outputs, (yd, yh, yw))
     across = vector if layout == COLUMNS else columns
     lanes = groups * outputs[0] * divided(outputs[1], rows) * divided(outputs[2], across)
-    return Launch(
+    return EarlierLaunch(
         programs=divided(lanes, LANES),
         sizes=(lanes, channels, *problem.sizes[:2], width, *outputs, *strides, *out_strides),
         constants=dict(
@@ -235,7 +235,7 @@ def max_axes(problem: MaxProblem, with_taps: bool) -> tuple[Pass, ...]:
         lengths[-1] //= vector
         lanes = prod(lengths) * divided(outputs, rows)
         one = Axes(*((value,) for value in (window, stride, start, 0, dilation)))  # type: ignore[arg-type]
-        launch = Launch(
+        launch = EarlierLaunch(
             programs=divided(lanes, LANES),
             sizes=(
                 lanes, *lengths[1:], size, outputs, min(window, divided(size, dilation)),
@@ -305,7 +305,7 @@ def max_strips(problem: MaxProblem) -> Pass | None:
     spans = in_plane_span(problem.sizes, problem.strides[2:]), in_plane_span(outputs, problem.output_strides[2:])
     if is_wide(axes, problem.sizes, outputs, strips, own, *spans):
         return None
-    launch = Launch(
+    launch = EarlierLaunch(
         programs=programs,
         sizes=(
             strips, programs, problem.planes[1], problem.sizes[1], problem.sizes[2] // vector, outputs[1],
@@ -352,7 +352,7 @@ def tap_lookup(
     tap_strides: tuple[int, ...],
     result_strides: tuple[int, ...],
     encode: int,
-) -> Launch:
+) -> EarlierLaunch:
     """What taps point at: elements (``NO_TAPS``) or indices."""
     channels_innermost = result_strides[1] == 1
     innermost = 1 if channels_innermost else 4
@@ -363,7 +363,7 @@ def tap_lookup(
     lanes = prod((*planes, *outputs)) // vector
     spans = (in_plane_span(lengths, steps[2:]) for lengths, steps in (
         (sizes, strides), (outputs, tap_strides), (outputs, result_strides)))  # fmt: skip
-    return Launch(
+    return EarlierLaunch(
         programs=divided(lanes, LANES),
         sizes=(
             lanes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-from torch_dmlpool.kernels.launch import CUDA, Axes, Launch, vector_width
+from torch_dmlpool.kernels.launch import CUDA, Axes, EarlierLaunch, vector_width
 
 SCALAR, COLUMNS, CHANNELS = 0, 1, 2  # how a lane's block is loaded; the same numbers as in kernels/max_pooling_rows.py
 NO_TAPS, TAPS, PLANE_INDICES, INDICES = 0, 1, 2, 3  # what is stored beside the values; the kernel's numbers too
@@ -51,7 +51,7 @@ class Pass(NamedTuple):
     """One launch of a sequence; each reads what the one before has written."""
 
     kernel: str
-    launch: Launch
+    launch: EarlierLaunch
     elements: int  # of the result
     taps: int  # taps of the part of the window that has been (or is still to be) pooled
     scratch: int = 0  # elements that the launch wants beside its result

@@ -7,7 +7,7 @@ from math import gcd, prod
 from torch_dmlpool.kernels.launch import (
     CUDA,
     LANES,
-    Launch,
+    EarlierLaunch,
     divided,
     in_plane_span,
     is_wide,
@@ -153,7 +153,7 @@ def max_stream(problem: MaxProblem, encode: int) -> Pass | None:
     group = shared_by(across, width, 1, 1)
     if layout == COLUMNS and vector >= 8 and mode == VALUES:
         group = min(group, {3: 1, 7: 2}.get(width, group))  # wider sharing unpacks the halves
-    launch = Launch(
+    launch = EarlierLaunch(
         programs=divided(lanes, LANES),
         sizes=(lanes, channels, problem.sizes[1], columns, outputs[1], out_columns, rows, *strides),
         constants={

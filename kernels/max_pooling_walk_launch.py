@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from .launch import CUDA, LANES, Launch, in_plane_span, is_wide, vector_width
+from .launch import CUDA, LANES, EarlierLaunch, in_plane_span, is_wide, vector_width
 from .max_pooling_problem import (
     CHANNELS,
     COLUMNS,
@@ -92,7 +92,7 @@ def max_walk(problem: MaxProblem, encode: int) -> Pass | None:
     if is_wide(axes, problem.sizes, outputs, walk.tasks, *spans):
         return None
     half = problem.floating and size == 2
-    launch = Launch(
+    launch = EarlierLaunch(
         programs=walk.programs,
         sizes=(*walk, lines, planes, *lengths, *strides),
         constants={
@@ -105,7 +105,7 @@ def max_walk(problem: MaxProblem, encode: int) -> Pass | None:
     return Pass("max_walk", launch, prod((*problem.planes, *outputs)), prod(axes.window), scratch=scratch)
 
 
-def scratch_type(launch: Launch, dtype: str) -> str:
+def scratch_type(launch: EarlierLaunch, dtype: str) -> str:
     """The type of what a walk writes in between: keys, or values as they are compared."""
     if launch.constants["MODE"] == KEYS:
         return "int32"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .launch import (
     LANES,
     Axes,
-    Launch,
+    EarlierLaunch,
     divided,
     five_strides,
     in_plane_span,
@@ -47,7 +47,7 @@ class Step:
     """One kernel of a sequence; each reads what the one before has written."""
 
     kernel: str
-    launch: Launch
+    launch: EarlierLaunch
     scratch: int = 0  # elements of scratch that it writes instead of the output
     wide_sums: bool = False  # whether those are 64-bit
 
@@ -105,7 +105,7 @@ def _tile(problem: QuantizedProblem, axes: Axes) -> Step | None:
         "WIDE": is_wide(axes, sizes, outputs, lanes, *span), "ASM": problem.target == "sm_90",
     }  # fmt: skip
     runtime = (lanes, *lengths, *strides, *ends, tiles[2], tiles[1], tiles[0])
-    return Step("quantized_tile", Launch(divided(lanes, LANES), runtime, constants))
+    return Step("quantized_tile", EarlierLaunch(divided(lanes, LANES), runtime, constants))
 
 
 def _stream(problem: QuantizedProblem, axes: Axes) -> Step | None:
@@ -142,7 +142,7 @@ def _stream(problem: QuantizedProblem, axes: Axes) -> Step | None:
         "KH": height, "KW": width, "PH": axes.start[1], "PW": axes.start[2], "KINDS": problem.kinds, "Q": across,
         "V": vector, "LAYOUT": 0 if columns else 1, "B": LANES, "ASM": problem.target == "sm_90",
     }  # fmt: skip
-    return Step("quantized_stream", Launch(divided(lanes, LANES), (lanes, *lengths, rows, *counted), constants))
+    return Step("quantized_stream", EarlierLaunch(divided(lanes, LANES), (lanes, *lengths, rows, *counted), constants))
 
 
 def _lane_of_stream(problem: QuantizedProblem, vector: int) -> tuple[int, int] | None:
@@ -234,7 +234,7 @@ def _loops(problem: QuantizedProblem, axes: Axes) -> tuple[Step, ...]:
             window, stride, start, dilation, min(window, divided(sizes[axis], dilation)),
         )  # fmt: skip
         constants = {"AXIS": order.index(2 + axis), "B": LANES, "WIDE": wide}
-        steps.append(Step("quantized_axis", Launch(divided(lanes, LANES), runtime, constants), lanes, wide_sums))
+        steps.append(Step("quantized_axis", EarlierLaunch(divided(lanes, LANES), runtime, constants), lanes, wide_sums))
         shape, dense = result, 1
         for i in reversed(order):
             strides[i] = dense
@@ -248,5 +248,5 @@ def _loops(problem: QuantizedProblem, axes: Axes) -> tuple[Step, ...]:
         "LAYOUT": 1 if problem.channels_last else 0, "COUNT": 2 if problem.include_padding else 1,
         "KINDS": problem.kinds, "B": LANES, "WIDE": is_wide(axes, sizes, outputs, lanes),
     }  # fmt: skip
-    steps.append(Step("quantized_rescale", Launch(divided(lanes, LANES), runtime, constants)))
+    steps.append(Step("quantized_rescale", EarlierLaunch(divided(lanes, LANES), runtime, constants)))
     return tuple(steps)

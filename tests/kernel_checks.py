@@ -17,7 +17,7 @@ from torch_dmlpool.kernels import max_pooling_launch as launches
 
 from torch_dmlpool.window import Window
 
-backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
 LAYOUTS = {
     max_pooling_problem.SCALAR: "scalar",

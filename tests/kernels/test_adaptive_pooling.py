@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_dmlpool.kernels import bins_launch
 
-backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
 ADAPTED = {
     "line": ((13,), (5,)),

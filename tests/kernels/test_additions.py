@@ -13,7 +13,7 @@ import samples
 import torch
 from kernel_checks import Recorder, backend
 
-from torch_dmlpool.backends import triton_launches
+from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
 interpreter = pytest.importorskip("triton.runtime.interpreter")
@@ -29,8 +29,8 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Floating additions count; the record of what the calls of the test launch."""
     builder = interpreter.InterpreterBuilder
     monkeypatch.setattr(builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper))
-    recorder = Recorder(triton_launches.launch)
-    monkeypatch.setattr(triton_launches, "launch", recorder)
+    recorder = Recorder(triton_launches.earlier_launch)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recorder)
     return recorder
 
 

@@ -18,7 +18,7 @@ import kernel_checks  # noqa: E402
 from assembly import of_tensors  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
-from torch_dmlpool.backends import triton_launches  # noqa: E402
+from torch_dmlpool.backends import triton as triton_launches  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 
@@ -38,8 +38,8 @@ def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[
 
     monkeypatch.setattr(InterpreterBuilder, "create_fadd", as_gpus_add)
     monkeypatch.setattr(triton.language, "inline_asm_elementwise", of_tensors)
-    recorder = kernel_checks.Recorder(triton_launches.launch)
-    monkeypatch.setattr(triton_launches, "launch", recorder)
+    recorder = kernel_checks.Recorder(triton_launches.earlier_launch)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recorder)
 
     def aim_at(target: str) -> list[object]:
         monkeypatch.setattr(triton_launches, "target", lambda _: target)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch_dmlpool.kernels import launch
 
-from torch_dmlpool.backends import triton_launches
+from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
-backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
 DIVISORS = [(False, None), (True, None), (False, 7), (True, -3)]
 
@@ -25,13 +25,13 @@ DIVISORS = [(False, None), (True, None), (False, 7), (True, -3)]
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, launch.Launch]]:
     """Kernel and launch of every step that the calls of a test run."""
     record: list[tuple[str, launch.Launch]] = []
-    run = triton_launches.launch
+    run = triton_launches.earlier_launch
 
     def recording(kernel: object, how: launch.Launch, *tensors: Tensor) -> None:
         record.append((kernel.fn.__name__, how))
         run(kernel, how, *tensors)
 
-    monkeypatch.setattr(triton_launches, "launch", recording)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recording)
     return record
 
 

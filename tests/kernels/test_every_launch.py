@@ -25,8 +25,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, make_backend  # noqa: E402
 
 from torch_dmlpool import kernels  # noqa: E402
-from torch_dmlpool.backends import triton_backend as backend  # noqa: E402
-from torch_dmlpool.backends import triton_launches  # noqa: E402
+from torch_dmlpool.backends import triton as backend  # noqa: E402
+from torch_dmlpool.backends import triton as triton_launches  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 TARGETS = {
@@ -237,7 +237,7 @@ class Collector:
         self.made: list[Made] = []
         self.target = ""
         monkeypatch.setattr(triton_launches, "target", lambda _: self.target)
-        monkeypatch.setattr(triton_launches, "launch", self.launch)
+        monkeypatch.setattr(triton_launches, "earlier_launch", self.launch)
 
     def launch(self, kernel: object, launch: object, *operands: object) -> None:
         names = (samples.name_of(one.dtype) if isinstance(one, Tensor) else type(one) for one in operands)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_dmlpool.backends import torch_backend
 from torch_dmlpool.window import Window
 
-backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
 FAR = 2**29 + 2**12 + 3
 """Elements from one sample, channel or row to the next: a stride that int32 holds, but not five times."""
 WINDOWS = {"overlapping": Window.directml(2, 2, 1, 1, 1), "apart": Window.directml(2, (2, 3), (2, 3))}

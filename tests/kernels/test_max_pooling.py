@@ -22,17 +22,17 @@ from torch_dmlpool.kernels import launch as shared_launch
 from torch_dmlpool.kernels import max_pooling_grad_launch
 from torch_dmlpool.kernels import max_pooling_launch as launches
 
-from torch_dmlpool.backends import triton_launches
+from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
-backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     """What the calls of a test launch, in order."""
-    recorder = Recorder(triton_launches.launch)
-    monkeypatch.setattr(triton_launches, "launch", recorder)
+    recorder = Recorder(triton_launches.earlier_launch)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recorder)
     return recorder.record
 
 

@@ -12,15 +12,15 @@ from torch_dmlpool.kernels import max_pooling_stream as stream
 from torch_dmlpool.kernels import max_pooling_stream_launch as launches
 from torch_dmlpool.kernels import max_pooling_words as words
 
-from torch_dmlpool.backends import triton_launches
+from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     """What the calls of a test launch, in order."""
-    recorder = Recorder(triton_launches.launch)
-    monkeypatch.setattr(triton_launches, "launch", recorder)
+    recorder = Recorder(triton_launches.earlier_launch)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recorder)
     return recorder.record
 
 

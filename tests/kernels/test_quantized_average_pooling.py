@@ -13,10 +13,10 @@ from torch import Tensor
 from torch_dmlpool.kernels import quantized_launch
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import triton_launches
+from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
-backend = pytest.importorskip("torch_dmlpool.backends.triton_backend")
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
 EACH = ["per channel"] * 4
 
 
@@ -24,13 +24,13 @@ EACH = ["per channel"] * 4
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
     """Kernel and launch of every step that the calls of a test run."""
     record: list[tuple[str, object]] = []
-    run = triton_launches.launch
+    run = triton_launches.earlier_launch
 
     def recording(kernel: object, how: object, *tensors: object) -> None:
         record.append((kernel.fn.__name__, how))
         run(kernel, how, *tensors)
 
-    monkeypatch.setattr(triton_launches, "launch", recording)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recording)
     return record
 
 
@@ -179,7 +179,7 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
         assert step.kernel == "quantized_rescale"
         sums, scales, steps = (torch.tensor([row[i] for row in quotients]) for i in (0, 2, 3))
         result = torch.empty(channels, dtype=torch.uint8)
-        triton_launches.launch(kernels.quantized_rescale, step.launch, sums, result, scales, 0, steps, 0)
+        triton_launches.earlier_launch(kernels.quantized_rescale, step.launch, sums, result, scales, 0, steps, 0)
         assert result.tolist() == [round(quotient.exact) for quotient in quotients]
 
 
@@ -204,9 +204,9 @@ def test_kernels_and_vectors(ran: list) -> None:
 def test_numbers_are_handed_on_as_numbers(ran: list, monkeypatch: pytest.MonkeyPatch) -> None:
     """E4: no tensor is filled for them, and no new kernel is made for new ones."""
     seen: list[object] = []
-    run = triton_launches.launch
+    run = triton_launches.earlier_launch
     monkeypatch.setattr(
-        triton_launches, "launch", lambda kernel, how, *rest: (seen.extend(rest[2:]), run(kernel, how, *rest))
+        triton_launches, "earlier_launch", lambda kernel, how, *rest: (seen.extend(rest[2:]), run(kernel, how, *rest))
     )
     input = quantities.integers(1, 2, 4, 16, dtype=torch.uint8)
     dmlpool.quantized_linear_average_pooling(input, 0.5, 16, 0.25, None, 2)

@@ -9,15 +9,15 @@ import torch
 from kernel_checks import Ran, Recorder, awkward, backend, pooling_of
 from torch_dmlpool.kernels import average_pooling_walk_launch, max_pooling_walk_launch, sums, walks
 
-from torch_dmlpool.backends import triton_launches
+from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     """What the calls of a test launch, in order."""
-    recorder = Recorder(triton_launches.launch)
-    monkeypatch.setattr(triton_launches, "launch", recorder)
+    recorder = Recorder(triton_launches.earlier_launch)
+    monkeypatch.setattr(triton_launches, "earlier_launch", recorder)
     return recorder.record
 
 

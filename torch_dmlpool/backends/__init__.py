@@ -14,9 +14,9 @@ import torch
 def serving(device_type: str) -> ModuleType:
     """The backend for tensors on ``device_type`` (rule E7)."""
     if _triton_serves(device_type):
-        from torch_dmlpool.backends import triton_backend
+        from torch_dmlpool.backends import triton
 
-        return triton_backend
+        return triton
     from torch_dmlpool.backends import torch_backend
 
     return torch_backend
