@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -225,3 +226,16 @@ def test_public_names() -> None:
         assert hasattr(torch_dmlpool, name)
     assert (PACKAGE / "py.typed").is_file()
     assert torch.ops.dmlpool is not None
+
+
+def test_rules_that_are_cited_are_in_the_specification() -> None:
+    """A comment, docstring or test that names E6 leads to a line of docs/specification.md, and every rule is tested."""
+    root = PACKAGE.parent
+    defined = set(re.findall(r"^- \*\*([GAMQE]\d)\*\*", (root / "docs/specification.md").read_text(), re.MULTILINE))
+    folders = {name: list((root / name).rglob("*.py")) for name in ("torch_dmlpool", "kernels", "tests")}
+    cited = {
+        name: set(re.findall(r"\b[GAMQE][1-9]\b", "".join(map(Path.read_text, paths))))
+        for name, paths in folders.items()
+    }
+    assert set().union(*cited.values()) <= defined
+    assert cited["tests"] == defined
