@@ -1,4 +1,4 @@
-"""Implementations of the operators: plain PyTorch for any device, Triton for GPUs."""
+"""Implementations of the operators: Triton for GPUs, compiled kernels for CPUs, plain PyTorch for any device."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def serving(device_type: str) -> ModuleType:
         from torch_dmlpool.backends import triton
 
         return triton
+    if device_type == "cpu":
+        from torch_dmlpool.backends import cpu
+
+        if cpu.library is not None:
+            return cpu
     from torch_dmlpool.backends import torch_backend
 
     return torch_backend

@@ -1,0 +1,487 @@
+// What the CPU kernels share: geometry, threads, data types, and the combination of rows of windows.
+//
+// A tensor is (planes, D, H, W, lanes): a contiguous one has N * C planes of one lane, a channels_last one N planes of C
+// lanes. All inner loops run over contiguous elements, so that the compiler makes vector instructions of them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+// The loop's iterations do not depend on each other.
+#if defined(__clang__)
+#define VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define VECTORIZE _Pragma("GCC ivdep")
+#endif
+
+// Geometry: the structs that Python fills.
+
+struct Axis {
+    int64_t size, outputs, window, stride, padding, dilation;
+
+    int64_t first(int64_t output) const { return output * stride - padding; }
+    int64_t extent() const { return (window - 1) * dilation + 1; }
+    // Input positions that `count` windows in a row span, the first and the last included.
+    int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
+    // The first tap inside the input, and the one after the last.
+    int64_t low(int64_t output) const {
+        return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);
+    }
+    int64_t high(int64_t output) const {
+        const int64_t room = size - first(output);
+        return room >= extent() ? window : room <= 0 ? 0 : (room + dilation - 1) / dilation;
+    }
+    bool is_empty(int64_t output) const { return low(output) >= high(output); }
+};
+
+struct Problem {
+    int64_t planes, lanes;
+    Axis axes[3];
+    int64_t threads;
+
+    const Axis &d() const { return axes[0]; }
+    const Axis &h() const { return axes[1]; }
+    const Axis &w() const { return axes[2]; }
+    int64_t row() const { return w().size * lanes; }
+    int64_t plane() const { return d().size * h().size * row(); }
+    int64_t output_row() const { return w().outputs * lanes; }
+    int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
+};
+
+namespace dmlpool {
+
+// Threads: PyTorch's own, through the C function torch_parallel_for of libtorch, so that there is one pool of them.
+
+using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*)(int64_t, int64_t, void *), void *);
+inline ParallelFor parallel_for = nullptr;
+
+// Calls work(begin, end) for parts of [0, count), of some 2^17 operations each, which threads take as they become free:
+// a thread whose core is busy elsewhere does fewer. `cost` is that of one of count.
+template <class Work>
+void parallel(const Problem &problem, int64_t count, double cost, const Work &work) {
+    const int64_t piece = std::clamp<int64_t>(int64_t((1 << 17) / std::max(cost, 1.)), 1, std::max<int64_t>(count, 1));
+    const int64_t threads = std::min(problem.threads, (count + piece - 1) / piece);
+    if (threads <= 1) return work(0, count);
+    struct Shared {
+        const Work &work;
+        int64_t count, piece;
+        std::atomic<int64_t> next;
+    } shared{work, count, piece, {0}};
+    const auto run = [](int64_t, int64_t, void *context) {
+        Shared &s = *static_cast<Shared *>(context);
+        for (int64_t begin; (begin = s.next.fetch_add(s.piece)) < s.count;)
+            s.work(begin, std::min(s.count, begin + s.piece));
+    };
+    parallel_for(0, threads, 1, run, &shared);
+}
+
+// The processor's own prefetching stops at the end of a short row: reads ahead what the next output rows need first.
+template <class T>
+inline void prefetch(const T *row, int64_t elements) {
+    const int64_t bytes = elements * int64_t(sizeof(T));
+    if (bytes > 16384) return;
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(reinterpret_cast<const char *>(row) + byte);
+}
+
+// Data types.
+
+struct Half {
+    uint16_t bits;
+};
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <class To, class From>
+inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+// Elements as numbers to add and compare. Arithmetic on the bits, as compilers make no vectors of casts of _Float16.
+template <class T>
+inline T widen(T value) {
+    return value;
+}
+inline float widen(BFloat16 value) { return bits_as<float>(uint32_t(value.bits) << 16); }
+inline float widen(Half value) {
+    const uint32_t magnitude = value.bits & 0x7fff, sign = uint32_t(value.bits & 0x8000) << 16;
+    const uint32_t scaled = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112f);
+    return bits_as<float>((magnitude >= 0x7c00 ? magnitude << 13 | 0x7f800000 : scaled) | sign);
+}
+
+template <class T>
+using Wide = decltype(widen(T()));
+
+// Rounds to nearest, ties to even.
+template <class T>
+inline T narrow(Wide<T> value) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        return {uint16_t(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+    } else if constexpr (std::is_same_v<T, Half>) {
+        const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
+        const uint32_t normal = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+        const uint32_t tiny = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;  // rounds to 2^-24
+        const uint32_t finite = magnitude < 0x38800000 ? tiny : normal;
+        const uint32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+        return {uint16_t((magnitude >= 0x477ff000 ? large : finite) | (bits >> 16 & 0x8000))};
+    } else
+        return value;
+}
+
+template <class T>
+struct Type {
+    using type = T;
+};
+
+// Calls act(Type<T>()) with the data type of a number; the numbers are those of DATA_TYPES in backends/cpu.py.
+template <class Act>
+void with_float_type(int type, Act act) {
+    if (type == 0) act(Type<float>());
+    if (type == 1) act(Type<double>());
+    if (type == 2) act(Type<Half>());
+    if (type == 3) act(Type<BFloat16>());
+}
+template <class Act>
+void with_type(int type, Act act) {
+    with_float_type(type, act);
+    if (type == 4) act(Type<int8_t>());
+    if (type == 5) act(Type<int16_t>());
+    if (type == 6) act(Type<int32_t>());
+    if (type == 7) act(Type<int64_t>());
+    if (type == 8) act(Type<uint8_t>());
+    if (type == 9) act(Type<uint16_t>());
+    if (type == 10) act(Type<uint32_t>());
+    if (type == 11) act(Type<uint64_t>());
+}
+
+// Combinations. An Op has a value that changes nothing, the combination of two, and how elements become its values:
+//     identity<L>(), of(first, second), load(element), store<T>(value)
+
+// The same for values that have been loaded already.
+template <class Op>
+struct Loaded : Op {
+    template <class L>
+    static L load(L value) {
+        return value;
+    }
+};
+
+// finish(i, value) for the combination of one to four rows.
+template <class Op, class L, class S, class Finish>
+inline void combine_few(const S *const *rows, int64_t count, int64_t length, Finish finish) {
+    const S *__restrict a = rows[0], *__restrict b = rows[count > 1];
+    const S *__restrict c = rows[count > 2 ? 2 : 0], *__restrict d = rows[count > 3 ? 3 : 0];
+    const auto each = [=](auto value_of) {
+        VECTORIZE
+        for (int64_t i = 0; i < length; ++i) finish(i, value_of(i));
+    };
+    const auto two = [=](int64_t i) { return Op::of(Op::load(a[i]), Op::load(b[i])); };
+    if (count == 1) each([=](int64_t i) { return Op::load(a[i]); });
+    else if (count == 2) each(two);
+    else if (count == 3) each([=](int64_t i) { return Op::of(two(i), Op::load(c[i])); });
+    else each([=](int64_t i) { return Op::of(two(i), Op::of(Op::load(c[i]), Op::load(d[i]))); });
+}
+
+inline int64_t left_part(int64_t count) {
+    int64_t part = 4;
+    while (2 * part < count) part *= 2;
+    return part;
+}
+
+// A tree, so that the error of a sum grows with the logarithm of its terms; scratch holds a row for each level.
+template <class Op, class L, class S>
+void combine_into(const S *const *rows, int64_t count, int64_t length, L *__restrict out, L *__restrict scratch) {
+    if (count <= 4) return combine_few<Op, L>(rows, count, length, [=](int64_t i, L value) { out[i] = value; });
+    const int64_t part = left_part(count);
+    combine_into<Op>(rows, part, length, out, scratch);
+    combine_into<Op>(rows + part, count - part, length, scratch, scratch + length);
+    VECTORIZE
+    for (int64_t i = 0; i < length; ++i) out[i] = Op::of(out[i], scratch[i]);
+}
+
+// finish(i, value) for the combination of any number of rows; scratch holds tree_rows(count) of them.
+template <class Op, class L, class S, class Finish>
+inline void combine(const S *const *rows, int64_t count, int64_t length, L *__restrict scratch, Finish finish) {
+    if (count <= 4) return combine_few<Op, L>(rows, count, length, finish);
+    const int64_t part = left_part(count);
+    L *__restrict right = scratch + length;
+    combine_into<Op>(rows, part, length, scratch, right);
+    combine_into<Op>(rows + part, count - part, length, right, right + length);
+    VECTORIZE
+    for (int64_t i = 0; i < length; ++i) finish(i, Op::of(scratch[i], right[i]));
+}
+
+inline int64_t tree_rows(int64_t count) {
+    int64_t rows = 3;
+    for (; count > 4; count = (count + 1) / 2) ++rows;
+    return rows;
+}
+
+// Every stride-th element of a row in a row of its own: phases[phase * length + i] = row[i * stride + phase].
+template <int64_t fixed, class L>
+inline void split_by(int64_t any, const L *__restrict row, L *__restrict phases, int64_t length) {
+    const int64_t stride = fixed ? fixed : any;
+    for (int64_t phase = 0; phase < stride; ++phase)
+        VECTORIZE
+        for (int64_t i = 0; i < length; ++i) phases[phase * length + i] = row[i * stride + phase];
+}
+template <class L>
+inline void split(const L *row, L *phases, int64_t length, int64_t stride) {
+    if (stride == 2) split_by<2>(stride, row, phases, length);
+    else if (stride == 3) split_by<3>(stride, row, phases, length);
+    else if (stride == 4) split_by<4>(stride, row, phases, length);
+    else split_by<0>(stride, row, phases, length);
+}
+
+// finish(i, value) for the windows along a row that begins with the first tap of the first of them.
+template <class Op, class L, class Finish>
+inline void combine_taps(const L *__restrict row, const Axis &w, int64_t outputs, int64_t lanes, const L **taps,
+                         L *scratch, Finish finish) {
+    const int64_t count = w.window;
+    if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (count == 2 || count == 3)) {
+        if (count == 2)
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i) finish(i, Op::of(row[2 * i], row[2 * i + 1]));
+        else
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i)
+                finish(i, Op::of(Op::of(row[2 * i], row[2 * i + 1]), row[2 * i + 2]));
+    } else if (w.stride == 1) {
+        for (int64_t t = 0; t < count; ++t) taps[t] = row + t * w.dilation * lanes;
+        combine<Op>(taps, count, outputs * lanes, scratch, finish);
+    } else if (lanes == 1) {
+        const int64_t length = outputs + (w.extent() - 1) / w.stride;
+        split(row, scratch, length, w.stride);
+        for (int64_t t = 0; t < count; ++t)
+            taps[t] = scratch + t * w.dilation % w.stride * length + t * w.dilation / w.stride;
+        combine<Op>(taps, count, outputs, scratch + w.stride * length, finish);
+    } else
+        for (int64_t o = 0; o < outputs; ++o) {
+            for (int64_t t = 0; t < count; ++t) taps[t] = row + (o * w.stride + t * w.dilation) * lanes;
+            combine<Op>(taps, count, lanes, scratch, [&](int64_t i, L value) { finish(o * lanes + i, value); });
+        }
+}
+
+// Blocks of outputs that are made at once: short rows together, as every loop has a price; long rows in tiles that stay
+// in the first-level cache.
+struct Blocks {
+    const Problem &p;
+    int64_t tile, tiles, rows, groups, pitch;
+
+    // About `elements` input elements of a row in a tile, and short rows up to `together` of them.
+    Blocks(const Problem &p, int64_t elements, int64_t together) : p(p) {
+        const Axis &w = p.w();
+        tile = std::clamp<int64_t>(elements / (p.lanes * w.stride), 1, w.outputs);
+        tiles = (w.outputs + tile - 1) / tile;
+        pitch = (w.span(tile) + w.stride - 1) / w.stride * w.stride;  // positions of a scratch row
+        rows = std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
+        groups = (p.h().outputs + rows - 1) / rows;
+    }
+    int64_t count() const { return p.planes * p.d().outputs * groups * tiles; }
+
+    // Outputs [o, o + outputs) of the rows [oh, oh + rows). They read input positions from `first` on, of which
+    // [low, high) lie inside the input.
+    struct Block {
+        int64_t plane, od, oh, rows, o, outputs, first, low, high;
+    };
+    Block operator[](int64_t number) const {
+        const Axis &w = p.w();
+        Block b;
+        b.o = number % tiles * tile, number /= tiles, b.outputs = std::min(tile, w.outputs - b.o);
+        b.oh = number % groups * rows, number /= groups, b.rows = std::min(rows, p.h().outputs - b.oh);
+        b.od = number % p.d().outputs, b.plane = number / p.d().outputs;
+        b.first = w.first(b.o);
+        const int64_t last = b.first + w.span(b.outputs);
+        b.low = std::clamp<int64_t>(0, b.first, last), b.high = std::clamp<int64_t>(w.size, b.low, last);
+        return b;
+    }
+};
+
+// Windows of few taps: for each output row the input rows are combined into one scratch row, and that row's taps into
+// outputs. finishing(od, oh, o, outputs, act) calls act(finish) with a finish(i, value) for element i of the outputs
+// from o on, counted in lanes: averages divide there.
+template <class Op, class T, class Finishing>
+void pool_rows(const T *input, T *output, const Problem &p, Finishing finishing) {
+    using L = decltype(Op::load(T()));
+    constexpr int64_t VECTOR = 64 / sizeof(L);  // scratch is written in whole vectors
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    const Blocks blocks(p, 4096, 256);
+    const int64_t lanes = p.lanes, pitch = blocks.pitch * lanes, made_pitch = pitch / w.stride;
+    const int64_t most = d.window * h.window;
+    const L identity = Op::template identity<L>();
+    const T *const end_of_input = input + p.planes * p.plane();
+    const double cost = double(blocks.rows * blocks.tile * lanes) * double(most * w.stride + w.window);
+    parallel(p, blocks.count(), cost, [&](int64_t begin, int64_t end) {
+        std::vector<const T *> rows(most);
+        std::vector<const L *> taps(w.window);
+        std::vector<L> staged(blocks.rows * pitch + VECTOR), made(blocks.rows > 1 ? blocks.rows * pitch : 0);
+        std::vector<L> scratch((staged.size() + VECTOR) * (1 + tree_rows(std::max(most, w.window))));
+        for (int64_t number = begin; number < end; ++number) {
+            const auto b = blocks[number];
+            const int64_t inside = (b.high - b.low) * lanes, before = (b.low - b.first) * lanes;
+            const L *source = staged.data();
+            for (int64_t r = 0; r < b.rows; ++r) {
+                int64_t count = 0;
+                for (int64_t td = d.low(b.od); td < d.high(b.od); ++td)
+                    for (int64_t th = h.low(b.oh + r); th < h.high(b.oh + r); ++th) {
+                        const int64_t z = d.first(b.od) + td * d.dilation, y = h.first(b.oh + r) + th * h.dilation;
+                        rows[count++] = input + ((b.plane * d.size + z) * h.size + y) * p.row() + b.low * lanes;
+                    }
+                L *__restrict into = staged.data() + r * pitch;
+                std::fill_n(into, count ? before : pitch, identity);
+                if (count == 0) continue;
+                if (blocks.tiles == 1) prefetch(rows[count - 1] + 2 * h.stride * p.row(), h.stride * p.row());
+                else
+                    for (int64_t t = std::max<int64_t>(0, count - h.stride); t < count; ++t)
+                        prefetch(rows[t] + inside, inside);
+                if constexpr (std::is_same_v<T, L>)
+                    if (count == 1 && b.rows == 1 && inside == w.span(b.outputs) * lanes) {
+                        source = rows[0];
+                        continue;
+                    }
+                const int64_t vectors = (inside + VECTOR - 1) / VECTOR * VECTOR;
+                L *__restrict to = into + before;
+                combine<Op>(rows.data(), count, std::min(vectors, int64_t(end_of_input - rows[count - 1])),
+                            scratch.data(), [=](int64_t i, L value) { to[i] = value; });
+                for (int64_t i = before + inside; i < pitch; ++i) into[i] = identity;
+            }
+            T *__restrict out =
+                output + ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * lanes;
+            if (b.rows == 1) {
+                finishing(b.od, b.oh, b.o, b.outputs, [&](auto finish) {
+                    combine_taps<Loaded<Op>>(source, w, b.outputs, lanes, taps.data(), scratch.data(),
+                                             [=](int64_t i, L value) { out[i] = Op::template store<T>(finish(i, value)); });
+                });
+                continue;
+            }
+            L *__restrict results = made.data();
+            combine_taps<Loaded<Op>>(source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
+                                     scratch.data(), [=](int64_t i, L value) { results[i] = value; });
+            for (int64_t r = 0; r < b.rows; ++r)
+                finishing(b.od, b.oh + r, b.o, b.outputs, [&](auto finish) {
+                    T *__restrict to = out + r * p.output_row();
+                    const L *__restrict from = results + r * made_pitch;
+                    VECTORIZE
+                    for (int64_t i = 0; i < b.outputs * lanes; ++i) to[i] = Op::template store<T>(finish(i, from[i]));
+                });
+        }
+    });
+}
+
+// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
+
+inline bool is_wide(const Axis &axis) {
+    int64_t steps = 1;
+    while ((int64_t(1) << steps) < axis.window) ++steps;
+    return axis.window > 5 && steps * axis.stride < axis.window - 1;
+}
+
+// Pools data[span][n], which begins at the first tap of output 0 and is used up, into out[outputs][n].
+template <class Op, class L>
+void pool_by_doubling(L *__restrict data, int64_t n, const Axis &axis, int64_t outputs, L *__restrict out) {
+    const int64_t k = axis.window, step = axis.stride * n, length = axis.span(outputs) * n;
+    const auto take = [=](const L *__restrict part, bool is_first) {
+        const int64_t together = axis.stride == 1 ? outputs : 1;
+        for (int64_t o = 0; o < outputs; o += together)
+            if (is_first)
+                VECTORIZE
+                for (int64_t i = 0; i < together * n; ++i) out[o * n + i] = part[o * step + i];
+            else
+                VECTORIZE
+                for (int64_t i = 0; i < together * n; ++i) out[o * n + i] = Op::of(out[o * n + i], part[o * step + i]);
+    };
+    int64_t power = 1, taken = 0;
+    for (; 2 * power <= k; power *= 2) {
+        if (!Op::takes_twice && (k & power)) take(data + taken * axis.dilation * n, taken == 0), taken += power;
+        const int64_t shift = power * axis.dilation * n;
+        VECTORIZE
+        for (int64_t i = 0; i < length - shift; ++i) data[i] = Op::of(data[i], data[i + shift]);
+    }
+    take(data + taken * axis.dilation * n, taken == 0);
+    if (Op::takes_twice && power < k) take(data + (k - power) * axis.dilation * n, false);
+}
+
+// Windows of many taps that overlap: a box of the input is pooled along W, then along H, then along D.
+template <class Op, class T, class Finishing>
+void pool_boxes(const T *input, T *output, const Problem &p, Finishing finishing) {
+    using L = decltype(Op::load(T()));
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    // Outputs of a box along an axis: so many that boxes share little of what they read.
+    const auto tile_of = [](const Axis &axis, int64_t least) {
+        return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
+    };
+    const int64_t lanes = p.lanes, block = std::min<int64_t>(lanes, 64);
+    const int64_t tile_d = tile_of(d, 1), tile_h = tile_of(h, 64), tile_w = tile_of(w, std::max<int64_t>(1, 1024 / block));
+    const auto tiles = [](int64_t count, int64_t tile) { return (count + tile - 1) / tile; };
+    const int64_t tiles_d = tiles(d.outputs, tile_d), tiles_h = tiles(h.outputs, tile_h), tiles_w = tiles(w.outputs, tile_w);
+    const int64_t blocks = tiles(lanes, block), most = d.span(tile_d) * h.span(tile_h) * tile_w * block;
+    const L identity = Op::template identity<L>();
+    parallel(p, p.planes * tiles_d * tiles_h * tiles_w * blocks, 16. * double(most), [&](int64_t begin, int64_t end) {
+        std::vector<L> row(w.span(tile_w) * block), read(most), pooled(most);
+        for (int64_t number = begin; number < end; ++number) {
+            int64_t rest = number;
+            const auto next = [&rest](int64_t count) {
+                const int64_t digit = rest % count;
+                return rest /= count, digit;
+            };
+            const int64_t lane = next(blocks) * block, ow = next(tiles_w) * tile_w, oh = next(tiles_h) * tile_h;
+            const int64_t od = next(tiles_d) * tile_d, plane = rest, b = std::min(block, lanes - lane);
+            const int64_t outputs_d = std::min(tile_d, d.outputs - od), outputs_h = std::min(tile_h, h.outputs - oh);
+            const int64_t outputs_w = std::min(tile_w, w.outputs - ow), n = outputs_w * b;
+            const int64_t depth = d.span(outputs_d), height = h.span(outputs_h), width = w.span(outputs_w);
+            const int64_t first = w.first(ow), low = std::clamp<int64_t>(-first, 0, width);
+            const int64_t high = std::clamp<int64_t>(w.size - first, low, width);
+            for (int64_t at = 0; at < depth * height; ++at) {
+                const int64_t z = d.first(od) + at / height, y = h.first(oh) + at % height;
+                L *__restrict out = read.data() + at * n, *__restrict into = row.data();
+                if (z < 0 || z >= d.size || y < 0 || y >= h.size) {
+                    std::fill_n(out, n, identity);
+                    continue;
+                }
+                const T *source = input + (((plane * d.size + z) * h.size + y) * w.size + first) * lanes + lane;
+                std::fill(into, into + low * b, identity), std::fill(into + high * b, into + width * b, identity);
+                const int64_t together = b == lanes ? high - low : 1;
+                for (int64_t x = low; x < high; x += together)
+                    VECTORIZE
+                    for (int64_t i = 0; i < together * b; ++i) into[x * b + i] = Op::load(source[x * lanes + i]);
+                pool_by_doubling<Op>(into, b, w, outputs_w, out);
+            }
+            for (int64_t z = 0; z < depth; ++z)
+                pool_by_doubling<Op>(read.data() + z * height * n, n, h, outputs_h, pooled.data() + z * outputs_h * n);
+            const L *results = pooled.data();
+            if (d.window > 1 || d.stride > 1)
+                pool_by_doubling<Op>(pooled.data(), outputs_h * n, d, outputs_d, read.data()), results = read.data();
+            for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {
+                const int64_t z = od + at / outputs_h, y = oh + at % outputs_h;
+                T *const out = output + (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
+                const L *__restrict from = results + at * n;
+                finishing(z, y, ow, outputs_w, [&](auto finish) {
+                    const int64_t together = b == lanes ? outputs_w : 1;
+                    for (int64_t x = 0; x < outputs_w; x += together) {
+                        T *__restrict to = out + x * lanes;
+                        VECTORIZE
+                        for (int64_t i = 0; i < together * b; ++i)
+                            to[i] = Op::template store<T>(finish(x * lanes + lane + i, from[x * b + i]));
+                    }
+                });
+            }
+        }
+    });
+}
+
+template <class Op, class T, class Finishing>
+void pool(const T *input, T *output, const Problem &p, Finishing finishing) {
+    if (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w())) pool_boxes<Op>(input, output, p, finishing);
+    else pool_rows<Op>(input, output, p, finishing);
+}
+
+}  // namespace dmlpool

@@ -1,0 +1,75 @@
+"""Builds the CPU kernels as plain shared libraries, tied to no version of Python or PyTorch; optional: see below."""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+SOURCES = ["kernels/max_pooling.cpp"]
+FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
+# What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that use it.
+X86_LEVELS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+}
+
+
+def libraries() -> list[Extension]:
+    """One library for each level of vector instructions. Where one cannot be built the install succeeds without."""
+    levels = X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {"default": []}
+    depends = ["kernels/pooling.h"]
+    return [
+        Extension(
+            f"torch_dmlpool.kernels.cpu_{level}", SOURCES, depends=depends, extra_compile_args=flags, optional=True
+        )
+        for level, flags in levels.items()
+    ]
+
+
+class BuildLibraries(build_ext):
+    """Calls the C++ compiler itself: nothing of Python's own flags or headers is needed."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.parallel = 2
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def build_extension(self, extension: Extension) -> None:
+        named = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+        compiler = next((name for name in named if shutil.which(name)), None)
+        if compiler is None:
+            raise CompileError(f"no C++ compiler: none of {', '.join(named)} is installed")
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            compiler,
+            *FLAGS,
+            *extension.extra_compile_args,
+            "-shared",
+            "-fPIC",
+            *extension.sources,
+            "-o",
+            target,
+        ]
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(str(error)) from error
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for any Python 3 of this platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(ext_modules=libraries(), cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel})
