@@ -17,7 +17,8 @@ INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(INSTALLED)  ## train a small CNN on real digits and write demo.png (two minutes at most)
+demo: $(INSTALLED)  ## what torch.nn's pools cannot do, and a small CNN trained with both; demo.png, beyond_torch.png
+	$(BIN)/python examples/beyond_torch.py
 	$(BIN)/python examples/digits.py
 
 test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton's interpreter
@@ -63,7 +64,7 @@ wheel: $(INSTALLED)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what was built; the environment stays
-	rm -rf build dist site demo.png segmentation.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The stamp makes the second run instant; it is older than a changed pyproject.toml, which installs again.
