@@ -124,18 +124,9 @@ DRAWINGS = [block.code for block in blocks(README, "text")]
 REQUESTS = [drawn.partition("\n")[0] for drawn in DRAWINGS]
 
 
-def test_the_first_screen_shows_every_window_argument() -> None:
-    """G2, G3, A1, A2."""
-    assert len(REQUESTS) == 4
-    for argument in ("window_size", "strides", "dilations", "start_padding", "end_padding", "ceil_mode=True"):
-        assert any(argument in request for request in REQUESTS), argument
-    assert "include_padding=True" in drawing(REQUESTS[2])
-    assert "~" in drawing(REQUESTS[3])
-    assert "~" not in drawing(REQUESTS[2])
-
-
 @pytest.mark.parametrize("number", range(len(REQUESTS)), ids=REQUESTS)
 def test_a_drawing_is_what_the_operators_compute(number: int) -> None:
+    """A1, G3."""
     assert DRAWINGS[number] == drawing(REQUESTS[number])
 
 

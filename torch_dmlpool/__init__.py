@@ -20,7 +20,7 @@ from torch_dmlpool.functional import (
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
 from torch_dmlpool.window import Window
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Window",
