@@ -469,7 +469,7 @@ def refusal(request: Request) -> Refused:
 def page(refused: dict[Refused, list[str]]) -> str:
     """docs/refusals.md: one section per argument, one row per wrong value and message."""
     lines = [
-        "# Refusals",
+        "# Error messages",
         "",
         "What a wrong argument raises, before any work is done. The tests make each of these requests, right but for",
         "the one argument, and compare the messages with this page word for word; `python tests/refusals.py` writes",

@@ -210,7 +210,7 @@ def test_the_names_of_the_ways_to_integers_exist() -> None:
             found = getattr(found, part)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/examples.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/examples.md"])
 def test_the_commands_are_targets_of_the_makefile(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     commands = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", PAGES[page], flags=re.MULTILINE)
@@ -224,3 +224,5 @@ def test_the_changelog_begins_with_this_version() -> None:
     newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, flags=re.MULTILINE)
     assert newest is not None
     assert newest.group(1) == dmlpool.__version__
+    for page in ("mkdocs.yml", "CITATION.cff"):
+        assert dmlpool.__version__ in (ROOT / page).read_text(encoding="utf-8"), page
