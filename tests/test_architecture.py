@@ -33,7 +33,7 @@ LEAVES = {"window", "operands"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "functional", "kernels"},
     "graphs": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
-    "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "backends", "kernels"},
+    "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "kernels"},
     "onnx": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "nn": {"backends", "kernels", "ops"},
     "quantized": {"nn", "backends", "kernels"},

@@ -1,0 +1,199 @@
+"""The plain PyTorch backend: every operator on named cases and in extremes, compared with the oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import cases
+import checks
+import numpy as np
+import oracle
+import pytest
+import quantities
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+import torch_dmlpool.backends
+from torch_dmlpool.backends import reference, reference_max
+from torch_dmlpool.window import Window
+
+CASES = [*cases.LINES, *cases.PLANES[::4], *cases.VOLUMES[::7]]
+LAYOUTS = list(samples.LAYOUTS)[:7]
+
+
+def in_turn(**arguments: Sequence[object]) -> pytest.MarkDecorator:
+    """Each case once, with the next value of every other argument; lengths that share no factor meet in all pairs."""
+    rows = [
+        pytest.param(case, *(values[number % len(values)] for values in arguments.values()), id=case.name)
+        for number, case in enumerate(CASES)
+    ]
+    return pytest.mark.parametrize(("case", *arguments), rows)
+
+
+@pytest.fixture(autouse=True)
+def served_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
+
+
+def special(case: cases.Case, dtype: torch.dtype) -> Tensor:
+    """Many ties, with NaN and -inf where there are."""
+    input = samples.ties(2, 3, *case.sizes, dtype=dtype)
+    if dtype.is_floating_point:
+        chosen = torch.rand(input.shape, generator=samples.seeded(*case.sizes))
+        input[chosen < 0.4] = -math.inf
+        input[chosen < 0.1] = math.nan
+    return input
+
+
+@in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS)
+def test_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
+    """M1 to M4 and M6: values, both kinds of index, taps."""
+    checks.check_maximum(samples.LAYOUTS[layout](special(case, dtype)), case.pooling)
+
+
+@in_turn(dtype=samples.FLOATS, layout=LAYOUTS)
+def test_gradients_of_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
+    """M5."""
+    input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype))
+    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+
+
+@in_turn(dtype=samples.FLOATS, divisor=[(False, None), (True, None), (False, -3)], layout=LAYOUTS)
+def test_averages_and_their_gradients(
+    case: cases.Case, dtype: torch.dtype, divisor: tuple[bool, int | None], layout: str
+) -> None:
+    """A1 to A6 and E6."""
+    with_layout = samples.LAYOUTS[layout]
+    checks.check_average(with_layout(samples.normal(2, 3, *case.sizes, dtype=dtype)), case.pooling, *divisor)
+    gradient = with_layout(samples.normal(2, 3, *case.output_sizes, dtype=dtype))
+    checks.check_average_gradient(gradient, case.sizes, case.pooling, *divisor)
+
+
+@in_turn(
+    types=[(torch.int8, torch.uint8), (torch.uint8, torch.uint8)], form=quantities.FORMS, ties=[True, False, False]
+)
+def test_quantized_averages(case: cases.Case, types: tuple[torch.dtype, ...], form: str, ties: bool) -> None:
+    """Q1 to Q3."""
+    input = quantities.integers(2, 3, *case.sizes, dtype=types[0])
+    forms = [form, "number", form, "per channel"]
+    quantities.check(input, quantities.drawn(1, 3, types, ties), case.pooling, output_dtype=types[1], forms=forms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.uint64], ids=str)
+@pytest.mark.parametrize("outputs", [(1, 5), (4, 3), (9, 8), (11, 2), (3, 20)], ids=str)
+def test_bins(outputs: tuple[int, int], dtype: torch.dtype) -> None:
+    """Also more bins than elements, of every number that divides and does not."""
+    sizes = (9, 8)
+    bins, input = oracle.Bins(outputs), samples.ties(2, 3, *sizes, dtype=dtype)
+    expected = oracle.maximum(samples.to_numpy(input), bins)
+    values, positions = reference.adaptive_max_pooling(input, outputs)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(positions, expected.plane_indices)
+    unique = reference.unique_positions(positions, sizes)
+    written, last = oracle.unpooled(samples.to_numpy(values), expected.plane_indices, sizes)
+    samples.assert_same(reference.scatter_positions(values, unique, sizes, False, False), written)
+    samples.assert_same(reference.gather_positions(values.new_ones(input.shape), unique), last.astype(written.dtype))
+    if dtype.is_floating_point:
+        input, gradient = samples.normal(2, 3, *sizes, dtype=dtype), samples.normal(2, 3, *outputs, dtype=dtype)
+        average = reference.adaptive_average_pooling(input, outputs)
+        samples.assert_average(average, *oracle.average(samples.to_numpy(input), bins), math.prod(sizes))
+        spread = reference.adaptive_average_pooling_grad(gradient, sizes)
+        expected = oracle.average_grad(samples.to_numpy(gradient), sizes, bins)
+        samples.assert_gradient(spread, *expected, math.prod(outputs))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_many_planes_give_what_each_sample_gives_alone(layout: str) -> None:
+    """E6: larger tensors are pooled a few planes at a time."""
+    input = samples.LAYOUTS[layout](samples.ties(37, 64, 12, 11))
+    window = Window.directml(2, 3, 2, 1, 1)
+    values, taps = reference.max_pooling_with_taps(input, window)
+    gradient = samples.normal(*values.shape)
+    whole = [
+        values,
+        taps,
+        *reference.max_pooling_with_indices(input, window, torch.int32, True),
+        reference.max_pooling_grad_from_taps(gradient, taps, (12, 11), window, layout != "contiguous"),
+        reference.average_pooling(input, window, False, None),
+        reference.average_pooling_grad(gradient, (12, 11), window, True, None),
+        reference.quantized_linear_average_pooling(
+            input.to(torch.int8), 0.5, 1, torch.linspace(0.1, 1, 64), None, window, False, torch.uint8
+        ),
+    ]
+    for sample in (0, 20, 36):
+        one, part = input[sample : sample + 1], gradient[sample : sample + 1]
+        values, taps = reference.max_pooling_with_taps(one, window)
+        alone = [
+            values,
+            taps,
+            *reference.max_pooling_with_indices(one, window, torch.int32, True),
+            reference.max_pooling_grad_from_taps(part, taps, (12, 11), window, False),
+            reference.average_pooling(one, window, False, None),
+            reference.average_pooling_grad(part, (12, 11), window, True, None),
+            reference.quantized_linear_average_pooling(
+                one.to(torch.int8), 0.5, 1, torch.linspace(0.1, 1, 64), None, window, False, torch.uint8
+            ),
+        ]
+        for result, single in zip(whole, alone, strict=True):
+            assert torch.equal(result[sample : sample + 1], single)
+
+
+WIDE = [
+    oracle.Pooling((1000, 3), (1, 1), (999, 0), (5, 0), (1, 1)),
+    oracle.Pooling((2, 3), (400, 1), (1000, 0), (1000, 0), (1, 1)),
+    oracle.Pooling((3, 3), (7, 1), (300, 2), (300, 0), (250, 2)),
+    oracle.Pooling((4, 2), (30, 1), (400, 0), (400, 0), (45, 1), True),
+]
+
+
+@pytest.mark.parametrize("pooling", WIDE, ids=str)
+def test_windows_strides_and_padding_far_beyond_the_input(pooling: oracle.Pooling) -> None:
+    input = samples.ties(2, 2, 5, 6)
+    checks.check_maximum(input, pooling)
+    checks.check_maximum_gradient(input, checks.whole_gradient(input, pooling), pooling)
+    outputs = oracle.output_sizes(pooling, (5, 6))
+    for include_padding in (False, True):
+        checks.check_average(samples.normal(2, 2, 5, 6), pooling, include_padding)
+        checks.check_average_gradient(samples.normal(2, 2, *outputs), (5, 6), pooling, include_padding)
+    quantities.check(
+        quantities.integers(1, 3, 5, 6, dtype=torch.int8), quantities.drawn(1, 3, (torch.int8,) * 2), pooling
+    )
+
+
+def test_the_largest_windows_cost_no_more_than_the_input() -> None:
+    """Of 2^31 - 1 taps along an axis, or 2^62 in all, those inside are read; so many would not fit into memory."""
+    largest = 2**31 - 1
+    input = torch.tensor([[[3.0, 1.0, 2.0]]])
+    line = {"window_size": largest, "strides": largest, "start_padding": largest - 2, "end_padding": largest - 1}
+    values, indices = dmlpool.max_pooling(input, **line, return_indices=True)
+    assert (values.tolist(), indices.tolist()) == ([[[3, 2]]], [[[0, 2]]])
+    assert dmlpool.average_pooling(input, **line).tolist() == [[[2, 2]]]
+    gradient = dmlpool.average_pooling_grad(torch.tensor([[[4.0, 6.0]]]), (1, 1, 3), **line, divisor_override=2)
+    assert gradient.tolist() == [[[2, 2, 3]]]
+    plane = torch.ones(1, 1, 3, 3)
+    window = {"window_size": largest, "start_padding": largest - 2, "strides": 5}
+    assert dmlpool.max_pooling(plane, **window).tolist() == [[[[1]]]]
+    assert dmlpool.average_pooling(plane, **window, divisor_override=1).tolist() == [[[[4]]]]
+    mean = dmlpool.average_pooling(plane, **window, include_padding=True)
+    assert mean.item() == pytest.approx(4 / largest**2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=samples.name_of)
+def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(dtype: torch.dtype) -> None:
+    """E3: what other devices use gives what a CPU gives."""
+    added = samples.normal(3, 2, 50, dtype=dtype)
+    positions = torch.randint(0, 7, added.shape, generator=samples.seeded(7))
+    total = torch.zeros(3, 2, 7, dtype=dtype)
+    assert torch.equal(reference_max._add_sorted(total, -1, positions, added), total.scatter_add(-1, positions, added))
+
+
+def test_half_precision_gradients_are_summed_in_float32() -> None:
+    """M8: in float16 2048 + 1 is 2048."""
+    input = torch.zeros(1, 1, 3, dtype=torch.float16)
+    input[0, 0, 1] = 1
+    gradient = torch.tensor([[[2048.0, 1.0, 1.0]]], dtype=torch.float16)
+    spread = dmlpool.max_pooling_grad(input, gradient, 3, 1, 1, 1)
+    np.testing.assert_array_equal(spread.numpy(), [[[0, 2050, 0]]])
