@@ -1,0 +1,274 @@
+"""What the emulator must catch, each on a kernel that does it; and what instructions compute."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+pytest.importorskip("triton._C.libtriton")
+
+import triton.language as tl  # noqa: E402
+from emulator import machine, values  # noqa: E402
+from emulator.memory import FaultError, Memory  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from benchmarks import compiler  # noqa: E402
+
+
+@triton.jit
+def mirror(source, between, target, B: tl.constexpr):
+    first = tl.program_id(0) * B
+    lane = tl.arange(0, B)
+    tl.store(between + first + lane, tl.load(source + first + lane))
+    tl.debug_barrier()
+    tl.store(target + first + lane, tl.load(between + first + B - 1 - lane))
+
+
+@triton.jit
+def total(source, target, B: tl.constexpr):
+    tl.store(target + tl.program_id(0), tl.sum(tl.load(source + tl.program_id(0) * B + tl.arange(0, B))))
+
+
+@triton.jit
+def number_of_program(target, B: tl.constexpr):
+    tl.store(target + tl.arange(0, B), tl.program_id(0) + tl.arange(0, B) * 0)
+
+
+@triton.jit
+def copy(source, target, B: tl.constexpr, V: tl.constexpr):
+    place = tl.program_id(0) * B + tl.arange(0, B // V)[:, None] * V + tl.arange(0, V)[None, :]
+    tl.store(target + place, tl.load(source + place))
+
+
+@triton.jit
+def padded(source, target, B: tl.constexpr, V: tl.constexpr, FILL: tl.constexpr):
+    row = tl.arange(0, B)[:, None]
+    place = row * V + tl.arange(0, V)[None, :]
+    tl.store(target + place, tl.load(source + place, mask=row < 8, other=FILL))
+
+
+@triton.jit(do_not_specialize=["width"])
+def fill_planes(target, width, WIDE: tl.constexpr, B: tl.constexpr):
+    plane = tl.program_id(0).to(tl.int64)
+    base = target + (plane * width * width if WIDE else plane * (width * width))
+    tl.store(base + (tl.cast(width, tl.int64) * width if WIDE else width * width) - B + tl.arange(0, B), 1.0)
+
+
+def launch(
+    kernel, tensors: list[Tensor], constants: dict, programs: int = 1, edit=None, sizes=(), only=None, aligned=True
+) -> Memory:
+    """Run a kernel with 128 threads, its PTX perhaps edited."""
+    types = (*(compiler.POINTERS[str(each.dtype).removeprefix("torch.")] for each in tensors), *["i32"] * len(sizes))
+    pointers = tuple(range(len(tensors) if aligned else 0))
+    made = compiler.ptx(compiler.Request(kernel, types, pointers, tuple(constants.items())))
+    memory = Memory()
+    arguments = [memory.address(each, name) for each, name in zip(tensors, kernel.arg_names, strict=False)]
+    ptx = edit(made.text) if edit else made.text
+    machine.run(ptx, memory, [*arguments, *sizes], programs, made.shared_bytes, only)
+    return memory
+
+
+def without_barriers(ptx: str) -> str:
+    edited = re.sub(r"bar\.sync[^;]*;", "", ptx)
+    assert edited != ptx
+    return edited
+
+
+def test_a_removed_barrier_is_a_race_though_values_are_right() -> None:
+    source, between = torch.arange(512.0), torch.zeros(512)
+    expected = source.view(4, 128).flip(1).flatten()
+    target = torch.zeros(512)
+    launch(mirror, [source, between, target], {"B": 128}, 4)
+    torch.testing.assert_close(target, expected)
+    target.zero_()
+    with pytest.raises(FaultError, match=r"race: a thread reads what another one writes of between.*test_emulator.py"):
+        launch(mirror, [source, between, target], {"B": 128}, 4, without_barriers)
+    torch.testing.assert_close(target, expected)
+
+
+def test_a_removed_barrier_is_a_race_in_shared_memory() -> None:
+    source, target = torch.arange(512.0), torch.zeros(4)
+    launch(total, [source, target], {"B": 128}, 4)
+    torch.testing.assert_close(target, source.view(4, 128).sum(1))
+    with pytest.raises(FaultError, match=r"race: .* shared memory"):
+        launch(total, [source, target], {"B": 128}, 4, without_barriers)
+
+
+def test_programs_that_write_the_same_element_are_a_race() -> None:
+    launch(number_of_program, [torch.zeros(128, dtype=torch.int32)], {"B": 128}, 1)
+    with pytest.raises(FaultError, match="race: two threads write target"):
+        launch(number_of_program, [torch.zeros(128, dtype=torch.int32)], {"B": 128}, 2)
+
+
+def test_writing_what_another_program_reads_is_a_race() -> None:
+    both = torch.arange(512.0)
+    with pytest.raises(FaultError, match="race"):
+        launch(copy, [both[:256], both[128:384]], {"B": 128, "V": 1}, 2)
+
+
+def test_accesses_out_of_bounds_are_faults() -> None:
+    for source, target, name in ((255, 256, "source"), (256, 255, "target")):
+        with pytest.raises(FaultError, match=f"out of bounds of {name}: bytes .* of 1020"):
+            launch(copy, [torch.zeros(source), torch.zeros(target)], {"B": 128, "V": 1}, 2)
+
+
+def test_vectors_from_an_odd_element_on_are_faults() -> None:
+    launch(copy, [torch.zeros(513)[1:], torch.zeros(512)], {"B": 512, "V": 4}, aligned=False)
+    with pytest.raises(FaultError, match="misaligned access of 16 bytes to source"):
+        launch(copy, [torch.zeros(513)[1:], torch.zeros(512)], {"B": 512, "V": 4})
+
+
+def test_stores_beside_a_view_are_faults() -> None:
+    with pytest.raises(FaultError, match="store beside the view of target"):
+        launch(copy, [torch.zeros(128), torch.zeros(256)[::2]], {"B": 128, "V": 1})
+
+
+@pytest.mark.parametrize(("dtype", "right"), [(torch.int8, 0x80808080), (torch.int16, 0x80008000)])
+def test_padding_of_narrow_signed_integers_is_the_lowest(dtype: torch.dtype, right: int) -> None:
+    """Triton before 3.9 sign-extends the fill over its word: upper elements get -1. Either way the emulator sees it."""
+    lowest = torch.iinfo(dtype).min
+    source, target = torch.full((2048,), -3, dtype=dtype), torch.zeros(2048, dtype=dtype)
+    constants = {"B": 128, "V": 16, "FILL": lowest}
+
+    def as_triton_3_6(ptx: str) -> str:
+        wrong = hex(lowest & (2**64 - 1))
+        edited = re.sub(
+            rf"mov\.[bu]32\s+(%r\d+),\s*(?:{hex(right)}|{right - 2**32}|{right});", rf"mov.u32 \1, {wrong};", ptx
+        )
+        assert wrong in edited
+        return edited
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+        launch(padded, [source, target], constants)
+        assert target.view(128, 16)[8:].eq(lowest).all()
+        assert target.view(128, 16)[:8].eq(-3).all()
+        with pytest.raises(FaultError, match="a constant wider than its register"):
+            launch(padded, [source, target], constants, edit=as_triton_3_6)
+    else:
+        with pytest.raises(FaultError, match="a constant wider than its register"):
+            launch(padded, [source, target], constants)
+
+
+def test_products_of_sizes_beyond_32_bits_are_seen_without_the_tensor() -> None:
+    target = torch.empty(3, 2**16 - 16, 2**16 - 16, dtype=torch.float16, device="meta")
+    memory = launch(fill_planes, [target], {"WIDE": True, "B": 128}, 3, sizes=(2**16 - 16,), only=[2])
+    assert memory.segments[0].stored[-1][1] == target.numel() * 2
+    with pytest.raises(FaultError, match="out of bounds of target"):
+        launch(fill_planes, [target], {"WIDE": False, "B": 128}, 3, sizes=(2**16 - 16,), only=[0])
+
+
+HEADER = """
+.visible .entry hand(.param .u64 .ptr .global target) .reqntid 64
+{ .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>;
+  ld.param.b64 %rd1, [target]; mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, 4, %rd1; mov.u32 %r2, 0;
+"""
+
+
+def run_by_hand(body: str) -> Tensor:
+    target, memory = torch.zeros(64, dtype=torch.int32), Memory()
+    machine.run(HEADER + body + "ret; }", memory, [memory.address(target, "target")], 1, 0)
+    return target
+
+
+LOOP = """setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip;
+$again: add.s32 %r2, %r2, %r1; setp.lt.u32 %p2, %r2, 20; setp.ne.u32 %p3, %r1, 0; and.pred %p2, %p2, %p3;
+@%p2 bra $again;
+$skip: add.s32 %r2, %r2, 1; st.global.b32 [%rd2+0], %r2;"""
+
+
+def test_threads_that_part_come_together_again() -> None:
+    """Each thread's own number of turns, and a barrier after them all."""
+    expected = [1 + (i * -(-20 // i) if i else 0) if i < 10 else 1 for i in range(64)]
+    assert run_by_hand(LOOP + "bar.sync 0;").tolist() == expected
+
+
+def test_a_barrier_that_some_threads_miss_is_a_fault() -> None:
+    with pytest.raises(FaultError, match="a barrier that not every thread"):
+        run_by_hand("setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip; bar.sync 0; $skip: bar.sync 0; bar.sync 1;")
+
+
+def test_endless_loops_end() -> None:
+    with pytest.raises(FaultError, match="an endless loop"):
+        run_by_hand("$again: bra $again;")
+
+
+def test_a_register_that_nothing_was_written_to_holds_no_zero() -> None:
+    assert run_by_hand("st.global.b32 [%rd2+0], %r8;").ne(0).all()
+
+
+def test_unknown_instructions_are_refused() -> None:
+    for body in (
+        "tanh.approx.f32 %r2, %r1;",
+        "add.ftz.f32 %r2, %r1, %r1;",
+        "mov.u32 %r2, %clock;",
+        "st.local.b32 [%rd2], %r1;",
+    ):
+        with pytest.raises(values.RefusedError):
+            run_by_hand(body)
+
+
+HALF, ONE, NAN, LARGE = 0x3F000000, 0x3F800000, 0x7FC00001, 0x7F7FFFFF
+INSTRUCTIONS = [
+    ("prmt.b32", (0x33221100, 0x77665544, 0x7531), 0x77553311),
+    ("prmt.b32", (0x00008000, 0, 0x9999), 0xFFFFFFFF),
+    ("bfe.s32", (0x00000F00, 8, 4), 0xFFFFFFFF),
+    ("bfe.u32", (0x00000F00, 8, 3), 7),
+    ("shf.l.wrap.b32", (0x80000000, 1, 33), 3),
+    ("shl.b32", (1, 32), 0),
+    ("shr.s32", (0x80000000, 40), 0xFFFFFFFF),
+    ("div.s32", (2**32 - 7, 2), 2**32 - 3),
+    ("rem.s32", (2**32 - 7, 2), 2**32 - 1),
+    ("mul.hi.s32", (2**31, 2**31), 2**30),
+    ("mul.hi.u64", (2**63, 6), 3),
+    ("mul.wide.s32", (2**32 - 1, 2**31), 2**31),
+    ("mad.wide.s32", (2**32 - 2, 3, 10), 4),
+    ("max.f32", (NAN, ONE), ONE),
+    ("max.NaN.f32", (NAN, ONE), 0x7FFFFFFF),
+    ("max.f32", (0x80000000, 0), 0),
+    ("min.f32", (0x80000000, 0), 0x80000000),
+    ("max.s16x2", (0x7FFF8000, 0x80000001), 0x7FFF0001),
+    ("add.f32", (LARGE, LARGE), 0x7F800000),
+    ("add.f16x2", (0x3C007BFF, 0x3C007BFF), 0x40007C00),
+    ("cvt.rn.bf16x2.f32", (ONE, 0x3F808000), 0x3F803F80),
+    ("cvt.rn.f16.f32", (0x477FF000,), 0x7C00),
+    ("cvt.rni.s32.f32", (0x40200000,), 2),
+    ("cvt.rzi.u32.f32", (0xBF800000,), 0),
+    ("cvt.rzi.s32.f32", (0x4F800000,), 0x7FFFFFFF),
+    ("cvt.sat.u8.s32", (300,), 255),
+    ("cvt.f32.bf16", (0x3F80,), ONE),
+    ("cvt.s64.s32", (2**32 - 1,), 2**64 - 1),
+    ("setp.geu.f32", (NAN, ONE), 1),
+    ("setp.ne.f32", (NAN, ONE), 0),
+    ("setp.neu.f32", (NAN, ONE), 1),
+    ("selp.b32", (1, 2, 0), 2),
+]
+
+
+@pytest.mark.parametrize(("opcode", "sources", "expected"), INSTRUCTIONS)
+def test_instructions_compute_what_ptx_says(opcode: str, sources: tuple[int, ...], expected: int) -> None:
+    sizes, compute = values.operation(opcode)
+    given = [
+        np.array([each], np.uint64).astype(values.UNSIGNED[size]) for each, size in zip(sources, sizes, strict=True)
+    ]
+    with np.errstate(all="ignore"):
+        result = compute(*given)
+    size = result.dtype.itemsize * 8
+    assert int(result[0]) & (2**size - 1) == expected & (2**size - 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_fused_multiply_add_rounds_once(dtype: type[np.floating]) -> None:
+    draw = np.random.default_rng(0)
+    x, y, z = (draw.standard_normal(2000).astype(dtype) for _ in range(3))
+    z = np.where(draw.random(2000) < 0.5, z, -(x * y)).astype(dtype)
+    result = values.fused(x, y, z)
+    for a, b, c, given in zip(x, y, z, result, strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        error = abs(Fraction(float(given)) - exact)
+        for other in (np.nextafter(given, dtype(np.inf)), np.nextafter(given, dtype(-np.inf))):
+            assert error <= abs(Fraction(float(other)) - exact)
