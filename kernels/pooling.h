@@ -25,7 +25,7 @@ struct Axis {
     int64_t size, outputs, window, stride, padding, dilation;
 
     int64_t first(int64_t output) const { return output * stride - padding; }
-    int64_t extent() const { return (window - 1) * dilation + 1; }
+    int64_t extent() const { return window == 0 ? stride + 1 : (window - 1) * dilation + 1; }
     // Input positions that `count` windows in a row span, the first and the last included.
     int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
     // The first tap inside the input, and the one after the last.
@@ -37,6 +37,20 @@ struct Axis {
         return room >= extent() ? window : room <= 0 ? 0 : (room + dilation - 1) / dilation;
     }
     bool is_empty(int64_t output) const { return low(output) >= high(output); }
+    // The positions that an output reads inside the input, and the number of the first one's tap. Adaptive pooling has
+    // no window but bins: from floor(o * size / outputs) to ceil((o + 1) * size / outputs).
+    struct Range {
+        int64_t start, count, tap, step;
+        int64_t end() const { return start + (count - 1) * step + 1; }
+    };
+    Range range(int64_t output) const {
+        if (window == 0) {
+            const int64_t start = output * size / outputs;
+            return {start, ((output + 1) * size + outputs - 1) / outputs - start, 0, 1};
+        }
+        const int64_t tap = low(output), count = high(output) - tap;
+        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, dilation};
+    }
 };
 
 struct Problem {
@@ -54,6 +68,20 @@ struct Problem {
 };
 
 namespace dmlpool {
+
+// Calls visit(od, oh, td, th) for the output rows that cover an input row, in their order, and by which taps they do.
+template <class Visit>
+inline void for_covering(const Problem &p, int64_t z, int64_t y, Visit visit) {
+    const auto for_axis = [](const Axis &axis, int64_t position, auto found) {
+        for (int64_t tap = axis.window - 1; tap >= 0; --tap) {
+            const int64_t from = position + axis.padding - tap * axis.dilation;
+            if (from >= 0 && from % axis.stride == 0 && from / axis.stride < axis.outputs) found(from / axis.stride, tap);
+        }
+    };
+    for_axis(p.d(), z, [&](int64_t od, int64_t td) {
+        for_axis(p.h(), y, [&](int64_t oh, int64_t th) { visit(od, oh, td, th); });
+    });
+}
 
 // Threads: PyTorch's own, through the C function torch_parallel_for of libtorch, so that there is one pool of them.
 
@@ -242,6 +270,27 @@ inline void split(const L *row, L *phases, int64_t length, int64_t stride) {
     else split_by<0>(stride, row, phases, length);
 }
 
+// The combination of contiguous values, as a tree of which the leaves are vectors.
+template <class Op, class L>
+L reduce(const L *__restrict row, int64_t count) {
+    constexpr int64_t LANES = 64 / sizeof(L) * 2;
+    if (count > 4 * LANES) {
+        const int64_t half = (count / 2 + LANES - 1) / LANES * LANES;
+        return Op::of(reduce<Op>(row, half), reduce<Op>(row + half, count - half));
+    }
+    L total[LANES];
+    std::fill_n(total, LANES, Op::template identity<L>());
+    for (; count >= LANES; row += LANES, count -= LANES)
+        for (int64_t i = 0; i < LANES; ++i) total[i] = Op::of(total[i], row[i]);
+    for (int64_t i = 0; i < count; ++i) total[i] = Op::of(total[i], row[i]);
+    for (int64_t half = LANES / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
+    return total[0];
+}
+
+// Windows of contiguous taps, so many of them that each is reduced for itself.
+inline bool has_long_rows(const Axis &w, int64_t lanes) { return lanes == 1 && w.dilation == 1 && w.window >= 16; }
+
 // finish(i, value) for the windows along a row that begins with the first tap of the first of them.
 template <class Op, class L, class Finish>
 inline void combine_taps(const L *__restrict row, const Axis &w, int64_t outputs, int64_t lanes, const L **taps,
@@ -255,6 +304,8 @@ inline void combine_taps(const L *__restrict row, const Axis &w, int64_t outputs
             VECTORIZE
             for (int64_t i = 0; i < outputs; ++i)
                 finish(i, Op::of(Op::of(row[2 * i], row[2 * i + 1]), row[2 * i + 2]));
+    } else if (has_long_rows(w, lanes)) {
+        for (int64_t o = 0; o < outputs; ++o) finish(o, reduce<Op>(row + o * w.stride, count));
     } else if (w.stride == 1) {
         for (int64_t t = 0; t < count; ++t) taps[t] = row + t * w.dilation * lanes;
         combine<Op>(taps, count, outputs * lanes, scratch, finish);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,20 +24,9 @@ from torch_dmlpool import operands
 from torch_dmlpool.backends.torch_backend import (
     adaptive_average_pooling,
     adaptive_average_pooling_grad,
-    adaptive_max_pooling,
     average_pooling,
     average_pooling_grad,
-    gather_positions,
-    kept_dtype,
-    max_pooling_gather,
-    max_pooling_grad,
-    max_pooling_grad_from_taps,
-    max_pooling_indices,
-    max_pooling_with_indices,
-    max_pooling_with_taps,
     quantized_linear_average_pooling,
-    scatter_positions,
-    unique_positions,
 )
 from torch_dmlpool.window import Window
 
@@ -90,7 +80,13 @@ _UNIT = (1, 1, 1, 1, 0, 1)
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS = {
     "dmlpool_use_threads": (_POINTER,),
-    "dmlpool_max_pooling": (_INT, _POINTER, _POINTER, _POINTER),
+    "dmlpool_max_pooling": (_INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER),
+    "dmlpool_max_pooling_indices": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
+    "dmlpool_max_pooling_grad": (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
+    "dmlpool_max_pooling_gather": (_POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "dmlpool_unique_positions": (_POINTER, _INT, _POINTER, _INT, _POINTER),
+    "dmlpool_gather_positions": (_POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "dmlpool_scatter_positions": (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
 }
 
 
@@ -127,15 +123,38 @@ def _planned(
     shape: tuple[int, ...], window: Window, channels_last: bool, threads: int
 ) -> tuple[int, tuple[int, ...], Problem]:
     """The address of the geometry as the library takes it, the output's sizes, and the struct itself."""
-    samples, channels, *sizes = shape
-    outputs = window.output_sizes(sizes)
-    axes = [Axis(*_UNIT)] * (3 - len(sizes))
-    axes += [
-        Axis(size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
-        for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
+    outputs = window.output_sizes(shape[2:])
+    axes = [
+        (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
+        for size, count, axis in zip(shape[2:], outputs, window.axes, strict=True)
     ]
+    # A window over whole rows is one along the axis before, whose elements are rows: taps keep their numbers.
+    while len(axes) > 1:
+        size, count, taps, _, padding, dilation = axes[-1]
+        if count != 1 or taps != size or padding != 0 or dilation != 1 or axes[-2][5] != 1:
+            break
+        rows, count, taps, stride, padding, _ = axes[-2]
+        axes[-2:] = [(rows * size, count, taps * size, stride * size, padding * size, 1)]
+    return _problem(shape, outputs, axes, channels_last, threads)
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned_bins(
+    shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool, threads: int
+) -> tuple[int, tuple[int, ...], Problem]:
+    """The same for bins, or for positions in planes of ``shape``: a window of 0 says that there is none."""
+    axes = [(size, count, 0, max(1, size // count), 0, 1) for size, count in zip(shape[2:], outputs, strict=True)]
+    return _problem(shape, outputs, axes, channels_last, threads)
+
+
+def _problem(
+    shape: Sequence[int], outputs: Sequence[int], axes: list[Any], channels_last: bool, threads: int
+) -> tuple[int, tuple[int, ...], Problem]:
+    samples, channels = shape[:2]
     planes, lanes = (samples, channels) if channels_last else (samples * channels, 1)
-    problem = Problem(planes, lanes, (Axis * 3)(*axes), threads)
+    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
+    all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
+    problem = Problem(planes, lanes, all_axes, threads)
     return ctypes.addressof(problem), (samples, channels, *outputs), problem
 
 
@@ -152,6 +171,13 @@ def _empty(sizes: Sequence[int], dtype: torch.dtype, memory_format: torch.memory
 
 # Max pooling.
 
+TAPS, POSITIONS, INDICES = range(3)
+"""What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
+
+
+def kept_dtype(input: Tensor, window: Window) -> torch.dtype:  # noqa: ARG001
+    return operands.tap_dtype(window.taps)
+
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima alone."""
@@ -161,5 +187,180 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     output = _empty(sizes, input.dtype, memory_format)
     if output.numel():
         input = _laid_out(input, memory_format)
-        library.dmlpool_max_pooling(DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), address)
+        data_type = DATA_TYPES[input.dtype]
+        library.dmlpool_max_pooling(data_type, input.data_ptr(), output.data_ptr(), None, 0, 0, address)
     return output
+
+
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Maxima and the numbers of their taps."""
+    return _with_winners(input, window, operands.tap_dtype(window.taps), TAPS)
+
+
+def max_pooling_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
+    """Maxima and their indices."""
+    return _with_winners(input, window, index_dtype, POSITIONS if per_plane else INDICES)
+
+
+def _with_winners(
+    input: Tensor, window: Window, winner_dtype: torch.dtype, numbering: int, only_winners: bool = False
+) -> tuple[Tensor, Tensor]:
+    if window.taps > 2**15 and input.dtype.itemsize <= 2:
+        # The kernel compares elements in lanes of two bytes, which do not hold the numbers of so many taps.
+        values, winners = _with_winners(input.to(torch.float32), window, winner_dtype, numbering, only_winners)
+        return values.to(input.dtype), winners
+    memory_format = operands.suggested_memory_format(input)
+    channels_last = memory_format is not torch.contiguous_format
+    address, sizes, _ = _planned(input.shape, window, channels_last, torch.get_num_threads())
+    values = input if only_winners else _empty(sizes, input.dtype, memory_format)
+    winners = _empty(sizes, winner_dtype, memory_format)
+    if winners.numel():
+        input = _laid_out(input, memory_format)
+        library.dmlpool_max_pooling(
+            DATA_TYPES[input.dtype],
+            input.data_ptr(),
+            None if only_winners else values.data_ptr(),
+            winners.data_ptr(),
+            winner_dtype.itemsize,
+            numbering,
+            address,
+        )
+    return values, winners
+
+
+def max_pooling_indices(
+    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
+    """Indices that tap numbers stand for."""
+    memory_format = operands.suggested_memory_format(taps)
+    indices = _empty(taps.shape, index_dtype, memory_format)
+    if indices.numel():
+        taps = _laid_out(taps, memory_format)
+        channels_last = memory_format is not torch.contiguous_format
+        shape = (*taps.shape[:2], *spatial_sizes)
+        address, _, _ = _planned(shape, window, channels_last, torch.get_num_threads())
+        numbering = POSITIONS if per_plane else INDICES
+        library.dmlpool_max_pooling_indices(
+            taps.data_ptr(), taps.itemsize, indices.data_ptr(), indices.itemsize, numbering, address
+        )
+    return indices
+
+
+def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    """The gradient to the winners, which are found again from the input."""
+    _, taps = _with_winners(input, window, operands.tap_dtype(window.taps), TAPS, only_winners=True)
+    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input))
+
+
+def max_pooling_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+) -> Tensor:
+    """Each window's gradient, added to its winner's."""
+    memory_format = operands.named_memory_format(channels_last, window.rank)
+    shape = (*taps.shape[:2], *spatial_sizes)
+    gradient = _empty(shape, input_gradient.dtype, memory_format)
+    if gradient.numel():
+        input_gradient, taps = _laid_out(input_gradient, memory_format), _laid_out(taps, memory_format)
+        address, _, _ = _planned(shape, window, channels_last, torch.get_num_threads())
+        library.dmlpool_max_pooling_grad(
+            DATA_TYPES[gradient.dtype],
+            input_gradient.data_ptr(),
+            taps.data_ptr(),
+            taps.itemsize,
+            gradient.data_ptr(),
+            address,
+        )
+    return gradient
+
+
+def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    """The element at each window's tap, 0 where the window is empty."""
+    memory_format = operands.suggested_memory_format(taps)
+    gathered = _empty(taps.shape, input.dtype, memory_format)
+    if gathered.numel():
+        input, taps = _laid_out(input, memory_format), _laid_out(taps, memory_format)
+        channels_last = memory_format is not torch.contiguous_format
+        address, _, _ = _planned(input.shape, window, channels_last, torch.get_num_threads())
+        library.dmlpool_max_pooling_gather(
+            input.data_ptr(), input.itemsize, taps.data_ptr(), taps.itemsize, gathered.data_ptr(), address
+        )
+    return gathered
+
+
+def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of bins and their positions in the plane."""
+    plane = math.prod(input.shape[2:])
+    lane_type = torch.float32 if input.dtype.itemsize <= 2 else torch.float64 if plane >= 2**31 else input.dtype
+    if lane_type is not input.dtype and input.dtype.itemsize < 8:
+        # The kernel numbers positions in lanes as wide as an element.
+        values, positions = adaptive_max_pooling(input.to(lane_type), output_sizes)
+        return values.to(input.dtype), positions
+    memory_format = operands.suggested_memory_format(input)
+    channels_last = memory_format is not torch.contiguous_format
+    address, sizes, _ = _planned_bins(input.shape, tuple(output_sizes), channels_last, torch.get_num_threads())
+    values = _empty(sizes, input.dtype, memory_format)
+    positions = _empty(sizes, operands.position_dtype(plane), memory_format)
+    if values.numel():
+        input = _laid_out(input, memory_format)
+        data_type, pointers = DATA_TYPES[input.dtype], (input.data_ptr(), values.data_ptr(), positions.data_ptr())
+        library.dmlpool_max_pooling(data_type, *pointers, positions.itemsize, POSITIONS, address)
+    return values, positions
+
+
+# Elements by their positions in the plane.
+
+
+def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """Positions inside the plane; of several alike the one that comes last in row-major order."""
+    memory_format = operands.suggested_memory_format(positions)
+    unique = _empty(positions.shape, operands.position_dtype(math.prod(spatial_sizes)), memory_format)
+    if unique.numel():
+        positions = _laid_out(positions, memory_format)
+        address, _, _ = _planned_positions(positions, spatial_sizes, memory_format)
+        library.dmlpool_unique_positions(
+            positions.data_ptr(), positions.itemsize, unique.data_ptr(), unique.itemsize, address
+        )
+    return unique
+
+
+def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
+    """The element at each position, 0 where it lies outside the plane."""
+    memory_format = operands.suggested_memory_format(positions)
+    gathered = _empty(positions.shape, input.dtype, memory_format)
+    if gathered.numel():
+        input, positions = _laid_out(input, memory_format), _laid_out(positions, memory_format)
+        address, _, _ = _planned_positions(positions, input.shape[2:], memory_format)
+        library.dmlpool_gather_positions(
+            input.data_ptr(), input.itemsize, positions.data_ptr(), positions.itemsize, gathered.data_ptr(), address
+        )
+    return gathered
+
+
+def scatter_positions(
+    input: Tensor,
+    positions: Tensor,
+    spatial_sizes: Sequence[int],
+    bins: bool,  # noqa: ARG001 - sums are right for unique positions too
+    channels_last: bool,
+) -> Tensor:
+    """Zeros with each element added at its position."""
+    memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
+    scattered = _empty((*input.shape[:2], *spatial_sizes), input.dtype, memory_format)
+    if scattered.numel():
+        input, positions = _laid_out(input, memory_format), _laid_out(positions, memory_format)
+        address, _, _ = _planned_positions(positions, spatial_sizes, memory_format)
+        data_type = DATA_TYPES[input.dtype]
+        library.dmlpool_scatter_positions(
+            data_type, input.data_ptr(), positions.data_ptr(), positions.itemsize, scattered.data_ptr(), address
+        )
+    return scattered
+
+
+def _planned_positions(
+    positions: Tensor, spatial_sizes: Sequence[int], memory_format: torch.memory_format
+) -> tuple[int, tuple[int, ...], Problem]:
+    shape = (*positions.shape[:2], *spatial_sizes)
+    channels_last = memory_format is not torch.contiguous_format
+    return _planned_bins(shape, tuple(positions.shape[2:]), channels_last, torch.get_num_threads())
