@@ -1,4 +1,4 @@
-"""From measurements to documentation: docs/benchmarks.md with its pictures, and the README's table.
+"""From measurements to documentation: docs/benchmarks.md with its pictures.
 
 ``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of each kind (device,
 threads, alone or beside busy processes, rows or curves; not the quick ones), and writes all of them.
@@ -9,19 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import goals, plots, tables
-from benchmarks.peers import ATEN
-from benchmarks.results import Results, RowResult, geometric_mean
-from benchmarks.workloads import GROUPS, WORKLOADS, Workload
+from benchmarks.results import Results
+from benchmarks.workloads import GROUPS
 
 IMAGES = "images"
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-OPENING, CLOSING = "<!-- cpu-ratios -->", "<!-- /cpu-ratios -->"
 
 INTRODUCTION = """# Benchmarks
 
@@ -132,90 +129,10 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-COLUMNS = (("max", "forward"), ("max", "training"), ("average", "forward"), ("average", "training"))
-
-
-def readme_block(results: Results) -> str:
-    """Ratios to ATen of the core rows, one line per geometry and layout, with their conditions below."""
-    measured = {row.name: row for row in results.rows}
-    core = [row for row in WORKLOADS if "core" in row.groups]
-    # One line for what differs in family and mode alone; a dict keeps the table's order.
-    lines = list(dict.fromkeys(replace(row, family="max", mode="forward") for row in core))
-    table = [
-        _line(["float32, ATen's time over ours", *(f"{family}, {_mode(mode)}" for family, mode in COLUMNS)]),
-        _line(["---", *["---:"] * len(COLUMNS)]),
-    ]
-    used: list[RowResult] = []
-    for line in sorted(lines, key=lambda row: row.channels_last):
-        found = [measured.get(replace(line, family=family, mode=mode).name) for family, mode in COLUMNS]
-        if any(found):
-            used += filter(None, found)
-            table.append(_line([_geometry(line), *(_ratio(row) for row in found)]))
-    if not used:
-        raise ValueError("no core row was measured in the chosen results")
-    peers = [peer for peer in results.peers if peer not in (ATEN, "our layer")]
-    means = {peer: [ratio for row in used if (ratio := row.ratio(peer)) is not None] for peer in [ATEN, *peers]}
-    listed = ", ".join(f"{peer} {tables.times(geometric_mean(r))} ({len(r)} rows)" for peer, r in means.items() if r)
-    tiny = [row for row in results.rows if "overhead" in row.groups and row.difference(ATEN) is not None]
-    sentences = [f"Geometric means of the ratios to each peer, over the rows that it can do: {listed}."]
-    if tiny:
-        worst = max(row.difference(ATEN) or 0 for row in tiny)
-        sentences.append(f"On tensors of a few elements a call costs at most {worst * 1e6:.0f} µs more than ATen's.")
-    sentences.append(f"Measured on: {tables.conditions(results)}")
-    sentences.append("`make bench` measures all of it, and more, on the machine at hand.")
-    if (ROOT / "docs" / "benchmarks.md").is_file():
-        sentences.append("All figures are in [docs/benchmarks.md](docs/benchmarks.md).")
-    return "\n".join([*table, "", *sentences])
-
-
-def _mode(mode: str) -> str:
-    return {"forward": "forward", "training": "forward + backward"}[mode]
-
-
-def _geometry(workload: Workload) -> str:
-    return workload.name.removeprefix("max ")
-
-
-def _ratio(row: RowResult | None) -> str:
-    if row is None:
-        return tables.NOTHING
-    text = tables.comparison(row, ATEN)
-    return f"**{text}**" if tables.is_behind(row, ATEN) else text
-
-
-def fill(readme: str, block: str) -> str:
-    """The README with its block replaced.
-
-    Raises:
-        ValueError: The markers are not there, once each and in order.
-    """
-    if readme.count(OPENING) != 1 or readme.count(CLOSING) != 1:
-        raise ValueError(f"the README must hold {OPENING} and {CLOSING} once each")
-    before, _, rest = readme.partition(OPENING)
-    _, found, after = rest.partition(CLOSING)
-    if not found:
-        raise ValueError(f"{CLOSING} must come after {OPENING}")
-    return f"{before}{OPENING}\n{block}\n{CLOSING}{after}"
-
-
-def for_readme(results: Iterable[Results]) -> Results | None:
-    """The newest unloaded CPU run that has core rows."""
-    fitting = [
-        result
-        for result in results
-        if result.conditions["device"] == "cpu"
-        and not result.conditions["quick"]
-        and not result.conditions["busy_processes"]
-        and any("core" in row.groups for row in result.rows)
-    ]
-    return max(fitting, key=lambda result: result.conditions["date"], default=None)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
     parser.add_argument("files", type=Path, nargs="*", help="JSON files (default: all in benchmarks/results)")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args(arguments)
     results = [Results.load(path) for path in options.files or sorted(RESULTS.glob("*.json"))]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
@@ -223,13 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drawn = plots.draw(chosen, options.docs.parent / IMAGES)
     options.docs.write_text(documentation(chosen), encoding="utf-8")
     print(f"Written: {options.docs} and {tables.count(len(drawn), 'picture')}")
-    shown = for_readme(results)
-    if shown is None:
-        print("The README stays as it is: no unloaded CPU run with core rows is there")
-        return 0
-    readme = options.readme.read_text(encoding="utf-8")
-    options.readme.write_text(fill(readme, readme_block(shown)), encoding="utf-8")
-    print(f"Filled: {options.readme}")
     return 0
 
 

@@ -34,6 +34,7 @@ GROUPS = {
     "types": "data types beside float32",
     "quantized": "averages of 8-bit integers with scales and zero points",
     "batches": "one pool over batches of 1 to 256",
+    "extremes": "windows that tile an image, long rows, one window over everything: values, indices, training",
     "large": "windows of 2 to 31 over tensors that no cache of a GPU holds, in every type and layout; in no other list",
 }
 
@@ -303,6 +304,25 @@ def _batches() -> Iterator[Workload]:
         yield from _row("batches", "max average", f"{batch}x64x56x56", "3/2", 1)
 
 
+def _extremes() -> Iterator[Workload]:
+    group = "extremes"
+    rows = [
+        *_row(group, "max average", "4x8x256x256", "32/32"),
+        *_row(group, "max average", "4x8x256x256", "64/64"),
+        *_row(group, "max average", "8x16x16000", "400/160", origin="spectral frames"),
+        *_row(group, "max average", "8x16x16000", "1000/500"),
+        *_row(group, "max", "32x128x200", "200", origin="text CNN, global"),
+        *_row(group, "max", "8x128x1000", "1000"),
+        *_row(group, "max", "8x1024x2048", "2048", origin="PointNet, global"),
+        *_row(group, "max average", "2x32x112x112", "112", origin="global"),
+        *_row(group, "average", "2x96x14x14", "14", origin="EfficientNet, squeeze-and-excitation"),
+    ]
+    for row in rows:
+        for mode in ("forward", "training", *(("indices",) if row.family == "max" else ())):
+            for channels_last in (False, True)[: row.rank]:
+                yield replace(row, mode=mode, channels_last=channels_last)
+
+
 def _large() -> Iterator[Workload]:
     """As many bytes in every type: 98 MiB, and 24 or more for the window of 31."""
     batches = {"float32": 32, "float16": 64, "bfloat16": 64, "int8": 128}
@@ -324,7 +344,7 @@ def _large() -> Iterator[Workload]:
 def _table() -> tuple[Workload, ...]:
     """Every row once, in order; a row that several groups name belongs to all of them."""
     rows: dict[str, Workload] = {}
-    for build in (_core, _overhead, _networks, _published, _types, _quantized, _batches, _large):
+    for build in (_core, _overhead, _networks, _published, _types, _quantized, _batches, _extremes, _large):
         for row in build():
             known = rows.get(row.name, row)
             groups = tuple(dict.fromkeys([*known.groups, *row.groups]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -64,33 +63,26 @@ def test_cells() -> None:
     assert [tables.size(count) for count in (800, 1600, 2_500_000)] == ["800 B", "1.6 kB", "2.5 MB"]
 
 
-def test_goals() -> None:
-    """Means by window size, rows that are behind by kind, and calls on tiny tensors."""
+def test_a_goal_is_reached_or_missed_by_its_own_rows_alone() -> None:
+    """Means by kind of row, rows that are behind, tiny tensors by mode; of a GPU there are none."""
     rows = [
-        row_result("a", ours=1, ATen=12, **{"ONNX Runtime": 0.9, "oneDNN": 0.7}),
-        row_result("b", window=(1, 5), ours=1, ATen=3, **{"ONNX Runtime": 1.1, "oneDNN": 0.9}),
+        row_result("a", ours=1, ATen=16, **{"ONNX Runtime": 1.7, "oneDNN": 1.1}),
+        row_result("b", ours=1, ATen=4, **{"ONNX Runtime": 1.7, "oneDNN": 1.1}),
         row_result("c", kind="forward, channels_last, float32", ours=1, ATen=0.9),
-        row_result("d", kind="forward, channels_last, float32", ours=1, ATen=1.1),
-        row_result("e", kind="forward + backward, contiguous, float32", ours=1, ATen=2),
-        row_result("f", kind="forward, contiguous, int8", ours=1, ATen=6),
-        row_result("g", ("overhead",), ours=0.03, ATen=0.021),
+        row_result("d", kind="forward + backward, contiguous, float32", ours=1, ATen=2),
+        row_result("e", kind="forward, contiguous, int8", ours=1, ATen=13),
+        row_result("f", ("overhead",), ours=0.03, ATen=0.021),
     ]
     found = {(goal.what, goal.aim): (goal.found, goal.met) for goal in goals.goals(results(*rows))}
-    plain, mean = "N, C, … order, float32, forward", "geometric mean at least"
-    assert found == {
-        (plain, f"{mean} 5.00x ATen"): ("6.00x (2 rows)", True),
-        ("the same, windows of 5 and more", f"{mean} 1.00x ONNX Runtime"): ("1.10x (1 row)", True),
-        ("the same, windows of 5 and more", f"{mean} 1.00x oneDNN"): ("0.90x (1 row)", False),
-        ("the same, windows below 5", f"{mean} 0.77x ONNX Runtime"): ("0.90x (1 row)", True),
-        ("the same, windows below 5", f"{mean} 0.77x oneDNN"): ("0.70x (1 row)", False),
-        ("channels_last rows", "none slower than ATen"): ("1 of 2 rows slower", False),
-        (f"{plain} + backward", f"{mean} 2.50x ATen"): ("2.00x (1 row)", False),
-        ("forward + backward rows", "none slower than ATen"): ("none of 1 row slower", True),
-        ("int8, forward", f"{mean} 5.00x ATen"): ("6.00x (1 row)", True),
-        ("ATen takes less than 50 µs", "within 10 µs of ATen"): ("none of 1 row beyond it", True),
-        ("all rows", "none slower than ATen"): ("1 of 6 rows slower", False),
-    }
-    assert "| channels_last rows | none slower than ATen | 1 of 2 rows slower | **missed** |" in report.documentation(
+    mean = "geometric mean at least"
+    assert found[("contiguous, float32, forward", f"{mean} 7.00x ATen")] == ("8.00x (2 rows)", True)
+    assert found[("contiguous, float32, forward", f"{mean} 1.80x ONNX Runtime")] == ("1.70x (2 rows)", False)
+    assert found[("contiguous, float32, forward + backward", f"{mean} 3.50x ATen")] == ("2.00x (1 row)", False)
+    assert found[("int8, forward", f"{mean} 12x ATen")] == ("13x (1 row)", True)
+    assert found[("rows of less than 50 µs, forward", "within 5 µs of ATen")] == ("1 of 1 row beyond it", False)
+    assert found[("rows of 50 µs and more", "none slower than ATen")] == ("1 of 5 rows below", False)
+    assert ("int16, forward", f"{mean} 12x ATen") not in found
+    assert "| int8, forward | geometric mean at least 12x ATen | 13x (1 row) | reached |" in report.documentation(
         [results(*rows)]
     )
     assert goals.goals(results(*rows, device="cuda")) == []
@@ -251,34 +243,8 @@ def test_the_documentation_takes_the_newest_of_each_kind() -> None:
     assert new in chosen
     assert loaded in chosen
     text = report.documentation(chosen)
-    assert text.count("4.00x") == 3  # its row, its mean and what the goal is held against
+    assert text.count("4.00x") >= 3  # its row, its mean and what a goal is held against
     assert "2.00x" not in text
     assert "7.00x" not in text
     assert "JAX took no part: not installed" in text
-    assert report.for_readme([new, quick, loaded, old]) == new
     assert "Nothing has been measured yet" in report.documentation([])
-
-
-def test_the_readme_is_filled_between_its_markers() -> None:
-    measured = results(
-        row_result(ours=2, copy=1, ATen=50, oneDNN=3),
-        row_result("max 8x64x112x112 window 3/1 pad 1 channels_last", ours=2, ATen=1.5),
-        row_result("max 1x1x4x4 window 2/2", ("overhead",), ours=0.009, ATen=0.002),
-    )
-    block = report.readme_block(measured)
-    assert "| 8x64x112x112 window 3/1 pad 1 | 25x | - | - | - |" in block
-    assert "| 8x64x112x112 window 3/1 pad 1 channels_last | **0.75x** | - | - | - |" in block
-    assert "at most 7 µs more than ATen's" in block
-    assert "a processor, 2 cores" in block
-    readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
-    filled = report.fill(readme, block)
-    assert report.fill(filled, block) == filled
-    outside = re.compile(f"{report.OPENING}.*{report.CLOSING}", flags=re.DOTALL)
-    assert outside.sub("", filled) == outside.sub("", readme)
-    assert filled.count(block) == 1
-    with pytest.raises(ValueError, match="once each"):
-        report.fill("no markers", block)
-    with pytest.raises(ValueError, match="after"):
-        report.fill(f"{report.CLOSING}{report.OPENING}", block)
-    with pytest.raises(ValueError, match="no core row"):
-        report.readme_block(results(row_result("something else", ours=1, ATen=1)))
