@@ -1,33 +1,35 @@
-"""Compile a kernel without a GPU and read the machine code: instructions, loads, registers, predicted speed.
+"""How fast an H200 can run compiled kernels: machine code read and one warp of it timed, without a GPU.
 
-The model is an H200 (sm_90): 132 SMs at 1.755 GHz, 4.3 TB/s copy, hence 18.56 DRAM bytes per clock and SM; 4 issue
-slots, 64 ALU lanes and one 128-byte L1 wavefront per clock. The predicted fraction of copy bandwidth is DRAM clocks
-over the largest of the others, at most 1: an upper bound that knows nothing of latency.
+The chip: 132 multiprocessors at 1.755 GHz, 4.3 TB/s copy = 18.56 bytes of memory per clock and multiprocessor; each
+has 4 issue slots, 64 ALU lanes, one 128-byte L1 wavefront per clock, 65,536 registers, 227 KiB of shared memory.
+
+A launch takes the longest of: moving its bytes; issuing its instructions; its ALU instructions; its L1 wavefronts; and
+latency: a warp's instructions in order, two clocks apart, each waiting for its operands (a load for 700 ns), times the
+warps that a multiprocessor runs one after another. Loads that hit a cache are charged as if they did not, stores never
+wait, wavefronts are counted as if lanes were neighbours, and the L2 cache has no limit: neither bound nor measurement.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import re
 import subprocess
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-BYTES_PER_CLOCK = 4.3e12 / (1.755e9 * 132)
-TOOLS = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
-SM_90 = GPUTarget("cuda", 90, 32)
-POINTERS = {
-    "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64",
-    "int8": "*i8", "uint8": "*u8", "int16": "*i16", "uint16": "*u16", "int32": "*i32", "uint32": "*u32",
-    "int64": "*i64", "uint64": "*u64",
-}  # fmt: skip
+PROCESSORS, CLOCKS_PER_SECOND = 132, 1.755e9
+COPY = 4.3e12  # bytes read and written per second
+BYTES_PER_CLOCK = COPY / CLOCKS_PER_SECOND / PROCESSORS
+LATENCY = 700e-9 * CLOCKS_PER_SECOND
+NEARBY = 30.0  # clocks until shared or local memory answers
+RESULT = 5.0  # clocks until an instruction's result can be read
+REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_PROGRAMS = 65_536, 227 * 1024, 64, 32
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # What runs on the ALU pipe, half as wide as the four issue slots.
 ALU = frozenset(
     [
@@ -60,146 +62,154 @@ ALU = frozenset(
         "VHMNMX",
     ]
 )
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)\s*(.*?);")
+LINE = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)\s*(.*?);")
 LABEL = re.compile(r"^(\.L_x_\d+):")
-WIDTH = re.compile(r"\.(128|64)\b")
+WITHOUT_RESULT = ("STG", "STS", "STL", "BRA", "BAR", "EXIT", "NOP", "RED")
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A backward branch in the machine code: the instructions from its target to itself."""
+class Instruction(NamedTuple):
+    opcode: str
+    guarded: bool
+    results: tuple[int, ...]
+    sources: tuple[int, ...]
+    target: str  # of a branch
 
-    first: int
-    last: int
-    loads: int
+    @property
+    def base(self) -> str:
+        return self.opcode.partition(".")[0]
+
+    @property
+    def words(self) -> int:
+        return 4 if ".128" in self.opcode else 2 if ".64" in self.opcode else 1
 
 
 @dataclass(frozen=True)
 class Code:
-    """Machine code of one kernel."""
+    """Machine code of one kernel; ``labels`` are places in it."""
 
-    opcodes: tuple[str, ...]
-    loops: tuple[Loop, ...]
+    instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]
     registers: int
-    stack: int
     shared: int
 
-    def count(self, prefix: str) -> int:
-        return sum(opcode.startswith(prefix) for opcode in self.opcodes)
+    @property
+    def spills(self) -> int:
+        """Accesses to local memory."""
+        return sum(each.base in ("LDL", "STL") for each in self.instructions)
+
+    def loads(self) -> list[Instruction]:
+        return [each for each in self.instructions if each.base == "LDG"]
+
+
+class Warp(NamedTuple):
+    """One warp from its start to its end."""
+
+    clocks: float
+    instructions: int
+    alu: int
+    wavefronts: int
+    in_flight: int  # bytes that its loads wait for, at most
+
+
+class Time(NamedTuple):
+    """A launch on the whole chip, in clocks, by what could bound it; and bytes in flight on a multiprocessor."""
+
+    clocks: Mapping[str, float]
+    in_flight: float
 
     @property
-    def local(self) -> int:
-        """Accesses to local memory: spills."""
-        return self.count("LDL") + self.count("STL")
+    def total(self) -> float:
+        return max(self.clocks.values())
 
-    def weighted(self, trips: Mapping[int, float]) -> list[tuple[str, float]]:
-        """Each instruction with how often it runs, given the trips of the loops by number (innermost last)."""
-        weights = [1.0] * len(self.opcodes)
-        for number, loop in enumerate(self.loops):
-            for i in range(loop.first, loop.last + 1):
-                weights[i] *= trips.get(number, 1.0)
-        return list(zip(self.opcodes, weights, strict=True))
+    @property
+    def bound(self) -> str:
+        return max(self.clocks, key=lambda name: self.clocks[name])
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Counts per output element, and the predicted fraction of copy bandwidth."""
-
-    instructions: float
-    loads: float
-    registers: int
-    fraction: float
-    bound: str
-
-
-def compiled(
-    kernel: Any,
-    pointers: Sequence[str],
-    sizes: Sequence[int],
-    constants: Mapping[str, Any],
-    num_warps: int = 4,
-    target: GPUTarget = SM_90,
-    aligned: bool = True,
-    registers: int | None = None,
-) -> Any:
-    """The kernel as Triton's launcher would compile it for these pointers (data type names), sizes and constants.
-
-    ``registers``: the most that a thread may have, for the assembler, which else decides by itself.
-    """
-    names = list(kernel.arg_names)
-    signature: dict[str, str] = {}
-    attributes = {}
-    for i, dtype in enumerate(pointers):
-        signature[names[i]] = POINTERS[dtype]
-        if aligned:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    for name, size in zip(names[len(pointers) :], sizes, strict=False):
-        signature[name] = "i32" if -(2**31) <= size < 2**31 else "i64"
-    for name in names[len(signature) :]:
-        signature[name] = "constexpr"
-    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attributes)
-    options = {"num_warps": num_warps, "enable_fp_fusion": True}
-    if registers is not None:
-        options["maxnreg"] = registers
-    return triton.compile(source, target=target, options=options)
-
-
-def machine_code(binary: Any) -> Code:
-    """Disassemble with the tools that Triton brings along."""
+def machine_code(cubin: bytes) -> Code:
+    """Disassembled with the tools that Triton brings along."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
+        file.write(cubin)
         file.flush()
-        text = subprocess.run([TOOLS + "/nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
-        usage = subprocess.run([TOOLS + "/cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
-    opcodes: list[str] = []
+        text, usage = (
+            subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+            for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
+        )
+    instructions: list[Instruction] = []
     labels: dict[str, int] = {}
-    branches = []
     for line in text.splitlines():
         if label := LABEL.match(line):
-            labels[label.group(1)] = len(opcodes)
-        elif found := INSTRUCTION.match(line):
-            opcode, operands = found.groups()
-            if opcode.startswith("BRA") and (to := re.search(r"(\.L_x_\d+)", operands)):
-                branches.append((len(opcodes), to.group(1)))
-            opcodes.append(opcode)
-    loops = []
-    for at, label in branches:
-        first = labels.get(label, at)
-        if first == at:
-            opcodes[at] = "NOP"  # the branch to itself that fills the end
-        if first < at:
-            loops.append(Loop(first, at, sum(op.startswith("LDG") for op in opcodes[first : at + 1])))
-    resources = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
-    registers, stack, shared = map(int, resources.groups()) if resources else (0, 0, 0)
-    return Code(
-        tuple(opcodes), tuple(sorted(loops, key=lambda loop: (loop.first, -loop.last))), registers, stack, shared
-    )
+            labels[label[1]] = len(instructions)
+        elif found := LINE.match(line):
+            instructions.append(_instruction(*found.groups()))
+    used = re.search(r"REG:(\d+) STACK:\d+ SHARED:(\d+)", usage)
+    assert used is not None, usage
+    return Code(tuple(instructions), labels, int(used[1]), int(used[2]))
 
 
-def cost(code: Code, outputs_per_thread: float, trips: Mapping[int, float] = {}) -> Counter[str]:
-    """Clocks of one SM per output element: issue, ALU, L1; and instructions and loads per output."""
-    result: Counter[str] = Counter()
-    for opcode, weight in code.weighted(trips):
-        base = opcode.split(".")[0]
-        if base == "NOP":
-            continue
-        result["instructions"] += weight  # type: ignore[assignment]
-        if base in ALU:
-            result["alu"] += weight / 64  # type: ignore[assignment]
-        if base in ("LDG", "STG", "LDS", "STS"):
-            width = WIDTH.search(opcode)
-            result["L1"] += weight * (int(width.group(1)) // 32 if width else 1) / 32  # type: ignore[assignment]
-        if base == "LDG":
-            result["loads"] += weight  # type: ignore[assignment]
-    result["issue"] = result["instructions"] / 128  # type: ignore[assignment]
-    return Counter({name: value / outputs_per_thread for name, value in result.items()})  # type: ignore[misc]
+def _instruction(guard: str | None, opcode: str, operands: str) -> Instruction:
+    target = re.search(r"\.L_x_\d+", operands)
+    parts = operands.split(",")
+    has_result = not opcode.startswith(WITHOUT_RESULT)
+    result, sources = (parts[0], parts[1:]) if has_result else ("", parts)
+    words = 4 if ".128" in opcode else 2 if ".64" in opcode or ".WIDE" in opcode else 1
+    first = re.findall(r"\bR(\d+)\b", result)
+    read = [int(number) for part in sources for number in re.findall(r"\bR(\d+)\b", part)]
+    if opcode.startswith(("STG", "STS")) and read:
+        read += range(read[-1] + 1, read[-1] + words)
+    results = tuple(range(int(first[0]), int(first[0]) + words)) if first else ()
+    return Instruction(opcode, guard is not None, results, tuple(read), target[0] if target else "")
 
 
-def predicted(clocks: Mapping[str, float], registers: int, bytes_per_output: float) -> Prediction:
-    """The fraction of copy bandwidth that ``clocks`` per output leave reachable, and what bounds it."""
-    dram = bytes_per_output / BYTES_PER_CLOCK
-    worst = max(("issue", "alu", "L1"), key=lambda name: clocks[name])
-    fraction = min(1.0, dram / clocks[worst])
-    return Prediction(
-        clocks["instructions"], clocks["loads"], registers, fraction, "DRAM" if fraction == 1.0 else worst
-    )
+def one_warp(code: Code, taps: int = 1) -> Warp:
+    """In order, loops as often as their loads make ``taps`` together, other branches not taken."""
+    ready: dict[int, float] = {}
+    turns: dict[int, int] = {}
+    waiting: list[tuple[float, int]] = []
+    clock, at, instructions, alu, wavefronts, peak = 0.0, 0, 0, 0, 0, 0
+    while at < len(code.instructions) and instructions < 200_000:
+        each = code.instructions[at]
+        if each.base == "EXIT" and not each.guarded:
+            break
+        instructions += 1
+        alu += each.base in ALU
+        clock = max([clock + 2.0, *(ready.get(register, 0.0) for register in each.sources)])
+        if each.base in ("LDG", "STG", "LDS", "STS"):
+            wavefronts += each.words
+        latency = {"LDG": LATENCY, "LDS": NEARBY, "LDL": NEARBY, "ATOMG": LATENCY}.get(each.base, RESULT)
+        ready.update(dict.fromkeys(each.results, clock + latency))
+        if each.base == "LDG":
+            waiting = [(end, size) for end, size in waiting if end > clock] + [(clock + LATENCY, 128 * each.words)]
+            peak = max(peak, sum(size for _, size in waiting))
+        elif each.base == "BAR":
+            clock += 20.0
+        at += 1
+        target = code.labels.get(each.target, at)
+        if each.base == "BRA" and target == at - 1:
+            break  # the end is filled with branches to themselves
+        if each.base == "BRA" and target < at:
+            loads = sum(one.base == "LDG" for one in code.instructions[target:at])
+            turns[at] = turns.get(at, 0) + 1
+            if turns[at] < math.ceil(taps / loads) if loads else False:
+                at = target
+            else:
+                turns[at] = 0
+    return Warp(clock, instructions, alu, wavefronts, peak)
+
+
+def launch_time(code: Code, programs: int, warps: int, moved: int, taps: int = 1) -> Time:
+    """A launch that moves so many bytes of memory."""
+    one = one_warp(code, taps)
+    per_warp = math.ceil(max(code.registers, 24) / 8) * 8 * 32
+    resident = min(REGISTERS // (per_warp * warps), MOST_WARPS // warps, MOST_PROGRAMS)
+    if code.shared:
+        resident = min(resident, SHARED_BYTES // (code.shared + 1024))
+    busy = programs / PROCESSORS  # programs of one multiprocessor
+    clocks = {
+        "memory": moved / PROCESSORS / BYTES_PER_CLOCK,
+        "issue": one.instructions * warps * busy / 4,
+        "ALU": one.alu * warps * busy / 2,
+        "L1": one.wavefronts * warps * busy,
+        "latency": one.clocks * max(1.0, busy / resident),
+    }
+    return Time(clocks, one.in_flight * warps * min(resident, busy))

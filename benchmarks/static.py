@@ -1,51 +1,208 @@
-"""What the compiler makes of each kernel, without a GPU: ``python -m benchmarks.static > docs/static.md``.
+"""What compiled kernels can reach on an H200, without a GPU: ``python -m benchmarks.static > docs/static.md``.
 
-Every family adds a function to ``FAMILIES`` that yields the rows of its table; see ``benchmarks.sass`` for the model.
+``benchmarks.sass`` has the model. Launches are those of the Triton backend, recorded on tensors without memory.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
+import torch
 import triton
+from torch import Tensor
 
-from benchmarks.compiled import Row, measured
-from benchmarks.compiled_averages import average_rows
-from benchmarks.compiled_maxima import max_rows
-from benchmarks.compiled_quantized import quantized_rows
+from benchmarks import compiler, sass
+from torch_dmlpool.backends import triton as backend
+from torch_dmlpool.window import Window
 
-FAMILIES = {"average": average_rows, "max": max_rows, "quantized average": quantized_rows}
+SHAPE = (32, 64, 112, 112)
+WINDOWS = ((3, 1), (5, 1), (7, 1), (3, 2), (2, 2))
+HALVES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def table(rows: Iterable[Row]) -> Iterator[str]:
-    """The rows as lines of markdown."""
-    yield "| operator | layout | type | window / stride | instructions | loads | registers | local | fraction | bound |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        result = measured(row)
-        yield (
-            f"| {row.operator} | {row.layout} | {row.dtype} | {row.window} | {result.instructions:.1f} | "
-            f"{result.loads:.2f} | {result.registers} | {result.local or ''} | {result.fraction:.2f} | {result.bound} |"
+@dataclass(frozen=True)
+class Launched:
+    """A launch of the backend: what is compiled, how many programs run, and the bytes of its tensors."""
+
+    request: compiler.Request
+    programs: int
+    bytes: int
+
+
+@contextmanager
+def recorded(target: str = "sm_90") -> Iterator[list[Launched]]:
+    """Inside, the backend's launches for ``target`` are recorded instead of run, on whatever device tensors are."""
+    record: list[Launched] = []
+
+    def launch(how: Any, *arguments: Any) -> None:
+        note(backend.kernel_named(*how.kernel.split(".")), how, how.size_types, tuple(how.constants), arguments)
+
+    def earlier_launch(kernel: Any, how: Any, *arguments: Any) -> None:
+        types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in how.sizes)
+        note(kernel, how, types, tuple(how.constants.items()), arguments)
+
+    def note(kernel: Any, how: Any, sizes: tuple[str, ...], constants: Any, arguments: tuple[Any, ...]) -> None:
+        tensors = {id(each): each for each in arguments if isinstance(each, Tensor)}
+        types = [
+            compiler.POINTERS[str(each.dtype).removeprefix("torch.")] if isinstance(each, Tensor)
+            else "fp32" if isinstance(each, float) else "i32" for each in arguments
+        ]  # fmt: skip
+        aligned = tuple(i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.data_ptr() % 16 == 0)
+        request = compiler.Request(kernel, (*types, *sizes), aligned, constants, how.num_warps)
+        record.append(Launched(request, how.programs, sum(size_of(each) for each in tensors.values())))
+
+    with (
+        mock.patch.object(backend, "target", return_value=target),
+        mock.patch.object(backend, "launch", launch),
+        mock.patch.object(backend, "earlier_launch", earlier_launch, create=True),
+    ):
+        yield record
+
+
+def size_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call: ``run`` gets an input of the type and layout and a window, and returns what was read and written."""
+
+    operator: str
+    dtype: torch.dtype
+    channels_last: bool
+    window: int
+    stride: int
+    run: Callable[[Tensor, Window], Iterable[Tensor]] = field(repr=False)
+
+    def launches(self) -> tuple[list[Launched], int]:
+        """And the bytes that a copy of the call's operands moves."""
+        form = torch.channels_last if self.channels_last else torch.contiguous_format
+        input = torch.empty(SHAPE, dtype=self.dtype, device="meta", memory_format=form)
+        padding = self.window // 2 if self.window > 2 else 0
+        window = Window.directml(2, self.window, self.stride, padding, padding)
+        with recorded() as record:
+            operands = self.run(input, window)
+        return record, sum(size_of(each) for each in operands)
+
+    @property
+    def aim(self) -> float:
+        """The fraction of a copy's speed that is meant to be reached."""
+        if self.dtype.itemsize == 1:
+            return 0.6
+        return {5: 0.7, 7: 0.5}.get(self.window, 0.9 if self.operator in ("max", "average") else 0.85)
+
+    @property
+    def name(self) -> str:
+        layout = "channels last" if self.channels_last else "contiguous"
+        return f"{self.operator} | {layout} | {str(self.dtype).removeprefix('torch.')} | {self.window}/{self.stride}"
+
+
+def _maxima(input: Tensor, window: Window) -> Iterable[Tensor]:
+    return input, backend.max_pooling(input, window)
+
+
+def _taps(input: Tensor, window: Window) -> Iterable[Tensor]:
+    return input, *backend.max_pooling_with_taps(input, window)
+
+
+def _outputs(input: Tensor, window: Window, dtype: torch.dtype) -> Tensor:
+    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+    form = torch.contiguous_format if input.is_contiguous() else torch.channels_last
+    return torch.empty(sizes, dtype=dtype, device="meta", memory_format=form)
+
+
+def _max_backward(input: Tensor, window: Window) -> Iterable[Tensor]:
+    gradient = _outputs(input, window, input.dtype)
+    taps = _outputs(input, window, backend.operands.tap_dtype(window.taps))
+    last = not input.is_contiguous()
+    return gradient, taps, backend.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], window, last)
+
+
+def _averages(input: Tensor, window: Window) -> Iterable[Tensor]:
+    return input, backend.average_pooling(input, window, True, None)
+
+
+def _average_backward(input: Tensor, window: Window) -> Iterable[Tensor]:
+    gradient = _outputs(input, window, input.dtype)
+    return gradient, backend.average_pooling_grad(gradient, input.shape[2:], window, True, None)
+
+
+def _quantized(input: Tensor, window: Window) -> Iterable[Tensor]:
+    scale, zero = torch.empty(1, device="meta"), torch.empty(1, dtype=input.dtype, device="meta")
+    args = (scale, zero, scale, zero, window, True, input.dtype)
+    return input, backend.quantized_linear_average_pooling(input, *args)
+
+
+OPERATORS = {
+    "max": _maxima, "max with taps": _taps, "max backward": _max_backward,
+    "average": _averages, "average backward": _average_backward,
+}  # fmt: skip
+
+
+def rows() -> list[Row]:
+    """In the order of doubt."""
+    layouts = (False, True)
+    result = [Row("quantized average", torch.uint8, last, 3, 1, _quantized) for last in layouts]
+    result += [Row("max", torch.int8, last, 3, 1, _maxima) for last in layouts]
+    for (window, stride), (name, run), dtype, last in itertools.product(WINDOWS, OPERATORS.items(), HALVES, layouts):
+        result.append(Row(name, dtype, last, window, stride, run))
+    return result
+
+
+class Prediction:
+    """Times of a row's launches added up, and what bounds the longest."""
+
+    def __init__(self, row: Row) -> None:
+        launches, copied = row.launches()
+        self.kernels = [each.request.kernel.fn.__name__ for each in launches]
+        codes = [sass.machine_code(compiler.binary(each.request).asm["cubin"]) for each in launches]
+        times = [
+            sass.launch_time(code, each.programs, each.request.warps, each.bytes, row.window)
+            for code, each in zip(codes, launches, strict=True)
+        ]
+        longest = max(times, key=lambda time: time.total)
+        self.bound, self.in_flight = longest.bound, longest.in_flight
+        self.registers, self.spills = max(code.registers for code in codes), sum(code.spills for code in codes)
+        self.copy_clocks = copied / sass.PROCESSORS / sass.BYTES_PER_CLOCK
+        self.fraction = min(1.0, self.copy_clocks / sum(time.total for time in times))
+
+    def __str__(self) -> str:
+        spills = f", {self.spills} spills" if self.spills else ""
+        kernels = ", ".join(dict.fromkeys(self.kernels))
+        return (
+            f"{kernels} | {self.registers}{spills} | {self.in_flight / 1024:.0f} | {self.bound} | {self.fraction:.2f}"
         )
+
+
+HEAD = "| operator | layout | type | window/stride | kernels | registers | KiB in flight | bound | fraction |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", help=f"which of {', '.join(FAMILIES)}; all where none is named")
-    families = parser.parse_args().families or list(FAMILIES)
-    print("# What the compiler makes of the kernels\n")
+    parser.add_argument("words", nargs="*", help="rows that have all these in their name; all rows where there is none")
+    words = parser.parse_args().words
+    print("# Predicted kernels\n")
     print(
-        f"Triton {triton.__version__} for sm_90; `python -m benchmarks.static` prints this. Instructions and loads per "
-        "output element; registers and accesses to\nlocal memory (spills) per thread; the predicted fraction of copy "
-        "bandwidth on an H200, an upper bound, and what bounds it. Model and\nlimits: `benchmarks/sass.py`. Sizes "
-        "32 x 64 x 112 x 112 where nothing else is said. A window in several launches counts all their traffic.\n"
+        f"Triton {triton.__version__} for sm_90, {' x '.join(map(str, SHAPE))}; `python -m benchmarks.static` prints "
+        "this. A fraction is the time of a copy of the operands over\nthe predicted time on an H200, by the model in "
+        f"`benchmarks/sass.py`; nothing here was measured.\n\n{HEAD}\n{'|---' * 9}|"
     )
-    for family in families:
-        print(f"## {family.capitalize()} pooling\n")
-        for line in table(FAMILIES[family]()):
-            print(line, flush=True)
-        print()
+    below = []
+    for row in rows():
+        if not all(word in row.name for word in words):
+            continue
+        prediction = Prediction(row)
+        print(f"| {row.name} | {prediction} |", flush=True)
+        if prediction.fraction < row.aim:
+            below.append((prediction.fraction / row.aim, f"- {row.name}: {prediction.fraction:.2f} of {row.aim:.2f}"))
+    print("\n## Below the aim: what a GPU should try first\n")
+    print("\n".join(line.replace(" | ", ", ") for _, line in sorted(below)) or "None.")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ NEED_THE_INTERPRETER = (
     "test_quantized_average_pooling.py",
     "test_walks.py",
 )
-NEED_THE_COMPILER = ("test_compilation.py", "test_emulated_launches.py", "test_emulator.py", "test_every_launch.py")
+NEED_THE_COMPILER = ("test_emulated_launches.py", "test_emulator.py", "test_every_launch.py", "test_static.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

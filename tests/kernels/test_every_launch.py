@@ -17,7 +17,7 @@ import samples
 import torch
 from torch import Tensor
 
-sass = pytest.importorskip("benchmarks.sass")
+compiler = pytest.importorskip("benchmarks.compiler")
 
 import triton  # noqa: E402
 from triton._C.libtriton import ir  # noqa: E402
@@ -81,7 +81,7 @@ def source_of(made: Made) -> Any:
     names = list(made.kernel.arg_names)
     signature, attributes = {}, {}
     for i, operand in enumerate(made.operands):
-        signature[names[i]] = {float: "fp32", int: "i32"}.get(operand) or sass.POINTERS[operand]
+        signature[names[i]] = {float: "fp32", int: "i32"}.get(operand) or compiler.POINTERS[operand]
         if isinstance(operand, str):
             attributes[(i,)] = [["tt.divisibility", 16]]
     for name, size in zip(names[len(signature) :], made.launch.sizes, strict=False):

@@ -1,0 +1,78 @@
+"""What compiled kernels are predicted to reach: the model on kernels whose bound is known, and the package's rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+sass = pytest.importorskip("benchmarks.sass")
+
+import triton.language as tl  # noqa: E402
+
+from benchmarks import compiler, static  # noqa: E402
+
+PROGRAMS = 100_000
+
+
+@triton.jit
+def copy(source, target, B: tl.constexpr, V: tl.constexpr):
+    place = tl.program_id(0) * B * V + tl.arange(0, B * V)
+    tl.store(target + place, tl.load(source + place))
+
+
+@triton.jit(do_not_specialize=["turns"])
+def chase(source, target, turns, B: tl.constexpr):
+    place = tl.program_id(0) * B + tl.arange(0, B)
+    for _ in range(turns):
+        place = tl.load(source + place)
+    tl.store(target + tl.program_id(0) * B + tl.arange(0, B), place)
+
+
+def code_of(kernel, types: tuple[str, ...], pointers: int, **constants: int) -> sass.Code:
+    request = compiler.Request(kernel, types, tuple(range(pointers)), tuple(constants.items()))
+    return sass.machine_code(compiler.binary(request).asm["cubin"])
+
+
+def test_a_copy_is_bound_by_memory() -> None:
+    code = code_of(copy, ("*fp32", "*fp32"), 2, B=128, V=4)
+    time = sass.launch_time(code, PROGRAMS, 4, PROGRAMS * 128 * 4 * 8)
+    assert time.bound == "memory"
+    assert time.in_flight == 16 * 128 * 16  # 16 programs of 128 threads, a load of 16 bytes for each
+    assert code.spills == 0
+
+
+def test_few_programs_are_bound_by_latency() -> None:
+    code = code_of(copy, ("*fp32", "*fp32"), 2, B=128, V=4)
+    time = sass.launch_time(code, 66, 4, 66 * 128 * 4 * 8)
+    assert time.bound == "latency"
+    assert time.total > sass.LATENCY
+
+
+def test_loads_that_wait_for_each_other_are_bound_by_latency() -> None:
+    code = code_of(chase, ("*i32", "*i32", "i32"), 2, B=128)
+    loads = len(code.loads())
+    few, many = (sass.launch_time(code, PROGRAMS, 4, PROGRAMS * 128 * 8, turns) for turns in (loads, 20 * loads))
+    assert many.bound == "latency"
+    assert many.total > 10 * few.total
+
+
+def test_rows_count_the_bytes_of_their_operands() -> None:
+    input = 32 * 64 * 112 * 112
+    for row in static.rows():
+        if (row.window, row.stride, row.dtype) == (2, 2, torch.float16):
+            _, copied = row.launches()
+            assert copied == input * 2 * 1.25 + (input // 4 if "max " in row.operator else 0), row.name
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=() if i % 40 == 2 else pytest.mark.slow, id=row.name)
+        for i, row in enumerate(static.rows())
+    ],
+)
+def test_nothing_spills(row: static.Row) -> None:
+    prediction = static.Prediction(row)
+    assert prediction.spills == 0
+    assert 0 < prediction.fraction <= 1
