@@ -35,13 +35,13 @@ NOT_NEIGHBOURS = {
     "graphs": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "kernels"},
     "onnx": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
-    "nn": {"backends", "kernels", "ops"},
+    "nn": {"backends", "kernels"},
     "quantized": {"nn", "backends", "kernels"},
     "functional": {"backends", "kernels"},
     "ops": {"kernels"},
     "kernels": LEAVES,
 }
-"""nn and quantized call functional, functional calls ops, ops calls a backend; kernels know triton alone.
+"""nn and quantized call functional or ops, functional calls ops, ops calls a backend; kernels know triton alone.
 
 distributed stands above the operators, which it teaches about DTensors; nothing imports it but the user."""
 

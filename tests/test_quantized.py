@@ -20,7 +20,6 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import quantized
-from torch_dmlpool.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning")
 
@@ -288,9 +287,8 @@ def test_nothing_to_pool(scheme: str, samples_and_channels: tuple[int, int]) -> 
 
 
 def refused(kind: type[Exception], message: str, call: Callable[[], object]) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(message)}$") as refusal:
+    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         call()
-    assert type(refusal.value) is kind
 
 
 PLANES = (1, CHANNELS, 4, 5)
@@ -467,42 +465,3 @@ def test_the_example_runs() -> None:
     found = doctest.testmod(quantized)
     assert found.attempted >= 3
     assert found.failed == 0
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-@pytest.mark.parametrize("zero_point", [0, 3, 10, 127])
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"),
-    [(2, 2, 0), (3, 2, 1), (3, 1, 1), (7, 7, 0), (7, 1, 3), (4, 4, 0), (5, 2, 2), (2, 1, 1), (14, 14, 0)],
-)
-def test_where_aten_serves_it_is_exact(
-    window: int, stride: int, padding: int, zero_point: int, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Q1: whether PyTorch's own operator is asked or not, the integers are the same."""
-    integers = torch.randint(0, 256, (2, 5, 31, 29), generator=samples.seeded(window), dtype=torch.uint8)
-    integers[0] //= 64
-    integers = samples.LAYOUTS[layout](integers)
-    arguments = (window, stride, padding, padding)
-    for dtype, offset in ((torch.quint8, 0), (torch.qint8, 128)):
-        plain = integers if offset == 0 else (integers.int() - offset).to(torch.int8)
-        input = torch._make_per_tensor_quantized_tensor(plain, 0.037, zero_point)
-        assert input.dtype == dtype
-        for include_padding in (False, True):
-            found = dmlpool.quantized_average_pooling(input, *arguments, include_padding=include_padding)
-            with monkeypatch.context() as patch:
-                patch.setattr(quantized, "_atens", lambda *_: None)
-                expected = dmlpool.quantized_average_pooling(input, *arguments, include_padding=include_padding)
-            assert torch.equal(found.int_repr(), expected.int_repr())
-            assert found.stride() == expected.stride()
-            assert found.q_zero_point() == expected.q_zero_point()
-
-
-def test_aten_serves_what_it_gets_right() -> None:
-    """Odd divisors, and powers of two with even zero points; the others stay with the integer operator."""
-    served = []
-    for size, zero_point in ((2, 4), (2, 5), (3, 5), (6, 4)):
-        window = Window.directml(2, size, size)
-        input = torch._make_per_tensor_quantized_tensor(torch.zeros(1, 2, 12, 12, dtype=torch.uint8), 1.0, zero_point)
-        layout = (input.dtype, input.shape, input.stride(), input.q_zero_point())
-        served.append(quantized._atens(window, False, *layout) is not None)
-    assert served == [True, False, True, False]

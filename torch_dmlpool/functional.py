@@ -6,25 +6,94 @@ calls the registered operator. Nothing is computed before the whole request is k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.ops import adaptive_pooling as _adaptive_operators
-from torch_dmlpool.ops import average_pooling as _average_operators
-from torch_dmlpool.ops import lp_pooling as _lp_operators
-from torch_dmlpool.ops import max_pooling as _max_operators
-from torch_dmlpool.ops import max_unpooling as _unpooling_operators
-from torch_dmlpool.ops import quantized_average_pooling as _quantized_operators
-from torch_dmlpool.window import Window
+from torch_dmlpool.ops import adaptive_pooling as _adaptive
+from torch_dmlpool.ops import average_pooling as _average
+from torch_dmlpool.ops import lp_pooling as _lp
+from torch_dmlpool.ops import max_pooling as _max
+from torch_dmlpool.ops import max_unpooling as _unpooling
+from torch_dmlpool.ops import quantized_average_pooling as _quantized
+from torch_dmlpool.window import ArgumentError, Window
 
-Integers = int | Sequence[int]
-OutputSize = int | Sequence[int | None] | None
+Integers: TypeAlias = int | Sequence[int]
+"""One int for every spatial dimension, or one per dimension in ``D, H, W`` order."""
+
+OutputSize: TypeAlias = int | Sequence[int | None] | None
+"""One int for every spatial dimension, or one per dimension; None keeps the input's size."""
+
+Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
+"""Maxima, or the pair of maxima and indices."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_PYTORCHS_NAMES = {
+    "kernel_size": "window_size",
+    "stride": "strides",
+    "padding": "start_padding and end_padding",
+    "dilation": "dilations",
+    "count_include_pad": "include_padding",
+}
+_WINDOW = """\
+    window_size: Taps of the window, at least 1: one int for all spatial dimensions or one each, in ``D, H, W`` order.
+    strides: Elements from one window to the next, at least 1.
+    start_padding: Elements of padding before the first, at least 0; any amount is legal.
+    end_padding: Elements of padding after the last.
+    dilations: Elements from one tap to the next, at least 1.
+    ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies there
+        never counts."""
+_PADDED = _WINDOW + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
+_SIZES = """\
+``output = (size + start_padding + end_padding - extent) // strides + 1`` with
+    ``extent = (window_size - 1) * dilations + 1``"""
+_RAISES = """
+Raises:
+    TypeError: An argument of the wrong type, or a data type that is not supported or does not fit another.
+    ValueError: A number out of range, a wrong number of entries, sizes or devices that do not fit, or a window that
+        leaves no output. It is a RuntimeError too, which PyTorch raises for most of these.
+
+Example:
+    >>> import torch, torch_dmlpool as dmlpool
+"""
+_SOURCE = "\nSource: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_{}_operator_desc\n"
 
 
+def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """What public operators share: an answer to torch.nn's keywords, and those parts of their docstrings.
+
+    ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is DirectML's own.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        accepted = inspect.signature(function).parameters
+        meant = {name: ours for name, ours in _PYTORCHS_NAMES.items() if ours.split()[0] in accepted}
+
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name in kwargs:
+                if name in meant:
+                    raise TypeError(f"{function.__name__} has no argument {name}: did you mean {meant[name]}?")
+            return function(*args, **kwargs)
+
+        text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>> ")
+        for name, shared in (("    WINDOW", _WINDOW), ("    PADDED", _PADDED), ("SIZES", _SIZES)):
+            text = text.replace(name, shared)
+        example = textwrap.indent(f">>> {example}\n", "    ")
+        checked.__doc__ = text + _RAISES + example + (_SOURCE.format(page) if page else "")
+        return checked
+
+    return decorate
+
+
+@operator("average_pooling")
 def average_pooling(
     input: Tensor,
     window_size: Integers,
@@ -39,59 +108,30 @@ def average_pooling(
 ) -> Tensor:
     """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of ``…POOLING1``).
 
-    Window arguments are one int for all spatial dimensions or one each, in ``D, H, W`` order, counted in elements.
-
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
-        window_size: Taps of the window, at least 1.
-        strides: Elements from one window to the next, at least 1.
-        start_padding: Elements of padding before the first, at least 0; any amount is legal.
-        end_padding: Elements of padding after the last.
-        dilations: Elements from one tap to the next, at least 1.
-        include_padding: Whether padding counts in the divisor. It never adds to the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies past
-            it never counts.
+        PADDED
         divisor_override: Divide every sum by this instead of the count; not 0.
 
     Returns:
-        ``(N, C, *output)`` of the input's data type, where ``output = (size + start_padding + end_padding - extent) //
-        strides + 1`` and ``extent = (window_size - 1) * dilations + 1``. A window that counts no tap gives 0.
-        float16 and bfloat16 are summed in float32 and rounded once.
-
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: A wrong number of entries, a number out of range, or a window that leaves no output.
+        ``(N, C, *output)`` of the input's data type, where SIZES.
+        A window that counts no tap gives 0. float16 and bfloat16 are summed in float32 and rounded once.
 
     The gradient spreads each window's gradient, divided by its divisor, over its taps (:func:`average_pooling_grad`).
     All derivatives exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
 
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.tensor([[[[1., 2., 3.], [4., 5., 6.], [7., 8., 9.]]]])
-        >>> dmlpool.average_pooling(image, window_size=2)
-        tensor([[[[3., 4.],
-                  [6., 7.]]]])
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
-
+    >>> dmlpool.average_pooling(torch.tensor([[[[1., 2., 3.], [4., 5., 6.], [7., 8., 9.]]]]), window_size=2)
+    tensor([[[[3., 4.],
+              [6., 7.]]]])
     """
     operands.check_pooled("input", input, operands.AVERAGE_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    return _average_operators.average_pooling(input, window, include_padding, divisor_override)
+    return _average.average_pooling(input, window, include_padding, divisor_override)
 
 
-def average_pooling_over(
-    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None = None
-) -> Tensor:
-    """:func:`average_pooling` over a window that is built already."""
-    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
-    operands.check_flag("include_padding", include_padding)
-    operands.check_divisor(divisor_override)
-    return _average_operators.average_pooling(input, window, include_padding, divisor_override)
-
-
+@operator("average_pooling_grad")
 def average_pooling_grad(
     input_gradient: Tensor,
     input_size: Sequence[int],
@@ -110,78 +150,53 @@ def average_pooling_grad(
     Args:
         input_gradient: The gradient that arrives, of the forward output's sizes; float32, float16, bfloat16 or float64.
         input_size: Sizes of the forward input, all of them: ``(N, C, *spatial)``.
-        window_size: As in :func:`average_pooling`, and so are all arguments after it.
-        strides: See there.
-        start_padding: See there.
-        end_padding: See there.
-        dilations: See there.
-        include_padding: See there.
-        ceil_mode: See there.
-        divisor_override: See there.
+        PADDED
+        divisor_override: The forward pass divided by this instead of the count; not 0.
 
     Returns:
-        A tensor of ``input_size``: the exact adjoint of the average, so that
-        ``(average_pooling(x) * g).sum() == (x * average_pooling_grad(g)).sum()`` but for rounding. Overlapping windows
-        add up, in float32 for float16 and bfloat16.
-
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: Sizes that do not fit the window, or a window argument out of range.
+        A tensor of ``input_size``: the exact adjoint of the average, so that ``(average_pooling(x) * g).sum() == (x *
+        average_pooling_grad(g)).sum()`` but for rounding. float16 and bfloat16 are added up in float32.
 
     It is linear in ``input_gradient``; its own gradient is :func:`average_pooling`.
 
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> gradient = torch.tensor([[[[1., 2.], [3., 4.]]]])
-        >>> dmlpool.average_pooling_grad(gradient, (1, 1, 3, 3), window_size=2)
-        tensor([[[[0.2500, 0.7500, 0.5000],
-                  [1.0000, 2.5000, 1.5000],
-                  [0.7500, 1.7500, 1.0000]]]])
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
-
+    >>> dmlpool.average_pooling_grad(torch.tensor([[[[1., 2.], [3., 4.]]]]), (1, 1, 3, 3), window_size=2)
+    tensor([[[[0.2500, 0.7500, 0.5000],
+              [1.0000, 2.5000, 1.5000],
+              [0.7500, 1.7500, 1.0000]]]])
     """
     operands.check_pooled("input_gradient", input_gradient, operands.AVERAGE_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
-    window = Window.directml(
-        input_gradient.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
+    rank = input_gradient.dim() - 2
+    window = Window.directml(rank, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     sizes = operands.checked_full_size("input_size", input_size, input_gradient)
     operands.check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
-    return _average_operators.average_pooling_grad(input_gradient, sizes[2:], window, include_padding, divisor_override)
+    return _average.average_pooling_grad(input_gradient, sizes[2:], window, include_padding, divisor_override)
 
 
+# fmt: off
 @overload
 def max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[False] = ...,
-    index_dtype: torch.dtype = ...,
+    input: Tensor, window_size: Integers, strides: Integers = ..., start_padding: Integers = ...,
+    end_padding: Integers = ..., dilations: Integers = ..., *, ceil_mode: bool = ...,
+    return_indices: Literal[False] = ..., index_dtype: torch.dtype = ...,
 ) -> Tensor: ...
-
-
 @overload
 def max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[True],
-    index_dtype: torch.dtype = ...,
+    input: Tensor, window_size: Integers, strides: Integers = ..., start_padding: Integers = ...,
+    end_padding: Integers = ..., dilations: Integers = ..., *, ceil_mode: bool = ...,
+    return_indices: Literal[True], index_dtype: torch.dtype = ...,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def max_pooling(
+    input: Tensor, window_size: Integers, strides: Integers = ..., start_padding: Integers = ...,
+    end_padding: Integers = ..., dilations: Integers = ..., *, ceil_mode: bool = ...,
+    return_indices: bool, index_dtype: torch.dtype = ...,
+) -> Pooled: ...
+# fmt: on
 
 
+@operator("max_pooling2")
 def max_pooling(
     input: Tensor,
     window_size: Integers,
@@ -193,77 +208,43 @@ def max_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-) -> Any:
+) -> Pooled:
     """Maximum of the elements in a sliding window, with its index where wanted (``DML_MAX_POOLING2``).
-
-    Window arguments are one int for all spatial dimensions or one each, in ``D, H, W`` order, counted in elements.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16, float64, or any signed
             or unsigned integer type of 8 to 64 bits.
-        window_size: Taps of the window, at least 1.
-        strides: Elements from one window to the next, at least 1.
-        start_padding: Elements of padding before the first, at least 0; any amount is legal, and padding never wins.
-        end_padding: Elements of padding after the last.
-        dilations: Elements from one tap to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded box.
+        WINDOW
         return_indices: Whether to return the indices of the maxima too.
         index_dtype: int32, int64, uint32 or uint64.
 
     Returns:
-        ``(N, C, *output)`` of the input's data type, where ``output = (size + start_padding + end_padding - extent) //
-        strides + 1`` and ``extent = (window_size - 1) * dilations + 1``; with ``return_indices`` the pair of it and
-        its indices. They count from 0 over the whole input read as a contiguous ``N, C, D, H, W`` array. Of equal
-        maxima the one with the lowest index wins (−0.0 equals 0.0), the first NaN wins over everything. A window that
-        reads no element gives −inf or the type's lowest value, and index −1 (all ones if unsigned).
-
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: A wrong number of entries, a number out of range, a window that leaves no output, or an index type
-            that cannot number the input's elements.
+        ``(N, C, *output)`` of the input's data type, where SIZES;
+        with ``return_indices`` the pair of it and its indices, which count from 0 over the whole input read as a
+        contiguous ``N, C, D, H, W`` array. Of equal maxima the one with the lowest index wins (−0.0 equals 0.0), the
+        first NaN wins over everything. Padding never wins: a window that reads no element gives −inf or the type's
+        lowest value, and index −1 (all ones if unsigned).
 
     The gradient goes to the winning element of each window (:func:`max_pooling_grad`); for it, one byte is kept per
     output up to 225 taps, two up to 32,768, four above. Integers are not differentiable. All derivatives exist, in
     reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
 
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
-        >>> values, indices = dmlpool.max_pooling(image, window_size=2, return_indices=True)
-        >>> values
-        tensor([[[[4., 4.],
-                  [6., 7.]]]])
-        >>> indices
-        tensor([[[[4, 4],
-                  [7, 8]]]])
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
-
+    >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
+    >>> dmlpool.max_pooling(image, window_size=2, return_indices=True)
+    (tensor([[[[4., 4.],
+              [6., 7.]]]]), tensor([[[[4, 4],
+              [7, 8]]]]))
     """
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     operands.check_index_type(index_dtype, input.shape)
     if return_indices:
-        return _max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane=False)
-    return _max_operators.max_pooling(input, window)
+        return _max.max_pooling_with_indices(input, window, index_dtype, per_plane=False)
+    return _max.max_pooling(input, window)
 
 
-def max_pooling_over(input: Tensor, window: Window) -> Tensor:
-    """:func:`max_pooling` over a window that is built already."""
-    operands.check_pooled("input", input, operands.MAX_TYPES)
-    return _max_operators.max_pooling(input, window)
-
-
-def max_pooling_with_indices_over(
-    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
-    """:func:`max_pooling` with indices over a window that is built already; they may count inside each plane."""
-    operands.check_pooled("input", input, operands.MAX_TYPES)
-    operands.check_index_type(index_dtype, input.shape, per_plane)
-    return _max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane)
-
-
+@operator("max_pooling_grad")
 def max_pooling_grad(
     input: Tensor,
     input_gradient: Tensor,
@@ -280,43 +261,29 @@ def max_pooling_grad(
     Args:
         input: The forward input, ``(N, C, *spatial)``; float32, float16, bfloat16 or float64.
         input_gradient: The gradient that arrives: the forward output's sizes, the input's data type and device.
-        window_size: As in :func:`max_pooling`, and so are all arguments after it.
-        strides: See there.
-        start_padding: See there.
-        end_padding: See there.
-        dilations: See there.
-        ceil_mode: See there.
+        WINDOW
 
     Returns:
         A tensor of the input's sizes: each window's gradient at its winning element, added up where windows share one
         (in float32 for float16 and bfloat16), 0 elsewhere. A window that reads no element sends nothing.
 
-    Raises:
-        TypeError: An argument of the wrong type, data types that differ or are not supported.
-        ValueError: A gradient of other sizes or on another device, or a window argument out of range.
-
     It is linear in ``input_gradient`` and constant in ``input``.
 
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
-        >>> gradient = torch.tensor([[[[1., 2.], [4., 5.]]]])
-        >>> dmlpool.max_pooling_grad(image, gradient, window_size=2)
-        tensor([[[[0., 0., 0.],
-                  [0., 3., 0.],
-                  [0., 4., 5.]]]])
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
-
+    >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
+    >>> dmlpool.max_pooling_grad(image, torch.tensor([[[[1., 2.], [4., 5.]]]]), window_size=2)
+    tensor([[[[0., 0., 0.],
+              [0., 3., 0.],
+              [0., 4., 5.]]]])
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
     operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     output_sizes = [*input.shape[:2], *window.output_sizes(input.shape[2:])]
     operands.check_gradient("input_gradient", input_gradient, output_sizes, input)
-    return _max_operators.max_pooling_grad(input, input_gradient, window)
+    return _max.max_pooling_grad(input, input_gradient, window)
 
 
+@operator("quantized_linear_average_pooling")
 def quantized_linear_average_pooling(
     input: Tensor,
     input_scale: float | Tensor,
@@ -336,7 +303,8 @@ def quantized_linear_average_pooling(
     """Average of integers that stand for ``scale * (integer - zero_point)`` (``DML_QUANTIZED_LINEAR_AVERAGE_POOLING``).
 
     A scale or a zero point is one for all channels (a number, or a tensor of one element) or one for each (a tensor of
-    shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``), each of the four on its own.
+    shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``), each of the four on its own. Scales in tensors are not
+    looked at on a GPU, where that would wait for the device, nor while a graph is traced.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; int8 or uint8.
@@ -344,75 +312,31 @@ def quantized_linear_average_pooling(
         input_zero_point: The integer that stands for 0, of the input's data type if a tensor; None for 0.
         output_scale: Real numbers per step of the output, as above.
         output_zero_point: The output's integer for 0, of the output's data type if a tensor; None for 0.
-        window_size: Taps of the window, at least 1; one int for all spatial dimensions or one each, in ``D, H, W``
-            order, as are all the arguments down to ``dilations``.
-        strides: Elements from one window to the next, at least 1.
-        start_padding: Elements of padding before the first, at least 0; padding stands for 0 and any amount is legal.
-        end_padding: Elements of padding after the last.
-        dilations: Elements from one tap to the next, at least 1.
-        include_padding: Whether padding counts in the divisor. It never adds to the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies past
-            it never counts.
+        PADDED
         output_dtype: int8 or uint8; that of ``output_zero_point`` if it is a tensor, else the input's, unless given.
 
     Returns:
-        ``(N, C, *output)`` of ``output_dtype``, where ``output = (size + start_padding + end_padding - extent) //
-        strides + 1`` and ``extent = (window_size - 1) * dilations + 1``: ``round(average / output_scale) +
-        output_zero_point``, cut off at the ends of the type; halves are rounded to even before the zero point is added.
-        It is what exact arithmetic gives, bit for bit, on every device. A window that counts no tap gives the zero
-        point.
+        ``(N, C, *output)`` of ``output_dtype``, where SIZES:
+        ``round(average / output_scale) + output_zero_point``, cut off at the ends of the type; halves are rounded to
+        even before the zero point is added. It is what exact arithmetic gives, bit for bit, on every device. Padding
+        stands for the real number 0. A window that counts no tap gives the zero point.
 
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported or does not fit another.
-        ValueError: A scale or zero point of the wrong shape or out of range, a wrong number of entries, a number out of
-            range, or a window that leaves no output. Scales in tensors are not looked at on a GPU, where that would
-            wait for the device, nor while a graph is traced.
-        RuntimeError: A scale that requires a gradient.
+    There is no gradient; a scale that requires one is a RuntimeError.
 
-    There is no gradient.
-
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)  # 0, 1, 2 and 4 in steps of 0.5 from 10
-        >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)  # 1.75 / 0.25 + 3
-        tensor([[[[10]]]], dtype=torch.uint8)
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
-
+    >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)  # 0, 1, 2 and 4 in steps of 0.5 from 10
+    >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)  # 1.75 / 0.25 + 3
+    tensor([[[[10]]]], dtype=torch.uint8)
     """
     operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
-    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    return quantized_linear_average_pooling_over(
-        input, input_scale, input_zero_point, output_scale, output_zero_point, window, include_padding, output_dtype
-    )
-
-
-def quantized_linear_average_pooling_over(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """:func:`quantized_linear_average_pooling` over a window that is built already."""
-    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
     operands.check_flag("include_padding", include_padding)
-    output_dtype = operands.checked_output_type(output_dtype, output_zero_point, input)
-    return _quantized_operators.quantized_linear_average_pooling(
-        input,
-        operands.checked_scale("input_scale", input_scale, input),
-        operands.checked_zero_point("input_zero_point", input_zero_point, input.dtype, input),
-        operands.checked_scale("output_scale", output_scale, input),
-        operands.checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
-        window,
-        include_padding,
-        output_dtype,
+    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    parameters, dtype = operands.checked_quantization(
+        input, input_scale, input_zero_point, output_scale, output_zero_point, output_dtype
     )
+    return _quantized.quantized_linear_average_pooling(input, *parameters, window, include_padding, dtype)
 
 
+@operator("lp_pooling")
 def lp_pooling(
     input: Tensor,
     window_size: Integers,
@@ -428,92 +352,73 @@ def lp_pooling(
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
-        window_size: As in :func:`average_pooling`, and so are the arguments up to ``dilations``. Padding adds nothing.
-        strides: See there.
-        start_padding: See there.
-        end_padding: See there.
-        dilations: See there.
+        WINDOW
         p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute value.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded box.
 
     Returns:
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of each window, as
         DirectML and ONNX define it; a window that reads no element gives 0. float16 and bfloat16 are powered and
         summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range gives infinity.
-        With another ``p`` than 1, 2 and infinity the last bit of a result may depend on where in memory it lies, and so
-        on the rest of the batch: that of PyTorch's ``pow`` does.
+        With another ``p`` than 1, 2 and infinity the last bit may depend on the rest of the batch, as that of PyTorch's
+        ``pow`` does.
 
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: A wrong number of entries, a number out of range, or a window that leaves no output.
+    The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, 0 where the norm is 0. All derivatives exist, and compilers
+    fuse the powers and roots with their neighbours.
 
-    The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, and 0 where the norm is 0. It is made of registered
-    operators: all derivatives exist, and compilers fuse the powers and roots with their neighbours.
-
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.tensor([[[[3., -4.], [0., 0.]]]])
-        >>> dmlpool.lp_pooling(image, window_size=2, p=2)
-        tensor([[[[5.]]]])
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
-
+    >>> dmlpool.lp_pooling(torch.tensor([[[[3., -4.], [0., 0.]]]]), window_size=2, p=2)
+    tensor([[[[5.]]]])
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    return lp_pooling_over(input, window, p)
-
-
-def lp_pooling_over(input: Tensor, window: Window, p: float, name: str = "p") -> Tensor:
-    """:func:`lp_pooling` over a window that is built already; ``name`` is what the caller calls ``p``."""
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    operands.check_norm(name, p)
+    operands.check_norm("p", p)
     window.output_sizes(input.shape[2:])
-    return _lp_operators.lp_pooling(input, window, float(p))
+    return _lp.lp_pooling(input, window, float(p))
 
 
+@operator()
 def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
     """Average of as many windows as are asked for, which cover the input evenly; 1 averages whole planes.
 
-    DirectML has no operator of this name. Where every size divides, it is :func:`average_pooling`.
-
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
-        output_size: Windows, one int for all spatial dimensions or one each; None keeps the input's size.
+        output_size: Windows, one int for all spatial dimensions or one each; None keeps the input's size, 0 gives an
+            empty result.
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type. Window ``i`` along an axis reads the elements from
         ``i * size // output_size`` up to, not including, ``ceil((i + 1) * size / output_size)``, as in PyTorch.
         float16 and bfloat16 are summed in float32 and rounded once.
 
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: A wrong number of entries, or a size below 1.
+    DirectML has no operator of this name. Where every size divides, it is :func:`average_pooling`. The gradient is the
+    exact adjoint, added up in a fixed order; all derivatives exist.
 
-    The gradient is the exact adjoint, added up in a fixed order. All derivatives exist, in reverse and forward mode,
-    and under ``torch.func`` and ``torch.compile``.
-
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
-        tensor([[[0.5000, 2.0000, 3.5000]]])
-        >>> dmlpool.adaptive_average_pooling(torch.arange(12.).view(1, 2, 2, 3), 1).flatten()
-        tensor([2.5000, 8.5000])
-
+    >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
+    tensor([[[0.5000, 2.0000, 3.5000]]])
     """
     operands.check_pooled("input", input, operands.AVERAGE_TYPES)
-    operands.check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
-    sizes = operands.checked_output_size(output_size, input.shape[2:])
-    return _adaptive_operators.adaptive_average_pooling(input, sizes)
+    return _adaptive.adaptive_average_pooling(input, operands.checked_output_size(output_size, input))
 
 
+# fmt: off
+@overload
 def adaptive_max_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: bool = False,
-    index_dtype: torch.dtype = torch.int64,
-) -> Any:
+    input: Tensor, output_size: OutputSize, *, return_indices: Literal[False] = ..., index_dtype: torch.dtype = ...
+) -> Tensor: ...
+@overload
+def adaptive_max_pooling(
+    input: Tensor, output_size: OutputSize, *, return_indices: Literal[True], index_dtype: torch.dtype = ...
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def adaptive_max_pooling(
+    input: Tensor, output_size: OutputSize, *, return_indices: bool, index_dtype: torch.dtype = ...
+) -> Pooled: ...
+# fmt: on
+
+
+@operator()
+def adaptive_max_pooling(
+    input: Tensor, output_size: OutputSize, *, return_indices: bool = False, index_dtype: torch.dtype = torch.int64
+) -> Pooled:
     """Maximum of as many windows as are asked for, which cover the input evenly; 1 takes that of whole planes.
 
     Args:
@@ -526,38 +431,22 @@ def adaptive_max_pooling(
         ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it and its indices, which
         count as those of :func:`max_pooling`. Ties and NaN are decided as there.
 
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: A wrong number of entries, a size below 1, or an index type that cannot number the input's elements.
-
     The gradient goes to the winning element of each window, overlapping windows add up in a fixed order. All
-    derivatives exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+    derivatives exist.
 
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> values, indices = dmlpool.adaptive_max_pooling(
-        ...     torch.tensor([[[3., 1., 4., 1., 5.]]]), 3, return_indices=True)
-        >>> values, indices
-        (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
-
+    >>> dmlpool.adaptive_max_pooling(torch.tensor([[[3., 1., 4., 1., 5.]]]), 3, return_indices=True)
+    (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
     """
-    return adaptive_max_pooling_over(input, output_size, return_indices, index_dtype, per_plane=False)
-
-
-def adaptive_max_pooling_over(
-    input: Tensor, output_size: OutputSize, return_indices: bool, index_dtype: torch.dtype, per_plane: bool
-) -> Any:
-    """:func:`adaptive_max_pooling`, whose indices may count inside each plane."""
     operands.check_pooled("input", input, operands.MAX_TYPES)
-    operands.check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
     operands.check_flag("return_indices", return_indices)
-    sizes = operands.checked_output_size(output_size, input.shape[2:])
-    operands.check_index_type(index_dtype, input.shape, per_plane)
+    sizes = operands.checked_output_size(output_size, input)
+    operands.check_index_type(index_dtype, input.shape)
     if return_indices:
-        return _adaptive_operators.adaptive_max_pooling_with_indices(input, sizes, index_dtype, per_plane)
-    return _adaptive_operators.adaptive_max_pooling(input, sizes)
+        return _adaptive.adaptive_max_pooling_with_indices(input, sizes, index_dtype, per_plane=False)
+    return _adaptive.adaptive_max_pooling(input, sizes)
 
 
+@operator("max_unpooling")
 def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
     """Every element at the place its maximum came from, zeros elsewhere (``DML_MAX_UNPOOLING``).
 
@@ -565,40 +454,25 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of :func:`max_pooling`.
         indices: Of the input's shape; int32, int64, uint32 or uint64: what :func:`max_pooling` returns, numbers into
             the whole output read as a contiguous ``N, C, D, H, W`` array. -1 (all ones if unsigned) stands for no
-            element and is skipped. An element's index must lie in the plane of its own sample and channel.
+            element and is skipped. An element's index must lie in the plane of its own sample and channel: looked at on
+            the CPU in eager mode alone, as it would mean to wait for another device; elsewhere others are skipped.
         output_size: All sizes of the output, ``(N, C, *spatial)``; N and C are the input's.
 
     Returns:
         A tensor of ``output_size`` and the input's data type. Where several elements have the same index, as
         overlapping windows give, the last of them in row-major order is written.
 
-    Raises:
-        TypeError: An argument of the wrong type, or a data type that is not supported.
-        ValueError: Sizes that do not fit, or an index outside its plane. Indices are looked at on the CPU in eager mode
-            alone, as it would mean to wait for another device; elsewhere one outside is skipped, nothing is written.
-
     The gradient is gathered from where the elements were written; one that was overwritten has none. All derivatives
-    exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+    exist.
 
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.tensor([[[[1., 2.], [4., 3.]]]])
-        >>> dmlpool.max_unpooling(*dmlpool.max_pooling(image, 2, return_indices=True), image.shape)
-        tensor([[[[0., 0.],
-                  [4., 0.]]]])
-
-    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_unpooling_operator_desc
-
+    >>> image = torch.tensor([[[[1., 2.], [4., 3.]]]])
+    >>> dmlpool.max_unpooling(*dmlpool.max_pooling(image, 2, return_indices=True), image.shape)
+    tensor([[[[0., 0.],
+              [4., 0.]]]])
     """
-    _unpooling_operators.check(input, indices)
+    _unpooling.check(input, indices)
     sizes = operands.checked_full_size("output_size", output_size, input)
     if tuple(sizes[:2]) != tuple(input.shape[:2]):
-        raise ValueError(f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}")
-    return max_unpooling_over(input, indices, sizes[2:], per_plane=False)
-
-
-def max_unpooling_over(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
-    """:func:`max_unpooling` to ``spatial_sizes``, whose indices may count inside each plane."""
-    _unpooling_operators.check(input, indices)
-    operands.check_spatial_sizes("the output", spatial_sizes, input.dim() - 2)
-    return _unpooling_operators.max_unpooling(input, indices, spatial_sizes, per_plane)
+        raise ArgumentError(f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}")
+    operands.check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
+    return _unpooling.max_unpooling(input, indices, sizes[2:], per_plane=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from torch_dmlpool.window import AXIS_NAMES, entries, integer
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, entries, integer
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = (
@@ -35,27 +35,29 @@ LARGEST_FLOAT = sys.float_info.max
 
 def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
     """Refuse what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and G6)."""
+    check_dense(name, tensor, types)
+    if not 3 <= tensor.dim() <= 5:
+        raise ArgumentError(
+            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, "
+            f"got {tensor.dim()} dimensions: shape {tuple(tensor.shape)}"
+        )
+
+
+def check_dense(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
+    """Refuse what is not a dense tensor of one of ``types`` (rule G6)."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
         raise TypeError(f"{name} must be a dense tensor (torch.strided), got {layout}")
     if tensor.dtype not in types:
-        supported = ", ".join(_type_name(dtype) for dtype in types)
-        raise TypeError(f"{name} has data type {_type_name(tensor.dtype)}; supported are {supported}")
-    if not 3 <= tensor.dim() <= 5:
-        raise ValueError(
-            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, "
-            f"got {tensor.dim()} dimensions: shape {tuple(tensor.shape)}"
-        )
+        raise TypeError(f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}")
 
 
 def check_gradient(name: str, gradient: Tensor, output_sizes: Sequence[int], input: Tensor) -> None:
     """Refuse a gradient that does not fit the forward output ``output_sizes`` of ``input`` (rules G6 and G8)."""
     if gradient.dtype is not input.dtype:
-        raise TypeError(
-            f"{name} must have the input's data type {_type_name(input.dtype)}, got {_type_name(gradient.dtype)}"
-        )
+        raise TypeError(f"{name} must have the input's data type {name_of(input.dtype)}, got {name_of(gradient.dtype)}")
     check_device(name, gradient, input)
     check_sizes(name, gradient, output_sizes)
 
@@ -63,13 +65,15 @@ def check_gradient(name: str, gradient: Tensor, output_sizes: Sequence[int], inp
 def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
     """Refuse a tensor on another device than the one it is pooled with (rule G6)."""
     if tensor.device != input.device:
-        raise ValueError(f"{name} must be on the input's device {input.device}, got {tensor.device}")
+        raise ArgumentError(f"{name} must be on the input's device {input.device}, got {tensor.device}")
 
 
 def check_sizes(name: str, tensor: Tensor, sizes: Sequence[int]) -> None:
     """Refuse a tensor whose sizes are not those of the forward output (rule G8)."""
     if tuple(tensor.shape) != tuple(sizes):
-        raise ValueError(f"{name} must have the forward output's shape {tuple(sizes)}, got shape {tuple(tensor.shape)}")
+        raise ArgumentError(
+            f"{name} must have the forward output's shape {tuple(sizes)}, got shape {tuple(tensor.shape)}"
+        )
 
 
 def check_divisor(divisor_override: int | None) -> None:
@@ -82,9 +86,9 @@ def check_divisor(divisor_override: int | None) -> None:
             f"{type(divisor_override).__name__}"
         )
     if divisor_override == 0:
-        raise ValueError("divisor_override must not be 0")
+        raise ArgumentError("divisor_override must not be 0")
     if isinstance(divisor_override, int) and not -(2**63) <= divisor_override < 2**63:
-        raise ValueError(f"divisor_override must be an int of 64 bits, got {divisor_override}")
+        raise ArgumentError(f"divisor_override must be an int of 64 bits, got {divisor_override}")
 
 
 def check_flag(name: str, flag: bool) -> None:
@@ -101,38 +105,50 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
         )
     sizes = tuple(integer(name, size, full_size) for size in full_size)
     if len(sizes) != tensor.dim():
-        raise ValueError(f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got {sizes}")
+        raise ArgumentError(f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got {sizes}")
     for size, dimension in zip(sizes[:2], ("N", "C"), strict=True):
         if size < 0:
-            raise ValueError(f"{name} must be at least 0, got {size} in dimension {dimension} ({name}={sizes})")
+            raise ArgumentError(f"{name} must be at least 0, got {size} in dimension {dimension} ({name}={sizes})")
     return sizes
 
 
 def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
     """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has them."""
     if len(sizes) != rank:
-        raise ValueError(
+        raise ArgumentError(
             f"{subject} must have {rank} spatial sizes ({', '.join(AXIS_NAMES[rank])}), got {tuple(sizes)}"
         )
     for size, name in zip(sizes, AXIS_NAMES[rank], strict=True):
         if size < 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"{subject} has size {size} in spatial dimension {name}; every spatial size must be at least 1"
             )
 
 
-def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
-    """``output_size`` as one int per spatial dimension; None keeps the input's of ``sizes``."""
+def checked_output_size(output_size: int | Sequence[int | None] | None, input: Tensor) -> tuple[int, ...]:
+    """``output_size`` as one int per spatial dimension of ``input``, at least 0 each; None keeps the input's size."""
+    rank = input.dim() - 2
+    if torch.jit.is_tracing():  # sizes are tensors: the operator looks at them, and -1 stands for them
+        return output_sizes(output_size, (-1,) * rank)
+    sizes = input.shape[2:]
+    check_spatial_sizes("the input", sizes, rank)
+    return output_sizes(output_size, sizes)
+
+
+def output_sizes(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
+    """``output_size`` for an input of spatial ``sizes``."""
     rank = len(sizes)
+    if type(output_size) is int and 0 <= output_size < 2**31:
+        return (output_size,) * rank
     if output_size is None:
         return tuple(sizes)
     if isinstance(output_size, Sequence) and not isinstance(output_size, str) and len(output_size) == rank:
-        kept = [1 if entry is None else entry for entry in output_size]
-        checked = entries("output_size", kept, rank, 1)
+        given = [0 if entry is None else entry for entry in output_size]
+        checked = entries("output_size", given, rank, 0)
         return tuple(
             size if entry is None else number for entry, number, size in zip(output_size, checked, sizes, strict=True)
         )
-    return entries("output_size", output_size, rank, 1)
+    return entries("output_size", output_size, rank, 0)
 
 
 def check_norm(name: str, p: float) -> None:
@@ -140,26 +156,24 @@ def check_norm(name: str, p: float) -> None:
     if isinstance(p, bool) or not isinstance(p, (int, float)):
         raise TypeError(f"{name} must be a number, got {p!r} of type {type(p).__name__}")
     if not p >= 1:
-        raise ValueError(f"{name} must be at least 1, got {p}")
+        raise ArgumentError(f"{name} must be at least 1, got {p}")
     # A compiler's trace, where the comparison would tie the graph to one p, knows no such ints.
     if not torch.compiler.is_compiling() and LARGEST_FLOAT < p < math.inf:
-        raise ValueError(f"{name} must be at most {LARGEST_FLOAT}, or infinite, got {p}")
+        raise ArgumentError(f"{name} must be at most {LARGEST_FLOAT}, or infinite, got {p}")
 
 
 def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False) -> None:
     """Refuse an index type other than DirectML's and PyTorch's, or too small for a tensor of ``sizes`` (rule M4)."""
     if index_dtype not in INDEX_TYPES:
-        supported = ", ".join(_type_name(dtype) for dtype in INDEX_TYPES)
-        name = _type_name(index_dtype) if isinstance(index_dtype, torch.dtype) else repr(index_dtype)
-        raise TypeError(f"index_dtype must be one of {supported}, got {name}")
+        raise TypeError(f"index_dtype must be one of {names_of(INDEX_TYPES)}, got {name_of(index_dtype)}")
     if index_dtype.itemsize == 8:
         return
     elements = math.prod(sizes[2:] if per_plane else sizes)
     # The largest unsigned number marks an empty window, so it numbers no element.
     numbered = torch.iinfo(index_dtype).max + (1 if index_dtype.is_signed else 0)
     if elements > numbered:
-        raise ValueError(
-            f"index_dtype {_type_name(index_dtype)} numbers at most {numbered} elements, the input has {elements}"
+        raise ArgumentError(
+            f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, the input has {elements}"
         )
 
 
@@ -167,8 +181,8 @@ def check_tap_type(taps: Tensor, count: int) -> None:
     """Refuse taps of another type than that of a window of ``count`` taps, or of positions (rule M6)."""
     if taps.dtype not in (tap_dtype(count), torch.int32):
         raise TypeError(
-            f"taps of a window of {count} taps must have data type {_type_name(tap_dtype(count))}, "
-            f"or int32 where they are positions, got {_type_name(taps.dtype)}"
+            f"taps of a window of {count} taps must have data type {name_of(tap_dtype(count))}, "
+            f"or int32 where they are positions, got {name_of(taps.dtype)}"
         )
 
 
@@ -190,7 +204,7 @@ def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Te
     # The operator has it rounded where it becomes a tensor; a compiler's trace knows no ctypes.
     rounded = float(scale) if torch.compiler.is_compiling() else ctypes.c_float(scale).value
     if not 0 < rounded < math.inf:
-        raise ValueError(f"{name} must be finite and above 0 in float32, got {scale}")
+        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {scale}")
     return rounded
 
 
@@ -204,15 +218,15 @@ def checked_zero_point(
         if zero_point.dtype in QUANTIZED_TYPES and zero_point.dtype is not dtype:
             side = name.removesuffix("_zero_point")
             raise TypeError(
-                f"{name} must have the {side}'s data type {_type_name(dtype)}, got {_type_name(zero_point.dtype)}"
+                f"{name} must have the {side}'s data type {name_of(dtype)}, got {name_of(zero_point.dtype)}"
             )
         return _parameter_vector(name, zero_point, (dtype,), input)
     number = integer(name, zero_point, zero_point)
     if type(number) is int:
         information = torch.iinfo(dtype)
         if not information.min <= number <= information.max:
-            raise ValueError(
-                f"{name} must be {information.min} to {information.max}, the range of {_type_name(dtype)}, got {number}"
+            raise ArgumentError(
+                f"{name} must be {information.min} to {information.max}, the range of {name_of(dtype)}, got {number}"
             )
         return number or None
     return number
@@ -226,10 +240,27 @@ def checked_output_type(
         is_given = isinstance(output_zero_point, Tensor) and output_zero_point.dtype in QUANTIZED_TYPES
         return output_zero_point.dtype if is_given else input.dtype  # type: ignore[union-attr]
     if output_dtype not in QUANTIZED_TYPES:
-        supported = ", ".join(_type_name(dtype) for dtype in QUANTIZED_TYPES)
-        name = _type_name(output_dtype) if isinstance(output_dtype, torch.dtype) else repr(output_dtype)
-        raise TypeError(f"output_dtype must be one of {supported}, got {name}")
+        raise TypeError(f"output_dtype must be one of {names_of(QUANTIZED_TYPES)}, got {name_of(output_dtype)}")
     return output_dtype
+
+
+def checked_quantization(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    output_dtype: torch.dtype | None,
+) -> tuple[tuple[float | Tensor, int | Tensor | None, float | Tensor, int | Tensor | None], torch.dtype]:
+    """The scales and zero points of a quantized average, and its output's data type, checked (rules Q3 and Q4)."""
+    output_dtype = checked_output_type(output_dtype, output_zero_point, input)
+    parameters = (
+        checked_scale("input_scale", input_scale, input),
+        checked_zero_point("input_zero_point", input_zero_point, input.dtype, input),
+        checked_scale("output_scale", output_scale, input),
+        checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
+    )
+    return parameters, output_dtype
 
 
 def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], input: Tensor) -> Tensor:
@@ -237,14 +268,13 @@ def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...],
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise TypeError(f"{name} must be a number or a dense tensor (torch.strided), got layout {tensor.layout}")
     if tensor.dtype not in types:
-        supported = ", ".join(_type_name(dtype) for dtype in types)
-        raise TypeError(f"{name} has data type {_type_name(tensor.dtype)}; supported are {supported}")
+        raise TypeError(f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}")
     check_device(name, tensor, input)
     channels = input.shape[1]
     spread = (1, channels, *(1 for _ in input.shape[2:]))
     if tensor.numel() == 1 or tuple(tensor.shape) in ((channels,), spread):
         return tensor.reshape(-1)
-    raise ValueError(
+    raise ArgumentError(
         f"{name} must have one element or one per channel, shape ({channels},) or {spread}, "
         f"got shape {tuple(tensor.shape)}"
     )
@@ -260,7 +290,7 @@ def check_scale_values(name: str, scales: Tensor) -> None:
         return
     channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
     where = f" in channel {channel}" if scales.numel() > 1 else ""
-    raise ValueError(f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}")
+    raise ArgumentError(f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}")
 
 
 def position_dtype(plane: int) -> torch.dtype:
@@ -329,5 +359,10 @@ def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
     return {2: torch.channels_last, 3: torch.channels_last_3d}[rank]
 
 
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def name_of(value: object) -> str:
+    """A data type (or another constant of PyTorch's) without ``torch.``; of anything else its repr."""
+    return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else repr(value)
+
+
+def names_of(types: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(map(name_of, types))

@@ -2,15 +2,14 @@
 
 Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it
 (``start_padding`` before, ``end_padding`` after), and the overhang of ``ceil_mode`` past the padded box, which is
-neither read nor counted. A :class:`Window` needs no input size, so one object serves every image, and every other
-module (operators, fake tensors, backends, layers) asks it instead of computing geometry of its own.
+neither read nor counted. A :class:`Window` needs no input size, so one object serves every image.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +19,10 @@ LARGEST_ARGUMENT = 2**31 - 1
 """Window arguments above this are refused, so that 32-bit kernels can hold every one of them."""
 
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
+
+
+class ArgumentError(ValueError, RuntimeError):
+    """An argument with a wrong value: a ValueError, and a RuntimeError as PyTorch raises for most of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class Window:
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        # A window is the key of several caches on the way of every call: it hashes its fifteen numbers once.
+        # A window is the key of caches that every call asks: it hashes its numbers once.
         if self._hash is None:
             object.__setattr__(self, "_hash", hash(self.axes))
         return cast(int, self._hash)
@@ -104,39 +107,32 @@ class Window:
     ) -> Window:
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
         arguments = (window_size, strides, start_padding, end_padding, dilations)
-        if not torch.compiler.is_compiling():
-            key = _hashable(arguments)
-            if key is not None:
-                return _cached_directml(rank, *key, ceil_mode)
-        return cls._checked_directml(rank, *arguments, ceil_mode)
+        key = _cache_key(arguments)
+        return _directml(rank, ceil_mode, *arguments) if key is None else _cached_directml(rank, ceil_mode, *key)
 
     @classmethod
-    def _checked_directml(
+    def pytorch(
         cls,
         rank: int,
-        window_size: Any,
-        strides: Any,
-        start_padding: Any,
-        end_padding: Any,
-        dilations: Any,
-        ceil_mode: bool,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        *,
+        sizes: Sequence[int] | None = None,
     ) -> Window:
-        return cls._spelled_out(
-            ceil_mode,
-            entries("window_size", window_size, rank, 1),
-            entries("strides", strides, rank, 1),
-            entries("start_padding", start_padding, rank, 0),
-            entries("end_padding", end_padding, rank, 0),
-            entries("dilations", dilations, rank, 1),
-        )
+        """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end), ...)`` or a word.
 
-    @classmethod
-    def _spelled_out(cls, ceil_mode: bool, *arguments: Sequence[int]) -> Window:
-        if type(ceil_mode) is not bool:
-            raise TypeError(f"ceil_mode must be a bool, got {ceil_mode!r} of type {type(ceil_mode).__name__}")
-        windows, strides, starts, ends, dilations = arguments
-        axes = zip(windows, strides, starts, ends, dilations, strict=True)
-        return cls(tuple(Axis(*axis, ceil_mode) for axis in axes))
+        No stride, or an empty one, is the kernel size; a list of one entry is an int. ``"valid"`` pads nothing.
+        ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end; with a stride above 1 it
+        depends on the input's spatial ``sizes`` (without them the window is only checked).
+        """
+        arguments = (kernel_size, stride, padding, dilation)
+        if isinstance(padding, str) and sizes is not None and stride != 1:
+            return _pytorch(rank, ceil_mode, *arguments, sizes)
+        key = _cache_key(arguments)
+        return _pytorch(rank, ceil_mode, *arguments) if key is None else _cached_pytorch(rank, ceil_mode, *key)
 
     @property
     def rank(self) -> int:
@@ -173,44 +169,6 @@ class Window:
             self.axes[0].ceil_mode,
         )
 
-    @classmethod
-    def pytorch(
-        cls,
-        rank: int,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: bool = False,
-        *,
-        sizes: Sequence[int] | None = None,
-    ) -> Window:
-        """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end), ...)`` or a word.
-
-        ``"valid"`` pads nothing. ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end;
-        with a stride above 1 it depends on the input's spatial ``sizes`` (without them the window is only checked).
-        """
-        windows = entries("kernel_size", kernel_size, rank, 1)
-        strides = windows if stride is None else entries("stride", stride, rank, 1)
-        dilations = entries("dilation", dilation, rank, 1)
-        if isinstance(padding, str):
-            if padding not in ("same", "valid"):
-                raise ValueError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
-            totals = [0] * rank
-            if padding == "same":
-                totals = [
-                    _same_padding(*axis) for axis in zip(windows, strides, dilations, sizes or strides, strict=True)
-                ]
-            starts, ends = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
-        elif _is_pairs(padding):
-            if len(padding) != rank or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in padding):
-                names = ", ".join(AXIS_NAMES[rank])
-                raise ValueError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
-            starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
-        else:
-            starts = ends = entries("padding", padding, rank, 0)
-        return cls._spelled_out(ceil_mode, windows, strides, starts, ends, dilations)
-
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none (rule G5)."""
         outputs = []
@@ -224,11 +182,11 @@ class Window:
     def _refuse_sizes(self, sizes: Sequence[int]) -> None:
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             if size < 1:
-                raise ValueError(
+                raise ArgumentError(
                     f"the input has size {size} in spatial dimension {name}; every spatial size must be at least 1"
                 )
             if axis.output_size(size) < 1:
-                raise ValueError(
+                raise ArgumentError(
                     f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
                     f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
                     f"{size + axis.start_padding + axis.end_padding} "
@@ -236,34 +194,95 @@ class Window:
                 )
 
 
-@functools.lru_cache(maxsize=1024, typed=True)
-def _cached_directml(*arguments: Any) -> Window:
-    return Window._checked_directml(*arguments)
+# Making and checking a window.
 
 
-def _hashable(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """``arguments`` as a cache key if all are plain ints or sequences of them: 1, 1.0 and True must not be confused."""
+def _directml(
+    rank: int, ceil_mode: bool, window_size: Any, strides: Any, start_padding: Any, end_padding: Any, dilations: Any
+) -> Window:
+    return _window(
+        ceil_mode,
+        entries("window_size", window_size, rank, 1),
+        entries("strides", strides, rank, 1),
+        entries("start_padding", start_padding, rank, 0),
+        entries("end_padding", end_padding, rank, 0),
+        entries("dilations", dilations, rank, 1),
+    )
+
+
+def _pytorch(
+    rank: int,
+    ceil_mode: bool,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    sizes: Sequence[int] | None = None,
+) -> Window:
+    if stride is None or (isinstance(stride, Sequence) and not stride):
+        stride = kernel_size
+    windows = entries("kernel_size", _shared(kernel_size), rank, 1)
+    strides = entries("stride", _shared(stride), rank, 1)
+    dilations = entries("dilation", _shared(dilation), rank, 1)
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
+        totals = [0] * rank
+        if padding == "same":
+            totals = [_same_padding(*axis) for axis in zip(windows, strides, dilations, sizes or strides, strict=True)]
+        starts, ends = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
+    elif isinstance(padding, Sequence) and any(isinstance(entry, Sequence) for entry in padding):
+        if len(padding) != rank or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in padding):
+            names = ", ".join(AXIS_NAMES[rank])
+            raise ArgumentError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
+        starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
+    else:
+        starts = ends = entries("padding", _shared(padding), rank, 0)
+    return _window(ceil_mode, windows, strides, starts, ends, dilations)
+
+
+def _window(
+    ceil_mode: bool,
+    windows: Sequence[int],
+    strides: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    dilations: Sequence[int],
+) -> Window:
+    if type(ceil_mode) is not bool:
+        raise TypeError(f"ceil_mode must be a bool, got {ceil_mode!r} of type {type(ceil_mode).__name__}")
+    return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(windows, strides, starts, ends, dilations, strict=True)))
+
+
+# Building a window costs microseconds; plain ints, which nothing can change, are looked up instead.
+_cached_directml = functools.lru_cache(maxsize=1024, typed=True)(_directml)
+_cached_pytorch = functools.lru_cache(maxsize=1024, typed=True)(_pytorch)
+
+
+def _cache_key(arguments: Iterable[Any]) -> tuple[Any, ...] | None:
+    """``arguments`` as a key if all are ints, words or lists of them: 1, 1.0 and True must not be confused."""
+    if torch.compiler.is_compiling():
+        return None
     key = []
     for value in arguments:
         kind = type(value)
-        if kind is list or kind is tuple:
-            for entry in value:
-                if type(entry) is not int:
-                    return None
-            key.append(tuple(value))
-        elif kind is int:
-            key.append(value)
-        else:
+        if kind is tuple or kind is list:
+            value = _cache_key(value)
+            if value is None:
+                return None
+        elif kind is not int and kind is not str and value is not None:
             return None
+        key.append(value)
     return tuple(key)
 
 
 def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     """``value`` as one int per spatial dimension; refuses anything else by argument, dimension and number (G5, G6)."""
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor)):
+    # What has no order, or is read as one thing, is no list of numbers: it is refused below.
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor, Set, Mapping)):
         listed = tuple(value)
         if len(listed) != rank:
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {len(listed)} entries: "
                 f"{listed}"
             )
@@ -273,11 +292,14 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         if number < least or number > LARGEST_ARGUMENT:
             bound = f"at least {least}" if number < least else f"at most {LARGEST_ARGUMENT}"
-            raise ValueError(f"{name} must be {bound}, got {number} in spatial dimension {dimension} ({name}={value})")
+            raise ArgumentError(
+                f"{name} must be {bound}, got {number} in spatial dimension {dimension} ({name}={value})"
+            )
     return numbers
 
 
 def integer(name: str, entry: Any, value: Any) -> int:
+    """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are refused (rule G6)."""
     if isinstance(entry, torch.SymInt):
         return cast(int, entry)
     if isinstance(entry, int) and not isinstance(entry, bool):
@@ -290,8 +312,9 @@ def integer(name: str, entry: Any, value: Any) -> int:
     raise TypeError(f"{name} must be ints, got {entry!r} of type {type(entry).__name__} ({name}={value!r})")
 
 
-def _is_pairs(padding: Any) -> bool:
-    return isinstance(padding, Sequence) and any(isinstance(entry, Sequence) for entry in padding)
+def _shared(argument: Any) -> Any:
+    """The one entry of a list, as PyTorch reads it; any other argument as it is."""
+    return argument[0] if isinstance(argument, (tuple, list)) and len(argument) == 1 else argument
 
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:

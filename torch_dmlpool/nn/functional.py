@@ -1,268 +1,404 @@
 """torch.nn.functional's pooling functions, argument for argument, on this package's operators.
 
 They take what torch's take and more: ``padding`` also as ``((start, end), ...)`` or as ``"same"`` or ``"valid"``, any
-amount of it, and ``dilation`` on averages too. Indices are PyTorch's: int64, counted inside each channel's plane.
+amount of it, and ``dilation`` on averages and norms. Indices are PyTorch's: int64, counted inside each channel's plane.
+Each family is defined once, for any number of spatial dimensions, and is made into its 1d, 2d and 3d functions below.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
-from torch_dmlpool import functional as operators
 from torch_dmlpool import operands
-from torch_dmlpool.nn.adaptive import (
-    adaptive_avg_pool1d,
-    adaptive_avg_pool2d,
-    adaptive_avg_pool3d,
-    adaptive_max_pool1d,
-    adaptive_max_pool1d_with_indices,
-    adaptive_max_pool2d,
-    adaptive_max_pool2d_with_indices,
-    adaptive_max_pool3d,
-    adaptive_max_pool3d_with_indices,
-)
-from torch_dmlpool.nn.arguments import Padding, Sizes, window_of, with_batch
-from torch_dmlpool.nn.lp import lp_pool1d, lp_pool2d, lp_pool3d
-from torch_dmlpool.nn.unpooling import max_unpool1d, max_unpool2d, max_unpool3d
+from torch_dmlpool.functional import OutputSize, Pooled
+from torch_dmlpool.ops import adaptive_pooling as _adaptive
+from torch_dmlpool.ops import average_pooling as _average
+from torch_dmlpool.ops import lp_pooling as _lp
+from torch_dmlpool.ops import max_pooling as _max
+from torch_dmlpool.ops import max_unpooling as _unpooling
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, entries
 
 __all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool1d_with_indices",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool2d_with_indices",
-    "adaptive_max_pool3d",
-    "adaptive_max_pool3d_with_indices",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "lp_pool1d",
-    "lp_pool2d",
-    "lp_pool3d",
-    "max_pool1d",
-    "max_pool1d_with_indices",
-    "max_pool2d",
-    "max_pool2d_with_indices",
-    "max_pool3d",
-    "max_pool3d_with_indices",
-    "max_unpool1d",
-    "max_unpool2d",
-    "max_unpool3d",
+    f"{family}{rank}d{suffix}"
+    for family, suffixes in (
+        ("adaptive_avg_pool", ("",)),
+        ("adaptive_max_pool", ("", "_with_indices")),
+        ("avg_pool", ("",)),
+        ("lp_pool", ("",)),
+        ("max_pool", ("", "_with_indices")),
+        ("max_unpool", ("",)),
+    )
+    for rank in (1, 2, 3)
+    for suffix in suffixes
 ]
 
-# torch.fx.symbolic_trace keeps a call of these whole, as it keeps torch.nn's layers whole: it cannot look inside.
-torch.fx.wrap("average_pool")
-torch.fx.wrap("max_pool")
+Sizes: TypeAlias = int | Sequence[int]
+"""One int for every spatial dimension, or one per dimension."""
+
+Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
+"""Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def avg_pool1d(
-    input: Tensor,
+def described(text: str, rank: int) -> str:
+    """A docstring for ``rank`` spatial dimensions: ``{rank}``, its shapes, and ``{ones}`` for the other dimensions."""
+    axes = ", ".join(AXIS_NAMES[rank])
+    return text.format(rank=rank, batched=f"(N, C, {axes})", unbatched=f"(C, {axes})", ones="1, " * (rank - 1))
+
+
+def _for_one_to_three(
+    function: Callable[Concatenate[int, Tensor, _P], _R],
+) -> tuple[Callable[Concatenate[Tensor, _P], _R], ...]:
+    """The functions for one, two and three spatial dimensions, whose number ``function`` takes first."""
+    return tuple(_of_rank(function, rank) for rank in (1, 2, 3))
+
+
+def _of_rank(function: Callable[Concatenate[int, Tensor, _P], _R], rank: int) -> Callable[Concatenate[Tensor, _P], _R]:
+    def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps torch.nn's layers
+            return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
+        return function(rank, input, *args, **kwargs)
+
+    _, *parameters = inspect.signature(function).parameters.values()
+    pool.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
+    pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
+    pool.__doc__ = described(inspect.cleandoc(function.__doc__ or ""), rank)
+    pool.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name != "rank"}
+    return pool
+
+
+# What comes in has a batch and is pooled; what goes out has what came in.
+
+
+def with_batch(
+    family: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...], no_channels: bool = False
+) -> tuple[Tensor, int | None]:
+    """``input`` as it is pooled, and the dimension that was added to it: 0 for the batch, 2 for the height of rows."""
+    operands.check_dense("input", input, types)
+    added = None
+    if input.dim() == rank + 1:
+        input, added = _unsqueezed(input), 0
+    elif input.dim() != rank + 2:
+        axes = ", ".join(AXIS_NAMES[rank])
+        raise ArgumentError(
+            f"{family}{rank}d: input must be {rank + 2}-D (N, C, {axes}) or, unbatched, {rank + 1}-D (C, {axes}), "
+            f"got {input.dim()}-D of shape {tuple(input.shape)}"
+        )
+    channels = input.size(1)
+    if not no_channels and type(channels) is int and channels == 0:
+        raise ArgumentError(f"{family}{rank}d: input must have at least one channel, got shape {tuple(input.shape)}")
+    if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
+        # Rows in (N, W, C) order stay so, as in PyTorch: they are pooled as images of one row.
+        rows = input.unsqueeze(2)
+        if operands.is_channels_last(rows):
+            return rows, 2
+    return input, added
+
+
+def _unsqueezed(input: Tensor) -> Tensor:
+    batched = input.unsqueeze(0)
+    if batched.dim() < 5 or batched.is_contiguous():
+        return batched
+    # The batch's stride is what says that a volume's channels lie innermost, and PyTorch keeps that layout.
+    is_channels_last = batched.is_contiguous(memory_format=torch.channels_last_3d)
+    return input.movedim(0, -1).unsqueeze(0).movedim(-1, 1) if is_channels_last else batched
+
+
+def without(output: Tensor, added: int | None) -> Tensor:
+    return output if added is None else output.squeeze(added)
+
+
+def _both_without(output: tuple[Tensor, Tensor], added: int | None) -> tuple[Tensor, Tensor]:
+    return output if added is None else (output[0].squeeze(added), output[1].squeeze(added))
+
+
+def window_of(
+    rank: int,
+    batched: Tensor,
+    added: int | None,
     kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    *,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """Averages over windows of ``(N, C, W)`` or ``(C, W)``; ``stride`` defaults to ``kernel_size``.
-
-    >>> avg_pool1d(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), 3, stride=2)
-    tensor([[2., 4.]])
-    >>> avg_pool1d(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), 2, stride=1, dilation=3)
-    tensor([[2.5000, 3.5000]])
-    """
-    return average_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, count_include_pad, None)
+    stride: Sizes | None,
+    padding: Padding,
+    dilation: Sizes,
+    ceil_mode: bool,
+) -> Window:
+    sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
+    window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes=sizes)
+    return Window((Axis(1, 1, 0, 0, 1, ceil_mode), *window.axes)) if added == 2 else window
 
 
-def avg_pool2d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """Averages over windows of ``(N, C, H, W)`` or ``(C, H, W)``; ``stride`` defaults to ``kernel_size``.
-
-    >>> image = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    >>> avg_pool2d(image, 2)
-    tensor([[[2.5000]]])
-    >>> avg_pool2d(image, 2, stride=1, padding="same", count_include_pad=False)
-    tensor([[[2.5000, 3.0000],
-             [3.5000, 4.0000]]])
-    """
-    return average_pool(
-        2, input, kernel_size, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override
-    )
+def _numbers(sizes: Sequence[int]) -> list[int]:
+    """Tensors, which sizes are in a trace of torch.jit, become constants of the trace, and PyTorch warns of it."""
+    return [int(size) if isinstance(size, Tensor) else size for size in sizes]
 
 
-def avg_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """Averages over windows of ``(N, C, D, H, W)`` or ``(C, D, H, W)``; ``stride`` defaults to ``kernel_size``.
-
-    >>> avg_pool3d(torch.ones(1, 2, 2, 4), (2, 2, 3), stride=1, divisor_override=6)
-    tensor([[[[2., 2.]]]])
-    """
-    return average_pool(
-        3, input, kernel_size, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override
-    )
+def _output_size(added: int | None, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
+    """``output_size`` checked, for what is pooled."""
+    if added == 2:
+        return 1, *operands.checked_output_size(_shared(output_size), batched.squeeze(2))
+    return operands.checked_output_size(_shared(output_size), batched)
 
 
-def max_pool1d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Maxima over windows of ``(N, C, W)`` or ``(C, W)``, with ``return_indices`` as a pair with their positions.
-
-    >>> max_pool1d(torch.tensor([[1.0, 3.0, 2.0, 5.0]]), 2)
-    tensor([[3., 5.]])
-    >>> max_pool1d(torch.tensor([[1.0, 3.0, 2.0, 5.0]]), 2, stride=1, padding=((1, 0),))
-    tensor([[1., 3., 3., 5.]])
-    """
-    return max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+def check_output_size(rank: int, output_size: OutputSize) -> None:
+    """Refuse what cannot be the sizes of ``rank`` spatial dimensions."""
+    operands.output_sizes(_shared(output_size), (1,) * rank)
 
 
-def max_pool2d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Maxima over windows of ``(N, C, H, W)`` or ``(C, H, W)``, with ``return_indices`` as a pair with their positions.
-
-    >>> image = torch.tensor([[[1.0, 2.0, 3.0], [2.0, 4.0, 2.0], [5.0, 6.0, 7.0]]])
-    >>> values, indices = max_pool2d(image, 2, stride=1, return_indices=True)
-    >>> values
-    tensor([[[4., 4.],
-             [6., 7.]]])
-    >>> indices
-    tensor([[[4, 4],
-             [7, 8]]])
-    """
-    return max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+def _shared(output_size: OutputSize) -> OutputSize:
+    """One entry in a list is read as an int, as PyTorch reads it."""
+    return output_size[0] if isinstance(output_size, (tuple, list)) and len(output_size) == 1 else output_size
 
 
-def max_pool3d(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Maxima over windows of ``(N, C, D, H, W)`` or ``(C, D, H, W)``, with ``return_indices`` with their positions.
-
-    >>> volume = torch.arange(8.0).reshape(1, 2, 2, 2)
-    >>> max_pool3d(volume, 2, return_indices=True)
-    (tensor([[[[7.]]]]), tensor([[[[7]]]]))
-    """
-    return max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+# The families.
 
 
-# torch.nn.functional's variants keep `return_indices` in their signatures and ignore it: they always return the pair.
-
-
-def max_pool1d_with_indices(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool1d` with ``return_indices=True``."""
-    return max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, True)
-
-
-def max_pool2d_with_indices(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool2d` with ``return_indices=True``."""
-    return max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, True)
-
-
-def max_pool3d_with_indices(
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool3d` with ``return_indices=True``."""
-    return max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, True)
-
-
-def average_pool(
+@_for_one_to_three
+def avg_pool(
     rank: int,
     input: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    dilation: Sizes = 1,
 ) -> Tensor:
-    """Do what ``avg_pool1d``, ``2d``, ``3d`` and their layers do, for ``rank`` spatial dimensions."""
-    batched, unbatched = with_batch(f"avg_pool{rank}d", rank, input)
+    """Averages over windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5)
+    >>> avg_pool{rank}d(row, ({ones}3), stride=2).flatten()
+    tensor([2., 4.])
+    >>> avg_pool{rank}d(row, ({ones}2), stride=1, dilation=3).flatten()
+    tensor([2.5000, 3.5000])
+    >>> avg_pool{rank}d(row, ({ones}2), padding="same", stride=1, count_include_pad=False).flatten()
+    tensor([1.5000, 2.5000, 3.5000, 4.5000, 5.0000])
+    """
+    batched, added = with_batch("avg_pool", rank, input, operands.AVERAGE_TYPES)
     operands.check_flag("count_include_pad", count_include_pad)
-    window = window_of(rank, kernel_size, stride, padding, dilation, ceil_mode, batched.shape[2:])
-    output = operators.average_pooling_over(batched, window, count_include_pad, divisor_override)
-    return output.squeeze(0) if unbatched else output
+    operands.check_divisor(divisor_override)
+    window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
+    return without(_average.average_pooling(batched, window, count_include_pad, divisor_override), added)
 
 
+@_for_one_to_three
 def max_pool(
     rank: int,
     input: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    return_indices: bool,
-) -> Any:
-    """Do what ``max_pool1d``, ``2d``, ``3d`` and their layers do, for ``rank`` spatial dimensions."""
-    batched, unbatched = with_batch(f"max_pool{rank}d", rank, input)
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Pooled:
+    """Maxima over windows of ``{batched}`` or ``{unbatched}``, with ``return_indices`` as a pair with their indices.
+
+    >>> row = torch.tensor([1.0, 3.0, 2.0, 5.0]).view(1, {ones}4)
+    >>> max_pool{rank}d(row, ({ones}2)).flatten()
+    tensor([3., 5.])
+    >>> values, indices = max_pool{rank}d(row, ({ones}2), stride=1, return_indices=True)
+    >>> values.flatten(), indices.flatten()
+    (tensor([3., 3., 5.]), tensor([1, 1, 3]))
+    """
+    batched, added = with_batch("max_pool", rank, input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
-    window = window_of(rank, kernel_size, stride, padding, dilation, ceil_mode, batched.shape[2:])
-    if not return_indices:
-        output = operators.max_pooling_over(batched, window)
-        return output.squeeze(0) if unbatched else output
-    values, indices = operators.max_pooling_with_indices_over(batched, window, torch.int64, True)
-    return (values.squeeze(0), indices.squeeze(0)) if unbatched else (values, indices)
+    window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
+    if return_indices:
+        return _both_without(_max.max_pooling_with_indices(batched, window, torch.int64, per_plane=True), added)
+    return without(_max.max_pooling(batched, window), added)
+
+
+@_for_one_to_three
+def max_pool_with_indices(
+    rank: int,
+    input: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,  # noqa: ARG001 - ignored, as in torch.nn.functional
+) -> tuple[Tensor, Tensor]:
+    """:func:`max_pool{rank}d` with ``return_indices=True``, whatever is given for it."""
+    both = max_pool[rank - 1](input, kernel_size, stride, padding, dilation, ceil_mode, True)
+    return cast(tuple[Tensor, Tensor], both)
+
+
+@_for_one_to_three
+def lp_pool(
+    rank: int,
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """Norms of windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
+
+    The norms are those of DirectML and ONNX: the root of the sum of ``|x| ** p`` over what a window reads. PyTorch adds
+    up ``x ** p``, so with an odd or fractional ``norm_type`` it differs for negative elements; with ``ceil_mode`` it
+    scales the sum of a window that reaches past the padded input up to a whole window's; and where a norm is 0 its
+    gradient is NaN, ours 0.
+
+    >>> lp_pool{rank}d(torch.tensor([3.0, -4.0, 0.0, 2.0]).view(1, {ones}4), 2, ({ones}2)).flatten()
+    tensor([5., 2.])
+    """
+    batched, added = with_batch("lp_pool", rank, input, operands.FLOAT_TYPES)
+    window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
+    operands.check_norm("norm_type", norm_type)
+    if not torch.jit.is_tracing():
+        window.output_sizes(batched.shape[2:])
+    return without(_lp.lp_pooling(batched, window, float(norm_type)), added)
+
+
+@_for_one_to_three
+def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tensor:
+    """Averages over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly; 1 is global pooling.
+
+    >>> adaptive_avg_pool{rank}d(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
+    tensor([2., 4.])
+    """
+    batched, added = with_batch("adaptive_avg_pool", rank, input, operands.AVERAGE_TYPES, no_channels=True)
+    sizes = _output_size(added, batched, output_size)
+    return without(_adaptive.adaptive_average_pooling(batched, sizes), added)
+
+
+@_for_one_to_three
+def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Pooled:
+    """Maxima over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly, with indices if asked.
+
+    >>> adaptive_max_pool{rank}d(torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
+    tensor([4., 5.])
+    """
+    batched, added = with_batch("adaptive_max_pool", rank, input, operands.MAX_TYPES)
+    operands.check_flag("return_indices", return_indices)
+    sizes = _output_size(added, batched, output_size)
+    if return_indices:
+        return _both_without(_adaptive.adaptive_max_pooling_with_indices(batched, sizes, torch.int64, True), added)
+    return without(_adaptive.adaptive_max_pooling(batched, sizes), added)
+
+
+@_for_one_to_three
+def adaptive_max_pool_with_indices(
+    rank: int,
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,  # noqa: ARG001 - ignored, as in torch.nn.functional
+) -> tuple[Tensor, Tensor]:
+    """:func:`adaptive_max_pool{rank}d` with ``return_indices=True``, whatever is given for it."""
+    return cast(tuple[Tensor, Tensor], adaptive_max_pool[rank - 1](input, output_size, True))
+
+
+@_for_one_to_three
+def max_unpool(
+    rank: int,
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Padding = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Every element of ``{batched}`` or ``{unbatched}`` back at its index, zeros elsewhere.
+
+    ``output_size`` is the spatial sizes or all sizes, each less than a stride from what the window gives. Where several
+    elements have the same index, the last of them in row-major order is written, and it alone gets a gradient (PyTorch
+    writes any of them on a GPU, and gives the gradient to all). Index -1 is skipped.
+
+    >>> indices = torch.tensor([1, 2]).view(1, {ones}2)
+    >>> max_unpool{rank}d(torch.tensor([4.0, 5.0]).view(1, {ones}2), indices, ({ones}2)).flatten()
+    tensor([0., 4., 5., 0.])
+    """
+    batched, added = with_batch("max_unpool", rank, input, operands.MAX_TYPES)
+    if isinstance(indices, Tensor) and added is not None and indices.dim() == rank + 2 - (added == 0):
+        indices = indices.unsqueeze(added)
+    _unpooling.check(batched, indices)
+    window = Window.pytorch(rank, kernel_size, stride, padding)
+    sizes = [
+        (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
+        for size, axis in zip(_numbers(batched.shape[-rank:]), window.axes, strict=True)
+    ]
+    if output_size is not None:
+        sizes = _unpooled_sizes(window, sizes, output_size)
+    sizes = [1] * (added == 2) + sizes
+    operands.check_spatial_sizes("the output", sizes, len(sizes))
+    return without(_unpooling.max_unpooling(batched, indices, sizes, per_plane=True), added)
+
+
+def _unpooled_sizes(window: Window, usual_sizes: Sequence[int], output_size: Sequence[int]) -> list[int]:
+    """``output_size`` per spatial dimension, refused where no input of the window has it."""
+    spatial = output_size
+    if isinstance(output_size, Sequence) and len(output_size) == window.rank + 2:
+        spatial = output_size[2:]
+    sizes = list(entries("output_size", spatial, window.rank, 1))
+    for size, usual, axis, name in zip(sizes, usual_sizes, window.axes, AXIS_NAMES[window.rank], strict=True):
+        if not usual - axis.stride < size < usual + axis.stride:
+            raise ArgumentError(
+                f"output_size must be less than a stride ({axis.stride}) from {usual}, which the window gives, in "
+                f"spatial dimension {name}, got {size} (output_size={output_size})"
+            )
+    return sizes
+
+
+# The functions for one, two and three dimensions.
+
+
+# fmt: off
+class MaxPool(Protocol):
+    """The type of :func:`max_pool2d` and its like: ``return_indices`` decides what comes back."""
+
+    @overload
+    def __call__(
+        self, input: Tensor, kernel_size: Sizes, stride: Sizes | None = ..., padding: Padding = ...,
+        dilation: Sizes = ..., ceil_mode: bool = ..., return_indices: Literal[False] = ...,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, input: Tensor, kernel_size: Sizes, stride: Sizes | None = ..., padding: Padding = ...,
+        dilation: Sizes = ..., ceil_mode: bool = ..., *, return_indices: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(
+        self, input: Tensor, kernel_size: Sizes, stride: Sizes | None = ..., padding: Padding = ...,
+        dilation: Sizes = ..., ceil_mode: bool = ..., return_indices: bool = ...,
+    ) -> Pooled: ...
+
+
+class AdaptiveMaxPool(Protocol):
+    """The type of :func:`adaptive_max_pool2d` and its like."""
+
+    @overload
+    def __call__(self, input: Tensor, output_size: OutputSize, return_indices: Literal[False] = ...) -> Tensor: ...
+    @overload
+    def __call__(
+        self, input: Tensor, output_size: OutputSize, return_indices: Literal[True]
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(self, input: Tensor, output_size: OutputSize, return_indices: bool) -> Pooled: ...
+# fmt: on
+
+
+avg_pool1d, avg_pool2d, avg_pool3d = avg_pool
+lp_pool1d, lp_pool2d, lp_pool3d = lp_pool
+max_unpool1d, max_unpool2d, max_unpool3d = max_unpool
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = adaptive_avg_pool
+max_pool1d, max_pool2d, max_pool3d = cast(tuple[MaxPool, ...], max_pool)
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = max_pool_with_indices
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[AdaptiveMaxPool, ...], adaptive_max_pool)
+adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = (
+    adaptive_max_pool_with_indices
+)

@@ -1,62 +1,82 @@
 """torch.nn's pooling layers on this package's operators: subclasses that keep no state of their own.
 
 A bad argument is refused when the layer is built. The window made for that is thrown away; ``forward`` builds it again
-from the attributes, so a changed attribute is honoured, and repr, state_dict and pickle stay torch's.
+from the attributes, so a changed attribute is honoured, and repr, state_dict and pickle stay torch's. Each family is
+defined once; its classes for one, two and three dimensions follow it.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.functional import OutputSize, Pooled
 from torch_dmlpool.nn import functional
-from torch_dmlpool.nn.adaptive import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-)
 from torch_dmlpool.nn.functional import Padding, Sizes
-from torch_dmlpool.nn.lp import LPPool1d, LPPool2d, LPPool3d
-from torch_dmlpool.nn.unpooling import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
+from torch_dmlpool.window import Window
 
-__all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "LPPool1d",
-    "LPPool2d",
-    "LPPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "MaxUnpool1d",
-    "MaxUnpool2d",
-    "MaxUnpool3d",
-]
+FAMILIES = ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LPPool", "MaxPool", "MaxUnpool")
+
+__all__ = [f"{family}{rank}d" for family in FAMILIES for rank in (1, 2, 3)]
 
 
-class _MaxPool(torch.nn.Module):
-    """What the three max layers share; it stands before torch's class among a layer's bases."""
+class Pool(torch.nn.Module):
+    """What the layers share; it stands before torch's class among a layer's bases."""
 
     _rank: ClassVar[int]
+    _function: ClassVar[Callable[..., Any]]
+    _description: ClassVar[str]
     kernel_size: Any
     stride: Any
-    padding: Any
-    dilation: Any
-    ceil_mode: bool
-    return_indices: bool
+    # On the class, because some of torch's own layers lack them.
+    padding: Any = 0
+    dilation: Any = 1
+    ceil_mode: Any = False
+
+    def __init_subclass__(cls, rank: int = 0, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if Pool in cls.__bases__:
+            cls._description, cls.__doc__ = inspect.cleandoc(cls.__doc__ or ""), None
+        elif rank:
+            cls._rank, cls.__module__ = rank, "torch_dmlpool.nn"
+            cls.__doc__ = functional.described(cls._description, rank)
+            words = re.sub(r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__)
+            cls._function = staticmethod(getattr(functional, words.lower()))
+
+    def _check_window(self) -> None:
+        window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        Window.pytorch(self._rank, *window)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise NotImplementedError(
+            f"torch.jit.script cannot compile torch_dmlpool.nn.{type(self).__name__}: use torch.compile, torch.export "
+            "or torch.jit.trace"
+        )
+
+
+class _MaxPool(Pool):
+    """:class:`torch.nn.MaxPool{rank}d` on ``{batched}`` or ``{unbatched}``, with any padding.
+
+    Args:
+        kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
+        stride: Elements from one window to the next; ``kernel_size`` unless given.
+        padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``; it never wins.
+        dilation: Elements from one tap to the next.
+        return_indices: Whether to return the indices of the maxima too: int64, counted in each channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded input.
+
+    >>> layer = MaxPool{rank}d(({ones}3), stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, {ones}4)).flatten()
+    tensor([4., 4., 4., 3.])
+    """
+
+    return_indices: Any
 
     def __init__(
         self,
@@ -68,113 +88,43 @@ class _MaxPool(torch.nn.Module):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-        functional.window_of(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        self._check_window()
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self, input: Tensor) -> Any:
-        return functional.max_pool(
-            self._rank,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
+    def forward(self, input: Tensor) -> Pooled:
+        pool = self._function
+        return pool(
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
         )
 
 
-class MaxPool1d(_MaxPool, torch.nn.MaxPool1d):
-    """:class:`torch.nn.MaxPool1d` on ``(N, C, W)`` or ``(C, W)``, with any padding.
+class MaxPool1d(_MaxPool, torch.nn.MaxPool1d, rank=1): ...
 
-    >>> MaxPool1d(3, stride=1, padding="same")(torch.tensor([[1.0, 4.0, 2.0, 3.0]]))
-    tensor([[4., 4., 4., 3.]])
+
+class MaxPool2d(_MaxPool, torch.nn.MaxPool2d, rank=2): ...
+
+
+class MaxPool3d(_MaxPool, torch.nn.MaxPool3d, rank=3): ...
+
+
+class _AvgPool(Pool):
+    """:class:`torch.nn.AvgPool{rank}d` on ``{batched}`` or ``{unbatched}``, with any padding and with ``dilation``.
+
+    Args:
+        kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next two and ``dilation``.
+        stride: Elements from one window to the next; ``kernel_size`` unless given.
+        padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded input.
+        count_include_pad: Whether padding counts in the divisor; it adds nothing to the sum.
+        divisor_override: Divide every sum by this instead of the count; not 0.
+        dilation: Elements from one tap to the next.
+
+    >>> AvgPool{rank}d(({ones}2), stride=1, dilation=2)(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, {ones}4)).flatten()
+    tensor([2., 3.])
     """
 
-    _rank = 1
-
-
-class MaxPool2d(_MaxPool, torch.nn.MaxPool2d):
-    """:class:`torch.nn.MaxPool2d` on ``(N, C, H, W)`` or ``(C, H, W)``, with any padding.
-
-    >>> MaxPool2d(2, stride=2, padding=((0, 1), (0, 1)))
-    MaxPool2d(kernel_size=2, stride=2, padding=((0, 1), (0, 1)), dilation=1, ceil_mode=False)
-    """
-
-    _rank = 2
-
-
-class MaxPool3d(_MaxPool, torch.nn.MaxPool3d):
-    """:class:`torch.nn.MaxPool3d` on ``(N, C, D, H, W)`` or ``(C, D, H, W)``, with any padding.
-
-    >>> MaxPool3d(2, padding=((0, 0), (0, 1), (0, 1)))(torch.arange(9.0).reshape(1, 1, 3, 3).expand(1, 2, 3, 3))
-    tensor([[[[4., 5.],
-              [7., 8.]]]])
-    """
-
-    _rank = 3
-
-
-class _AveragePool(torch.nn.Module):
-    """What the three average layers share; it stands before torch's class among a layer's bases."""
-
-    _rank: ClassVar[int]
-    kernel_size: Any
-    stride: Any
-    padding: Any
-    ceil_mode: bool
-    count_include_pad: bool
-    # On the class, because torch's own layers lack them: AvgPool1d the divisor, and all three the dilation.
-    divisor_override: int | None = None
-    dilation: Any = 1
-
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        dilation: Sizes = 1,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
-        if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
-            self.padding = padding
-        self.dilation = dilation
-        functional.window_of(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
-        operands.check_flag("count_include_pad", count_include_pad)
-
-    def extra_repr(self) -> str:
-        ones = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,)
-        return super().extra_repr() + (f", dilation={self.dilation}" if any(one != 1 for one in ones) else "")
-
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.average_pool(
-            self._rank,
-            input,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
-
-
-class AvgPool1d(_AveragePool, torch.nn.AvgPool1d):
-    """:class:`torch.nn.AvgPool1d` on ``(N, C, W)`` or ``(C, W)``, with any padding and with ``dilation``.
-
-    >>> AvgPool1d(2, stride=1, dilation=2)(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
-    tensor([[2., 3.]])
-    """
-
-    _rank = 1
-
-
-class _AveragePoolWithDivisor(_AveragePool):
-    """The constructor of the two layers whose divisor torch.nn lets one override."""
+    count_include_pad: Any
+    divisor_override: Any = None
 
     def __init__(
         self,
@@ -187,27 +137,174 @@ class _AveragePoolWithDivisor(_AveragePool):
         *,
         dilation: Sizes = 1,
     ) -> None:
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad, dilation=dilation)
+        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
+        if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
+            self.padding = padding
+        self.divisor_override, self.dilation = divisor_override, dilation
+        self._check_window()
+        operands.check_flag("count_include_pad", count_include_pad)
         operands.check_divisor(divisor_override)
-        self.divisor_override = divisor_override
+
+    def extra_repr(self) -> str:
+        ones = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,)
+        return super().extra_repr() + (f", dilation={self.dilation}" if any(one != 1 for one in ones) else "")
+
+    def forward(self, input: Tensor) -> Tensor:
+        pool, window = self._function, (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        return pool(input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation)
 
 
-class AvgPool2d(_AveragePoolWithDivisor, torch.nn.AvgPool2d):
-    """:class:`torch.nn.AvgPool2d` on ``(N, C, H, W)`` or ``(C, H, W)``, with any padding and with ``dilation``.
+class AvgPool1d(_AvgPool, torch.nn.AvgPool1d, rank=1): ...
 
-    >>> AvgPool2d(3, stride=2, padding="same", dilation=2)
-    AvgPool2d(kernel_size=3, stride=2, padding=same, dilation=2)
+
+class AvgPool2d(_AvgPool, torch.nn.AvgPool2d, rank=2): ...
+
+
+class AvgPool3d(_AvgPool, torch.nn.AvgPool3d, rank=3): ...
+
+
+class _LPPool(Pool):
+    """:class:`torch.nn.LPPool{rank}d` on ``{batched}`` or ``{unbatched}``, with the norms of DirectML and ONNX.
+
+    They are the root of the sum of ``|x| ** norm_type``; :func:`torch_dmlpool.nn.functional.lp_pool{rank}d` says where
+    PyTorch's differ.
+
+    Args:
+        norm_type: The norm's exponent, at least 1, or ``math.inf``.
+        kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the others.
+        stride: Elements from one window to the next; ``kernel_size`` unless given.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded input.
+        padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``.
+        dilation: Elements from one tap to the next.
+
+    >>> LPPool{rank}d(2, ({ones}2))(torch.tensor([3.0, -4.0]).view(1, {ones}2)).flatten()
+    tensor([5.])
     """
 
-    _rank = 2
+    norm_type: Any
+
+    def __init__(
+        self,
+        norm_type: float,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        ceil_mode: bool = False,
+        *,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+    ) -> None:
+        super().__init__(norm_type, kernel_size, stride, ceil_mode)
+        self.padding, self.dilation = padding, dilation
+        operands.check_norm("norm_type", norm_type)
+        self._check_window()
+
+    def extra_repr(self) -> str:
+        more = {"padding": (self.padding, 0), "dilation": (self.dilation, 1)}
+        given = [f", {name}={value}" for name, (value, usual) in more.items() if value != usual]
+        return super().extra_repr() + "".join(given)
+
+    def forward(self, input: Tensor) -> Tensor:
+        pool, window = self._function, (self.kernel_size, self.stride, self.ceil_mode)
+        return pool(input, self.norm_type, *window, padding=self.padding, dilation=self.dilation)
 
 
-class AvgPool3d(_AveragePoolWithDivisor, torch.nn.AvgPool3d):
-    """:class:`torch.nn.AvgPool3d` on ``(N, C, D, H, W)`` or ``(C, D, H, W)``, with any padding and with ``dilation``.
+class LPPool1d(_LPPool, torch.nn.LPPool1d, rank=1): ...
 
-    >>> AvgPool3d((1, 2, 2), padding=((0, 0), (1, 0), (0, 0)), count_include_pad=False)(torch.ones(1, 1, 3, 2))
-    tensor([[[[1.],
-              [1.]]]])
+
+class LPPool2d(_LPPool, torch.nn.LPPool2d, rank=2): ...
+
+
+class LPPool3d(_LPPool, torch.nn.LPPool3d, rank=3): ...
+
+
+class _AdaptiveAvgPool(Pool):
+    """:class:`torch.nn.AdaptiveAvgPool{rank}d` on ``{batched}`` or ``{unbatched}``.
+
+    Args:
+        output_size: Windows, an int or one per dimension; None keeps the input's size.
+
+    >>> AdaptiveAvgPool{rank}d(({ones}2))(torch.tensor([1.0, 2.0, 3.0]).view(1, {ones}3)).flatten()
+    tensor([1.5000, 2.5000])
     """
 
-    _rank = 3
+    output_size: Any
+
+    def __init__(self, output_size: OutputSize) -> None:
+        super().__init__(output_size)
+        functional.check_output_size(self._rank, output_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._function(input, self.output_size)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1): ...
+
+
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2): ...
+
+
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3): ...
+
+
+class _AdaptiveMaxPool(Pool):
+    """:class:`torch.nn.AdaptiveMaxPool{rank}d` on ``{batched}`` or ``{unbatched}``.
+
+    Args:
+        output_size: Windows, an int or one per dimension; None keeps the input's size.
+        return_indices: Whether to return the indices of the maxima too: int64, counted in each channel's plane.
+
+    >>> AdaptiveMaxPool{rank}d(({ones}2))(torch.tensor([1.0, 2.0, 0.0]).view(1, {ones}3)).flatten()
+    tensor([2., 2.])
+    """
+
+    output_size: Any
+    return_indices: Any
+
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
+        functional.check_output_size(self._rank, output_size)
+        operands.check_flag("return_indices", return_indices)
+
+    def forward(self, input: Tensor) -> Pooled:
+        return self._function(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d, rank=1): ...
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d, rank=2): ...
+
+
+class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d, rank=3): ...
+
+
+class _MaxUnpool(Pool):
+    """:class:`torch.nn.MaxUnpool{rank}d` on ``{batched}`` or ``{unbatched}``: the last of several at one index.
+
+    Args:
+        kernel_size: Taps of the window that pooled; an int or one per dimension, as are the others.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, also as ``((start, end), ...)`` or as a word.
+
+    >>> values, indices = torch.tensor([4.0, 3.0]).view(1, {ones}2), torch.tensor([1, 2]).view(1, {ones}2)
+    >>> MaxUnpool{rank}d(({ones}2))(values, indices).flatten()
+    tensor([0., 4., 3., 0.])
+    """
+
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> None:
+        super().__init__(kernel_size, stride, padding)
+        if isinstance(padding, str):  # torch's has split the word into letters
+            self.padding = padding
+        Window.pytorch(self._rank, kernel_size, stride, padding)
+
+    def forward(self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return self._function(input, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+
+class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d, rank=1): ...
+
+
+class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d, rank=2): ...
+
+
+class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d, rank=3): ...

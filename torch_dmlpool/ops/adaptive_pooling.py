@@ -24,6 +24,8 @@ from torch_dmlpool.window import Window
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Average of every bin; operands are checked already."""
+    if _is_empty(output_sizes):
+        return _emptied(adaptive_average_pooling(input, _at_least_1(output_sizes)), output_sizes)
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return average_operators.average_pooling(input, window, False, None)
@@ -32,6 +34,8 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Maximum of every bin; operands are checked already."""
+    if _is_empty(output_sizes):
+        return _emptied(adaptive_max_pooling(input, _at_least_1(output_sizes)), output_sizes)
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return max_operators.max_pooling(input, window)
@@ -42,6 +46,9 @@ def adaptive_max_pooling_with_indices(
     input: Tensor, output_sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Maxima of the bins and their indices, in the whole tensor or in each plane; operands are checked already."""
+    if _is_empty(output_sizes):
+        both = adaptive_max_pooling_with_indices(input, _at_least_1(output_sizes), index_dtype, per_plane)
+        return _emptied(both[0], output_sizes), _emptied(both[1], output_sizes)
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane)
@@ -49,8 +56,26 @@ def adaptive_max_pooling_with_indices(
     return values, max_operators.numbered(positions, input.shape, index_dtype, per_plane)
 
 
+def _is_empty(output_sizes: Sequence[int]) -> bool:
+    return any(type(size) is int and size == 0 for size in output_sizes)
+
+
+def _at_least_1(output_sizes: Sequence[int]) -> list[int]:
+    return [1 if type(size) is int and size == 0 else size for size in output_sizes]
+
+
+def _emptied(output: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """``output`` without elements along the dimensions of which none is asked for: so it has a gradient, of zeros."""
+    for dimension, size in enumerate(output_sizes, 2):
+        if type(size) is int and size == 0:
+            output = output.narrow(dimension, 0, 0)
+    return output
+
+
 def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
+    if torch.jit.is_tracing():  # a window would hold the sizes of the image that is traced
+        return None
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
         if type(output) is int and output == 1:
@@ -102,13 +127,19 @@ def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Ten
 def _checked(name: str, tensor: Tensor, sizes: Sequence[int], types: tuple[torch.dtype, ...]) -> list[int]:
     operands.check_pooled(name, tensor, types)
     operands.check_spatial_sizes("the input", tensor.shape[2:], tensor.dim() - 2)
+    sizes = [size if _is_kept(asked) else asked for asked, size in zip(sizes, tensor.shape[2:], strict=False)]
     operands.check_spatial_sizes("the output", sizes, tensor.dim() - 2)
     return [*tensor.shape[:2], *sizes]
 
 
+def _is_kept(size: int) -> bool:
+    """-1 stands for the input's size in a trace of torch.jit, where that is a tensor."""
+    return type(size) is int and size == -1
+
+
 def _average(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
-    return registration.backend_of(input).adaptive_average_pooling(input, output_sizes)
+    sizes = _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
+    return registration.backend_of(input).adaptive_average_pooling(input, sizes[2:])
 
 
 def _average_fake(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -139,8 +170,8 @@ def _average_grad_vmap(
 
 
 def _max(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    _checked("input", input, output_sizes, operands.MAX_TYPES)
-    return registration.backend_of(input).adaptive_max_pooling(input, output_sizes)
+    sizes = _checked("input", input, output_sizes, operands.MAX_TYPES)
+    return registration.backend_of(input).adaptive_max_pooling(input, sizes[2:])
 
 
 def _max_fake(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -256,8 +287,8 @@ class AdaptiveMaxPooling(torch.autograd.Function):
 
 
 def _average_autograd(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
-    return registration.apply(AdaptiveAveragePooling, input, output_sizes)
+    sizes = _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
+    return registration.apply(AdaptiveAveragePooling, input, sizes[2:])
 
 
 def _average_grad_autograd(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
@@ -266,9 +297,9 @@ def _average_grad_autograd(input_gradient: Tensor, spatial_sizes: Sequence[int])
 
 
 def _max_autograd(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    _checked("input", input, output_sizes, operands.MAX_TYPES)
+    sizes = _checked("input", input, output_sizes, operands.MAX_TYPES)
     if registration.records_derivative(input):
-        return registration.apply(AdaptiveMaxPooling, input, output_sizes)
+        return registration.apply(AdaptiveMaxPooling, input, sizes[2:])
     with registration.below_autograd():
         return _adaptive_max_pooling(input, output_sizes)
 
