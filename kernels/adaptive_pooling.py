@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from .addressing import lane_numbers, rounded, tile_of, widened
-from .sums import quotient, with_group
 
 
 @triton.jit
@@ -49,46 +48,6 @@ def base_of(tensor, entry, strides, AXIS: tl.constexpr):
         if i != AXIS:
             base = base + entry[i].to(tl.int64) * strides[i]
     return base
-
-
-@triton.jit(do_not_specialize=_AXIS_RUNTIME)
-def sum_bins(
-    source, target, lanes, T1, T2, T3, T4, s0, s1, s2, s3, s4, source_size, target_size, bound,
-    AXIS: tl.constexpr, ADJOINT: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Averages of the bins along one axis, or with ADJOINT sums of gradients divided by their own bins' elements.
-
-    target: dense, its five dimensions in memory order (``T1 .. T4`` are the inner four sizes); source: the same order,
-    any strides; the two differ along dimension ``AXIS`` alone. ``bound``: the most elements of a bin.
-    """
-    ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    GROUP: tl.constexpr = 8
-    lane = lane_numbers(B, WIDE)
-    live = lane < lanes
-    entry = entry_of(lane, T1, T2, T3, T4)
-    position = entry[AXIS]
-    strides = (s0, s1, s2, s3, s4)
-    base = base_of(source, entry, strides, AXIS)
-    first = bin_start(position, source_size, target_size)
-    stop = bin_stop(position, source_size, target_size)
-    total = tl.zeros([B], ACC)
-    error = tl.zeros([B], ACC)
-    for m in range(0, bound, GROUP):
-        terms = ()
-        for i in tl.static_range(GROUP):
-            place = first + m + i
-            term = widened(tl.load(base + place * strides[AXIS], mask=live & (place < stop), other=0.0), ACC)
-            if ADJOINT:
-                own = (bin_stop(place, target_size, source_size) - bin_start(place, target_size, source_size)).to(ACC)
-                term = quotient(term, own, 1.0 / own)
-            terms = terms + (term,)
-        total, error = with_group(total, error, terms)
-    mended = total + error
-    total = tl.where(mended == mended, mended, total)  # the error of an infinite sum is NaN
-    if not ADJOINT:
-        own = (stop - first).to(ACC)
-        total = quotient(total, own, 1.0 / own)
-    tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)
 
 
 @triton.jit(do_not_specialize=[*_AXIS_RUNTIME, "step"])

@@ -2,11 +2,11 @@
 
 Both directions are one thing: every target element is the sum of an arithmetic progression of source elements along
 each axis. Forward the source is the input and the sum is divided at the end; for the adjoint the source is the incoming
-gradient, divided as it is read. Sums are trees (blocks of 1, 2, 4, ... shared by neighbouring targets), so rounding
-grows with the logarithm of the taps; past the unrolling bound groups of 8 are added up with compensation, axis by axis.
+gradient, divided as it is read. ``sum_tile`` unrolls a window and adds up trees, whose roundings grow with the logarithm
+of the taps; ``sum_axis`` adds up one axis of a window or bin of any size in a loop, with compensation, or integers.
 """
 
-# Triton's compiler knows no unpacking of tuples.
+# Triton's compiler has no unpacking of tuples.
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ from .addressing import (
     widened,
 )
 from .sums import (
+    ADVANCE,
+    LENGTH,
+    LOW,
+    TARGETS,
+    USED,
     completed_at,
     constant_quotient,
     divisor_along,
@@ -40,56 +45,45 @@ from .sums import (
 )
 
 COLUMNS = tl.constexpr(0)
-"""A lane owns columns of a contiguous row: aligned vectors of V columns; for V = 1 any strides."""
+"""LAYOUT: a lane owns columns of a contiguous row: aligned vectors of V columns; for V = 1 any strides."""
 CHANNELS = tl.constexpr(1)
-"""A lane owns a vector of V neighbouring channels at several columns; for V = 1 any strides."""
-
+"""LAYOUT: a lane owns a vector of V neighbouring channels at several columns; for V = 1 any strides."""
 CONSTANT = tl.constexpr(0)
-"""Every window has the same divisor."""
-INSIDE = tl.constexpr(1)
-"""The divisor counts taps inside the input."""
-PADDED = tl.constexpr(2)
-"""The divisor counts taps inside the padded input: the overhang of ceil_mode is not there."""
+"""COUNT: every window has the same divisor; 1: the divisor counts taps inside the input; 2: inside the padded input."""
 
 
 @triton.jit
-def scaled(values, factor, N: tl.constexpr):
-    """A tuple, each entry multiplied."""
-    products = ()
-    for i in tl.static_range(N):
-        products = products + (values[i] * factor,)
-    return products
-
-
-@triton.jit
-def column_sums(
-    values, weights, zero, WEIGHED: tl.constexpr, COLS: tl.constexpr, LAYOUT: tl.constexpr, N: tl.constexpr,
+def row_sums(
+    chunks, weights, row_weight, WEIGHED: tl.constexpr, COLS: tl.constexpr, LAYOUT: tl.constexpr, N: tl.constexpr,
     B: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """One sum per target column over one row, given as ``N`` chunks of V columns or vectors of channels."""
+    """One sum per target column over one source row, given as ``N`` chunks of V columns or vectors of channels."""
     columns = ()
     for c in tl.static_range(N):
         if LAYOUT == COLUMNS:
-            split = split_columns(values[c], B, V)
+            split = split_columns(chunks[c], B, V)
             for v in tl.static_range(V):
                 columns = columns + ((split[v] * weights[c * V + v] if WEIGHED else split[v]),)
         else:
-            columns = columns + ((values[c] * weights[c] if WEIGHED else values[c]),)
-    return sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+            columns = columns + ((chunks[c] * weights[c][:, None] if WEIGHED else chunks[c]),)
+    T: tl.constexpr = COLS[TARGETS]
+    sums = sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+    if WEIGHED:
+        weighed = ()
+        for j in tl.static_range(T):
+            weighed = weighed + (sums[j] * (row_weight if LAYOUT == COLUMNS else row_weight[:, None]),)
+        return weighed
+    else:
+        return sums
 
 
 @triton.jit
 def store_row(
-    base, totals, column, row, depth, channel, live, C, TD, TH, TW, counted, divisors,
-    RANK: tl.constexpr, LAYOUT: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    TYPE: tl.constexpr, T: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
+    base, totals, column, line, channel, live, C, TW, counted, divisors,
+    LAYOUT: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, TYPE: tl.constexpr,
+    T: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Divide the totals of one target row of a tile, round them once and write them."""
-    if RANK >= 2:
-        live = live & (row < TH)
-    if RANK == 3:
-        live = live & (depth < TD)
-    mask = live[:, None]
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
@@ -100,21 +94,20 @@ def store_row(
                 divisor = tl.broadcast_to(divisor[:, None], [B, V])
                 reciprocal = tl.broadcast_to(reciprocal[:, None], [B, V])
             total = quotient(total, divisor, reciprocal)
-        elif COUNT == 0:
+        elif COUNT == CONSTANT:
             total = constant_quotient(total, DIVISOR)
         finished = finished + (rounded(total, TYPE),)
-    line = depth * TH + row
     if LAYOUT == COLUMNS:
         piece = column * (T // STORE)
         pointers = (base + (line * TW + piece) * STORE)[:, None] + tl.arange(0, STORE)[None, :]
         for p in tl.static_range(T // STORE):
             values = join_columns(finished, p * STORE, 1, B, STORE)
-            tl.store(pointers + p * STORE, values, mask=mask & (piece + p < TW)[:, None])
+            tl.store(pointers + p * STORE, values, mask=(live & (piece + p < TW))[:, None])
     else:
         first = column * T
         pointers = (base + ((line * TW + first) * C + channel) * V)[:, None] + tl.arange(0, V)[None, :]
         for i in tl.static_range(T):
-            tl.store(pointers + i * (C * V), finished[i], mask=mask & (first + i < TW)[:, None])
+            tl.store(pointers + i * (C * V), finished[i], mask=(live & (first + i < TW))[:, None])
 
 
 _TILE_RUNTIME = [
@@ -128,7 +121,7 @@ def sum_tile(
     source, target, lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
     RANK: tl.constexpr, LAYOUT: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
 
@@ -142,34 +135,32 @@ def sum_tile(
     DEPTHS: tl.constexpr = plan(WINDOW[0], STRIDE[0], START[0], DILATION[0], ADJOINT, TILE[0], 1)
     ROWS: tl.constexpr = plan(WINDOW[1], STRIDE[1], START[1], DILATION[1], ADJOINT, TILE[1], 1)
     COLS: tl.constexpr = plan(WINDOW[2], STRIDE[2], START[2], DILATION[2], ADJOINT, TILE[2], CHUNK)
-    N_DEPTHS: tl.constexpr = DEPTHS[3]
-    N_ROWS: tl.constexpr = ROWS[3]
-    N_CHUNKS: tl.constexpr = COLS[3] // CHUNK
-    T_DEPTHS: tl.constexpr = DEPTHS[1]
-    T_ROWS: tl.constexpr = ROWS[1]
-    T_COLS: tl.constexpr = COLS[1]
-    # Vectors of columns are added up downwards before they are split; vectors of channels need no splitting.
-    HELD: tl.constexpr = N_CHUNKS if LAYOUT == COLUMNS else T_COLS
-    WEIGHED: tl.constexpr = ADJOINT and COUNT > 0  # divide what is read
-    COUNTED: tl.constexpr = COUNT > 0 and not ADJOINT  # divide what is written, by counts
+    N_DEPTHS: tl.constexpr = DEPTHS[LENGTH]
+    N_ROWS: tl.constexpr = ROWS[LENGTH]
+    N_CHUNKS: tl.constexpr = COLS[LENGTH] // CHUNK
+    T_DEPTHS: tl.constexpr = DEPTHS[TARGETS]
+    T_ROWS: tl.constexpr = ROWS[TARGETS]
+    T: tl.constexpr = COLS[TARGETS]
+    WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
+    COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
 
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
-    within = tl.arange(0, V)[None, :]
     if LAYOUT == COLUMNS:
         column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
         base = source + plane_offset(plane, C, sn, sc) * V
-        base_target = target + plane.to(tl.int64) * (TD * TH * TW) * STORE
+        base_target = target + plane.to(tl.int64) * TD * TH * TW * STORE  # of more than 2**31 elements, too
         channel = tl.zeros_like(lane)
     else:
         channel = lane % C
         column, row, depth, plane = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
         base = source + plane.to(tl.int64) * sn * V
-        base_target = target + plane.to(tl.int64) * (TD * TH * TW) * C * V
+        base_target = target + plane.to(tl.int64) * TD * TH * TW * C * V
     zero = tl.zeros([B, V], ACC)
-    first_chunk = column * (COLS[0] // CHUNK) + COLS[2] // CHUNK
-    first_row = row * ROWS[0] + ROWS[2]
-    first_depth = depth * DEPTHS[0] + DEPTHS[2]
+    nothing = tl.zeros([B], ACC)
+    first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK
+    first_row = row * ROWS[ADVANCE] + ROWS[LOW]
+    first_depth = depth * DEPTHS[ADVANCE] + DEPTHS[LOW]
     if LAYOUT == COLUMNS and V > 1:
         opening = first_chunk
         apart = V
@@ -186,12 +177,12 @@ def sum_tile(
             counted = divisor_along(
                 first_chunk * CHUNK + i, TW * STORE, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, ACC
             )
-            weights = weights + ((1.0 / counted if LAYOUT == COLUMNS else (1.0 / counted)[:, None]),)
+            weights = weights + (1.0 / counted,)
     divisors = ()  # taps counted along the target columns, and their reciprocals
     if COUNTED:
-        for i in tl.static_range(T_COLS):
+        for i in tl.static_range(T):
             counted = divisor_along(
-                column * T_COLS + i, W * CHUNK, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, ACC
+                column * T + i, W * CHUNK, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, ACC
             )
             divisors = divisors + ((counted, 1.0 / counted),)
 
@@ -207,36 +198,38 @@ def sum_tile(
             row_live = depth_live
             if RANK >= 2:
                 row_live = depth_live & (first_row + r >= 0) & (first_row + r < H)
-            row_live = row_live[:, None]
             line = (first_depth + d) * sd + (first_row + r) * sh + opening
-            pointers = (base + line * V)[:, None] + within
-            values = ()
+            pointers = (base + line * V)[:, None] + tl.arange(0, V)[None, :]
+            chunks = ()
             for c in tl.static_range(N_CHUNKS):
-                if DEPTHS[8][d] and ROWS[8][r] and COLS[8][c]:
-                    loaded = tl.load(pointers + c * apart, mask=row_live & chunks_live[c], other=0.0)
-                    values = values + (widened(loaded, ACC),)
+                if DEPTHS[USED][d] and ROWS[USED][r] and COLS[USED][c]:
+                    loaded = tl.load(pointers + c * apart, mask=row_live[:, None] & chunks_live[c], other=0.0)
+                    chunks = chunks + (widened(loaded, ACC),)
                 else:
-                    values = values + (zero,)
-            if LAYOUT == CHANNELS:
-                values = column_sums(values, weights, zero, WEIGHED, COLS, LAYOUT, N_CHUNKS, B, V)
+                    chunks = chunks + (zero,)
+            row_weight = nothing
             if WEIGHED:
                 counted = divisor_along(
                     first_row + r, TH, WINDOW[1], STRIDE[1], START[1], END[1], DILATION[1], COUNT, ACC
                 ) * divisor_along(first_depth + d, TD, WINDOW[0], STRIDE[0], START[0], END[0], DILATION[0], COUNT, ACC)
-                values = scaled(values, (1.0 / counted)[:, None], HELD)
-            rows = with_position(rows, values, ROWS, r, HELD)
+                row_weight = 1.0 / counted
+            sums = row_sums(chunks, weights, row_weight, WEIGHED, COLS, LAYOUT, N_CHUNKS, B, V)
+            rows = with_position(rows, sums, ROWS, r, T)
+            empty = tl.zeros_like(sums[0])
             for j in tl.static_range(T_ROWS):
                 if completed_at(ROWS, j) == r:
-                    own_planes = with_position(planes[j], target_totals(rows, zero, ROWS, j, HELD), DEPTHS, d, HELD)
+                    own_planes = with_position(planes[j], target_totals(rows, empty, ROWS, j, T), DEPTHS, d, T)
                     planes = with_entry(planes, j, own_planes, T_ROWS)
                     for e in tl.static_range(T_DEPTHS):
                         if completed_at(DEPTHS, e) == d:
-                            totals = target_totals(own_planes, zero, DEPTHS, e, HELD)
-                            if LAYOUT == COLUMNS:
-                                totals = column_sums(totals, weights, zero, WEIGHED, COLS, LAYOUT, N_CHUNKS, B, V)
                             target_row = row * T_ROWS + j
                             target_depth = depth * T_DEPTHS + e
-                            counts = (zero, zero)
+                            target_live = live
+                            if RANK >= 2:
+                                target_live = target_live & (target_row < TH)
+                            if RANK == 3:
+                                target_live = target_live & (target_depth < TD)
+                            counts = (nothing, nothing)
                             if COUNTED:
                                 counted = divisor_along(
                                     target_row, H, WINDOW[1], STRIDE[1], START[1], END[1], DILATION[1], COUNT, ACC
@@ -245,10 +238,39 @@ def sum_tile(
                                 )
                                 counts = (counted, 1.0 / counted)
                             store_row(
-                                base_target, totals,
-                                column, target_row, target_depth, channel, live, C, TD, TH, TW, counts, divisors,
-                                RANK, LAYOUT, COUNTED, COUNT, DIVISOR, target.dtype.element_ty, T_COLS, V, STORE, B,
+                                base_target, target_totals(own_planes, empty, DEPTHS, e, T),
+                                column, target_depth * TH + target_row, channel, target_live, C, TW, counts, divisors,
+                                LAYOUT, COUNTED, COUNT, DIVISOR, target.dtype.element_ty, T, V, STORE, B,
                             )  # fmt: skip
+
+
+@triton.jit
+def coordinates_of(lane, T1, T2, T3, T4):
+    """A dense five-dimensional tensor's five coordinates of an element; ``T1 .. T4`` are the inner four sizes."""
+    rest = lane // T4
+    outer = rest // T3 // T2
+    return outer // T1, outer % T1, rest // T3 % T2, rest % T3, lane % T4
+
+
+@triton.jit
+def bin_start(number, size, bins):
+    """First element of a bin; the bins that hold element ``x`` are bin ``x`` of as many bins as there are elements."""
+    return number * size // bins
+
+
+@triton.jit
+def bin_stop(number, size, bins):
+    """The element after a bin's last."""
+    return ((number + 1) * size + bins - 1) // bins
+
+
+@triton.jit
+def divisor_of(number, size, windows, K, S, P, E, D, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr):
+    """The divisor of a window, or bin, along one axis."""
+    if BINS:
+        return (bin_stop(number, size, windows) - bin_start(number, size, windows)).to(ACC)
+    else:
+        return tl.maximum(counted_taps(number * S - P, size, E, K, D, COUNT == 2), 1).to(ACC)
 
 
 _AXIS_RUNTIME = [
@@ -261,64 +283,66 @@ _AXIS_RUNTIME = [
 def sum_axis(
     source, target, lanes, T1, T2, T3, T4, s0, s1, s2, s3, s4, source_size, target_size,
     K, S, P, E, D, G, INVERSE, bound,
-    AXIS: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    B: tl.constexpr, WIDE: tl.constexpr,
+    AXIS: tl.constexpr, ADJOINT: tl.constexpr, BINS: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """One axis of a window of any size, as a run-time loop over the taps inside: a lane adds up one target element.
+    """One axis of windows or BINS of any size, in a loop over the elements inside: a lane adds up one target element.
 
     target: dense, its five dimensions in memory order (``T1 .. T4`` are the inner four sizes); source: the same order,
-    any strides; the two differ along dimension ``AXIS`` alone. ``bound``: the most taps that can lie inside. ``COUNT``
-    divides by the taps counted along this axis, otherwise the sum is divided by ``DIVISOR``.
+    any strides; the two differ along dimension ``AXIS`` alone. ``bound``: the most elements that one target adds up.
+    The sum is divided by ``DIVISOR`` (COUNT 0), or by the window's own along this axis; integers are not divided.
     """
-    ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    GROUP: tl.constexpr = 8
+    FLOATING: tl.constexpr = source.dtype.element_ty.is_floating()
+    WIDEST: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
+    ACC: tl.constexpr = WIDEST if FLOATING else target.dtype.element_ty
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
-    i4 = lane % T4
-    rest = lane // T4
-    i3 = rest % T3
-    rest = rest // T3
-    i2 = rest % T2
-    rest = rest // T2
-    i1 = rest % T1
-    i0 = rest // T1
-    position = (i0, i1, i2, i3, i4)[AXIS]
+    entry = coordinates_of(lane, T1, T2, T3, T4)
+    strides = (s0, s1, s2, s3, s4)
     base = source
     for i in tl.static_range(5):
         if i != AXIS:
-            base = base + (i0, i1, i2, i3, i4)[i].to(tl.int64) * (s0, s1, s2, s3, s4)[i]
-    stride = (s0, s1, s2, s3, s4)[AXIS]
-    if ADJOINT:
+            base = base + entry[i].to(tl.int64) * strides[i]
+    position = entry[AXIS]
+    if BINS:
+        first = bin_start(position, source_size, target_size)
+        left = bin_stop(position, source_size, target_size) - first
+        step = 1
+    elif ADJOINT:
         tap, output, exists = first_covering(position + P, S, D, G, INVERSE)
         step = -(D // G)
         skipped = tl.maximum(output - source_size + (D // G), 0) // (D // G)  # windows past the last
         first = output + skipped * step
-        left = (K - tap + S // G - 1) // (S // G) - skipped
-        live = live & exists
+        left = tl.where(exists, (K - tap + S // G - 1) // (S // G) - skipped, 0)
     else:
-        opening = position * S - P
-        skipped = taps_before(opening, 0, K, D)
+        skipped = taps_before(position * S - P, 0, K, D)
         step = D
-        first = opening + skipped * D
+        first = position * S - P + skipped * D
         left = K - skipped
 
     total = tl.zeros([B], ACC)
     error = tl.zeros([B], ACC)
-    for m in range(0, bound, GROUP):
+    for m in range(0, bound, 8):
         terms = ()
-        for i in tl.static_range(GROUP):
+        for i in tl.static_range(8):
             place = first + (m + i) * step
-            mask = live & (m + i < left) & (place >= 0) & (place < source_size)
-            term = widened(tl.load(base + place * stride, mask=mask, other=0.0), ACC)
-            if ADJOINT and COUNT > 0:
-                term = term / tl.maximum(counted_taps(place * S - P, target_size, E, K, D, COUNT == 2), 1).to(ACC)
+            inside = live & (m + i < left) & (place >= 0) & (place < source_size)
+            term = widened(tl.load(base + place * strides[AXIS], mask=inside, other=0), ACC)
+            if ADJOINT and COUNT != CONSTANT:
+                own = divisor_of(place, target_size, source_size, K, S, P, E, D, COUNT, BINS, ACC)
+                term = quotient(term, own, 1.0 / own)
             terms = terms + (term,)
-        total, error = with_group(total, error, terms)
-    mended = total + error
-    total = tl.where(mended == mended, mended, total)  # the error of an infinite sum is NaN
-    if COUNT == 0:
-        total = constant_quotient(total, DIVISOR)
-    elif not ADJOINT:
-        counted = tl.maximum(counted_taps(opening, source_size, E, K, D, COUNT == 2), 1).to(ACC)
-        total = quotient(total, counted, 1.0 / counted)
-    tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=lane < lanes)
+        if FLOATING:
+            total, error = with_group(total, error, terms)
+        else:
+            for i in tl.static_range(8):
+                total += terms[i]
+    if FLOATING:
+        compensated = total + error
+        total = tl.where(compensated == compensated, compensated, total)  # the error of an infinite sum is NaN
+        if COUNT == CONSTANT:
+            total = constant_quotient(total, DIVISOR)
+        elif not ADJOINT:
+            own = divisor_of(position, source_size, target_size, K, S, P, E, D, COUNT, BINS, ACC)
+            total = quotient(total, own, 1.0 / own)
+    tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)

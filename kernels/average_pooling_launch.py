@@ -1,17 +1,17 @@
-"""How the kernels of average pooling and its gradient are launched: pure functions of the problem, as in ``launch``."""
+"""How averages, their gradients and adaptive averages are launched: pure functions of sizes, strides and windows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import gcd, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .average_pooling_problem import AverageProblem, Step, divisor
-from .average_pooling_walk_launch import average_walk
 from .launch import (
     LANES,
+    WIDE_FROM,
     Axes,
-    EarlierLaunch,
+    Launch,
     covering,
     divided,
     five_strides,
@@ -23,42 +23,101 @@ from .launch import (
     vector_width,
 )
 
-UNROLLED_LOADS = 112  # loads that one lane may unroll: about a second of compile time; past it, axis by axis in a loop
+UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
-ROWS_WALKED_FROM = 9  # contiguous windows; below, registers hold the sums of enough rows and columns for one pass
-TILE_REGISTERS = 200  # of the 255 that a lane can have
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
+TILE_REGISTERS = 96  # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
+
+
+class Request(NamedTuple):
+    """One call: from a source of any strides (input, or incoming gradient) to a dense target (output, or gradient)."""
+
+    window: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    target_sizes: tuple[int, ...]
+    element_size: int
+    aligned: bool  # both tensors start at a multiple of 16 bytes
+    channels_last: bool  # of the target
+    adjoint: bool
+    include_padding: bool
+    divisor_override: int | None
+
+
+class Tile(NamedTuple):
+    """What one lane of a tile kernel computes: depths, rows and columns, in vectors of ``vector`` elements."""
+
+    sizes: tuple[int, int, int]
+    vector: int
 
 
 @lru_cache(maxsize=4096)
-def average_steps(problem: AverageProblem) -> tuple[Step, ...]:
-    """The kernels that serve a problem: all unrolled; for a large window a walk, or else one loop per axis."""
-    axes = three_axes(problem.window)
-    ways = [_average_tile, average_walk]
-    if problem.channels_last or min(axes.window[1:]) >= ROWS_WALKED_FROM:
-        ways.reverse()
-    for way in ways:
-        if (one := way(problem, axes)) is not None:
-            return (one,)
-    return _average_loops(problem, axes)
+def average_launches(request: Request) -> tuple[Launch, ...]:
+    """The launches of one call; each but the last writes a workspace of ``sizes[0]`` elements, which the next reads.
+
+    | window                                          | kernel                                |
+    |-------------------------------------------------|---------------------------------------|
+    | a lane's loads, sums and targets fit (up to 7²) | sum_tile, all unrolled                |
+    | larger                                          | sum_axis, one launch for each axis    |
+    """
+    axes = three_axes(request.window)
+    count, divisor = counting(request)
+    constants = {"ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor}
+    for tile in average_tiles(request, axes):
+        if fits(request, axes, tile):
+            return (tile_launch("average_pooling.sum_tile", request, axes, tile, constants),)
+    return window_launches(request, axes, constants)
 
 
-class TileCost(NamedTuple):
-    """What one lane of the tile kernel would need."""
+def counting(request: Request) -> tuple[int, int]:
+    """``(COUNT, DIVISOR)``: how windows are divided; from the window alone, so no image size makes a new kernel."""
+    axes = request.window.axes
+    if request.divisor_override is not None:
+        return 0, request.divisor_override
+    padded = any(axis.start_padding or axis.end_padding for axis in axes)
+    if axes[0].ceil_mode or (padded and not request.include_padding):
+        return (2 if request.include_padding else 1), 1
+    return 0, request.window.taps
 
-    loads: int
-    longest: int  # source positions spanned along one axis
-    targets: int
-    registers: int  # 32-bit registers that hold sums at once, roughly: above 200 the compiler begins to spill
+
+def source_vector(request: Request) -> int:
+    """Elements of the source's widest vectors."""
+    return source_vector_width(
+        request.element_size, request.aligned, request.channels_last, request.shape[1], request.shape[-1],
+        five_strides(request.shape, request.strides),
+    )  # fmt: skip
 
 
-def tile_cost(
-    axes: Axes, adjoint: bool, tile: tuple[int, int, int], columns: bool, width: int, element_size: int
-) -> TileCost:
-    """The cost of a lane that owns ``tile`` (see ``sum_tile``)."""
+def average_tiles(request: Request, axes: Axes) -> Iterator[Tile]:
+    """Tiles in order of preference: large ones share more of what they read.
+
+    | layout   | stride 1                                        | stride 2    | above  |
+    |----------|-------------------------------------------------|-------------|--------|
+    | columns  | 4 rows; 6 of windows 6 to 8, 8 without vectors  | 2 (4) rows  | 2 (4)  |
+    | channels | 4 rows of 2 columns; 4 columns from window 5 up | 2 rows of 2 | 2 of 1 |
+    """
+    rank, widest, (_, tall, wide) = len(request.window.axes), source_vector(request), axes.stride
+    rows = 4 if tall == 1 else 2
+    if not request.channels_last and (5 < axes.window[1] / tall < 9 or widest == 1):
+        rows = 6 if tall == 1 and widest > 1 else 2 * rows
+    vectors = [widest >> i for i in range(widest.bit_length())]
+    depths = (2, 1) if rank == 3 and axes.stride[0] == 1 and request.element_size > 2 else (1,)
+    heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
+    if not request.channels_last:
+        yield from (Tile((d, r, v), v) for v in vectors for r in heights for d in depths)
+        return
+    across = 4 if axes.window[2] >= 5 and wide == 1 else 2 if wide == 1 or (wide == 2 and not request.adjoint) else 1
+    coalesced = [v for v in vectors if v * request.element_size >= 4] or vectors[:1]
+    for columns in dict.fromkeys((across, 1)):
+        yield from (Tile((d, r, columns), v) for r in heights for v in coalesced for d in depths)
+    yield Tile((1, 1, 1), 1)
+
+
+def fits(request: Request, axes: Axes, tile: Tile) -> bool:
+    """Whether one lane has the registers for a tile's sums, and its code stays short."""
     spans, used, targets, kept = [], [], [], []
-    for window, stride, dilation, part in zip(axes.window, axes.stride, axes.dilation, tile, strict=True):
-        if adjoint:
+    for window, stride, dilation, part in zip(axes.window, axes.stride, axes.dilation, tile.sizes, strict=True):
+        if request.adjoint:
             targets.append(part * stride)
             spans.append((targets[-1] - 1 + (window - 1) * dilation) // stride + 1)
             taps = divided(window, stride // gcd(stride, dilation))
@@ -68,145 +127,111 @@ def tile_cost(
             taps = window
         used.append(min(spans[-1], targets[-1] * taps))
         kept.append(min(spans[-1], (taps - 1) * dilation + 1) if taps > 1 else 0)
-    if columns:
-        chunks = used[2] if width == 1 else divided(spans[2], width) + 1
-        held = spans[2]
-        reading = held
-    else:
-        chunks = used[2]
-        held = targets[2] * width
-        reading = chunks * width
-    registers = (kept[0] * targets[1] * held + kept[1] * held + reading) * (2 if element_size == 8 else 1)
-    return TileCost(used[0] * used[1] * chunks, max(spans), targets[0] * targets[1] * targets[2], registers)
-
-
-def _average_tile(problem: AverageProblem, axes: Axes) -> Step | None:
-    """The unrolled launch, or None where a window is too large for it."""
-    rank = len(problem.window.axes)
-    sizes, targets = three_sizes(problem.shape[2:]), three_sizes(problem.target_sizes)
-    batch, channels = problem.shape[:2]
-    sn, sc, sd, sh, sw = strides_ = five_strides(problem.shape, problem.strides)
-    columns = not problem.channels_last
-    width = source_vector_width(
-        problem.element_size, problem.aligned, problem.channels_last, channels, sizes[2], strides_
+    chunks, held, read = used[2], targets[2] * tile.vector, used[2] * tile.vector
+    if not request.channels_last:
+        chunks, held, read = divided(spans[2], tile.vector) + (tile.vector > 1), targets[2], spans[2]
+    registers = kept[0] * targets[1] * held + kept[1] * held + read
+    registers *= 2 if request.element_size == 8 else 1
+    return (
+        used[0] * used[1] * chunks <= UNROLLED_LOADS
+        and max(spans) <= UNROLLED_POSITIONS
+        and prod(targets) <= TILE_TARGETS
+        and registers <= TILE_REGISTERS
     )
-    chosen = _fitting_tile(axes, rank, problem.adjoint, columns, width, problem.element_size)
-    if chosen is None:
-        return None
-    tile, width = chosen
-    owned = [part * stride if problem.adjoint else part for part, stride in zip(tile, axes.stride, strict=True)]
+
+
+def tile_launch(kernel: str, request: Request, axes: Axes, tile: Tile, constants: Mapping[str, Any]) -> Launch:
+    """The launch of a tile kernel: of one lane for each tile, in vectors along rows or along channels."""
+    sizes, targets = three_sizes(request.shape[2:]), three_sizes(request.target_sizes)
+    batch, channels = request.shape[:2]
+    sn, sc, sd, sh, sw = five_strides(request.shape, request.strides)
+    width, store = tile.vector, 1
+    owned = [part * stride if request.adjoint else part for part, stride in zip(tile.sizes, axes.stride, strict=True)]
     tiles = [divided(target, part) for target, part in zip(targets, owned, strict=True)]
-    store = 1
-    if columns:
+    if not request.channels_last:
         lanes = batch * channels * prod(tiles)
-        store = gcd(vector_width(problem.element_size, problem.aligned, targets[2]), owned[2])
-        span = in_plane_span(sizes, (sd, sh, sw)), prod(targets)
+        store = gcd(vector_width(request.element_size, request.aligned, targets[2]), owned[2])
+        spans = in_plane_span(sizes, (sd, sh, sw)), prod(targets)
         lengths = (channels, sizes[0], sizes[1], sizes[2] // width)
-        spatial = (sd // width, sh // width, sw // width if width == 1 else 0)
-        strides = (sn // width, sc // width, *spatial)
+        strides = (sn // width, sc // width, sd // width, sh // width, sw if width == 1 else 0)
         ends = (targets[0], targets[1], targets[2] // store)
     else:
         lanes = batch * (channels // width) * prod(tiles)
-        span = in_plane_span((*sizes, channels), (sd, sh, sw, sc)), prod(targets) * channels
+        spans = in_plane_span((*sizes, channels), (sd, sh, sw, sc)), prod(targets) * channels
         lengths = (channels // width, *sizes)
         strides = (sn // width, sc if width == 1 else 0, sd // width, sh // width, sw // width)
         ends = targets
-    count, divisor_ = divisor(problem)
-    input_sizes, output_sizes = (targets, sizes) if problem.adjoint else (sizes, targets)
-    constants = {
+    inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
+    every = {
         "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "END": axes.end, "DILATION": axes.dilation,
-        "RANK": rank, "LAYOUT": 0 if columns else 1, "ADJOINT": problem.adjoint, "COUNT": count, "DIVISOR": divisor_,
-        "TILE": tile, "V": width, "STORE": store, "B": LANES,
-        "WIDE": is_wide(axes, input_sizes, output_sizes, lanes, *span),
+        "RANK": len(request.window.axes), "LAYOUT": int(request.channels_last), **constants, "TILE": tile.sizes,
+        "V": width, "STORE": store, "WIDE": is_wide(axes, inputs, outputs, lanes, *spans),
     }  # fmt: skip
-    runtime = (lanes, *lengths, *strides, *ends, tiles[2], tiles[1], tiles[0])
-    return Step("sum_tile", EarlierLaunch(divided(lanes, LANES), runtime, constants), 0)
+    return Launch.of_lanes(kernel, lanes, (lanes, *lengths, *strides, *ends, *reversed(tiles)), every)
 
 
-def _fitting_tile(
-    axes: Axes, rank: int, adjoint: bool, columns: bool, width: int, element_size: int
-) -> tuple[tuple[int, int, int], int] | None:
-    """``(TILE, V)``: the largest tile whose loads, spans and sums stay within bounds, or None."""
-    rows = 4 if axes.stride[1] == 1 else 2
-    if 5 < axes.window[1] / axes.stride[1] < 9 or (columns and width == 1):
-        rows *= 2  # more rows share what is read: where much is read, or where neighbouring columns share nothing
-    if rank == 1:
-        rows = 1
-    depths = 2 if rank == 3 and axes.stride[0] == 1 and element_size > 2 else 1
-    across = 1 if columns else (2 if axes.stride[2] <= 2 and not (adjoint and axes.stride[2] > 1) else 1)
-    while True:
-        tile = (depths, rows, width if columns else across)
-        cost = tile_cost(axes, adjoint, tile, columns, width, element_size)
-        if (
-            cost.loads <= UNROLLED_LOADS
-            and cost.longest <= UNROLLED_POSITIONS
-            and cost.targets <= TILE_TARGETS
-            and cost.registers <= TILE_REGISTERS
-        ):
-            return tile, width
-        if depths > 1:
-            depths = 1
-        elif not columns and width > 4 // element_size and cost.registers > TILE_REGISTERS and width > 1:
-            width //= 2  # shorter vectors of channels are still read side by side by neighbouring lanes
-        elif rows > 1:
-            rows //= 2
-        elif across > 1:
-            across = 1
-        elif width > 1:
-            width //= 2
-        else:
-            return None
-
-
-def _average_loops(problem: AverageProblem, axes: Axes) -> tuple[Step, ...]:
-    """One launch per axis that has a window, through scratch in the accumulation type, in the target's memory order.
-
-    Outer axes first: there neighbouring lanes read neighbouring elements, and the innermost has less left.
-    """
-    sizes, targets = three_sizes(problem.shape[2:]), three_sizes(problem.target_sizes)
-    count, divisor_ = divisor(problem)
-    order = (0, 2, 3, 4, 1) if problem.channels_last else (0, 1, 2, 3, 4)
-    shape = [*problem.shape[:2], *sizes]
-    strides = list(five_strides(problem.shape, problem.strides))
-    changed = [
-        axis
-        for axis in range(3)
-        if (axes.window[axis], axes.stride[axis], axes.start[axis], axes.end[axis]) != (1, 1, 0, 0)
-        or targets[axis] != sizes[axis]
-    ]
-    steps = []
-    for axis in changed:
-        last = axis == changed[-1]
-        window, stride, start, end, dilation = (field[axis] for field in axes)
+def window_launches(request: Request, axes: Axes, constants: Mapping[str, Any]) -> tuple[Launch, ...]:
+    """One launch of ``sum_axis`` for each axis that has a window."""
+    sizes, targets = three_sizes(request.shape[2:]), three_sizes(request.target_sizes)
+    of_axis = {}
+    for axis, (window, stride, start, end, dilation) in enumerate(zip(*axes, strict=True)):
+        if (window, stride, start, end) == (1, 1, 0, 0) and targets[axis] == sizes[axis]:
+            continue
         reach = covering(window, stride, dilation)
-        result = list(shape)
-        result[2 + axis] = targets[axis]
-        bound = (
-            min(reach.count, divided(sizes[axis], reach.output_step))
-            if problem.adjoint
-            else min(window, divided(sizes[axis], dilation))
-        )
-        lanes = prod(result)
-        input_size, output_size = (targets, sizes) if problem.adjoint else (sizes, targets)
-        one = Axes(*((value,) for value in (window, stride, start, end, dilation)))  # type: ignore[arg-type]
-        wide = is_wide(
-            one, (input_size[axis],), (output_size[axis],), lanes, (sizes[axis] + 1) * strides[2 + axis],
-            reach.tap_step**2,
+        if request.adjoint:
+            bound, outputs, inputs = min(reach.count, divided(sizes[axis], reach.output_step)), sizes, targets
+        else:
+            bound, outputs, inputs = min(window, divided(sizes[axis], dilation)), targets, sizes
+        farthest = max(inputs[axis], outputs[axis] * stride) + start + end + (window - 1) * dilation + stride
+        numbers = (window, stride, start, end, dilation, reach.gcd, reach.inverse, bound)
+        of_axis[axis] = numbers, max(farthest, reach.tap_step**2)
+    return axis_launches(request, of_axis, {"BINS": False, **constants})
+
+
+def axis_launches(
+    request: Request, of_axis: Mapping[int, tuple[tuple[int, ...], int]], constants: Mapping[str, Any]
+) -> tuple[Launch, ...]:
+    """One launch of ``sum_axis`` for each axis with its numbers and the largest that they lead to, outer axes first:
+
+    there neighbouring lanes read neighbouring elements. Workspaces are dense, in the target's memory order.
+    """
+    targets = three_sizes(request.target_sizes)
+    order = (0, 2, 3, 4, 1) if request.channels_last else (0, 1, 2, 3, 4)
+    shape = [*request.shape[:2], *three_sizes(request.shape[2:])]
+    strides = list(five_strides(request.shape, request.strides))
+    launches = []
+    for axis, (numbers, largest) in of_axis.items():
+        source_size, along = shape[2 + axis], strides[2 + axis]
+        shape[2 + axis] = targets[axis]
+        lanes = prod(shape)
+        sizes = (
+            lanes, *[shape[i] for i in order][1:], *(strides[i] for i in order), source_size, targets[axis], *numbers,
         )  # fmt: skip
-        memory = [result[i] for i in order]
-        runtime = (
-            lanes, *memory[1:], *(strides[i] for i in order), sizes[axis], targets[axis],
-            window, stride, start, end, dilation, reach.gcd, reach.inverse, bound,
-        )  # fmt: skip
-        constants = {
-            "AXIS": order.index(2 + axis), "ADJOINT": problem.adjoint,
-            "COUNT": count, "DIVISOR": divisor_ if last else 1,
-            "B": LANES, "WIDE": wide,
-        }  # fmt: skip
-        steps.append(Step("sum_axis", EarlierLaunch(divided(lanes, LANES), runtime, constants), 0 if last else lanes))
-        shape = result
+        every = {"AXIS": order.index(2 + axis), **constants}
+        if axis != max(of_axis):
+            every["DIVISOR"] = 1
+        every["WIDE"] = max(largest, lanes + LANES, (source_size + numbers[-1] + 8) * abs(along)) >= WIDE_FROM
+        launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, sizes, every))
         dense = 1
         for i in reversed(order):
             strides[i] = dense
             dense *= shape[i]
-    return tuple(steps)
+    return tuple(launches)
+
+
+def widest_bin(size: int, bins: int) -> int:
+    """The most elements of a bin, exactly where ``bins`` divides ``size`` or the reverse, else at most."""
+    if size % bins == 0:
+        return size // bins
+    return 1 if bins % size == 0 else size // bins + 2
+
+
+@lru_cache(maxsize=4096)
+def bin_launches(request: Request) -> tuple[Launch, ...]:
+    """One launch of ``sum_axis`` for each axis whose size changes (the last where none does): adaptive averages."""
+    sizes, targets = three_sizes(request.shape[2:]), three_sizes(request.target_sizes)
+    of_axis = {
+        axis: ((0,) * 7 + (widest_bin(sizes[axis], targets[axis]),), (sizes[axis] + 1) * (targets[axis] + 1))
+        for axis in [axis for axis in range(3) if targets[axis] != sizes[axis]] or [2]
+    }
+    return axis_launches(request, of_axis, {"BINS": True, "ADJOINT": request.adjoint, "COUNT": 1, "DIVISOR": 1})

@@ -17,7 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import counted_taps, join_columns, lane_numbers, plane_offset, split_columns, taps_before, tile_of
+from .addressing import counted_taps, join_columns, lane_numbers, plane_offset, split_columns, tile_of
+from .average_pooling import CHANNELS, COLUMNS
 from .requantization import (
     LARGEST_FACTOR,
     clamped,
@@ -26,17 +27,23 @@ from .requantization import (
     packed,
     parameter,
     requantized,
-    rescaled,
     unpacked,
     zero_byte,
 )
-from .sums import completed_at, no_levels, plan, sliding_sums, target_totals, with_entry, with_position
-
-COLUMNS = tl.constexpr(0)
-"""A lane owns columns of a contiguous row: aligned words of four columns; for V = 1 any strides."""
-CHANNELS = tl.constexpr(1)
-"""A lane owns a vector of V neighbouring channels at several columns; for V = 1 any strides."""
-
+from .sums import (
+    ADVANCE,
+    LENGTH,
+    LOW,
+    TARGETS,
+    USED,
+    completed_at,
+    no_levels,
+    plan,
+    sliding_sums,
+    target_totals,
+    with_entry,
+    with_position,
+)
 
 FIELDS = tl.constexpr(0x00FF00FF)
 SIGNS = tl.constexpr(0x80808080)
@@ -131,7 +138,7 @@ def quantized_tile(
     lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
     RANK: tl.constexpr, LAYOUT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled, at most 128 taps: a lane adds up a tile of targets from the source rows they share.
 
@@ -150,12 +157,12 @@ def quantized_tile(
     ROWS: tl.constexpr = plan(WINDOW[1], STRIDE[1], START[1], DILATION[1], False, TILE[1], 1)
     COLS: tl.constexpr = plan(WINDOW[2], STRIDE[2], START[2], DILATION[2], False, TILE[2], CHUNK)
     TAPS: tl.constexpr = WINDOW[0] * WINDOW[1] * WINDOW[2]
-    N_DEPTHS: tl.constexpr = DEPTHS[3]
-    N_ROWS: tl.constexpr = ROWS[3]
-    N_CHUNKS: tl.constexpr = COLS[3] // CHUNK
-    T_DEPTHS: tl.constexpr = DEPTHS[1]
-    T_ROWS: tl.constexpr = ROWS[1]
-    T_COLS: tl.constexpr = COLS[1]
+    N_DEPTHS: tl.constexpr = DEPTHS[LENGTH]
+    N_ROWS: tl.constexpr = ROWS[LENGTH]
+    N_CHUNKS: tl.constexpr = COLS[LENGTH] // CHUNK
+    T_DEPTHS: tl.constexpr = DEPTHS[TARGETS]
+    T_ROWS: tl.constexpr = ROWS[TARGETS]
+    T_COLS: tl.constexpr = COLS[TARGETS]
     HELD: tl.constexpr = PAIRS * (N_CHUNKS if LAYOUT == COLUMNS else T_COLS)
     COUNTED: tl.constexpr = COUNT > 0
 
@@ -165,7 +172,7 @@ def quantized_tile(
     if LAYOUT == COLUMNS:
         column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
         offset = plane_offset(plane, C, sn, sc)
-        base_target = target + plane.to(tl.int64) * (TD * TH * TW) * STORE
+        base_target = target + plane.to(tl.int64) * TD * TH * TW * STORE  # of more than 2**31 elements, too
         channel = plane % C
         zero_input = zero_byte(parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros([B], tl.int32), SIGNED)
         fill = zero_input[:, None]
@@ -173,7 +180,7 @@ def quantized_tile(
         channel = lane % C
         column, row, depth, plane = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
         offset = plane.to(tl.int64) * sn
-        base_target = target + plane.to(tl.int64) * (TD * TH * TW) * C * V
+        base_target = target + plane.to(tl.int64) * TD * TH * TW * C * V
         if PACKED:
             base_target = base_target.to(tl.pointer_type(tl.int32), bitcast=True)
     if PACKED:
@@ -211,9 +218,9 @@ def quantized_tile(
         fill = fill - 128
 
     nothing = tl.zeros([B, WORDS], tl.uint32 if PACKED else tl.int32)
-    first_chunk = column * (COLS[0] // CHUNK) + COLS[2] // CHUNK
-    first_row = row * ROWS[0] + ROWS[2]
-    first_depth = depth * DEPTHS[0] + DEPTHS[2]
+    first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK
+    first_row = row * ROWS[ADVANCE] + ROWS[LOW]
+    first_depth = depth * DEPTHS[ADVANCE] + DEPTHS[LOW]
     if LAYOUT == COLUMNS and V > 1:
         opening = first_chunk
         apart = WORDS
@@ -250,18 +257,17 @@ def quantized_tile(
             pointers = (base + line * WORDS)[:, None] + within
             values = ()
             for c in tl.static_range(N_CHUNKS):
-                if DEPTHS[8][d] and ROWS[8][r] and COLS[8][c]:
+                if DEPTHS[USED][d] and ROWS[USED][r] and COLS[USED][c]:
                     if PACKED:
                         word = tl.load(pointers + c * apart, mask=row_live & chunks_live[c], other=fill)
                         if SIGNED:
                             word = word ^ SIGNS
                         values = values + (word & FIELDS, (word >> 8) & FIELDS)
                     else:
-                        byte = tl.load(
-                            pointers + c * apart,
-                            mask=row_live & chunks_live[c],
-                            other=fill.to(source.dtype.element_ty),
-                        ).to(tl.int32)
+                        # Triton 3.6 to 3.8 fill masked loads of signed bytes wrongly.
+                        inside = row_live & chunks_live[c]
+                        byte = tl.load(pointers + c * apart, mask=inside, other=0).to(tl.int32)
+                        byte = tl.where(inside, byte, fill)
                         values = values + (byte + 128 if SIGNED else byte,)
                 else:
                     for _ in tl.static_range(PAIRS):
@@ -304,98 +310,3 @@ def quantized_tile(
                                     column, target_line, channel, target_live, C, TW,
                                     COUNTED, PACKED, T_COLS, target.dtype.element_ty == tl.int8, V, ASM,
                                 )  # fmt: skip
-
-
-_AXIS_RUNTIME = [
-    *("lanes", "T1", "T2", "T3", "T4", "s0", "s1", "s2", "s3", "s4", "source_size", "K", "S", "P", "D", "bound"),
-]
-
-
-@triton.jit(do_not_specialize=_AXIS_RUNTIME)
-def quantized_axis(
-    source, target, lanes, T1, T2, T3, T4, s0, s1, s2, s3, s4, source_size, K, S, P, D, bound,
-    AXIS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """One axis of a window of any size, as a run-time loop over the taps inside: a lane adds up one target element.
-
-    target: int32 or int64, dense, its five dimensions in memory order (``T1 .. T4`` are the inner four sizes); source:
-    the same order, any strides; the two differ along dimension ``AXIS`` alone. ``bound``: the most taps that can lie
-    inside.
-    """
-    GROUP: tl.constexpr = 8
-    lane = lane_numbers(B, WIDE)
-    i4 = lane % T4
-    rest = lane // T4
-    i3 = rest % T3
-    rest = rest // T3
-    i2 = rest % T2
-    rest = rest // T2
-    i1 = rest % T1
-    i0 = rest // T1
-    base = source
-    for i in tl.static_range(5):
-        if i != AXIS:
-            base = base + (i0, i1, i2, i3, i4)[i].to(tl.int64) * (s0, s1, s2, s3, s4)[i]
-    stride = (s0, s1, s2, s3, s4)[AXIS]
-    opening = (i0, i1, i2, i3, i4)[AXIS] * S - P
-    skipped = taps_before(opening, 0, K, D)
-    first = opening + skipped * D
-    total = tl.zeros([B], target.dtype.element_ty)
-    for m in range(0, bound, GROUP):
-        for i in tl.static_range(GROUP):
-            place = first + (m + i) * D
-            mask = (lane < lanes) & (m + i < K - skipped) & (place < source_size)
-            total += tl.load(base + place * stride, mask=mask, other=0).to(target.dtype.element_ty)
-    tl.store(target + lane, total, mask=lane < lanes)
-
-
-_RESCALE_RUNTIME = [
-    *("input_scale", "input_zero", "output_scale", "output_zero"),
-    *("lanes", "T1", "T2", "T3", "T4", "D", "H", "W"),
-    *("K0", "K1", "K2", "S0", "S1", "S2", "P0", "P1", "P2", "E0", "E1", "E2", "D0", "D1", "D2"),
-]
-
-
-@triton.jit(do_not_specialize=_RESCALE_RUNTIME)
-def quantized_rescale(
-    source, target, input_scale, input_zero, output_scale, output_zero, lanes, T1, T2, T3, T4, D, H, W,
-    K0, K1, K2, S0, S1, S2, P0, P1, P2, E0, E1, E2, D0, D1, D2,
-    LAYOUT: tl.constexpr, COUNT: tl.constexpr, KINDS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Requantize sums of any size exactly: source int32 or int64, target int8 or uint8, both dense in the same order.
-
-    The sums hold no padding and no zero point yet. ``D, H, W``: the input's spatial sizes; then window, stride, start
-    and end padding and dilation along the three axes. ``COUNT``: the divisor counts taps inside the input (1) or
-    inside the padded input (2).
-    """
-    lane = lane_numbers(B, WIDE)
-    live = lane < lanes
-    i4 = lane % T4
-    rest = lane // T4
-    i3 = rest % T3
-    rest = rest // T3
-    i2 = rest % T2
-    i1 = rest // T2 % T1
-    if LAYOUT == COLUMNS:
-        channel, depth, row, column = i1, i2, i3, i4
-    else:
-        channel, depth, row, column = i4, i1, i2, i3
-    first_depth = depth * S0 - P0
-    first_row = row * S1 - P1
-    first_column = column * S2 - P2
-    inside = counted_taps(first_depth, D, E0, K0, D0, False).to(tl.int64)
-    inside = inside * counted_taps(first_row, H, E1, K1, D1, False) * counted_taps(first_column, W, E2, K2, D2, False)
-    divisor = inside
-    if COUNT == 2:
-        divisor = counted_taps(first_depth, D, E0, K0, D0, True).to(tl.int64)
-        divisor = divisor * counted_taps(first_row, H, E1, K1, D1, True)
-        divisor = divisor * counted_taps(first_column, W, E2, K2, D2, True)
-    divisor = tl.maximum(divisor, 1)
-    nothing = tl.zeros([B], tl.int32)
-    zero_input = (parameter(input_zero, channel, KINDS[1], tl.int32) + nothing).to(tl.int64)
-    sums = tl.load(source + lane, mask=live, other=0).to(tl.int64) - inside * zero_input
-    scale = parameter(input_scale, channel, KINDS[0], tl.float32) + tl.zeros([B], tl.float32)
-    step = parameter(output_scale, channel, KINDS[2], tl.float32) + tl.zeros([B], tl.float32)
-    integer = rescaled(sums, scale, step, divisor) + parameter(output_zero, channel, KINDS[3], tl.int32)
-    integer = clamped(integer, target.dtype.element_ty == tl.int8)
-    tl.store(target + lane, integer.to(target.dtype.element_ty), mask=live)

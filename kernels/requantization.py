@@ -1,4 +1,4 @@
-"""Requantization on the GPU: scales, zero points, and sums turned into 8-bit results as exact arithmetic has them.
+"""Requantization on the GPU: sums, scales and zero points turned into 8-bit results as exact arithmetic has them (Q1).
 
 For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is off by less than
 2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from every half; so rounding it to a
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from .addressing import counted_taps, lane_numbers
+from .average_pooling import coordinates_of
 
 NUMBER = tl.constexpr(0)
 """A scale or zero point is given as a number."""
@@ -144,3 +147,47 @@ def rescaled(sums, scale, step, divisor):
     near = tl.abs(past - 0.5) < 2.0**-30
     up = tl.where(near, (beyond > 0) | ((beyond == 0) & (integer % 2 != 0)), past > 0.5)
     return integer.to(tl.int32) + up.to(tl.int32)
+
+
+_REQUANTIZE_RUNTIME = [
+    *("input_scale", "input_zero", "output_scale", "output_zero"),
+    *("lanes", "T1", "T2", "T3", "T4", "D", "H", "W"),
+    *("K0", "K1", "K2", "S0", "S1", "S2", "P0", "P1", "P2", "E0", "E1", "E2", "D0", "D1", "D2"),
+]
+
+
+@triton.jit(do_not_specialize=_REQUANTIZE_RUNTIME)
+def requantize(
+    source, target, input_scale, input_zero, output_scale, output_zero, lanes, T1, T2, T3, T4, D, H, W,
+    K0, K1, K2, S0, S1, S2, P0, P1, P2, E0, E1, E2, D0, D1, D2,
+    CHANNELS_LAST: tl.constexpr, COUNT: tl.constexpr, KINDS: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Requantize sums of any size exactly: source int32 or int64, target int8 or uint8, both dense in the same order.
+
+    The sums hold no padding and no zero point yet. ``D, H, W``: the input's spatial sizes; then window, stride, start
+    and end padding and dilation along the three axes. ``COUNT``: the divisor counts taps inside the input (1) or
+    inside the padded input (2).
+    """
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    _, i1, i2, i3, i4 = coordinates_of(lane, T1, T2, T3, T4)
+    if CHANNELS_LAST:
+        channel, depth, row, column = i4, i1, i2, i3
+    else:
+        channel, depth, row, column = i1, i2, i3, i4
+    inside = counted_taps(depth * S0 - P0, D, E0, K0, D0, False).to(tl.int64)
+    inside *= counted_taps(row * S1 - P1, H, E1, K1, D1, False)
+    inside *= counted_taps(column * S2 - P2, W, E2, K2, D2, False)
+    divisor = inside
+    if COUNT == 2:
+        divisor = counted_taps(depth * S0 - P0, D, E0, K0, D0, True).to(tl.int64)
+        divisor *= counted_taps(row * S1 - P1, H, E1, K1, D1, True)
+        divisor *= counted_taps(column * S2 - P2, W, E2, K2, D2, True)
+    divisor = tl.maximum(divisor, 1)
+    zero_input = (parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros([B], tl.int32)).to(tl.int64)
+    sums = tl.load(source + lane, mask=live, other=0).to(tl.int64) - inside * zero_input
+    scale = parameter(input_scale, channel, KINDS[0], tl.float32) + tl.zeros([B], tl.float32)
+    step = parameter(output_scale, channel, KINDS[2], tl.float32) + tl.zeros([B], tl.float32)
+    integer = rescaled(sums, scale, step, divisor) + parameter(output_zero, channel, KINDS[3], tl.int32)
+    integer = clamped(integer, target.dtype.element_ty == tl.int8)
+    tl.store(target + lane, integer.to(target.dtype.element_ty), mask=live)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import oracle
@@ -11,7 +11,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch_dmlpool.kernels import bins_launch
+from torch_dmlpool.kernels import average_pooling_launch, bins_launch
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
@@ -31,9 +31,13 @@ laid_out = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every launch takes the 64-bit form."""
-    monkeypatch.setattr(bins_launch, "WIDE_FROM", 0)
+    for module in (average_pooling_launch, bins_launch):
+        monkeypatch.setattr(module, "WIDE_FROM", 0)
+    average_pooling_launch.bin_launches.cache_clear()
+    yield
+    average_pooling_launch.bin_launches.cache_clear()
 
 
 @laid_out
@@ -125,29 +129,13 @@ def test_positions(layout: str, dtype: torch.dtype) -> None:
     assert backend.unique_positions(raw[:0], (3, 4)).shape == (0, 3, 3, 2)
 
 
-def test_passes() -> None:
-    """One launch per axis whose size changes, outer axes first; positions need the others too."""
-    shape, strides = (2, 3, 5, 6, 7), (630, 210, 42, 7, 1)
-
-    def axes(targets: tuple[int, ...], **rest: bool) -> list[int]:
-        passes = bins_launch.bin_passes(shape, strides, targets, False, {}, **rest)
-        return [step.launch.constants["AXIS"] for step in passes]
-
-    assert axes((2, 4, 3)) == [2, 3, 4]
-    assert axes((5, 4, 7)) == [3]
-    assert axes((5, 6, 7)) == [4]
-    assert axes((5, 4, 7), with_steps=True) == [2, 3, 4]
-    steps = [step.launch.sizes[-1] for step in bins_launch.bin_passes(shape, strides, (2, 4, 3), False, {}, True)]
-    assert steps == [42, 7, 1]
-
-
 @pytest.mark.parametrize(
     ("size", "outputs"), [(7, 3), (8, 5), (5, 8), (4, 8), (12, 4), (1, 3), (67, 3), (100, 99), (3, 1)]
 )
 def test_the_widest_bin(size: int, outputs: int) -> None:
     """A bound never below the truth, and exact where one divides the other."""
     widest = max(len(oracle.bin_positions(size, outputs, output)) for output in range(outputs))
-    bound = bins_launch.widest_bin(size, outputs)
+    bound = average_pooling_launch.widest_bin(size, outputs)
     assert widest <= bound <= widest + 1
     if size % outputs == 0 or outputs % size == 0:
         assert bound == widest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cases
 import halves
 import oracle
@@ -10,10 +12,9 @@ import quantities
 import samples
 import torch
 from torch import Tensor
-from torch_dmlpool.kernels import quantized_launch
+from torch_dmlpool.kernels import average_pooling_launch, quantized_launch
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
@@ -21,16 +22,16 @@ EACH = ["per channel"] * 4
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
-    """Kernel and launch of every step that the calls of a test run."""
-    record: list[tuple[str, object]] = []
-    run = triton_launches.earlier_launch
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
+    """Kernel and constants of every launch that the calls of a test make."""
+    record: list[tuple[str, dict[str, object]]] = []
+    run = backend.launch
 
-    def recording(kernel: object, how: object, *tensors: object) -> None:
-        record.append((kernel.fn.__name__, how))
-        run(kernel, how, *tensors)
+    def recording(how: Any, *arguments: object) -> None:
+        record.append((how.kernel.split(".")[1], dict(how.constants)))
+        run(how, *arguments)
 
-    monkeypatch.setattr(triton_launches, "earlier_launch", recording)
+    monkeypatch.setattr(backend, "launch", recording)
     return record
 
 
@@ -91,50 +92,6 @@ def test_the_most_taps_of_a_tile(window: tuple[int, ...], layout: str) -> None:
     quantities.check(samples.LAYOUTS[layout](input), parameters, pooling, forms=EACH)
 
 
-WALKS = {
-    "16 columns": ("contiguous", (1, 2, 9, 32), ((3, 3), (1, 1), (1, 1)), (16, 1)),
-    "8 columns, several strips": ("contiguous", (1, 3, 26, 24), ((7, 4), (0, 2), (6, 1)), (8, 1)),
-    "4 columns, planes apart": ("expanded over the batch", (2, 2, 9, 12), ((5, 2), (4, 1), (2, 0)), (4, 1)),
-    "all padding but one": ("contiguous", (1, 2, 3, 8), ((4, 5), (3, 4), (3, 4)), (4, 1)),
-    "8 columns of 4 channels": ("channels last", (1, 12, 8, 11), ((3, 3), (1, 1), (1, 1)), (4, 8)),
-    "4 columns of 8 channels": ("channels last", (1, 16, 20, 5), ((3, 4), (2, 1), (0, 2)), (8, 4)),
-    "2 columns, 9 rows": ("channels last", (2, 4, 12, 6), ((9, 7), (4, 3), (4, 3)), (4, 2)),
-}
-
-
-@pytest.mark.parametrize("name", WALKS)
-def test_walks(name: str, ran: list) -> None:
-    """Q1, Q2 and G7: running sums down the rows, for either type, whatever lies outside."""
-    layout, shape, (window, start, end), lane = WALKS[name]
-    for turn, pair in enumerate(((torch.int8, torch.uint8), (torch.uint8, torch.int8))):
-        input = samples.LAYOUTS[layout](quantities.integers(*shape, dtype=pair[0]))
-        parameters = quantities.drawn(turn, shape[1], pair, ties=turn == 0)
-        pooling = oracle.Pooling(window, (1, 1), start, end, (1, 1))
-        for forms in (EACH, ["number"] * 4):
-            quantities.check(input, parameters, pooling, True, output_dtype=pair[1], forms=forms)
-    assert {kernel for kernel, _ in ran} == {"quantized_stream"}
-    # Each channel's own scale takes registers: fewer columns or shorter vectors then.
-    assert lane in {(how.constants["V"], how.constants["Q"]) for _, how in ran}
-    if "strips" in name:
-        assert ran[0][1].sizes[6] < shape[2]
-
-
-def test_what_is_walked(ran: list) -> None:
-    """One divisor and stride 1; anything else is unrolled."""
-    input = quantities.integers(1, 2, 9, 16, dtype=torch.uint8)
-    for window, include_padding, kernel in (
-        (((3, 3), (1, 1), (1, 1), (1, 1)), True, "quantized_stream"),
-        (((3, 5), (1, 1), (0, 0), (0, 0)), False, "quantized_stream"),
-        (((3, 3), (1, 1), (1, 1), (1, 1)), False, "quantized_tile"),
-        (((3, 3), (1, 2), (1, 1), (1, 1)), True, "quantized_tile"),
-        (((2, 3), (1, 1), (0, 0), (0, 0)), True, "quantized_tile"),
-    ):
-        pooling = oracle.Pooling(*window, (1, 1))
-        parameters = quantities.drawn(2, 2, (torch.uint8, torch.uint8), ties=True)
-        quantities.check(input, parameters, pooling, include_padding, forms=["number"] * 4)
-        assert ran[-1][0] == kernel
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
 def test_large_windows(layout: str, ran: list) -> None:
     """Q1 and Q6: axis by axis, requantized at the end."""
@@ -146,7 +103,7 @@ def test_large_windows(layout: str, ran: list) -> None:
                 input, parameters, oracle.Pooling((17, 10), (2, 1), (8, 3), (9, 2), (1, 2)), include_padding,
                 output_dtype=torch.uint8, forms=["per channel", "number"] * 2,
             )  # fmt: skip
-    assert [kernel for kernel, _ in ran] == ["quantized_axis", "quantized_axis", "quantized_rescale"] * 4
+    assert [kernel for kernel, _ in ran] == ["sum_axis", "sum_axis", "requantize"] * 4
 
 
 @pytest.mark.parametrize(
@@ -165,21 +122,19 @@ def test_scales_far_apart(far_apart: tuple[float, float]) -> None:
 @pytest.mark.parametrize("divisor", [2**21 + 1, 2**30 + 5])
 def test_what_float64_takes_for_a_half(divisor: int) -> None:
     """Q1: the kernel that requantizes sums of any size, given sums that no test could add up."""
-    from torch_dmlpool.kernels import quantized_average_pooling as kernels
-
     for count in (divisor, divisor + 1):
         quotients = halves.near_halves(count, 24) if count % 2 else halves.true_halves(count)
         # One window per channel, of as many counted taps: most of them in the padding.
         window = Window.directml(1, count, 1, count - 1, 0)
         size, channels = 1, len(quotients)
-        problem = quantized_launch.QuantizedProblem(
-            window, (1, channels, size), (channels, 1, 1), (size,), True, False, True, "interpreter", (2, 0, 2, 0)
+        request = average_pooling_launch.Request(
+            window, (1, channels, size), (channels, 1, 1), (size,), 1, True, False, False, True, None
         )
-        *_, step = quantized_launch.quantized_steps(problem)
-        assert step.kernel == "quantized_rescale"
+        *_, step = quantized_launch.quantized_launches(request, (2, 0, 2, 0), asm=False)
+        assert step.kernel == "requantization.requantize"
         sums, scales, steps = (torch.tensor([row[i] for row in quotients]) for i in (0, 2, 3))
         result = torch.empty(channels, dtype=torch.uint8)
-        triton_launches.earlier_launch(kernels.quantized_rescale, step.launch, sums, result, scales, 0, steps, 0)
+        backend.launch(step, sums, result, scales, 0, steps, 0)
         assert result.tolist() == [round(quotient.exact) for quotient in quotients]
 
 
@@ -197,22 +152,20 @@ def test_kernels_and_vectors(ran: list) -> None:
         ran.clear()
         input = samples.LAYOUTS[layout](quantities.integers(*shape, dtype=torch.uint8))
         dmlpool.quantized_linear_average_pooling(input, 0.1, 3, 0.1, 3, 3, 1, 1, 1)
-        ((kernel, how),) = ran
-        assert (kernel, how.constants["LAYOUT"], how.constants["V"]) == ("quantized_tile", *expected), layout
+        ((kernel, constants),) = ran
+        assert (kernel, constants["LAYOUT"], constants["V"]) == ("quantized_tile", *expected), layout
 
 
 def test_numbers_are_handed_on_as_numbers(ran: list, monkeypatch: pytest.MonkeyPatch) -> None:
     """E4: no tensor is filled for them, and no new kernel is made for new ones."""
     seen: list[object] = []
-    run = triton_launches.earlier_launch
-    monkeypatch.setattr(
-        triton_launches, "earlier_launch", lambda kernel, how, *rest: (seen.extend(rest[2:]), run(kernel, how, *rest))
-    )
+    run = backend.launch
+    monkeypatch.setattr(backend, "launch", lambda how, *rest: (seen.extend(rest[2:]), run(how, *rest)))
     input = quantities.integers(1, 2, 4, 16, dtype=torch.uint8)
     dmlpool.quantized_linear_average_pooling(input, 0.5, 16, 0.25, None, 2)
     assert seen == [0.5, 16, 0.25, 0]
-    ((_, how),) = ran
-    assert how.constants["KINDS"] == (0, 0, 0, 0)
+    ((_, constants),) = ran
+    assert constants["KINDS"] == (0, 0, 0, 0)
 
 
 def test_a_batch_makes_no_new_kernel() -> None:
@@ -221,11 +174,11 @@ def test_a_batch_makes_no_new_kernel() -> None:
     def constants(shape: tuple[int, ...]) -> object:
         window = Window.directml(2, 3, 1, 1, 1)
         strides = torch.empty(shape, device="meta").stride()
-        problem = quantized_launch.QuantizedProblem(
-            window, shape, strides, window.output_sizes(shape[2:]), True, False, False, "sm_90", (1, 1, 1, 1)
+        request = average_pooling_launch.Request(
+            window, shape, strides, window.output_sizes(shape[2:]), 1, True, False, False, False, None
         )
-        ((step),) = quantized_launch.quantized_steps(problem)
-        return step.launch.constants
+        (launch,) = quantized_launch.quantized_launches(request, (1, 1, 1, 1), asm=True)
+        return launch.constants
 
     first = constants((1, 4, 16, 16))
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):

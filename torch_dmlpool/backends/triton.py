@@ -394,9 +394,7 @@ def _max_grad_passes(
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Average pooling (rules A1 to A5)."""
-    memory_format = operands.suggested_memory_format(input)
-    output = operands.empty((*input.shape[:2], *window.output_sizes(input.shape[2:])), input, memory_format)
-    return _averages(input, output, memory_format, window, include_padding, divisor_override, adjoint=False)
+    return _averages(input, window.output_sizes(input.shape[2:]), window, False, include_padding, divisor_override)
 
 
 def average_pooling_grad(
@@ -407,61 +405,55 @@ def average_pooling_grad(
     divisor_override: int | None,
 ) -> Tensor:
     """The adjoint of average pooling: ``(N, C, *spatial_sizes)`` (rule A6)."""
-    memory_format = operands.suggested_memory_format(input_gradient)
-    gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
-    return _averages(input_gradient, gradient, memory_format, window, include_padding, divisor_override, adjoint=True)
+    return _averages(input_gradient, spatial_sizes, window, True, include_padding, divisor_override)
+
+
+def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """Averages of bins."""
+    return _averages(input, output_sizes, None, False)
+
+
+def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an element."""
+    return _averages(input_gradient, spatial_sizes, None, True)
 
 
 def _averages(
     source: Tensor,
-    target: Tensor,
-    memory_format: torch.memory_format,
-    window: Window,
-    include_padding: bool,
-    divisor_override: int | None,
-    *,
+    target_sizes: Sequence[int],
+    window: Window | None,
     adjoint: bool,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
 ) -> Tensor:
+    """Averages or their adjoint over windows, or over bins where there is no window."""
+    from torch_dmlpool.kernels import average_pooling_launch as launches
+
+    memory_format = operands.suggested_memory_format(source)
+    target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format)
     if target.numel() == 0:
         return target
     source = source.resolve_neg()  # kernels read raw memory
-    steps = _average_steps(
+    request = launches.Request(
         window,
         tuple(source.shape),
         source.stride(),
-        tuple(target.shape[2:]),
-        source.dtype,
+        tuple(target_sizes),
+        source.dtype.itemsize,
         is_aligned(source, target),
         memory_format is not torch.contiguous_format,
         adjoint,
         include_padding,
         divisor_override,
     )
+    accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
+    *steps, last = launches.bin_launches(request) if window is None else launches.average_launches(request)
     for step in steps:
-        module = "average_pooling_walk" if step.kernel == "sum_walk" else "average_pooling"
-        kernel = kernel_named(module, step.kernel)
-        if step.scratch or step.beside:
-            accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
-            scratch = torch.empty(step.scratch + step.beside, dtype=accumulated, device=source.device)
-        if step.scratch:
-            earlier_launch(kernel, step.launch, source, scratch)
-            source = scratch
-        elif step.beside:
-            earlier_launch(kernel, step.launch, source, target, scratch)
-        else:
-            earlier_launch(kernel, step.launch, source, target)
+        workspace = torch.empty(step.sizes[0], dtype=accumulated, device=source.device)
+        launch(step, source, workspace)
+        source = workspace
+    launch(last, source, target)
     return target
-
-
-@lru_cache(maxsize=4096)
-def _average_steps(
-    window: Window, shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int, ...], dtype: torch.dtype,
-    *rest: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The launches of an average; ``rest`` as in ``AverageProblem``."""
-    from torch_dmlpool.kernels import average_pooling_launch as launches
-
-    return launches.average_steps(launches.AverageProblem(window, shape, strides, sizes, dtype.itemsize, *rest))
 
 
 def quantized_linear_average_pooling(
@@ -475,76 +467,41 @@ def quantized_linear_average_pooling(
     output_dtype: torch.dtype,
 ) -> Tensor:
     """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
-    from torch_dmlpool.kernels import quantized_launch
+    from torch_dmlpool.kernels import average_pooling_launch, quantized_launch
 
     memory_format = operands.suggested_memory_format(input)
-    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
-    output = operands.empty(sizes, input, memory_format, output_dtype)
+    sizes = window.output_sizes(input.shape[2:])
+    output = operands.empty((*input.shape[:2], *sizes), input, memory_format, output_dtype)
     if output.numel() == 0:
         return output
     parameters: list[Any] = [
         each.contiguous() if isinstance(each, Tensor) else each or 0
         for each in (input_scale, input_zero_point, output_scale, output_zero_point)
     ]
-    problem = quantized_launch.QuantizedProblem(
+    request = average_pooling_launch.Request(
         window,
         tuple(input.shape),
         input.stride(),
-        sizes[2:],
+        sizes,
+        1,
         is_aligned(input, output),
         memory_format is not torch.contiguous_format,
+        False,
         include_padding,
-        target(input),
-        tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters),
+        None,
     )
-    source = input
-    for step in quantized_launch.quantized_steps(problem):
-        streamed = step.kernel == "quantized_stream"
-        module = "quantized_average_pooling_stream" if streamed else "quantized_average_pooling"
-        kernel = kernel_named(module, step.kernel)
-        if step.scratch:
-            kind = torch.int64 if step.wide_sums else torch.int32
-            sums = torch.empty(step.scratch, dtype=kind, device=input.device)
-            earlier_launch(kernel, step.launch, source, sums)
-            source = sums
-        else:
-            earlier_launch(kernel, step.launch, source, output, *parameters)
+    kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
+    *steps, last = quantized_launch.quantized_launches(request, kinds, target(input) == "sm_90")
+    source, kind = input, torch.int32 if window.taps * 255 < 2**31 else torch.int64
+    for step in steps:
+        sums = torch.empty(step.sizes[0], dtype=kind, device=input.device)
+        launch(step, source, sums)
+        source = sums
+    launch(last, source, output, *parameters)
     return output
 
 
 # --- Adaptive pooling and positions ---
-
-
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Averages of bins, axis by axis."""
-    return _bin_averages(input, output_sizes, adjoint=False)
-
-
-def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an element."""
-    return _bin_averages(input_gradient, spatial_sizes, adjoint=True)
-
-
-def _bin_averages(source: Tensor, target_sizes: Sequence[int], adjoint: bool) -> Tensor:
-    from torch_dmlpool.kernels import adaptive_pooling as kernels
-    from torch_dmlpool.kernels import bins_launch
-
-    memory_format = operands.suggested_memory_format(source)
-    target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format)
-    if target.numel() == 0:
-        return target
-    source = source.resolve_neg()  # kernels read raw memory
-    channels_last = memory_format is not torch.contiguous_format
-    passes = bins_launch.bin_passes(
-        tuple(source.shape), source.stride(), tuple(target_sizes), channels_last, {"ADJOINT": adjoint}
-    )
-    accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
-    for step in passes:
-        last = step is passes[-1]
-        result = target if last else torch.empty(step.elements, dtype=accumulated, device=source.device)
-        earlier_launch(kernels.sum_bins, step.launch, source, result)
-        source = result
-    return target
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -575,28 +532,46 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
     return values, positions
 
 
-def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """Positions inside the plane; of several alike the one that comes last in row-major order."""
-    from torch_dmlpool.kernels import bins_launch
-    from torch_dmlpool.kernels import max_unpooling as kernels
+def _last_writers(positions: Tensor, plane: int) -> tuple[Tensor, Tensor]:
+    """Which position is written last to each element of a plane, -1 for none; and where each position writes.
 
+    The maximum of integers is the same in every order: nothing here depends on which thread comes first (rule E3).
+    """
+    places = positions.flatten(2).long()
+    inside = (places >= 0) & (places < plane)
+    numbers = torch.arange(places.shape[2], device=places.device).expand(places.shape)
+    places = places.where(inside, 0)
+    writers = places.new_full((*places.shape[:2], plane), -1)
+    return writers.scatter_reduce_(2, places, numbers.where(inside, -1), "amax"), places
+
+
+def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """Positions inside the plane; of several alike the one that comes last in row-major order, -1 for the others."""
     plane = math.prod(spatial_sizes)
-    dtype = operands.position_dtype(plane)
-    unique = torch.empty(positions.shape, dtype=dtype, device=positions.device)
-    if unique.numel() > 0:
-        planes, outputs = math.prod(positions.shape[:2]), math.prod(positions.shape[2:])
-        dense = positions.contiguous()
-        winners = torch.full((planes * plane,), -1, dtype=operands.position_dtype(outputs), device=positions.device)
-        launch = bins_launch.unique_launch(planes, outputs, plane)
-        earlier_launch(kernels.claim, launch, dense, winners)
-        earlier_launch(kernels.settle, launch, dense, winners, unique)
-    return operands.settled(unique, operands.suggested_memory_format(positions))
+    memory_format = operands.suggested_memory_format(positions)
+    unique = operands.empty(positions.shape, positions, memory_format, operands.position_dtype(plane))
+    if unique.numel() == 0:
+        return unique
+    writers, places = _last_writers(positions, plane)
+    numbers = torch.arange(places.shape[2], device=places.device)
+    return unique.copy_(places.where(writers.gather(2, places) == numbers, -1).view(positions.shape))
+
+
+def _gathered(source: Tensor, places: Tensor, target: Tensor) -> Tensor:
+    """Into ``target`` the elements of ``source``'s planes at ``places``, 0 where a place is negative."""
+    of_as_many_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.dtype.itemsize]
+    found = source.view(of_as_many_bits).flatten(2).gather(2, places.clamp(min=0)).masked_fill_(places < 0, 0)
+    target.view(of_as_many_bits).copy_(found.view(target.shape))
+    return target
 
 
 def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
     """The element at each position, 0 where it lies outside the plane."""
     gathered = operands.empty(positions.shape, input, operands.suggested_memory_format(positions))
-    return _move(input.resolve_neg(), positions, gathered, scatter=False)
+    if gathered.numel() == 0:
+        return gathered
+    places = positions.flatten(2).long()
+    return _gathered(input.resolve_neg(), places.where(places < math.prod(input.shape[2:]), -1), gathered)
 
 
 def scatter_positions(
@@ -609,24 +584,12 @@ def scatter_positions(
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
     scattered = operands.empty((*input.shape[:2], *spatial_sizes), input, memory_format)
     input = input.resolve_neg()  # kernels read raw memory
+    if scattered.numel() == 0 or input.numel() == 0:
+        return scattered.zero_()
     if not bins:
-        return _move(input, positions, scattered.zero_(), scatter=True)
-    if scattered.numel() > 0:
-        launch = bins_launch.bins_gradient(
-            tuple(input.shape), input.stride(), positions.stride(), tuple(spatial_sizes), channels_last
-        )
-        earlier_launch(kernels.grad_bins, launch, input, positions, scattered)
+        return _gathered(input, _last_writers(positions, math.prod(spatial_sizes))[0], scattered)
+    launch = bins_launch.bins_gradient(
+        tuple(input.shape), input.stride(), positions.stride(), tuple(spatial_sizes), channels_last
+    )
+    earlier_launch(kernels.grad_bins, launch, input, positions, scattered)
     return scattered
-
-
-def _move(source: Tensor, positions: Tensor, target: Tensor, *, scatter: bool) -> Tensor:
-    from torch_dmlpool.kernels import bins_launch
-    from torch_dmlpool.kernels import max_unpooling as kernels
-
-    if positions.numel() > 0:
-        sizes = (target if scatter else source).shape[2:]
-        launch = bins_launch.move_launch(
-            tuple(positions.shape), tuple(sizes), source.stride(), positions.stride(), target.stride(), scatter
-        )
-        earlier_launch(kernels.move_positions, launch, source, positions, target)
-    return target
