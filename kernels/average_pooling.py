@@ -2,8 +2,8 @@
 
 Both directions are one thing: every target element is the sum of an arithmetic progression of source elements along
 each axis. Forward the source is the input and the sum is divided at the end; for the adjoint the source is the incoming
-gradient, divided as it is read. ``sum_tile`` unrolls a window and adds up trees, whose roundings grow with the logarithm
-of the taps; ``sum_axis`` adds up one axis of a window or bin of any size in a loop, with compensation, or integers.
+gradient, divided as it is read. ``sum_tile`` unrolls a window and adds up trees, whose roundings grow with the
+logarithm of the taps; ``sum_axis`` adds up one axis of a window or bin of any size in a loop, with compensation.
 """
 
 # Triton's compiler has no unpacking of tuples.

@@ -191,9 +191,10 @@ def window_launches(request: Request, axes: Axes, constants: Mapping[str, Any]) 
 def axis_launches(
     request: Request, of_axis: Mapping[int, tuple[tuple[int, ...], int]], constants: Mapping[str, Any]
 ) -> tuple[Launch, ...]:
-    """One launch of ``sum_axis`` for each axis with its numbers and the largest that they lead to, outer axes first:
+    """One launch of ``sum_axis`` for each axis: its numbers from ``K`` on, and the largest integer they lead to.
 
-    there neighbouring lanes read neighbouring elements. Workspaces are dense, in the target's memory order.
+    Outer axes come first: there neighbouring lanes read neighbouring elements. Workspaces are dense, in the target's
+    memory order.
     """
     targets = three_sizes(request.target_sizes)
     order = (0, 2, 3, 4, 1) if request.channels_last else (0, 1, 2, 3, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from torch_dmlpool.kernels import average_pooling_launch as averages
@@ -20,19 +21,23 @@ def dense(shape: tuple[int, ...], channels_last: bool = False) -> tuple[int, ...
     return tuple(strides)
 
 
-def problem(window: Window, shape: tuple[int, ...], **changes: object) -> averages.AverageProblem:
+def request(window: Window, shape: tuple[int, ...], **changes: object) -> averages.Request:
     channels_last = bool(changes.get("channels_last", False))
-    made = averages.AverageProblem(
+    made = averages.Request(
         window, shape, dense(shape, channels_last), window.output_sizes(shape[2:]), 4, True, channels_last,
         False, False, None,
     )  # fmt: skip
     return made._replace(**changes)
 
 
-def only(problem: averages.AverageProblem) -> launch.Launch:
-    (step,) = averages.average_steps(problem)
-    assert step.kernel == "sum_tile"
-    return step.launch
+def constants_of(request: averages.Request) -> list[dict[str, Any]]:
+    return [{"kernel": made.kernel, **dict(made.constants)} for made in averages.average_launches(request)]
+
+
+def only(request: averages.Request) -> dict[str, Any]:
+    (constants,) = constants_of(request)
+    assert constants["kernel"] == "average_pooling.sum_tile"
+    return constants
 
 
 THREE = Window.directml(2, 3, 1, 1, 1)
@@ -40,47 +45,41 @@ THREE = Window.directml(2, 3, 1, 1, 1)
 
 def test_a_batch_makes_no_new_kernel() -> None:
     """What is compiled follows from window, data type and layout: not from batch, channels or size."""
-    first = only(problem(THREE, (1, 4, 16, 16))).constants
+    first = only(request(THREE, (1, 4, 16, 16)))
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
-        assert only(problem(THREE, shape)).constants == first
-    walked = Window.directml(2, 31, 1, 15, 15)
-    first = [step.launch.constants for step in averages.average_steps(problem(walked, (1, 4, 50, 48)))]
-    assert "M" in first[0]
-    assert first == [step.launch.constants for step in averages.average_steps(problem(walked, (64, 7, 112, 112)))]
+        assert only(request(THREE, shape)) == first
     large = Window.directml(2, 70, 1, 35, 35)
-    first = [step.launch.constants for step in averages.average_steps(problem(large, (1, 4, 50, 50)))]
+    first = constants_of(request(large, (1, 4, 50, 50), divisor_override=7))
     second = Window.directml(2, (60, 35), (2, 1), 17, 3, (1, 2))
     for window, shape in ((large, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
-        steps = averages.average_steps(problem(window, shape, divisor_override=1600))
-        looped = [{**step.launch.constants, "COUNT": 0, "DIVISOR": 0} for step in steps]
-        assert looped == [{**constants, "COUNT": 0, "DIVISOR": 0} for constants in first]
+        assert constants_of(request(window, shape, divisor_override=7)) == first
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_vectors_divide_what_they_walk_over(channels_last: bool) -> None:
     for elements, size, expected in ((16, 4, 4), (16, 2, 8), (16, 8, 2), (14, 4, 2), (12, 2, 4), (15, 4, 1)):
         shape = (2, elements, 9, 5) if channels_last else (2, 3, 9, elements)
-        assert only(problem(THREE, shape, element_size=size, channels_last=channels_last)).constants["V"] == expected
-    assert only(problem(THREE, (2, 16, 9, 16), aligned=False)).constants["V"] == 1
+        assert only(request(THREE, shape, element_size=size, channels_last=channels_last))["V"] == expected
+    assert only(request(THREE, (2, 16, 9, 16), aligned=False))["V"] == 1
 
 
 def test_strides_decide_about_vectors() -> None:
     shape = (2, 4, 8, 16)
     sliced_rows = (4 * 8 * 20, 8 * 20, 20, 1)
-    assert only(problem(THREE, shape, strides=sliced_rows)).constants["V"] == 4
-    assert only(problem(THREE, shape, strides=(4 * 8 * 18, 8 * 18, 18, 1))).constants["V"] == 2
-    assert only(problem(THREE, shape, strides=(4 * 8 * 32, 8 * 32, 32, 2))).constants["V"] == 1
+    assert only(request(THREE, shape, strides=sliced_rows))["V"] == 4
+    assert only(request(THREE, shape, strides=(4 * 8 * 18, 8 * 18, 18, 1)))["V"] == 2
+    assert only(request(THREE, shape, strides=(4 * 8 * 32, 8 * 32, 32, 2)))["V"] == 1
     one_row = (2, 4, 1, 16)  # a stride along a dimension of size 1 means nothing
-    made = problem(Window.directml(2, (1, 3), 1, (0, 1), (0, 1)), one_row, strides=(64, 16, 7, 1))
-    assert only(made).constants["V"] == 4
+    made = request(Window.directml(2, (1, 3), 1, (0, 1), (0, 1)), one_row, strides=(64, 16, 7, 1))
+    assert only(made)["V"] == 4
 
 
 def test_64_bits_only_where_needed() -> None:
-    assert not only(problem(THREE, (4096, 64, 112, 112))).constants["WIDE"]  # 2**31.7 elements in small planes
-    assert only(problem(THREE, (1, 1, 2**16, 2**15))).constants["WIDE"]
-    assert only(problem(THREE, (1, 2**16, 2**8, 2**8), channels_last=True)).constants["WIDE"]
+    assert not only(request(THREE, (4096, 64, 112, 112)))["WIDE"]  # 2**31.7 elements in small planes
+    assert only(request(THREE, (1, 1, 2**16, 2**15)))["WIDE"]
+    assert only(request(THREE, (1, 2**16, 2**8, 2**8), channels_last=True))["WIDE"]
     far = Window.directml(2, (1, 2), 1, (0, 2**30), (0, 2**30), (1, 2**30))
-    assert averages.average_steps(problem(far, (1, 1, 4, 8)))[0].launch.constants["WIDE"]
+    assert constants_of(request(far, (1, 1, 4, 8)))[0]["WIDE"]
 
 
 def test_the_grid_has_one_dimension_and_covers_the_target() -> None:
@@ -89,16 +88,16 @@ def test_the_grid_has_one_dimension_and_covers_the_target() -> None:
             for adjoint in (False, True):
                 sizes, outputs = (13, 24), window.output_sizes((13, 24))
                 shape = (3, 8, *(outputs if adjoint else sizes))
-                made = problem(THREE, shape, channels_last=channels_last)
+                made = request(THREE, shape, channels_last=channels_last)
                 made = made._replace(window=window, target_sizes=sizes if adjoint else outputs, adjoint=adjoint)
-                how = only(made)
-                tile, stride = how.constants["TILE"], how.constants["STRIDE"] if adjoint else (1, 1, 1)
-                owned = [part * step for part, step in zip(tile, stride, strict=True)]
+                constants, (how,) = only(made), averages.average_launches(made)
+                stride = constants["STRIDE"] if adjoint else (1, 1, 1)
+                owned = [part * step for part, step in zip(constants["TILE"], stride, strict=True)]
                 *_, columns, rows, depths = how.sizes
                 assert (columns * owned[2], rows * owned[1], depths * owned[0]) >= (*made.target_sizes[::-1], 1)
-                inner = how.constants["V"] if channels_last else 1
+                inner = constants["V"] if channels_last else 1
                 assert how.sizes[0] == 3 * 8 // inner * columns * rows * depths
-                assert how.programs == -(-how.sizes[0] // how.constants["B"])
+                assert how.programs == -(-how.sizes[0] // constants["B"])
 
 
 def test_divisors() -> None:
@@ -106,8 +105,8 @@ def test_divisors() -> None:
     shape = (1, 4, 12, 12)
 
     def constants(window: Window, include_padding: bool, divisor: int | None = None) -> tuple[int, int]:
-        how = only(problem(window, shape, include_padding=include_padding, divisor_override=divisor))
-        return how.constants["COUNT"], how.constants["DIVISOR"]
+        made = only(request(window, shape, include_padding=include_padding, divisor_override=divisor))
+        return made["COUNT"], made["DIVISOR"]
 
     assert constants(THREE, True) == (0, 9)
     assert constants(THREE, False) == (1, 1)
@@ -118,12 +117,12 @@ def test_divisors() -> None:
 
 
 def test_large_windows_take_one_loop_per_axis() -> None:
-    steps = averages.average_steps(problem(Window.directml(3, (20, 1, 30), 1, 7, 9), (2, 4, 24, 24, 24)))
-    assert [step.kernel for step in steps] == ["sum_axis"] * 3  # the middle one grows by its padding
-    assert [bool(step.scratch) for step in steps] == [True, True, False]
+    made = constants_of(request(Window.directml(3, (20, 1, 30), 1, 7, 9), (2, 4, 24, 24, 24)))
+    # The middle one grows by its padding.
+    assert [each["kernel"] for each in made] == ["average_pooling.sum_axis"] * 3
     # A loop goes over the taps that can lie inside, not over all.
-    ((step),) = averages.average_steps(problem(Window.directml(1, 2**30, 1, 2**29, 2**29), (1, 1, 8)))
-    assert step.launch.sizes[-1] == 8
+    (how,) = averages.average_launches(request(Window.directml(1, 2**30, 1, 2**29, 2**29), (1, 1, 8)))
+    assert how.sizes[-1] == 8
 
 
 @pytest.mark.parametrize("stride", range(1, 9))
