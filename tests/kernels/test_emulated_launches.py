@@ -174,18 +174,6 @@ def bins(input: Tensor, window: Window) -> None:
     samples.assert_gradient(gradient, *exact, taps)
 
 
-def positions(input: Tensor, window: Window) -> None:
-    """Positions of windows' winners, many of them alike."""
-    values, sizes = samples.to_numpy(input), input.shape[2:]
-    given = torch.from_numpy(oracle.maximum(values, pooling_of(window)).plane_indices).clamp(min=0)
-    elements = samples.normal(*given.shape, dtype=input.dtype)
-    unique = backend.unique_positions(given, sizes)
-    scattered = backend.scatter_positions(elements, unique, sizes, False, False)
-    samples.assert_same(scattered, oracle.unpooled(samples.to_numpy(elements), given.numpy(), sizes)[0])
-    expected = input.flatten(2).gather(2, given.flatten(2)).view(given.shape)
-    samples.assert_same(backend.gather_positions(input, given), expected)
-
-
 def positions_of_bins(input: Tensor, window: Window) -> None:
     outputs = window.output_sizes(input.shape[2:])
     values, of_bins = samples.to_numpy(input), oracle.Bins(outputs)
@@ -206,7 +194,6 @@ OPERATORS: dict[Callable[[Tensor, Window], None], list[torch.dtype]] = {
     average_gradient: FLOATS,
     quantized_averages: [torch.uint8, torch.int8],
     bins: FLOATS,
-    positions: FLOATS,
     positions_of_bins: FLOATS,
 }
 OF_FINITE_NUMBERS = (averages, average_gradient)
@@ -244,3 +231,22 @@ def test_launches(
     values = samples.ties(*shape, dtype=dtype) if operator in OF_FINITE_NUMBERS else awkward(shape, dtype)
     operator(samples.LAYOUTS[layout](values), given)
     assert emulated.record
+
+
+HUGE = [(1, 2, 65537, 65537), (2, 8, 50001, 50001)]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("shape", HUGE, ids=str)
+def test_planes_of_more_elements_than_32_bits_count(shape: tuple[int, ...], last: bool, emulated: Emulated) -> None:
+    """G7: the last program writes the end of the last plane, of averages, their gradient and quantized averages."""
+    window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))
+    form = torch.channels_last if last else torch.contiguous_format
+    for dtype in (torch.float16, torch.uint8):
+        input = torch.empty(shape, dtype=dtype, device="meta", memory_format=form)
+        if dtype is torch.uint8:
+            backend.quantized_linear_average_pooling(input, 0.5, 3, 0.5, 3, window, False, dtype)
+        else:
+            output = backend.average_pooling(input, window, False, None)
+            backend.average_pooling_grad(output, shape[2:], window, False, None)
+    assert [kernel for kernel, _ in emulated.record] == ["sum_tile", "sum_tile", "quantized_tile"]
