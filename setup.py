@@ -11,7 +11,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = ["kernels/max_pooling.cpp"]
+SOURCES = ["kernels/max_pooling.cpp", "kernels/average_pooling.cpp"]
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
 # What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that use it.
 X86_LEVELS = {

@@ -46,9 +46,7 @@ struct Max {
 
 template <class T>
 void pool_values(const T *input, T *output, const Problem &p) {
-    pool<Max>(input, output, p, [](int64_t, int64_t, int64_t, int64_t, auto act) {
-        act([](int64_t, auto value) { return value; });
-    });
+    pool<Max>(input, output, p, Store<Max>());
 }
 
 

@@ -357,11 +357,22 @@ struct Blocks {
     }
 };
 
+// What becomes of combined values: finish(plane, od, oh, o, lane, count, values, to) stores so many of them, which begin at
+// a lane of output o. This one stores them as they are, so that rows are stored where they are combined.
+template <class Op>
+struct Store {
+    static constexpr bool is_direct = true;
+    template <class L, class U>
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const L *__restrict values, U *__restrict to) const {
+        VECTORIZE
+        for (int64_t i = 0; i < count; ++i) to[i] = Op::template store<U>(values[i]);
+    }
+};
+
 // Windows of few taps: for each output row the input rows are combined into one scratch row, and that row's taps into
-// outputs. finishing(od, oh, o, outputs, act) calls act(finish) with a finish(i, value) for element i of the outputs
-// from o on, counted in lanes: averages divide there.
-template <class Op, class T, class Finishing>
-void pool_rows(const T *input, T *output, const Problem &p, Finishing finishing) {
+// outputs.
+template <class Op, class T, class U, class Finish>
+void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish) {
     using L = decltype(Op::load(T()));
     constexpr int64_t VECTOR = 64 / sizeof(L);  // scratch is written in whole vectors
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
@@ -374,7 +385,7 @@ void pool_rows(const T *input, T *output, const Problem &p, Finishing finishing)
     parallel(p, blocks.count(), cost, [&](int64_t begin, int64_t end) {
         std::vector<const T *> rows(most);
         std::vector<const L *> taps(w.window);
-        std::vector<L> staged(blocks.rows * pitch + VECTOR), made(blocks.rows > 1 ? blocks.rows * pitch : 0);
+        std::vector<L> staged(blocks.rows * pitch + VECTOR), made(blocks.rows * pitch);
         std::vector<L> scratch((staged.size() + VECTOR) * (1 + tree_rows(std::max(most, w.window))));
         for (int64_t number = begin; number < end; ++number) {
             const auto b = blocks[number];
@@ -405,25 +416,19 @@ void pool_rows(const T *input, T *output, const Problem &p, Finishing finishing)
                             scratch.data(), [=](int64_t i, L value) { to[i] = value; });
                 for (int64_t i = before + inside; i < pitch; ++i) into[i] = identity;
             }
-            T *__restrict out =
+            U *__restrict out =
                 output + ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * lanes;
-            if (b.rows == 1) {
-                finishing(b.od, b.oh, b.o, b.outputs, [&](auto finish) {
+            if constexpr (Finish::is_direct)
+                if (b.rows == 1) {
                     combine_taps<Loaded<Op>>(source, w, b.outputs, lanes, taps.data(), scratch.data(),
-                                             [=](int64_t i, L value) { out[i] = Op::template store<T>(finish(i, value)); });
-                });
-                continue;
-            }
+                                             [=](int64_t i, L value) { out[i] = Op::template store<U>(value); });
+                    continue;
+                }
             L *__restrict results = made.data();
             combine_taps<Loaded<Op>>(source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
                                      scratch.data(), [=](int64_t i, L value) { results[i] = value; });
             for (int64_t r = 0; r < b.rows; ++r)
-                finishing(b.od, b.oh + r, b.o, b.outputs, [&](auto finish) {
-                    T *__restrict to = out + r * p.output_row();
-                    const L *__restrict from = results + r * made_pitch;
-                    VECTORIZE
-                    for (int64_t i = 0; i < b.outputs * lanes; ++i) to[i] = Op::template store<T>(finish(i, from[i]));
-                });
+                finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, results + r * made_pitch, out + r * p.output_row());
         }
     });
 }
@@ -462,8 +467,8 @@ void pool_by_doubling(L *__restrict data, int64_t n, const Axis &axis, int64_t o
 }
 
 // Windows of many taps that overlap: a box of the input is pooled along W, then along H, then along D.
-template <class Op, class T, class Finishing>
-void pool_boxes(const T *input, T *output, const Problem &p, Finishing finishing) {
+template <class Op, class T, class U, class Finish>
+void pool_boxes(const T *input, U *output, const Problem &p, const Finish &finish) {
     using L = decltype(Op::load(T()));
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     // Outputs of a box along an axis: so many that boxes share little of what they read.
@@ -513,26 +518,19 @@ void pool_boxes(const T *input, T *output, const Problem &p, Finishing finishing
                 pool_by_doubling<Op>(pooled.data(), outputs_h * n, d, outputs_d, read.data()), results = read.data();
             for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {
                 const int64_t z = od + at / outputs_h, y = oh + at % outputs_h;
-                T *const out = output + (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
-                const L *__restrict from = results + at * n;
-                finishing(z, y, ow, outputs_w, [&](auto finish) {
-                    const int64_t together = b == lanes ? outputs_w : 1;
-                    for (int64_t x = 0; x < outputs_w; x += together) {
-                        T *__restrict to = out + x * lanes;
-                        VECTORIZE
-                        for (int64_t i = 0; i < together * b; ++i)
-                            to[i] = Op::template store<T>(finish(x * lanes + lane + i, from[x * b + i]));
-                    }
-                });
+                U *const out = output + (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
+                const int64_t together = b == lanes ? outputs_w : 1;
+                for (int64_t x = 0; x < outputs_w; x += together)
+                    finish(plane, z, y, ow + x, lane, together * b, results + at * n + x * b, out + x * lanes);
             }
         }
     });
 }
 
-template <class Op, class T, class Finishing>
-void pool(const T *input, T *output, const Problem &p, Finishing finishing) {
-    if (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w())) pool_boxes<Op>(input, output, p, finishing);
-    else pool_rows<Op>(input, output, p, finishing);
+template <class Op, class T, class U, class Finish>
+void pool(const T *input, U *output, const Problem &p, const Finish &finish) {
+    if (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w())) pool_boxes<Op>(input, output, p, finish);
+    else pool_rows<Op>(input, output, p, finish);
 }
 
 }  // namespace dmlpool

@@ -19,15 +19,6 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-
-# Until they are compiled too.
-from torch_dmlpool.backends.torch_backend import (
-    adaptive_average_pooling,
-    adaptive_average_pooling_grad,
-    average_pooling,
-    average_pooling_grad,
-    quantized_linear_average_pooling,
-)
 from torch_dmlpool.window import Window
 
 __all__ = [
@@ -81,6 +72,9 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS = {
     "dmlpool_use_threads": (_POINTER,),
     "dmlpool_max_pooling": (_INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER),
+    "dmlpool_average_pooling": (_INT, _POINTER, _POINTER, _POINTER, _POINTER),
+    "dmlpool_average_pooling_grad": (_INT, _POINTER, _POINTER, _POINTER, _POINTER),
+    "dmlpool_quantized_average_pooling": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
     "dmlpool_max_pooling_indices": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
     "dmlpool_max_pooling_grad": (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
     "dmlpool_max_pooling_gather": (_POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER),
@@ -364,3 +358,183 @@ def _planned_positions(
     shape = (*positions.shape[:2], *spatial_sizes)
     channels_last = memory_format is not torch.contiguous_format
     return _planned_bins(shape, tuple(positions.shape[2:]), channels_last, torch.get_num_threads())
+
+
+# Average pooling.
+
+
+class Counting(ctypes.Structure):
+    """``Counting`` of kernels/average_pooling.cpp."""
+
+    _fields_ = [
+        ("include_padding", ctypes.c_int64),
+        ("divisor", ctypes.c_int64),
+        ("end_padding", ctypes.c_int64 * 3),
+    ]
+
+
+class Quantization(ctypes.Structure):
+    """``Quantization`` of kernels/average_pooling.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("input_scale", "output_scale", "input_zero", "output_zero")),
+        *((name, ctypes.c_int64) for name in ("input_scales", "output_scales", "input_zeros", "output_zeros")),
+        *((name, ctypes.c_int64) for name in ("channels", "low", "high")),
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned_average(
+    shape: tuple[int, ...],
+    window: Window,
+    include_padding: bool,
+    divisor: int | None,
+    channels_last: bool,
+    threads: int,
+) -> tuple[int, int, tuple[int, ...], Any]:
+    """The addresses of the geometry and of what is counted, the output's sizes, and the structs themselves."""
+    outputs = window.output_sizes(shape[2:])
+    axes = [
+        (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
+        for size, count, axis in zip(shape[2:], outputs, window.axes, strict=True)
+    ]
+    address, sizes, problem = _problem(shape, outputs, axes, channels_last, threads)
+    ends = [0] * (3 - window.rank) + [axis.end_padding for axis in window.axes]
+    counting = Counting(include_padding, divisor or 0, (ctypes.c_int64 * 3)(*ends))
+    return address, ctypes.addressof(counting), sizes, (problem, counting)
+
+
+def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
+    """Averages of windows."""
+    memory_format = operands.suggested_memory_format(input)
+    channels_last = memory_format is not torch.contiguous_format
+    address, counting, sizes, _ = _planned_average(
+        input.shape, window, include_padding, divisor_override, channels_last, torch.get_num_threads()
+    )
+    output = _empty(sizes, input.dtype, memory_format)
+    if output.numel():
+        input = _laid_out(input, memory_format)
+        library.dmlpool_average_pooling(DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), address, counting)
+    return output
+
+
+def average_pooling_grad(
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    include_padding: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """The adjoint of the average for an input of ``spatial_sizes``, in the layout of ``input_gradient``."""
+    memory_format = operands.suggested_memory_format(input_gradient)
+    channels_last = memory_format is not torch.contiguous_format
+    sizes = (*input_gradient.shape[:2], *spatial_sizes)
+    address, counting, _, _ = _planned_average(
+        sizes, window, include_padding, divisor_override, channels_last, torch.get_num_threads()
+    )
+    gradient = _empty(sizes, input_gradient.dtype, memory_format)
+    if gradient.numel():
+        arriving = _laid_out(input_gradient, memory_format)
+        library.dmlpool_average_pooling_grad(
+            DATA_TYPES[arriving.dtype], arriving.data_ptr(), gradient.data_ptr(), address, counting
+        )
+    return gradient
+
+
+_COUNTING_ALL = Counting(0, 0, (ctypes.c_int64 * 3)(0, 0, 0))
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned_average_of_bins(
+    shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool, threads: int
+) -> tuple[int, Problem]:
+    """The address of the geometry, and the struct itself; bins of one size are windows."""
+    axes = []
+    for size, count in zip(shape[2:], outputs, strict=True):
+        step, rest = divmod(size, count)
+        axes.append((size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1))
+    address, _, problem = _problem(shape, outputs, axes, channels_last, threads)
+    return address, problem
+
+
+def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """Averages of bins."""
+    memory_format = operands.suggested_memory_format(input)
+    channels_last = memory_format is not torch.contiguous_format
+    address, _ = _planned_average_of_bins(input.shape, tuple(output_sizes), channels_last, torch.get_num_threads())
+    output = _empty((*input.shape[:2], *output_sizes), input.dtype, memory_format)
+    if output.numel():
+        input = _laid_out(input, memory_format)
+        library.dmlpool_average_pooling(
+            DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), address, ctypes.addressof(_COUNTING_ALL)
+        )
+    return output
+
+
+def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """The adjoint of averages of bins, in the layout of ``input_gradient``."""
+    memory_format = operands.suggested_memory_format(input_gradient)
+    channels_last = memory_format is not torch.contiguous_format
+    sizes = (*input_gradient.shape[:2], *spatial_sizes)
+    address, _ = _planned_average_of_bins(
+        sizes, tuple(input_gradient.shape[2:]), channels_last, torch.get_num_threads()
+    )
+    gradient = _empty(sizes, input_gradient.dtype, memory_format)
+    if gradient.numel():
+        arriving = _laid_out(input_gradient, memory_format)
+        library.dmlpool_average_pooling_grad(
+            DATA_TYPES[arriving.dtype],
+            arriving.data_ptr(),
+            gradient.data_ptr(),
+            address,
+            ctypes.addressof(_COUNTING_ALL),
+        )
+    return gradient
+
+
+def quantized_linear_average_pooling(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6)."""
+    memory_format = operands.suggested_memory_format(input)
+    channels_last = memory_format is not torch.contiguous_format
+    address, counting, sizes, _ = _planned_average(
+        input.shape, window, include_padding, None, channels_last, torch.get_num_threads()
+    )
+    output = _empty(sizes, output_dtype, memory_format)
+    if output.numel():
+        input = _laid_out(input, memory_format)
+        scales = [_vector(scale, torch.float32) for scale in (input_scale, output_scale)]
+        zeros = [_vector(0 if zero is None else zero, torch.int32) for zero in (input_zero_point, output_zero_point)]
+        vectors = scales + zeros
+        limits = torch.iinfo(output_dtype)
+        quantization = Quantization(
+            *(vector.data_ptr() for vector in vectors),
+            *(vector.numel() for vector in vectors),
+            input.shape[1],
+            limits.min,
+            limits.max,
+        )
+        library.dmlpool_quantized_average_pooling(
+            input.dtype is torch.int8,
+            input.data_ptr(),
+            output.data_ptr(),
+            address,
+            counting,
+            ctypes.addressof(quantization),
+        )
+    return output
+
+
+def _vector(parameter: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale or zero point as contiguous entries of ``dtype``: one for all channels, or one each."""
+    if isinstance(parameter, Tensor):
+        return parameter.to(dtype).contiguous()
+    return torch.tensor([parameter], dtype=dtype, device="cpu")

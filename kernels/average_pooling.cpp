@@ -1,0 +1,617 @@
+// Sums of windows on the CPU: averages, quantized averages and adaptive averages, and the gradients of averages.
+
+#include "pooling.h"
+
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+// What an average counts, as Python fills it.
+struct Counting {
+    int64_t include_padding, divisor, end_padding[3];  // divisor 0: the taps that are counted
+};
+
+// Scales and zero points: vectors of one entry for all channels or one each, and the output type's limits.
+struct Quantization {
+    const float *input_scale, *output_scale;
+    const int32_t *input_zero, *output_zero;
+    int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;
+};
+
+namespace dmlpool {
+namespace {
+
+template <class Accumulator>
+struct Sum {
+    static constexpr bool takes_twice = false;
+    template <class L>
+    static constexpr L identity() {
+        return 0;
+    }
+    template <class L>
+    static L of(L first, L second) {
+        return L(first + second);
+    }
+    template <class T>
+    static Accumulator load(T value) {
+        return Accumulator(widen(value));
+    }
+    template <class T, class L>
+    static T store(L value) {
+        if constexpr (std::is_integral_v<T>) return T(value);
+        else return narrow<T>(value);
+    }
+};
+
+// Long sums: of float32 in float64, and of float64 with what every addition loses.
+struct Compensated {
+    double sum = 0, lost = 0;
+
+    Compensated &operator+=(double value) {
+        const double total = sum + value, added = total - sum;
+        lost += (sum - (total - added)) + (value - added);
+        sum = total;
+        return *this;
+    }
+    Compensated &operator+=(const Compensated &other) {
+        *this += other.sum;
+        lost += other.lost;
+        return *this;
+    }
+    explicit operator double() const { return lost == lost ? sum + lost : sum; }
+};
+template <class L>
+using Long = std::conditional_t<std::is_same_v<L, float>, double, std::conditional_t<std::is_same_v<L, double>, Compensated, L>>;
+
+// Geometry: which elements a window reads along an axis, every step-th from the first, and how many taps it counts.
+
+struct Taps {
+    int64_t begin, count;
+};
+
+struct Geometry {
+    Problem p;  // an axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from the input
+    std::vector<Taps> taps[3];
+    std::vector<int64_t> counted[3];
+    std::vector<int64_t> same;  // of each output along W, the first after it that reads or counts other numbers of taps
+    bool is_uniform;            // all windows read and count as many taps
+
+    Geometry(const Problem &problem, const Counting &counting) : p(problem) {
+        for (int a = 0; a < 3; ++a) {
+            const Axis &axis = p.axes[a];
+            for (int64_t o = 0; o < axis.outputs; ++o) {
+                int64_t begin, count, with_padding;
+                if (axis.window == 0) {
+                    begin = o * axis.size / axis.outputs;
+                    count = with_padding = ((o + 1) * axis.size + axis.outputs - 1) / axis.outputs - begin;
+                } else {
+                    begin = axis.first(o) + axis.low(o) * axis.dilation;
+                    count = std::max<int64_t>(axis.high(o) - axis.low(o), 0);
+                    const int64_t room = axis.size + counting.end_padding[a] - axis.first(o) + axis.dilation - 1;
+                    with_padding = std::clamp<int64_t>(room / axis.dilation, 0, axis.window);
+                }
+                taps[a].push_back({begin, count});
+                const int64_t divided_by = counting.include_padding ? with_padding : count;
+                counted[a].push_back(counting.divisor == 0 ? std::max<int64_t>(divided_by, 1) : a ? 1 : counting.divisor);
+            }
+        }
+        // A row that is read as a whole, and those before it, are one row: a window over everything is one long sum.
+        merge(2), merge(2), merge(1);
+        const auto agree = [this](int a, int64_t o, int64_t other) {
+            return counted[a][o] == counted[a][other] && taps[a][o].count == taps[a][other].count;
+        };
+        is_uniform = true;
+        for (int a = 0; a < 3; ++a)
+            for (int64_t o = 1; o < p.axes[a].outputs; ++o) is_uniform &= agree(a, o, 0);
+        same.resize(p.w().outputs);
+        for (int64_t o = p.w().outputs - 1; o >= 0; --o)
+            same[o] = o + 1 < p.w().outputs && agree(2, o, o + 1) ? same[o + 1] : o + 1;
+    }
+
+    // The windows seen from the input: which outputs read each of its elements; all divide by the same number.
+    Geometry adjoint(int64_t divisor) const {
+        Geometry result(*this);
+        result.is_uniform = true;
+        for (int a = 0; a < 3; ++a) {
+            const Axis &axis = p.axes[a];
+            Axis &back = result.p.axes[a];
+            back = {axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding, axis.dilation};
+            if (axis.stride != 1 || axis.window == 0) back.window = 0, back.dilation /= std::gcd(axis.dilation, axis.stride);
+            result.taps[a].clear(), result.counted[a].assign(axis.size, a == 0 ? divisor : 1);
+            int64_t begin = 0, end = 0;
+            for (int64_t x = 0; x < axis.size; ++x) {
+                if (axis.window > 0) {
+                    while (begin < axis.outputs && axis.first(begin) + axis.extent() <= x) ++begin;
+                    while (end < axis.outputs && axis.first(end) <= x) ++end;
+                } else {
+                    while (begin < axis.outputs && taps[a][begin].begin + taps[a][begin].count <= x) ++begin;
+                    while (end < axis.outputs && taps[a][end].begin <= x) ++end;
+                }
+                int64_t from = begin;
+                while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
+                result.taps[a].push_back({from, from < end ? (end - from + back.dilation - 1) / back.dilation : 0});
+            }
+        }
+        return result;
+    }
+
+    const Axis &axis(int a) const { return p.axes[a]; }
+    int64_t most_taps(int a) const {
+        int64_t most = 1;
+        for (const Taps &each : taps[a]) most = std::max(most, each.count);
+        return most;
+    }
+    bool reads_all(int a) const {
+        return axis(a).outputs == 1 && taps[a][0].count == axis(a).size && (axis(a).dilation == 1 || axis(a).size == 1);
+    }
+    bool is_one_sum() const { return p.d().size * p.d().outputs * p.h().size * p.h().outputs == 1 && reads_all(2); }
+
+    void merge(int a) {
+        Axis &inner = p.axes[a], &outer = p.axes[a - 1];
+        if (!reads_all(a) || (inner.size > 1 && (outer.window == 0 || outer.dilation > 1))) return;
+        const int64_t size = inner.size, count = counted[a][0];
+        inner = {outer.size * size, outer.outputs, outer.window * size, outer.stride * size, outer.padding * size, outer.dilation};
+        taps[a] = taps[a - 1], counted[a] = counted[a - 1];
+        for (Taps &each : taps[a]) each.begin *= size, each.count *= size;
+        for (int64_t &each : counted[a]) each *= count;
+        if (a == 2) p.axes[1] = p.axes[0], taps[1] = taps[0], counted[1] = counted[0];
+        p.axes[0] = {1, 1, 1, 1, 0, 1}, taps[0] = {{0, 1}}, counted[0] = {1};
+    }
+};
+
+// Sums of rows. Up to nine are a tree; more are long sums of trees of eight.
+
+template <class Op, int from, int to, class T>
+inline auto tree(const T *const *rows, int64_t i) {
+    constexpr int middle = (from + to + 1) / 2;
+    if constexpr (to - from == 1) return Op::load(rows[from][i]);
+    else return Op::of(tree<Op, from, middle>(rows, i), tree<Op, middle, to>(rows, i));
+}
+
+// Writes sums of so many rows to `out`, or adds them to it.
+template <class L, int count, bool adds = false, class T, class O>
+inline void sum_few(const T *const *rows, int64_t length, O *__restrict out) {
+    const T *each[count];
+    for (int k = 0; k < count; ++k) each[k] = rows[k];
+    VECTORIZE
+    for (int64_t i = 0; i < length; ++i) {
+        const L sum = tree<Sum<L>, 0, count>(each, i);
+        if constexpr (adds) out[i] += sum;
+        else out[i] = sum;
+    }
+}
+
+template <class L, class T>
+void sum_rows(const T *const *rows, int64_t count, int64_t length, Long<L> *__restrict sums, L *__restrict out) {
+    switch (count) {
+        case 0: std::fill_n(out, length, L(0)); return;
+        case 1: return sum_few<L, 1>(rows, length, out);
+        case 2: return sum_few<L, 2>(rows, length, out);
+        case 3: return sum_few<L, 3>(rows, length, out);
+        case 4: return sum_few<L, 4>(rows, length, out);
+        case 6: return sum_few<L, 6>(rows, length, out);
+        case 8: return sum_few<L, 8>(rows, length, out);
+        case 9: return sum_few<L, 9>(rows, length, out);
+    }
+    std::fill_n(sums, length, Long<L>());
+    for (; count >= 8; rows += 8, count -= 8) sum_few<L, 8, true>(rows, length, sums);
+    if (count & 4) sum_few<L, 4, true>(rows, length, sums), rows += 4;
+    if (count & 2) sum_few<L, 2, true>(rows, length, sums), rows += 2;
+    if (count & 1) sum_few<L, 1, true>(rows, length, sums);
+    VECTORIZE
+    for (int64_t i = 0; i < length; ++i) out[i] = L(sums[i]);
+}
+
+// sums[i] += element i of each of so many rows, which lie one after the other.
+template <class L, class T>
+inline void add_rows(const T *row, int64_t count, int64_t length, Long<L> *__restrict sums) {
+    for (; count >= 4; count -= 4, row += 4 * length) {
+        const T *four[] = {row, row + length, row + 2 * length, row + 3 * length};
+        sum_few<L, 4, true>(four, length, sums);
+    }
+    for (; count > 0; --count, row += length) sum_few<L, 1, true>(&row, length, sums);
+}
+
+template <class L, class T>
+inline Long<L> sum_of(const T *elements, int64_t count) {
+    constexpr int64_t LENGTH = 32;
+    Long<L> sums[LENGTH] = {};
+    if (count < 16) {
+        for (int64_t i = 0; i < count; ++i) sums[0] += L(widen(elements[i]));
+        return sums[0];
+    }
+    add_rows<L>(elements, count / LENGTH, LENGTH, sums);
+    const T *rest = elements + count / LENGTH * LENGTH;
+    sum_few<L, 1, true>(&rest, count % LENGTH, sums);
+    for (int64_t half = LENGTH / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; ++i) sums[i] += sums[half + i];
+    return sums[0];
+}
+
+// One window over each plane. Planes of many elements are summed in parts that depend on nothing but their size.
+template <class L, class T, class U, class Finish>
+void pool_planes(const T *input, U *output, const Problem &p, const Finish &finish) {
+    const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 16) / lanes);
+    const int64_t parts = (size + part - 1) / part;
+    std::vector<Long<L>> partial(parts > 1 ? p.planes * parts * lanes : 0);
+    const auto store = [&](int64_t plane, const Long<L> *sums, L *made) {
+        for (int64_t i = 0; i < lanes; ++i) made[i] = L(sums[i]);
+        finish(plane, 0, 0, 0, 0, lanes, made, output + plane * lanes);
+    };
+    parallel(p, p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
+        std::vector<Long<L>> own(parts > 1 ? 0 : lanes);
+        std::vector<L> made(lanes);
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t from = number % parts * part, count = std::min(part, size - from);
+            const T *elements = input + (number / parts * size + from) * lanes;
+            Long<L> *sums = parts > 1 ? partial.data() + number * lanes : own.data();
+            if (lanes == 1) sums[0] = sum_of<L>(elements, count);
+            else std::fill_n(sums, lanes, Long<L>()), add_rows<L>(elements, count, lanes, sums);
+            if (parts == 1) store(number, sums, made.data());
+        }
+    });
+    std::vector<L> made(lanes);
+    for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
+        Long<L> *sums = partial.data() + plane * parts * lanes;
+        for (int64_t k = 1; k < parts; ++k)
+            for (int64_t i = 0; i < lanes; ++i) sums[i] += sums[k * lanes + i];
+        store(plane, sums, made.data());
+    }
+}
+
+// Any windows, from the tables of their taps. The rows that an output row reads are summed into one, of which each window
+// sums a span; with lanes all elements of a window are summed at once.
+template <class L, class T, class U, class Finish>
+void pool_spans(const T *input, U *output, const Geometry &g, const Finish &finish) {
+    const Problem &p = g.p;
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    const int64_t lanes = p.lanes, most_rows = g.most_taps(0) * g.most_taps(1), most_taps = g.most_taps(2);
+    const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 4096) * w.outputs / (w.size * lanes), 1, w.outputs);
+    const int64_t tiles = (w.outputs + tile - 1) / tile;
+    const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
+    const double cost = double(most_rows) * row_cost + double(tile * most_taps);
+    parallel(p, p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
+        std::vector<const T *> rows(lanes == 1 ? most_rows : most_rows * most_taps);
+        std::vector<Long<L>> sums;
+        std::vector<L> staged, made(tile * lanes);
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t o = number % tiles * tile, oh = number / tiles % h.outputs;
+            const int64_t od = number / tiles / h.outputs % d.outputs, plane = number / tiles / h.outputs / d.outputs;
+            const int64_t outputs = std::min(tile, w.outputs - o);
+            const Taps &of_d = g.taps[0][od], &of_h = g.taps[1][oh], *of_w = g.taps[2].data() + o;
+            const auto for_rows = [&](auto act) {
+                for (int64_t td = 0; td < of_d.count; ++td)
+                    for (int64_t th = 0; th < of_h.count; ++th) {
+                        const int64_t z = of_d.begin + td * d.dilation, y = of_h.begin + th * h.dilation;
+                        act(input + ((plane * d.size + z) * h.size + y) * p.row());
+                    }
+            };
+            int64_t count = 0;
+            if (lanes > 1) {
+                sums.resize(lanes);
+                for (int64_t k = 0; k < outputs; ++k, count = 0) {
+                    for_rows([&](const T *row) {
+                        const T *element = row + of_w[k].begin * lanes;
+                        for (int64_t t = 0; t < of_w[k].count; ++t, element += w.dilation * lanes) rows[count++] = element;
+                    });
+                    sum_rows<L>(rows.data(), count, lanes, sums.data(), made.data() + k * lanes);
+                }
+            } else {
+                for_rows([&](const T *row) { rows[count++] = row; });
+                const auto sum_spans = [&](const auto *row) {
+                    for (int64_t k = 0, same = 1; k < outputs; k = same++) {
+                        const Taps &t = of_w[k];
+                        while (same < outputs && of_w[same].begin == t.begin && of_w[same].count == t.count) ++same;
+                        Long<L> sum = Long<L>();
+                        if (w.dilation == 1 && count > 0) sum = sum_of<L>(row + t.begin, t.count);
+                        else if (count > 0)
+                            for (int64_t i = 0; i < t.count; ++i) sum += L(widen(row[t.begin + i * w.dilation]));
+                        std::fill(made.begin() + k, made.begin() + same, L(sum));
+                    }
+                };
+                int64_t low = w.size, high = 0;
+                for (int64_t k = 0; k < outputs; ++k)
+                    if (of_w[k].count > 0) {
+                        low = std::min(low, of_w[k].begin);
+                        high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
+                    }
+                if (count > 1 && low < high) {
+                    sums.resize(std::max<size_t>(sums.size(), high - low)), staged.resize(sums.size());
+                    for (int64_t r = 0; r < count; ++r) rows[r] += low;
+                    sum_rows<L>(rows.data(), count, high - low, sums.data(), staged.data());
+                    sum_spans(staged.data() - low);
+                } else sum_spans(rows[0]);
+            }
+            const int64_t at = ((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o;
+            finish(plane, od, oh, o, 0, outputs * lanes, made.data(), output + at * lanes);
+        }
+    });
+}
+
+// Whether the scratch rows of an axis, padding and all, are not much longer than the input.
+inline bool is_compact(const Axis &axis) { return axis.window > 0 && axis.extent() <= 2 * (axis.size + 64); }
+
+template <class L, class T, class U, class Finish>
+void pool_sums(const T *input, U *output, const Geometry &g, const Finish &finish) {
+    const Problem &p = g.p;
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    if (g.is_one_sum()) return pool_planes<L>(input, output, p, finish);
+    if constexpr (!std::is_same_v<L, int64_t>)
+        if (is_compact(d) && is_compact(h) && is_compact(w)) {
+            if (is_wide(d) || is_wide(h) || is_wide(w)) return pool_boxes<Sum<L>>(input, output, p, finish);
+            const int64_t rows = d.window * h.window;
+            const bool shares_rows = rows * w.stride + w.window + w.stride < rows * w.window;
+            if (p.lanes > 1 ? shares_rows : w.window <= 16 && w.stride <= 16)
+                return pool_rows<Sum<L>>(input, output, p, finish);
+        }
+    pool_spans<L>(input, output, g, finish);
+}
+
+// Averages.
+
+template <class L>
+struct Divide {
+    static constexpr bool is_direct = false;
+    const Geometry &g;
+    std::vector<L> columns;
+
+    explicit Divide(const Geometry &g) : g(g) {
+        if (!g.is_uniform)
+            for (int64_t i = 0; i < g.p.output_row(); ++i) columns.push_back(L(g.counted[2][i / g.p.lanes]));
+    }
+    template <class S, class U>
+    void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const S *__restrict values,
+                    U *__restrict to) const {
+        const int64_t rows = g.counted[0][d] * g.counted[1][h];
+        const L divisor = L(g.is_uniform ? rows * g.counted[2][0] : rows), *__restrict column = columns.data() + o * g.p.lanes + lane;
+        if (g.is_uniform)
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) to[i] = narrow<U>(L(widen(values[i])) / divisor);
+        else
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) to[i] = narrow<U>(L(widen(values[i])) / (divisor * column[i]));
+    }
+};
+
+// Gradients: sums over the windows that read an element, divided once where all divide by the same number, else before.
+
+// Interleaves phases: the element at position q, counted from the start padding, is phases[q % stride][q / stride].
+template <int fixed, class U, class L>
+inline void join(const L *const *phases, int64_t any, int64_t from, int64_t to, U *__restrict out) {
+    const int64_t stride = fixed ? fixed : any;
+    for (; from < to && from % stride; ++from) *out++ = narrow<U>(phases[from % stride][from / stride]);
+    const int64_t whole = fixed ? (to - from) / stride : 0;
+    if constexpr (fixed > 0) {
+        const L *each[fixed];
+        for (int k = 0; k < fixed; ++k) each[k] = phases[k] + from / stride;
+        VECTORIZE
+        for (int64_t i = 0; i < whole; ++i)
+            for (int k = 0; k < fixed; ++k) out[i * fixed + k] = narrow<U>(each[k][i]);
+    }
+    for (int64_t q = from + whole * stride; q < to; ++q) out[q - from] = narrow<U>(phases[q % stride][q / stride]);
+}
+
+// Small windows with a stride: elements a stride apart, a phase, see the same taps of the windows that cover them.
+template <class L, class T, class U>
+void spread_rows(const T *arriving, U *gradient, const Geometry &forward, const Geometry &g, L divisor) {
+    const Axis &d = forward.p.d(), &h = forward.p.h(), &w = forward.p.w();
+    const int64_t stride = w.stride, before = (w.extent() - 1) / stride, most_rows = g.most_taps(0) * g.most_taps(1);
+    const int64_t all = (w.padding + w.size + stride - 1) / stride;
+    const int64_t tile = std::min<int64_t>(2048, all), tiles = (all + tile - 1) / tile;
+    const double cost = double(tile) * double(w.window + 2 * stride + most_rows);
+    parallel(g.p, g.p.planes * d.size * h.size * tiles, cost, [&](int64_t begin, int64_t end) {
+        std::vector<L> shares(before + tile), sums(tile * stride);
+        std::vector<Long<L>> scratch(before + tile);
+        std::vector<const T *> rows(most_rows);
+        std::vector<const L *> taps(w.window), phases(stride);
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t j = number % tiles * tile, y = number / tiles % h.size, z = number / tiles / h.size % d.size;
+            const int64_t plane = number / tiles / h.size / d.size, length = std::min(tile, all - j);
+            // The shares of windows j - before to j + length - 1, as far as they are.
+            const int64_t low = std::clamp<int64_t>(j - before, 0, w.outputs);
+            const int64_t high = std::clamp<int64_t>(j + length, low, w.outputs), n = high - low;
+            const Taps &of_d = g.taps[0][z], &of_h = g.taps[1][y];
+            int64_t count = 0;
+            for (int64_t td = 0; td < of_d.count; ++td)
+                for (int64_t th = 0; th < of_h.count; ++th) {
+                    const int64_t od = of_d.begin + td * g.axis(0).dilation, oh = of_h.begin + th * g.axis(1).dilation;
+                    rows[count++] = arriving + ((plane * d.outputs + od) * h.outputs + oh) * w.outputs + low;
+                }
+            L *__restrict share = shares.data() + (low - j + before);
+            std::fill(shares.data(), share, L(0)), std::fill(share + n, shares.data() + before + length, L(0));
+            sum_rows<L>(rows.data(), count, n, scratch.data(), share);
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i) share[i] /= divisor;
+            for (int64_t phase = 0; phase < stride; ++phase) {
+                int64_t taken = 0;
+                for (int64_t t = w.window - 1; t >= 0; --t)
+                    if (t * w.dilation % stride == phase) taps[taken++] = shares.data() + before - t * w.dilation / stride;
+                L *sum = sums.data() + phase * tile;
+                phases[phase] = taken == 1 ? taps[0] : sum;
+                if (taken != 1) sum_rows<L>(taps.data(), taken, length, scratch.data(), sum);
+            }
+            const int64_t from = std::max<int64_t>(0, w.padding - j * stride);
+            const int64_t to = std::min(length * stride, w.padding + w.size - j * stride);
+            U *out = gradient + ((plane * d.size + z) * h.size + y) * w.size + j * stride + from - w.padding;
+            if (stride == 2) join<2>(phases.data(), stride, from, to, out);
+            else if (stride == 4) join<4>(phases.data(), stride, from, to, out);
+            else join<0>(phases.data(), stride, from, to, out);
+        }
+    });
+}
+
+template <class L, class T, class U>
+void spread(const T *arriving, U *gradient, const Geometry &forward, int64_t divisor) {
+    const Axis &w = forward.p.w();
+    const Geometry g = forward.adjoint(divisor);
+    if (forward.p.lanes == 1 && w.window > 0 && w.stride > 1 && w.stride <= 8 && w.window <= 16 && w.extent() <= 256)
+        return spread_rows(arriving, gradient, forward, g, L(divisor));
+    pool_sums<L>(arriving, gradient, g, Divide<L>(g));
+}
+
+template <class T>
+void average_pooling_grad(const T *arriving, T *gradient, const Geometry &g) {
+    using L = Wide<T>;
+    const Problem &p = g.p;
+    const int64_t n = p.output_row(), rows = p.planes * p.d().outputs * p.h().outputs, size = p.w().size;
+    const Divide<L> divide(g);
+    const auto divide_row = [&](int64_t row, auto *to) {
+        const int64_t oh = row % p.h().outputs, od = row / p.h().outputs % p.d().outputs;
+        divide(0, od, oh, 0, 0, n, arriving + row * n, to);
+    };
+    if (g.is_one_sum())
+        return parallel(p, rows, double(size * n), [&](int64_t begin, int64_t end) {
+            std::vector<T> value(n);
+            for (int64_t plane = begin; plane < end; ++plane) {
+                divide_row(plane, value.data());
+                T *out = gradient + plane * size * n;
+                if (n == 1) std::fill_n(out, size, value[0]);
+                else
+                    for (int64_t i = 0; i < size; ++i) std::copy_n(value.data(), n, out + i * n);
+            }
+        });
+    if (g.is_uniform) return spread<L>(arriving, gradient, g, g.counted[0][0] * g.counted[1][0] * g.counted[2][0]);
+    const std::unique_ptr<L[]> shares(new L[rows * n]);
+    parallel(p, rows, double(2 * n), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) divide_row(row, shares.get() + row * n);
+    });
+    spread<L>(static_cast<const L *>(shares.get()), gradient, g, 1);
+}
+
+// Quantized averages: r = sum * input scale / (divisor * output scale), rounded half to even as if it were exact.
+
+// Numerator and denominator of the ratio of two float32 numbers, as integers times a power of two: odd, without a common factor.
+struct Ratio {
+    int64_t numerator, denominator;
+    int exponent;
+
+    Ratio(float above, float below) {
+        int above_exponent, below_exponent;
+        numerator = int64_t(std::ldexp(std::frexp(above, &above_exponent), 24));
+        denominator = int64_t(std::ldexp(std::frexp(below, &below_exponent), 24));
+        exponent = above_exponent - below_exponent;
+        for (; numerator % 2 == 0; numerator /= 2) ++exponent;
+        for (; denominator % 2 == 0; denominator /= 2) --exponent;
+        const int64_t common = std::gcd(numerator, denominator);
+        numerator /= common, denominator /= common;
+    }
+    double value() const { return std::ldexp(double(numerator) / double(denominator), exponent); }
+    // What a result is a fraction of, where every number is a multiple of 1 / that.
+    double parts() const { return std::ldexp(double(denominator), std::max(0, -exponent)); }
+
+    // sum * ratio / divisor, rounded.
+    int32_t rounded(int64_t sum, int64_t divisor) const {
+        const double quotient = std::clamp(double(sum) * value() / double(divisor), -1024., 1024.), whole = std::floor(quotient);
+        if (std::abs(quotient - whole - .5) > 0x1p-20) return int32_t(std::rint(quotient));
+        const __int128 twice = (__int128(2) * sum * numerator) << std::max(0, exponent);
+        const __int128 half = (__int128(2 * int64_t(whole) + 1) * divisor * denominator) << std::max(0, -exponent);
+        return int32_t(whole) + (twice > half || (twice == half && int64_t(whole) % 2));
+    }
+};
+
+struct Requantize {
+    static constexpr bool is_direct = false;
+    const Geometry &g;
+    std::vector<Ratio> ratios;  // these of each channel
+    std::vector<double> scales;
+    std::vector<int32_t> input_zeros, output_zeros;
+    int32_t low, high;
+    bool is_exact;
+
+    Requantize(const Geometry &g, const Quantization &q) : g(g), low(int32_t(q.low)), high(int32_t(q.high)) {
+        const auto entry = [](const auto *vector, int64_t count, int64_t c) { return vector[count == 1 ? 0 : c]; };
+        double parts = 0;
+        for (int64_t c = 0; c < q.channels; ++c) {
+            if (c > 0 && q.input_scales * q.output_scales == 1) ratios.push_back(ratios[0]);
+            else ratios.emplace_back(entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c));
+            scales.push_back(ratios[c].value()), parts = std::max(parts, ratios[c].parts());
+            input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
+            output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
+        }
+        for (const auto &counted : g.counted) parts *= double(*std::max_element(counted.begin(), counted.end()));
+        is_exact = parts < 0x1p34;
+    }
+
+    template <class L, class T>
+    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const L *__restrict sums,
+                    T *__restrict to) const {
+        const int64_t lanes = g.p.lanes, taken = g.taps[0][d].count * g.taps[1][h].count;
+        const int64_t counted = g.counted[0][d] * g.counted[1][h];
+        // Of a window with each of its channels, or of as many windows of a channel as count the same taps.
+        for (int64_t at = 0, n; at < count; at += n) {
+            const int64_t column = o + at / lanes, c = lanes == 1 ? plane % int64_t(scales.size()) : lane + at % lanes;
+            const int64_t inside = taken * g.taps[2][column].count, divisor = counted * g.counted[2][column];
+            n = lanes == 1 ? std::min(count - at, g.same[column] - column) : std::min(count - at, lanes - at % lanes);
+            const L *__restrict from = sums + at;
+            T *__restrict out = to + at;
+            const double inverse = 1 / double(divisor);
+            const int32_t *__restrict input_zero = input_zeros.data() + c, *__restrict zero = output_zeros.data() + c;
+            const double *__restrict scale = scales.data() + c;
+            if (!is_exact)
+                for (int64_t i = 0; i < n; ++i) {
+                    const int64_t k = lanes == 1 ? 0 : i;
+                    const int32_t real = ratios[c + k].rounded(int64_t(from[i]) - inside * input_zero[k], divisor);
+                    out[i] = T(std::clamp(real + zero[k], low, high));
+                }
+            else if (lanes == 1)
+                VECTORIZE
+                for (int64_t i = 0; i < n; ++i) out[i] = T(result(from[i], inside * input_zero[0], scale[0] * inverse, zero[0]));
+            else
+                VECTORIZE
+                for (int64_t i = 0; i < n; ++i) out[i] = T(result(from[i], inside * input_zero[i], scale[i] * inverse, zero[i]));
+        }
+    }
+
+    // In float64: a half that arithmetic moved a little becomes it again on a grid of 2^-36.
+    template <class L>
+    int32_t result(L sum, int64_t subtracted, double scale, int32_t zero) const {
+        constexpr double GRID = 1.5 * 0x1p16;
+        const double real = std::clamp((double(sum) - double(subtracted)) * scale, -1024., 1024.);
+        return std::clamp(int32_t(std::rint((real + GRID) - GRID)) + zero, low, high);
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool
+
+// What backends/cpu.py calls.
+#pragma GCC visibility push(default)
+extern "C" {
+
+void dmlpool_average_pooling(int type, const void *input, void *output, const Problem *p, const Counting *counting) {
+    const dmlpool::Geometry g(*p, *counting);
+    dmlpool::with_float_type(type, [&](auto t) {
+        using T = typename decltype(t)::type;
+        using L = dmlpool::Wide<T>;
+        dmlpool::pool_sums<L>(static_cast<const T *>(input), static_cast<T *>(output), g, dmlpool::Divide<L>(g));
+    });
+}
+
+void dmlpool_average_pooling_grad(int type, const void *arriving, void *gradient, const Problem *p, const Counting *counting) {
+    const dmlpool::Geometry g(*p, *counting);
+    dmlpool::with_float_type(type, [&](auto t) {
+        using T = typename decltype(t)::type;
+        dmlpool::average_pooling_grad(static_cast<const T *>(arriving), static_cast<T *>(gradient), g);
+    });
+}
+
+void dmlpool_quantized_average_pooling(int is_signed, const void *input, void *output, const Problem *p, const Counting *counting, const Quantization *q) {
+    const dmlpool::Geometry g(*p, *counting);
+    double most = 255;  // sums, from the taps that windows read
+    for (int a = 0; a < 3; ++a) {
+        int64_t taps = 0;
+        for (const dmlpool::Taps &each : g.taps[a]) taps = std::max(taps, each.count);
+        most *= double(taps);
+    }
+    const dmlpool::Requantize requantize(g, *q);
+    const auto pool = [&](auto sum, auto element) {
+        using T = decltype(element);
+        dmlpool::pool_sums<decltype(sum)>(static_cast<const T *>(input), static_cast<T *>(output), g, requantize);
+    };
+    const auto pool_sums = [&](auto sum) { is_signed ? pool(sum, int8_t()) : pool(sum, uint8_t()); };
+    if (most < 0x1p15) pool_sums(int16_t());
+    else if (most < 0x1p31) pool_sums(int32_t());
+    else pool_sums(int64_t());
+}
+}
+#pragma GCC visibility pop
