@@ -205,21 +205,28 @@ void sum_rows(const T *const *rows, int64_t count, int64_t length, Long<L> *__re
 // sums[i] += element i of each of so many rows, which lie one after the other.
 template <class L, class T>
 inline void add_rows(const T *row, int64_t count, int64_t length, Long<L> *__restrict sums) {
-    for (; count >= 4; count -= 4, row += 4 * length) {
-        const T *four[] = {row, row + length, row + 2 * length, row + 3 * length};
-        sum_few<L, 4, true>(four, length, sums);
+    for (; count >= 8; count -= 8, row += 8 * length) {
+        const T *rows[8];
+        for (int64_t k = 0; k < 8; ++k) rows[k] = row + k * length;
+        sum_few<L, 8, true>(rows, length, sums);
     }
     for (; count > 0; --count, row += length) sum_few<L, 1, true>(&row, length, sums);
 }
 
 template <class L, class T>
 inline Long<L> sum_of(const T *elements, int64_t count) {
-    constexpr int64_t LENGTH = 32;
-    Long<L> sums[LENGTH] = {};
-    if (count < 16) {
-        for (int64_t i = 0; i < count; ++i) sums[0] += L(widen(elements[i]));
-        return sums[0];
+    constexpr int64_t LENGTH = 32, SHORT = 16;
+    if (count < 5 * SHORT) {
+        L sums[SHORT] = {};
+        for (; count >= SHORT; elements += SHORT, count -= SHORT)
+            for (int64_t i = 0; i < SHORT; ++i) sums[i] = L(sums[i] + L(widen(elements[i])));
+        for (int64_t i = 0; i < count; ++i) sums[i] = L(sums[i] + L(widen(elements[i])));
+        for (int64_t half = SHORT / 2; half > 0; half /= 2)
+            for (int64_t i = 0; i < half; ++i) sums[i] = L(sums[i] + sums[half + i]);
+        Long<L> sum = Long<L>();
+        return sum += sums[0];
     }
+    Long<L> sums[LENGTH] = {};
     add_rows<L>(elements, count / LENGTH, LENGTH, sums);
     const T *rest = elements + count / LENGTH * LENGTH;
     sum_few<L, 1, true>(&rest, count % LENGTH, sums);
@@ -234,29 +241,27 @@ void pool_planes(const T *input, U *output, const Problem &p, const Finish &fini
     const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 16) / lanes);
     const int64_t parts = (size + part - 1) / part;
     std::vector<Long<L>> partial(parts > 1 ? p.planes * parts * lanes : 0);
-    const auto store = [&](int64_t plane, const Long<L> *sums, L *made) {
-        for (int64_t i = 0; i < lanes; ++i) made[i] = L(sums[i]);
-        finish(plane, 0, 0, 0, 0, lanes, made, output + plane * lanes);
-    };
     parallel(p, p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
         std::vector<Long<L>> own(parts > 1 ? 0 : lanes);
-        std::vector<L> made(lanes);
+        std::vector<L> made(parts > 1 ? 0 : (end - begin) * lanes);
         for (int64_t number = begin; number < end; ++number) {
             const int64_t from = number % parts * part, count = std::min(part, size - from);
             const T *elements = input + (number / parts * size + from) * lanes;
             Long<L> *sums = parts > 1 ? partial.data() + number * lanes : own.data();
             if (lanes == 1) sums[0] = sum_of<L>(elements, count);
             else std::fill_n(sums, lanes, Long<L>()), add_rows<L>(elements, count, lanes, sums);
-            if (parts == 1) store(number, sums, made.data());
+            if (parts == 1) std::transform(sums, sums + lanes, made.data() + (number - begin) * lanes, [](const auto &sum) { return L(sum); });
         }
+        if (parts == 1) finish(begin, 0, 0, 0, 0, (end - begin) * lanes, made.data(), output + begin * lanes);
     });
-    std::vector<L> made(lanes);
-    for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
-        Long<L> *sums = partial.data() + plane * parts * lanes;
-        for (int64_t k = 1; k < parts; ++k)
-            for (int64_t i = 0; i < lanes; ++i) sums[i] += sums[k * lanes + i];
-        store(plane, sums, made.data());
+    if (parts == 1) return;
+    std::vector<L> made(p.planes * lanes);
+    for (int64_t i = 0; i < p.planes * lanes; ++i) {
+        Long<L> sum = Long<L>();
+        for (int64_t k = 0; k < parts; ++k) sum += partial[(i / lanes * parts + k) * lanes + i % lanes];
+        made[i] = L(sum);
     }
+    finish(0, 0, 0, 0, 0, p.planes * lanes, made.data(), output);
 }
 
 // Any windows, from the tables of their taps. The rows that an output row reads are summed into one, of which each window
@@ -349,27 +354,35 @@ void pool_sums(const T *input, U *output, const Geometry &g, const Finish &finis
 
 // Averages.
 
+// Divides. Of float32 sums it multiplies by the float64 inverse, whose rounding does not show: that takes half the time.
 template <class L>
 struct Divide {
     static constexpr bool is_direct = false;
     const Geometry &g;
-    std::vector<L> columns;
+    std::vector<double> columns;
 
     explicit Divide(const Geometry &g) : g(g) {
         if (!g.is_uniform)
-            for (int64_t i = 0; i < g.p.output_row(); ++i) columns.push_back(L(g.counted[2][i / g.p.lanes]));
+            for (int64_t i = 0; i < g.p.output_row(); ++i) columns.push_back(factor(g.counted[2][i / g.p.lanes]));
+    }
+    static double factor(int64_t divisor) { return std::is_same_v<L, double> ? double(divisor) : 1 / double(divisor); }
+    static double quotient(double value, double factor) {
+        return std::is_same_v<L, double> ? value / factor : value * factor;
     }
     template <class S, class U>
     void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const S *__restrict values,
                     U *__restrict to) const {
         const int64_t rows = g.counted[0][d] * g.counted[1][h];
-        const L divisor = L(g.is_uniform ? rows * g.counted[2][0] : rows), *__restrict column = columns.data() + o * g.p.lanes + lane;
-        if (g.is_uniform)
+        if (g.is_uniform) {
+            const double by = factor(rows * g.counted[2][0]);
             VECTORIZE
-            for (int64_t i = 0; i < count; ++i) to[i] = narrow<U>(L(widen(values[i])) / divisor);
-        else
+            for (int64_t i = 0; i < count; ++i) to[i] = narrow<U>(Wide<U>(quotient(double(widen(values[i])), by)));
+        } else {
+            const double by = factor(rows), *__restrict column = columns.data() + o * g.p.lanes + lane;
             VECTORIZE
-            for (int64_t i = 0; i < count; ++i) to[i] = narrow<U>(L(widen(values[i])) / (divisor * column[i]));
+            for (int64_t i = 0; i < count; ++i)
+                to[i] = narrow<U>(Wide<U>(quotient(double(widen(values[i])), by * column[i])));
+        }
     }
 };
 
@@ -393,7 +406,8 @@ inline void join(const L *const *phases, int64_t any, int64_t from, int64_t to, 
 
 // Small windows with a stride: elements a stride apart, a phase, see the same taps of the windows that cover them.
 template <class L, class T, class U>
-void spread_rows(const T *arriving, U *gradient, const Geometry &forward, const Geometry &g, L divisor) {
+void spread_rows(const T *arriving, U *gradient, const Geometry &forward, const Geometry &g, int64_t divisor) {
+    const double by = Divide<L>::factor(divisor);
     const Axis &d = forward.p.d(), &h = forward.p.h(), &w = forward.p.w();
     const int64_t stride = w.stride, before = (w.extent() - 1) / stride, most_rows = g.most_taps(0) * g.most_taps(1);
     const int64_t all = (w.padding + w.size + stride - 1) / stride;
@@ -421,7 +435,7 @@ void spread_rows(const T *arriving, U *gradient, const Geometry &forward, const 
             std::fill(shares.data(), share, L(0)), std::fill(share + n, shares.data() + before + length, L(0));
             sum_rows<L>(rows.data(), count, n, scratch.data(), share);
             VECTORIZE
-            for (int64_t i = 0; i < n; ++i) share[i] /= divisor;
+            for (int64_t i = 0; i < n; ++i) share[i] = L(Divide<L>::quotient(double(share[i]), by));
             for (int64_t phase = 0; phase < stride; ++phase) {
                 int64_t taken = 0;
                 for (int64_t t = w.window - 1; t >= 0; --t)
@@ -445,7 +459,7 @@ void spread(const T *arriving, U *gradient, const Geometry &forward, int64_t div
     const Axis &w = forward.p.w();
     const Geometry g = forward.adjoint(divisor);
     if (forward.p.lanes == 1 && w.window > 0 && w.stride > 1 && w.stride <= 8 && w.window <= 16 && w.extent() <= 256)
-        return spread_rows(arriving, gradient, forward, g, L(divisor));
+        return spread_rows<L>(arriving, gradient, forward, g, divisor);
     pool_sums<L>(arriving, gradient, g, Divide<L>(g));
 }
 
@@ -513,10 +527,10 @@ struct Requantize {
     static constexpr bool is_direct = false;
     const Geometry &g;
     std::vector<Ratio> ratios;  // these of each channel
-    std::vector<double> scales;
+    std::vector<float> scales;
     std::vector<int32_t> input_zeros, output_zeros;
     int32_t low, high;
-    bool is_exact;
+    bool are_certain;  // whether float32 tells halves from what lies next to them
 
     Requantize(const Geometry &g, const Quantization &q) : g(g), low(int32_t(q.low)), high(int32_t(q.high)) {
         const auto entry = [](const auto *vector, int64_t count, int64_t c) { return vector[count == 1 ? 0 : c]; };
@@ -524,50 +538,60 @@ struct Requantize {
         for (int64_t c = 0; c < q.channels; ++c) {
             if (c > 0 && q.input_scales * q.output_scales == 1) ratios.push_back(ratios[0]);
             else ratios.emplace_back(entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c));
-            scales.push_back(ratios[c].value()), parts = std::max(parts, ratios[c].parts());
+            scales.push_back(float(std::min(ratios[c].value(), 0x1p60))), parts = std::max(parts, ratios[c].parts());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
         }
         for (const auto &counted : g.counted) parts *= double(*std::max_element(counted.begin(), counted.end()));
-        is_exact = parts < 0x1p34;
+        are_certain = parts <= 1024;
     }
 
     template <class L, class T>
-    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const L *__restrict sums,
-                    T *__restrict to) const {
-        const int64_t lanes = g.p.lanes, taken = g.taps[0][d].count * g.taps[1][h].count;
+    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const L *sums, T *to) const {
+        const int64_t lanes = g.p.lanes, channels = int64_t(scales.size()), taken = g.taps[0][d].count * g.taps[1][h].count;
         const int64_t counted = g.counted[0][d] * g.counted[1][h];
-        // Of a window with each of its channels, or of as many windows of a channel as count the same taps.
+        // Each of the channels of one window, or as many windows of one channel as count the same taps.
         for (int64_t at = 0, n; at < count; at += n) {
-            const int64_t column = o + at / lanes, c = lanes == 1 ? plane % int64_t(scales.size()) : lane + at % lanes;
-            const int64_t inside = taken * g.taps[2][column].count, divisor = counted * g.counted[2][column];
-            n = lanes == 1 ? std::min(count - at, g.same[column] - column) : std::min(count - at, lanes - at % lanes);
-            const L *__restrict from = sums + at;
-            T *__restrict out = to + at;
-            const double inverse = 1 / double(divisor);
-            const int32_t *__restrict input_zero = input_zeros.data() + c, *__restrict zero = output_zeros.data() + c;
-            const double *__restrict scale = scales.data() + c;
-            if (!is_exact)
-                for (int64_t i = 0; i < n; ++i) {
-                    const int64_t k = lanes == 1 ? 0 : i;
-                    const int32_t real = ratios[c + k].rounded(int64_t(from[i]) - inside * input_zero[k], divisor);
-                    out[i] = T(std::clamp(real + zero[k], low, high));
-                }
-            else if (lanes == 1)
-                VECTORIZE
-                for (int64_t i = 0; i < n; ++i) out[i] = T(result(from[i], inside * input_zero[0], scale[0] * inverse, zero[0]));
-            else
-                VECTORIZE
-                for (int64_t i = 0; i < n; ++i) out[i] = T(result(from[i], inside * input_zero[i], scale[i] * inverse, zero[i]));
+            const bool is_lane = lanes > 1 || g.is_one_sum();
+            const int64_t o_at = g.is_one_sum() ? 0 : o + at / lanes;
+            const int64_t c = lanes > 1 ? (lane + at) % lanes : (plane + (is_lane ? at : 0)) % channels;
+            n = std::min(count - at, is_lane ? channels - c : g.same[o_at] - o_at);
+            const int64_t inside = taken * g.taps[2][o_at].count, divisor = counted * g.counted[2][o_at];
+            for (int64_t i = 0; i < n; i += 64)
+                is_lane ? store<true>(sums + at + i, std::min<int64_t>(n - i, 64), c + i, inside, divisor, to + at + i)
+                        : store<false>(sums + at + i, std::min<int64_t>(n - i, 64), c, inside, divisor, to + at + i);
         }
     }
 
-    // In float64: a half that arithmetic moved a little becomes it again on a grid of 2^-36.
-    template <class L>
-    int32_t result(L sum, int64_t subtracted, double scale, int32_t zero) const {
-        constexpr double GRID = 1.5 * 0x1p16;
-        const double real = std::clamp((double(sum) - double(subtracted)) * scale, -1024., 1024.);
-        return std::clamp(int32_t(std::rint((real + GRID) - GRID)) + zero, low, high);
+    // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
+    // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
+    template <bool of_channels, class L, class T>
+    void store(const L *__restrict sums, int64_t n, int64_t channel, int64_t inside, int64_t divisor, T *__restrict to) const {
+        using Difference = std::conditional_t<std::is_same_v<L, int64_t>, int64_t, int32_t>;
+        constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
+        const float inverse = float(1 / double(divisor));
+        const float *__restrict scale = scales.data() + channel;
+        const int32_t *__restrict input_zero = input_zeros.data() + channel, *__restrict zero = output_zeros.data() + channel;
+        const Difference taken = Difference(inside);
+        const int32_t least = low, most = high;
+        int32_t halves = 0;
+        VECTORIZE
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t k = of_channels ? i : 0;
+            float real = float(Difference(sums[i]) - taken * input_zero[k]) * (scale[k] * inverse);
+            real = real < -400.f ? -400.f : real, real = real > 400.f ? 400.f : real;
+            const float near = (real + GRID) - GRID, shifted = near + WHOLE;
+            halves |= std::abs(near - (shifted - WHOLE)) == .5f;
+            int32_t result = bits_as<int32_t>(shifted) - bits_as<int32_t>(WHOLE) + zero[k];
+            result = result < least ? least : result, result = result > most ? most : result;
+            to[i] = T(result);
+        }
+        if (halves && !are_certain)
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t k = of_channels ? i : 0;
+                const int32_t real = ratios[channel + k].rounded(int64_t(sums[i]) - inside * input_zero[k], divisor);
+                to[i] = T(std::clamp(real + zero[k], low, high));
+            }
     }
 };
 
