@@ -5,7 +5,7 @@ is one ``(n, c)`` pair; its base is a 64-bit offset, offsets inside it are 32-bi
 """
 
 # Triton's compiler knows no unpacking, and wants both branches of a compile-time choice to return.
-# ruff: noqa: SIM300
+# ruff: noqa: SIM108, SIM300
 
 import triton
 import triton.language as tl
@@ -18,15 +18,6 @@ def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         first = first.to(tl.int64)
     return first * B + tl.arange(0, B)
-
-
-@triton.jit
-def each_lanes(number, B: tl.constexpr):
-    """A number that all lanes share as each lane's own, to be compared where masks are made.
-
-    Compiled it is the same; the interpreter makes of a shared comparison an integer, and refuses masks of integers.
-    """
-    return tl.full([B], number, tl.int32)
 
 
 @triton.jit
@@ -46,37 +37,81 @@ def tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr):
 
 
 @triton.jit
-def lanes_of_walk(width, group, R: tl.constexpr, PER_LANE: tl.constexpr, ALONG_CHANNELS: tl.constexpr,
-                  B: tl.constexpr):  # fmt: skip
-    """What each lane of a walk with scratch does, over ``width`` columns by ``group`` vectors of channels or planes.
-
-    ``(member, segment, line)``: along the rows its member of the group, its R columns and its line of those at hand;
-    ``(walked, across)``: down the rows its member and its PER_LANE columns.
-    """
-    item = tl.arange(0, B)
-    segments = width // R
-    if ALONG_CHANNELS:
-        member = item % group
-        across = item // group
-        return member, across % segments, across // segments, member, across
-    else:
-        rest = item // segments
-        per_line = width // PER_LANE
-        return rest % group, item % segments, rest // group, item // per_line, item % per_line
-
-
-@triton.jit
-def task_of_walk(task, groups, group, blocks, width, strips, rows):
-    """``(first_member, first_column, top, sample)`` of a task: where its group, its columns and its rows begin."""
-    rest = task // groups
-    further = rest // blocks
-    return task % groups * group, rest % blocks * width, further % strips * rows, (further // strips).to(tl.int64)
-
-
-@triton.jit
 def plane_offset(plane, channels, sample_stride, channel_stride):
     """64-bit offset of plane ``n * channels + c`` in a tensor of any two strides."""
     return (plane // channels).to(tl.int64) * sample_stride + (plane % channels).to(tl.int64) * channel_stride
+
+
+@triton.jit
+def as_block(per_lane, VECTORS: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
+    """A number per lane in the shape of the lane's values: [B], or vectors of channels [B, V]."""
+    if VECTORS:
+        return tl.broadcast_to(per_lane[:, None], [B, V])
+    else:
+        return per_lane
+
+
+@triton.constexpr_function
+def lowest(dtype):
+    """What padding holds for a maximum: it loses against everything, and a window of nothing else gives it (M1)."""
+    if dtype.is_floating():
+        return float("-inf")
+    return -(2 ** (dtype.primitive_bitwidth - 1)) if dtype.is_int_signed() else 0
+
+
+@triton.jit
+def load_filled(pointers, inside, FILL: tl.constexpr, TYPE: tl.constexpr):
+    """Elements as ``TYPE``, and ``FILL`` where the mask ``inside`` is off."""
+    SIGNED: tl.constexpr = pointers.dtype.element_ty.is_int_signed()
+    if SIGNED and pointers.dtype.element_ty.primitive_bitwidth < 32 and FILL != 0:
+        # Triton 3.6 to 3.8 fill a masked load of these types with a sign-extended word: -1 in all but one element.
+        return tl.where(inside, widened(tl.load(pointers, mask=inside, other=0), TYPE), FILL)
+    else:
+        return widened(tl.load(pointers, mask=inside, other=FILL), TYPE)
+
+
+@triton.jit
+def load_row(
+    base, offset, inside, first, width, step, LOW: tl.constexpr, HIGH: tl.constexpr, FILL: tl.constexpr,
+    TYPE: tl.constexpr, V: tl.constexpr, B: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Columns ``first + LOW .. first + HIGH`` of each lane's row at ``base + offset * V`` as a tuple; FILL outside.
+
+    A column is a vector of V elements. With SPLIT these are V neighbouring columns of one element, and the tuple holds
+    each as ``[B]``; else they are channels, and it holds ``[B, V]``. Offsets, widths and steps count vectors, so that
+    the compiler knows every address to be aligned to one.
+    """
+    columns = ()
+    for c in tl.static_range(LOW, HIGH + 1):
+        column = first + c
+        ok = (inside & (column >= 0) & (column < width))[:, None]
+        at = ((offset + column * step) * V)[:, None] + tl.arange(0, V)[None, :]
+        v = load_filled(base[:, None] + at, ok, FILL, TYPE)
+        if SPLIT:
+            columns = columns + split_columns(v, B, V)
+        else:
+            columns = columns + (v,)
+    return columns
+
+
+@triton.jit
+def store_row(
+    base, offset, columns, live, first, width, FIRST: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
+    V: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The columns ``FIRST, FIRST + STEP, ...`` of a tuple of ``[B]`` at ``base + offset * V``, V to a vector.
+
+    ``offset`` and ``width`` count vectors; the first one is number ``first`` of its row.
+    """
+    TYPE: tl.constexpr = base.dtype.element_ty
+    BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
+    PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES  # wider stores would go through shared memory
+    for p in tl.static_range(COLUMNS // V):
+        ok = (live & (first + p < width))[:, None]
+        for q in tl.static_range(V // PIECE):
+            piece = join_columns(columns, FIRST + (p * V + q * PIECE) * STEP, STEP, B, PIECE)
+            at = ((offset + p) * V + q * PIECE)[:, None] + tl.arange(0, PIECE)[None, :]
+            tl.store(base[:, None] + at, rounded(piece, TYPE), mask=ok)
 
 
 @triton.jit
@@ -114,6 +149,13 @@ def join_columns(columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constex
 def taps_before(first, bound, K, D):
     """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
     return tl.minimum((tl.maximum(bound - first, 0) + (D - 1)) // D, K)
+
+
+@triton.constexpr_function
+def tap_at(offset, window, dilation):
+    """The tap that lies ``offset`` positions past the window's first; -1 where none does."""
+    inside = 0 <= offset <= (window - 1) * dilation and offset % dilation == 0
+    return offset // dilation if inside else -1
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from .launch import (
     three_axes,
     three_sizes,
     vector_width,
+    widest_bin,
 )
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
@@ -218,13 +219,6 @@ def axis_launches(
             strides[i] = dense
             dense *= shape[i]
     return tuple(launches)
-
-
-def widest_bin(size: int, bins: int) -> int:
-    """The most elements of a bin, exactly where ``bins`` divides ``size`` or the reverse, else at most."""
-    if size % bins == 0:
-        return size // bins
-    return 1 if bins % size == 0 else size // bins + 2
 
 
 @lru_cache(maxsize=4096)

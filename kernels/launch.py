@@ -6,16 +6,14 @@ A ``window`` here is any object with ``axes``, each of which has ``window``, ``s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
 
 VECTOR_BYTES = 16  # the widest load and store there is
-CUDA = ("cuda", "sm_90")  # targets of inline assembly: maxima that keep NaNs since sm_80, two int16 at once since sm_90
 LANES = 128  # 4 warps of 32: fewer lanes than threads would send tl.split through shared memory
-ROWS_OF_LANE = 64  # output rows; the window's other rows are read again by the next lane
-LANES_ENOUGH = 24_576  # six warps on each of 132 multiprocessors: rather than fewer, lanes take fewer rows
-SHORTEST_LANE = 8  # output rows
+LANES_ENOUGH = 98_304  # 23 warps on each of 132 multiprocessors hide memory's latency: below that lanes own fewer rows
 WIDE_FROM = 2**31 - 2**24  # 32-bit arithmetic below this; the margin holds the lanes and tiles past the end
 
 
@@ -42,19 +40,6 @@ class Launch:
         return cls(kernel, divided(lanes, LANES), sizes, (*constants.items(), ("B", LANES)), types)
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierLaunch:
-    """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not)."""
-
-    programs: int
-    sizes: tuple[int, ...]  # run-time integers in the kernel's order; none is specialised on
-    constants: dict[str, Any] = field(hash=False)  # compile-time arguments by name
-    num_warps: int = 4
-    compiled: dict[Any, Any] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # what the backend has run already
-
-
 class Axes(NamedTuple):
     """A window over three axes, each field ``(D, H, W)``: what the kernels are compiled for."""
 
@@ -65,6 +50,10 @@ class Axes(NamedTuple):
     dilation: tuple[int, int, int]
 
 
+NO_AXES = Axes((1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
+"""A window that changes nothing."""
+
+
 def three_axes(window: Any) -> Axes:
     """The window with missing leading axes filled in: window 1, stride 1, no padding."""
     missing = 3 - len(window.axes)
@@ -73,12 +62,12 @@ def three_axes(window: Any) -> Axes:
     return Axes(*zip(*rows, strict=True))
 
 
-def three_sizes(sizes: tuple[int, ...]) -> tuple[int, int, int]:
+def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
     """Spatial sizes with missing leading axes filled in by 1."""
     return (1,) * (3 - len(sizes)) + tuple(sizes)  # type: ignore[return-value]
 
 
-def five_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int, int, int]:
+def five_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, int, int]:
     """Strides as ``N, C, D, H, W``; 0 along a dimension of size 1, whose stride means nothing."""
     meant = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
     return (*meant[:2], *([0] * (5 - len(meant))), *meant[2:])  # type: ignore[return-value]
@@ -125,12 +114,11 @@ def divided(total: int, part: int) -> int:
     return -(-total // part)
 
 
-def rows_of_lane(outputs: int, window: int, turn: int, lanes_of_one: int, rows: int = ROWS_OF_LANE) -> int:
-    """Output rows of one lane: many, so that few are read twice, as long as there are lanes enough."""
-    while rows > SHORTEST_LANE and lanes_of_one * divided(outputs, rows) < LANES_ENOUGH:
-        rows //= 2
-    rows = divided(outputs, divided(outputs, rows))
-    return divided(rows + window - 1, turn) * turn - (window - 1)
+def widest_bin(size: int, outputs: int) -> int:
+    """The most elements of an adaptive bin, exactly where ``outputs`` divides ``size`` or the reverse, else at most."""
+    if size % outputs == 0:
+        return size // outputs
+    return 1 if outputs % size == 0 else size // outputs + 2
 
 
 class Covering(NamedTuple):

@@ -1,44 +1,129 @@
-"""Max pooling on the GPU: fill with the lowest value, combine by maximum, finish with the value, its tap or its index.
+"""Max pooling on the GPU, windows unrolled at compile time.
 
-A lane owns a small block of outputs and walks over the input rows they share: every input row is reduced along the
-window's columns once, then folded into each output row that covers it. The walk is in row-major order, so the first
-tap wins ties (M3).
+Beside a maximum travels, where it is wanted, the number of the position that gave it. A later candidate replaces an
+earlier one only where it is strictly greater or the first NaN: the first tap in row-major order wins (M2, M3).
 """
-
-# ruff: noqa: B007, SIM109  (Triton needs the else, compiles neither unpacking nor `in`)
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .addressing import first_tap_inside, lane_numbers, plane_offset, tile_of
-from .max_pooling_packed import KEYED_BYTES, NOT_PACKED, column_numbers, packed_row, store_packed, taps_of_keys
-from .max_pooling_rows import (
-    CHANNELS,
-    COLUMNS,
-    SCALAR,
+from .addressing import (
     as_block,
-    as_code,
-    better,
-    better_rows,
-    code_number,
-    read,
-    row_columns,
-    sliding_maxima,
-    store_columns,
-    tap_at,
+    first_tap_inside,
+    lane_numbers,
+    load_row,
+    lowest,
+    plane_offset,
+    rounded,
+    store_row,
+    tile_of,
 )
 
-NO_TAPS = tl.constexpr(0)
-TAPS = tl.constexpr(1)
-PLANE_INDICES = tl.constexpr(2)
-INDICES = tl.constexpr(3)
 
-_RUNTIME = [
-    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW"),
-    *("xn", "xc", "xd", "xh", "xw", "yn", "yc", "yd", "yh", "yw"),
-]
+@triton.constexpr_function
+def compared(dtype, with_taps):
+    """The type in which values are compared: bfloat16 and integers below 32 bits have no maximum of their own."""
+    if dtype.is_floating():
+        widens = dtype == tl.bfloat16 or (dtype == tl.float16 and with_taps)
+        return tl.float32 if widens else dtype
+    return tl.int32 if dtype.primitive_bitwidth < 16 else dtype
+
+
+@triton.jit
+def comparable(v, WITH_TAPS: tl.constexpr):
+    """A float32 whose zeros are positive: their bits tell values apart, and no compiler compares it as a half again."""
+    if WITH_TAPS and v.dtype == tl.float32:
+        return v + 0.0
+    else:
+        return v
+
+
+CODE_ZERO = tl.constexpr(8388608.0)
+"""2^23: integers added to it, up to as many, stand in the low bits of the sum."""
+
+
+@triton.jit
+def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
+    """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the numbers mean nothing."""
+    if WITH_TAPS and ASM:
+        # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the later one wins.
+        # The number moves by an addition: a predicated move would become a select on the pipe that compares.
+        return tl.inline_asm_elementwise(
+            "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
+            " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p add.rn.f32 $1, $5, 0f00000000;}",
+            "=&f,=&f,f,f,f,f",
+            [m, i, v, j],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+    elif WITH_TAPS:
+        wins = v > m
+        if m.dtype.is_floating():
+            wins = wins | ((v != v) & (m == m))
+        return tl.where(wins, v, m), tl.where(wins, j, i)
+    elif m.dtype.is_floating():
+        return tl.maximum(m, v, propagate_nan=tl.PropagateNan.ALL), i
+    else:
+        return tl.maximum(m, v), i
+
+
+@triton.jit
+def sliding(
+    values, codes, FIRST: tl.constexpr, STEP: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+    J: tl.constexpr, G: tl.constexpr, WITH_TAPS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of the winners.
+
+    G neighbouring windows share their common core: each is what comes before the core, the core, and what comes after.
+    """
+    CORE: tl.constexpr = (G - 1) * S
+    results = ()
+    numbers = ()
+    for g in tl.static_range(Q // G):
+        before = ()
+        before_numbers = ()
+        if G > 1:
+            m = values[FIRST + (g * G * S + CORE - 1) * STEP]
+            n = codes[FIRST + (g * G * S + CORE - 1) * STEP]
+            for k in tl.static_range(CORE):
+                if k > 0:
+                    v = values[FIRST + (g * G * S + CORE - 1 - k) * STEP]
+                    m, n = better(v, codes[FIRST + (g * G * S + CORE - 1 - k) * STEP], m, n, WITH_TAPS, ASM)
+                if (k + 1) % S == 0:
+                    before = (m,) + before
+                    before_numbers = (n,) + before_numbers
+        core = values[FIRST + (g * G * S + CORE) * STEP]
+        i = codes[FIRST + (g * G * S + CORE) * STEP]
+        for k in tl.static_range(CORE + 1, K):
+            v = values[FIRST + (g * G * S + k * J) * STEP]
+            core, i = better(core, i, v, codes[FIRST + (g * G * S + k * J) * STEP], WITH_TAPS, ASM)
+        for w in tl.static_range(G):
+            if w > 0:
+                for k in tl.static_range(K + (w - 1) * S, K + w * S):
+                    v = values[FIRST + (g * G * S + k) * STEP]
+                    core, i = better(core, i, v, codes[FIRST + (g * G * S + k) * STEP], WITH_TAPS, ASM)
+            if w < G - 1:
+                m, n = better(before[w], before_numbers[w], core, i, WITH_TAPS, ASM)
+                results = results + (m,)
+                numbers = numbers + (n,)
+            else:
+                results = results + (core,)
+                numbers = numbers + (i,)
+    return results, numbers
+
+
+@triton.jit
+def number_of(c: tl.constexpr, start, P: tl.constexpr, J: tl.constexpr):
+    """The number of position ``c`` of a block that begins at ``start``: c, or before the input that of the first tap
+    inside it, so that a window of nothing but the lowest value names that one. Only ``c`` below P lies before.
+    """
+    if c < P:
+        return c + J * ((tl.maximum(-c - start, 0) + (J - 1)) // J).to(tl.int32)
+    else:
+        return c
 
 
 @triton.jit
@@ -46,311 +131,6 @@ def no_tap_inside(start, size, WINDOW: tl.constexpr, DILATION: tl.constexpr):
     """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
     first = first_tap_inside(start, WINDOW, DILATION)
     return (first >= WINDOW) | (start + first * DILATION >= size)
-
-
-@triton.jit
-def row_of_block(
-    x0, depth, depth_inside, ih0, rg, r: tl.constexpr, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
-    first_codes,
-    LOW: tl.constexpr, HIGH: tl.constexpr, ORIGIN: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, GROUP: tl.constexpr,
-    STREAM: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, JW: tl.constexpr,
-    V: tl.constexpr, B: tl.constexpr, RANK: tl.constexpr, LAYOUT: tl.constexpr, WIDEN: tl.constexpr,
-    ASM: tl.constexpr, WITH_TAPS: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Row r of a lane's block: the maxima under its Q windows, with codes that include the row's where rows share."""
-    row = ih0 + r
-    inside = depth_inside
-    if RANK > 1:
-        inside = depth_inside & (row >= 0) & (row < H)
-    FIRST: tl.constexpr = ORIGIN if PACKED == NOT_PACKED else 0
-    if PACKED == NOT_PACKED:
-        columns = row_columns(
-            x0, depth * xd + row * xh, inside, cc, first_column, W, xc, xw, LOW, HIGH, Q, SW, KW, JW, V, B, LAYOUT,
-            WIDEN, ASM,
-        )  # fmt: skip
-    else:
-        columns = packed_row(
-            x0, depth * xd + row * xh + cc, inside, first_column, W, xw, column_codes, LOW, HIGH, ORIGIN,
-            (Q - 1) * SW + (KW - 1) * JW + 1, Q * SW, V, B, LAYOUT == COLUMNS, PACKED, ASM,
-        )  # fmt: skip
-    values, codes = sliding_maxima(
-        columns, column_codes, first_codes, FIRST, Q, SW, KW, JW, GROUP, ASM, WITH_TAPS, PACKED
-    )
-    if PACKED == KEYED_BYTES:
-        numbered = ()
-        for v in tl.static_range(Q):
-            behind = r * (KW * 0x00010001)
-            if r < PH:
-                behind = as_block(
-                    (tl.maximum(PH - rg * (R * SH), r) * (KW * 0x00010001)).to(tl.int32), LAYOUT, B, V // 2
-                )
-            numbered = numbered + (values[v] - behind,)
-        values = numbered
-    if WITH_TAPS and STREAM:
-        row_code = r
-        if r < PH:
-            row_code = as_block(tl.maximum(PH - rg * (R * SH), r).to(tl.int32), LAYOUT, B, V)
-        numbered = ()
-        for v in tl.static_range(Q):
-            numbered = numbered + (codes[v] + row_code * KW,)
-        codes = numbered
-    return values, codes
-
-
-@triton.jit(do_not_specialize=_RUNTIME)
-def max_windows(
-    x, y, t, lanes, C, D, H, W, OD, OH, OW, xn, xc, xd, xh, xw, yn, yc, yd, yh, yw,
-    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    RANK: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, GROUP: tl.constexpr, STREAM: tl.constexpr, V: tl.constexpr,
-    B: tl.constexpr, LAYOUT: tl.constexpr, WIDE: tl.constexpr, WIDEN: tl.constexpr, ASM: tl.constexpr,
-    WITH: tl.constexpr, EMPTY: tl.constexpr, WHOLE_VECTORS: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """Windows unrolled at compile time; a lane owns R rows by Q columns of outputs.
-
-    x: input of sizes (N, C, D, H, W) with strides xn..xw, where N x C planes or, with CHANNELS, N x C/V channel
-    groups are meant. y, t: values and taps or indices (WITH), both with strides yn..yw. For COLUMNS W and the strides
-    of x count vectors of V elements, xw is 1 and Q is V, or half of it where numbers are PACKED; for CHANNELS all
-    strides but xc (1, or any where V is 1) count vectors along C.
-    Strides of y count vectors where WHOLE_VECTORS, else elements.
-    """
-    lane = lane_numbers(B, WIDE)
-    live = lane < lanes
-    # Whole vectors are stored at offsets that count vectors: the compiler then knows them to be aligned.
-    UNIT: tl.constexpr = V if WHOLE_VECTORS else 1
-    cc = 0
-    rest = lane
-    if LAYOUT == CHANNELS:
-        cc = lane % C
-        rest = lane // C
-    ACROSS: tl.constexpr = V if LAYOUT == COLUMNS else Q
-    qg, rg, od, rest = tile_of(rest, (OW + ACROSS - 1) // ACROSS, (OH + R - 1) // R, OD, RANK)
-    if LAYOUT == CHANNELS:
-        plane = rest.to(tl.int64)
-        x0 = x + plane * xn * V
-        y_plane = plane * yn * V
-    else:
-        x0 = x + plane_offset(rest, C, xn, xc) * V
-        y_plane = plane_offset(rest, C, yn, yc) * UNIT
-
-    # A key holds its position: nothing travels beside it.
-    WITH_TAPS: tl.constexpr = WITH != NO_TAPS and PACKED == NOT_PACKED
-    REACH: tl.constexpr = (ACROSS - 1) * SW + (KW - 1) * JW
-    LOW: tl.constexpr = (-PW) // V if LAYOUT == COLUMNS else 0
-    HIGH: tl.constexpr = (REACH - PW) // V if LAYOUT == COLUMNS else REACH
-    ORIGIN: tl.constexpr = -PW - LOW * V if LAYOUT == COLUMNS else 0
-    first_column = qg * SW
-    if LAYOUT != COLUMNS:
-        first_column = qg * (Q * SW) - PW
-    id0 = od * SD - PD
-    ih0 = rg * (R * SH) - PH
-    # Codes number a block's positions, row * KW + column; an output's tap is a code less its own first position's.
-    # Where a window holds nothing above padding's value, the first tap inside is to be named: so padding before the
-    # input bears the code of the first position inside.
-    column_codes = ()
-    first_codes = ()
-    if PACKED == KEYED_BYTES:
-        column_codes = column_numbers(
-            PW - qg * (ACROSS * SW), PW, (Q - 1) * SW + (KW - 1) * JW + 1, Q * SW, B, LAYOUT == COLUMNS
-        )
-    elif WITH_TAPS:
-        for c in tl.static_range((Q - 1) * SW + KW):
-            if c < PW and GROUP > 1:
-                code = tl.maximum(PW - qg * (Q * SW), c).to(tl.int32)
-                column_codes = column_codes + (as_code(as_block(code, LAYOUT, B, V), ASM),)
-            else:
-                column_codes = column_codes + (as_code(c, ASM),)
-        for v in tl.static_range(Q):
-            code = tl.zeros([B], tl.int32) + v * SW
-            if PW > 0:
-                code = first_tap_inside((qg * Q + v) * SW - PW, KW, JW).to(tl.int32) + v * SW
-            first_codes = first_codes + (as_code(as_block(code, LAYOUT, B, V), ASM),)
-    else:
-        for c in tl.static_range((Q - 1) * SW + KW):
-            column_codes = column_codes + (0,)
-
-    values = ()
-    codes = ()
-    for kd in tl.static_range(KD):
-        depth = id0 + kd * JD
-        depth_inside = live
-        if RANK > 2:
-            depth_inside = live & (depth >= 0) & (depth < D)
-        in_slice = ()
-        in_slice_codes = ()
-        if STREAM:
-            # R windows below one another share their core rows, as the columns do: the rows before it from the bottom
-            # up, then the core, then the rows after it.
-            before = ()
-            before_codes = ()
-            for step in tl.static_range((R - 1) * SH):
-                found, found_codes = row_of_block(
-                    x0, depth, depth_inside, ih0, rg, (R - 1) * SH - 1 - step, cc, first_column, H, W, xc, xd, xh, xw,
-                    column_codes, first_codes, LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK,
-                    LAYOUT, WIDEN, ASM, WITH_TAPS, PACKED,
-                )  # fmt: skip
-                if step > 0:
-                    found, found_codes = better_rows(
-                        found, found_codes, in_slice, in_slice_codes, Q, ASM, WITH_TAPS, PACKED=PACKED
-                    )
-                in_slice = found
-                in_slice_codes = found_codes
-                if (step + 1) % SH == 0:
-                    before = found + before
-                    before_codes = found_codes + before_codes
-            core = ()
-            core_codes = ()
-            results = ()
-            result_codes = ()
-            for r in tl.static_range((R - 1) * SH, (R - 1) * SH + KH):
-                found, found_codes = row_of_block(
-                    x0, depth, depth_inside, ih0, rg, r, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
-                    first_codes,
-                    LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK, LAYOUT, WIDEN, ASM,
-                    WITH_TAPS, PACKED,
-                )  # fmt: skip
-                if r > (R - 1) * SH:
-                    found, found_codes = better_rows(
-                        core, core_codes, found, found_codes, Q, ASM, WITH_TAPS, PACKED=PACKED
-                    )
-                core = found
-                core_codes = found_codes
-                if r >= KH - 1 and (r - KH + 1) % SH == 0:
-                    if (r - KH + 1) // SH < R - 1:
-                        # The first window's core ends at row KH - 1; each next one's ends a stride further down.
-                        whole, whole_codes = better_rows(
-                            before, before_codes, core, core_codes, Q, ASM, WITH_TAPS, (r - KH + 1) // SH * Q, PACKED
-                        )
-                        results = results + whole
-                        result_codes = result_codes + whole_codes
-                    else:
-                        results = results + core
-                        result_codes = result_codes + core_codes
-            in_slice = results
-            in_slice_codes = result_codes
-        else:
-            for i in tl.static_range(R * Q):
-                in_slice = in_slice + (0,)
-                in_slice_codes = in_slice_codes + (0,)
-            for r in tl.static_range((R - 1) * SH + (KH - 1) * JH + 1):
-                if read(r, R, SH, KH, JH):
-                    found, found_codes = row_of_block(
-                        x0, depth, depth_inside, ih0, rg, r, cc, first_column, H, W, xc, xd, xh, xw, column_codes,
-                        first_codes, LOW, HIGH, ORIGIN, R, Q, GROUP, STREAM, SH, SW, KW, PH, JW, V, B, RANK, LAYOUT,
-                        WIDEN, ASM, WITH_TAPS, PACKED,
-                    )  # fmt: skip
-                    new = ()
-                    new_codes = ()
-                    for j in tl.static_range(R):
-                        for v in tl.static_range(Q):
-                            m = in_slice[j * Q + v]
-                            i = in_slice_codes[j * Q + v]
-                            if tap_at(r - j * SH, KH, JH) == 0:
-                                m = found[v]
-                                i = found_codes[v]
-                                if WITH_TAPS:
-                                    i = i + j * SH * KW
-                                    if PH > 0:
-                                        above = first_tap_inside((rg * R + j) * SH - PH, KH, JH).to(tl.int32) * KW
-                                        i = i + as_block(above, LAYOUT, B, V)
-                            elif tap_at(r - j * SH, KH, JH) > 0:
-                                j_code = 0
-                                if WITH_TAPS:
-                                    j_code = found_codes[v] + (j * SH + tap_at(r - j * SH, KH, JH)) * KW
-                                m, i = better(m, i, found[v], j_code, ASM, WITH_TAPS, PACKED)
-                            new = new + (m,)
-                            new_codes = new_codes + (i,)
-                    in_slice = new
-                    in_slice_codes = new_codes
-        if kd == 0:
-            values = in_slice
-            codes = in_slice_codes
-            if WITH_TAPS and RANK > 2 and PD > 0:
-                ahead = as_block(first_tap_inside(id0, KD, JD).to(tl.int32) * (KH * KW), LAYOUT, B, V)
-                new_codes = ()
-                for i in tl.static_range(R * Q):
-                    new_codes = new_codes + (codes[i] + ahead,)
-                codes = new_codes
-        else:
-            if WITH_TAPS:
-                new_codes = ()
-                for i in tl.static_range(R * Q):
-                    new_codes = new_codes + (in_slice_codes[i] + kd * (KH * KW),)
-                in_slice_codes = new_codes
-            values, codes = better_rows(values, codes, in_slice, in_slice_codes, R * Q, ASM, WITH_TAPS, PACKED=PACKED)
-
-    for j in tl.static_range(R):
-        oh = rg * R + j
-        row_live = live
-        if RANK > 1:
-            row_live = live & (oh < OH)
-        encoded = ()
-        if WITH != NO_TAPS:
-            keyed = ()
-            if PACKED == KEYED_BYTES:
-                keyed = taps_of_keys(values, j * Q, Q, SW, j * SH * KW, V, B, LAYOUT == COLUMNS)
-            for v in tl.static_range(ACROSS):
-                if PACKED == KEYED_BYTES:
-                    code = keyed[v]
-                else:
-                    code = code_number(codes[j * Q + v] - (j * SH * KW + v * SW), ASM)
-                ow = qg * ACROSS + v
-                start_h = oh * SH - PH
-                start_w = ow * SW - PW
-                if WITH == PLANE_INDICES or WITH == INDICES:
-                    first_d = id0
-                    first_h = start_h
-                    first_w = start_w
-                    if LAYOUT != COLUMNS:
-                        first_w = first_w[:, None]
-                        if RANK > 1:
-                            first_h = first_h[:, None]
-                        if RANK > 2:
-                            first_d = first_d[:, None]
-                    columns_of_row = W * V if LAYOUT == COLUMNS else W
-                    code = position_of(code, first_d, first_h, first_w, H, columns_of_row, KH, KW, JD, JH, JW, RANK)
-                    if WITH == INDICES:
-                        elements = tl.cast(D, tl.int64) * H * columns_of_row
-                        if LAYOUT == CHANNELS:
-                            channel = (cc * V)[:, None] + tl.arange(0, V)[None, :]
-                            code = code + (rest.to(tl.int64) * (C * V))[:, None] * elements + channel * elements
-                        elif LAYOUT == SCALAR:
-                            code = code + (rest.to(tl.int64) * elements)[:, None]
-                        else:
-                            code = code + rest.to(tl.int64) * elements
-                if EMPTY:
-                    empty = no_tap_inside(start_w, W * V if LAYOUT == COLUMNS else W, KW, JW)
-                    if RANK > 1:
-                        empty = empty | no_tap_inside(start_h, H, KH, JH)
-                    if RANK > 2:
-                        empty = empty | no_tap_inside(id0, D, KD, JD)
-                    if LAYOUT != COLUMNS:
-                        empty = empty[:, None]
-                    code = tl.where(empty, 0 if WITH == TAPS else -1, code)
-                encoded = encoded + (code,)
-        if LAYOUT == COLUMNS:
-            out = (od * yd + oh * yh) * UNIT + qg * V
-            if WHOLE_VECTORS:
-                out = (od * yd + oh * yh + qg) * V
-            if PACKED == NOT_PACKED:
-                store_columns(y + y_plane, out, values, j * Q, row_live, qg, OW, B, V, WHOLE_VECTORS)
-            else:
-                store_packed(y + y_plane, od * yd + oh * yh + qg, values, j * Q, row_live, V, B, True, PACKED, ASM)
-            if WITH != NO_TAPS:
-                store_columns(t + y_plane, out, encoded, 0, row_live, qg, OW, B, V, WHOLE_VECTORS)
-        else:
-            vector = tl.arange(0, V)[None, :]
-            for v in tl.static_range(Q):
-                ow = qg * Q + v
-                ok = (row_live & (ow < OW))[:, None]
-                at = od * yd + oh * yh + ow * yw + cc * yc
-                out = y_plane[:, None] + (at * V)[:, None] + vector
-                if PACKED == NOT_PACKED:
-                    tl.store(y + out, values[j * Q + v].to(y.dtype.element_ty), mask=ok)
-                else:
-                    store_packed(y + y_plane, at, values, j * Q + v, row_live & (ow < OW), V, B, False, PACKED, ASM)
-                if WITH != NO_TAPS:
-                    tl.store(t + out, encoded[v].to(t.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -363,8 +143,183 @@ def position_of(
     position = (first_w + (tap - above * KW) * JW).to(tl.int64)
     if RANK > 1:
         kd = above // KH
-        row = first_h + (above - kd * KH) * JH
+        row = (first_h + (above - kd * KH) * JH).to(tl.int64)
         if RANK > 2:
-            row = row + (first_d + kd * JD).to(tl.int64) * H
-        position = position + row.to(tl.int64) * W
+            row += (first_d + kd * JD).to(tl.int64) * H
+        position += row * W
     return position
+
+
+_RUNTIME = [
+    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW"),
+    *("xn", "xc", "xd", "xh", "xw", "yn", "yc", "yd", "yh", "yw"),
+]
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
+def max_tile(
+    x, y, t, lanes, C, D, H, W, OD, OH, OW, xn, xc, xd, xh, xw, yn, yc, yd, yh, yw,
+    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
+    R: tl.constexpr, Q: tl.constexpr, GROUPS: tl.constexpr, LAYOUT: tl.constexpr, V: tl.constexpr,
+    STORE: tl.constexpr, WITH: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
+    """Windows unrolled at compile time; a lane owns R rows by Q columns of outputs.
+
+    x: the input, N x C planes of D x H x W; y, t: values and, as WITH says, "taps", "plane indices" or "indices" (not
+    used with "values"), both with strides yn .. yw. LAYOUT "columns": a lane reads vectors along rows and Q is V; W and
+    x's strides count vectors of V, OW and y's vectors of STORE. "channels": vectors of V channels; C and all strides
+    count vectors, STORE is V. "any": V is 1, any strides. GROUPS: rows and columns of outputs that share a core. EMPTY:
+    some window has no tap inside the input.
+    """
+    KD: tl.constexpr = WINDOW[0]
+    KH: tl.constexpr = WINDOW[1]
+    KW: tl.constexpr = WINDOW[2]
+    SH: tl.constexpr = STRIDE[1]
+    SW: tl.constexpr = STRIDE[2]
+    PH: tl.constexpr = START[1]
+    PW: tl.constexpr = START[2]
+    JD: tl.constexpr = DILATION[0]
+    JH: tl.constexpr = DILATION[1]
+    JW: tl.constexpr = DILATION[2]
+    WITH_TAPS: tl.constexpr = WITH != "values"
+    SPLIT: tl.constexpr = LAYOUT == "columns"
+    TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
+    FILL: tl.constexpr = lowest(x.dtype.element_ty)
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    cc = 0
+    rest = lane
+    if LAYOUT == "channels":
+        cc = lane % C
+        rest = lane // C
+    columns_of_row = W * V if SPLIT else W
+    PER_TILE: tl.constexpr = V // STORE if SPLIT else Q
+    qg, rg, od, rest = tile_of(rest, (OW + PER_TILE - 1) // PER_TILE, (OH + R - 1) // R, OD, RANK)
+    if LAYOUT == "channels":
+        x0 = x + rest.to(tl.int64) * xn * V
+        y_plane = rest.to(tl.int64) * yn * STORE
+    else:
+        x0 = x + plane_offset(rest, C, xn, xc) * V
+        y_plane = plane_offset(rest, C, yn, yc) * STORE
+
+    # The columns that the lane reads: from LOW to HIGH relative to first_column, its own first being entry ORIGIN.
+    REACH: tl.constexpr = (Q - 1) * SW + (KW - 1) * JW
+    LOW: tl.constexpr = (-PW) // V if SPLIT else 0
+    HIGH: tl.constexpr = (REACH - PW) // V if SPLIT else REACH
+    ORIGIN: tl.constexpr = -PW - LOW * V if SPLIT else 0
+    ROWS: tl.constexpr = (R - 1) * SH + (KH - 1) * JH + 1
+    DENSE: tl.constexpr = JW == 1 and JH == 1
+    LINE: tl.constexpr = KW if DENSE else REACH + 1  # what a row of the block counts in a position's number
+    id0 = od * STRIDE[0] - START[0]
+    ih0 = rg * (R * SH) - PH
+    iw0 = qg * (Q * SW) - PW
+    column_codes = ()
+    for c in tl.static_range(ORIGIN + REACH + 1):
+        if WITH_TAPS and c >= ORIGIN:
+            code = number_of(c - ORIGIN, iw0, PW, JW)
+            if c - ORIGIN < PW:
+                code = as_block(code, not SPLIT, B, V)
+            column_codes = column_codes + ((code + CODE_ZERO) if ASM else code,)
+        else:
+            column_codes = column_codes + (0,)
+
+    values = ()
+    taps = ()
+    for kd in tl.static_range(KD):
+        depth = id0 + kd * JD
+        in_slice = live
+        if RANK > 2:
+            in_slice = live & (depth >= 0) & (depth < D)
+        found = ()
+        found_codes = ()
+        for r in tl.static_range(ROWS):
+            row = ih0 + r
+            inside = in_slice
+            if RANK > 1:
+                inside = in_slice & (row >= 0) & (row < H)
+            loaded = load_row(
+                x0, depth * xd + row * xh + cc * xc, inside, qg * SW if SPLIT else iw0, W, 1 if SPLIT else xw,
+                LOW, HIGH, FILL, TYPE, V, B, SPLIT,
+            )  # fmt: skip
+            columns = ()
+            for c in tl.static_range(ORIGIN + REACH + 1):
+                columns = columns + (comparable(loaded[c], WITH_TAPS),)
+            maxima, codes = sliding(columns, column_codes, ORIGIN, 1, Q, SW, KW, JW, GROUPS[1], WITH_TAPS, ASM)
+            found = found + maxima
+            line = number_of(r, ih0, PH, JH) * LINE
+            if WITH_TAPS and r < PH:
+                line = as_block(line, not SPLIT, B, V)
+            for v in tl.static_range(Q):
+                found_codes = found_codes + ((codes[v] + line) if WITH_TAPS else 0,)
+        new = ()
+        new_taps = ()
+        for v in tl.static_range(Q):
+            maxima, codes = sliding(found, found_codes, v, Q, R, SH, KH, JH, GROUPS[0], WITH_TAPS, ASM)
+            for j in tl.static_range(R):
+                tap = 0
+                m = maxima[j]
+                code = codes[j]
+                if WITH_TAPS and ASM:
+                    code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
+                if WITH_TAPS:
+                    if DENSE:
+                        tap = code - (j * SH * LINE + v * SW)
+                    else:
+                        row_number = code // LINE
+                        tap = (row_number - j * SH) // JH * KW + (code - row_number * LINE - v * SW) // JW
+                    if kd > 0:
+                        tap += kd * (KH * KW)
+                    elif START[0] > 0:
+                        ahead = first_tap_inside(id0, KD, JD).to(tl.int32) * (KH * KW)
+                        tap += as_block(ahead, not SPLIT, B, V)
+                if kd > 0:
+                    m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
+                new = new + (m,)
+                new_taps = new_taps + (tap,)
+        values = new
+        taps = new_taps
+
+    for j in tl.static_range(R):
+        oh = rg * R + j
+        row_live = live
+        if RANK > 1:
+            row_live = live & (oh < OH)
+        encoded = ()
+        for v in tl.static_range(Q):
+            code = taps[v * R + j]
+            iw = iw0 + v * SW
+            ih = ih0 + j * SH
+            if WITH == "plane indices" or WITH == "indices":
+                first_w = as_block(iw, not SPLIT, B, V)
+                first_h = as_block(ih, not SPLIT, B, V)
+                first_d = as_block(id0, not SPLIT, B, V)
+                code = position_of(code, first_d, first_h, first_w, H, columns_of_row, KH, KW, JD, JH, JW, RANK)
+                if WITH == "indices":
+                    plane = tl.cast(D, tl.int64) * H * columns_of_row
+                    number = as_block(rest.to(tl.int64), not SPLIT, B, V)
+                    if LAYOUT == "channels":
+                        number = number * (C * V) + (cc * V)[:, None] + tl.arange(0, V)[None, :]
+                    code += number * plane
+            if EMPTY:
+                empty = no_tap_inside(iw, columns_of_row, KW, JW)
+                if RANK > 1:
+                    empty = empty | no_tap_inside(ih, H, KH, JH)
+                if RANK > 2:
+                    empty = empty | no_tap_inside(id0, D, KD, JD)
+                code = tl.where(as_block(empty, not SPLIT, B, V), 0 if WITH == "taps" else -1, code)
+            encoded = encoded + (code,)
+        out = od * yd + oh * yh
+        if SPLIT:
+            first = qg * PER_TILE
+            store_row(y + y_plane, out + first, values, row_live, first, OW, j, R, Q, STORE, B)
+            if WITH_TAPS:
+                store_row(t + y_plane, out + first, encoded, row_live, first, OW, 0, 1, Q, STORE, B)
+        else:
+            for v in tl.static_range(Q):
+                ow = qg * Q + v
+                ok = (row_live & (ow < OW))[:, None]
+                at = y_plane[:, None] + ((out + ow * yw + cc * yc) * V)[:, None] + tl.arange(0, V)[None, :]
+                tl.store(y + at, rounded(values[v * R + j], y.dtype.element_ty), mask=ok)
+                if WITH_TAPS:
+                    tl.store(t + at, encoded[v].to(t.dtype.element_ty), mask=ok)

@@ -1,28 +1,26 @@
-"""The gradient of max pooling on the GPU, as a gather: fill with 0, combine by addition, finish with one store.
+"""The gradient of max pooling on the GPU, and what taps point at.
 
-Every input element asks the windows that cover it whether their winning tap is the one that lies on it, and adds up
-the gradients of those that say yes (M5). Nothing is written twice and nothing needs zeroing first, so results are the
-same run after run. A window without a tap inside the input has tap 0, which then lies outside: it sends nothing.
-
-Where windows overlap much the gather goes axis by axis. For one input row and one output column every window won by
-that row has its winner in the same column: the first maximum of the row's segment. So gradients are first added up the
-rows, which also picks the winner's column, and then along each row: the windows cost their size, not its square.
+The gradient is a gather: every input element asks the windows that cover it whether their winning tap is the one that
+lies on it, and adds up the gradients of those that say yes (M5). Nothing is written twice and nothing needs zeroing
+first, so results are the same run after run. A window without a tap inside the input has tap 0, which then lies
+outside: it sends nothing.
 """
-
-# ruff: noqa: B007, E741  (Triton needs the else and compiles no unpacking; I and O are an axis' sizes)
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .addressing import first_covering, join_columns, lane_numbers, plane_offset, split_columns, tile_of
-from .max_pooling_rows import CHANNELS, COLUMNS, as_block, tap_at
-
-_RUNTIME = [
-    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW", "gn", "gc", "gd", "gh", "gw"),
-    *("tn", "tc", "td", "th", "tw", "xn", "xc", "xd", "xh", "xw"),
-]
+from .addressing import (
+    as_block,
+    lane_numbers,
+    load_row,
+    plane_offset,
+    rounded,
+    store_row,
+    tap_at,
+    tile_of,
+)
 
 
 @triton.constexpr_function
@@ -37,244 +35,104 @@ def last_window(inputs, S, P):
     return (inputs - 1 + P) // S
 
 
-@triton.constexpr_function
-def float_bits(value):
-    """The float32 ``value``, a small non-negative integer, as a PTX literal's eight hexadecimal digits."""
-    if value == 0:
-        return "00000000"
-    exponent = value.bit_length() - 1
-    return f"{((127 + exponent) << 23) | ((value << (23 - exponent)) & 0x7FFFFF):08x}"
-
-
-@triton.constexpr_function
-def add_where_equal(tap):
-    """PTX: the sum $1, plus the gradient $3 where the tap $2 is ``tap``; as one predicated addition."""
-    return f"{{.reg .pred p; setp.eq.s32 p, $2, {tap}; mov.f32 $0, $1; @p add.rn.f32 $0, $1, $3;}}"
-
-
-@triton.constexpr_function
-def add_where_column(column):
-    """PTX: the same for picked columns, which are float32."""
-    return f"{{.reg .pred p; setp.eq.f32 p, $2, 0f{float_bits(column)}; mov.f32 $0, $1; @p add.rn.f32 $0, $1, $3;}}"
-
-
-@triton.constexpr_function
-def pick_in_row(first, KW):
-    """PTX: where the tap $4 (as float32) is one of the KW taps from ``first`` on, the sum $2 plus the gradient $5, and
-    the tap's column for the one picked so far, $3.
-
-    The range is one unsigned comparison of the difference's bits, as negative floats are the largest; the column moves
-    by an addition, because a predicated move would become a select on the busier pipe.
-    """
-    return (
-        "{.reg .pred p; .reg .f32 d; .reg .b32 b;"
-        f" sub.rn.f32 d, $4, 0f{float_bits(first)}; mov.b32 b, d; setp.lt.u32 p, b, 0x{float_bits(KW)};"
-        " mov.f32 $0, $2; mov.f32 $1, $3; @p add.rn.f32 $0, $2, $5; @p add.rn.f32 $1, d, 0f00000000;}"
-    )
-
-
-@triton.jit
-def add_winner(s, tap, gradient, TAP: tl.constexpr, ASM: tl.constexpr):
-    """``s``, plus ``gradient`` where ``tap`` is TAP."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            add_where_equal(TAP), "=&f,f,r,f", [s, tap, gradient], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        # In this form, not as the addition of a selected 0, it becomes one predicated instruction.
-        return tl.where(tap == TAP, s + gradient, s)
-
-
-@triton.jit
-def add_picked(s, column, gradient, COLUMN: tl.constexpr, ASM: tl.constexpr):
-    """``s``, plus ``gradient`` where ``column`` is COLUMN."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            add_where_column(COLUMN), "=&f,f,f,f", [s, column, gradient], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return tl.where(column == COLUMN, s + gradient, s)
-
-
-@triton.jit
-def add_in_row(s, picked, tap, gradient, FIRST: tl.constexpr, KW: tl.constexpr, ASM: tl.constexpr):
-    """``(s, picked)``, with ``gradient`` added and the tap's column picked where ``tap`` is in the row from FIRST."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            pick_in_row(FIRST, KW),
-            "=&f,=&f,f,f,f,f",
-            [s, picked, tap, gradient],
-            dtype=(tl.float32, tl.float32),
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        column = tap - FIRST
-        wins = (column >= 0) & (column < KW)
-        return tl.where(wins, s + gradient, s), tl.where(wins, column, picked)
-
-
-@triton.jit
-def window_row(
-    base, offset, inside, cc, first, OW, along_c, stride, OTHER, LOW: tl.constexpr, HIGH: tl.constexpr, V: tl.constexpr,
-    B: tl.constexpr, LAYOUT: tl.constexpr, TYPE: tl.constexpr,
-):  # fmt: skip
-    """One row of windows as a tuple: columns LOW..HIGH (in vectors for COLUMNS) of gradients or of taps."""
-    vector = tl.arange(0, V)[None, :]
-    columns = ()
-    for c in tl.static_range(LOW, HIGH + 1):
-        column = first + c
-        ok = inside & (column >= 0) & (column < OW)
-        if LAYOUT == COLUMNS:
-            at = ((offset + column) * V)[:, None] + vector
-            v = tl.load(base[:, None] + at, mask=ok[:, None], other=OTHER).to(TYPE)
-            columns = columns + split_columns(v, B, V)
-        else:
-            at = ((offset + column * stride + cc * along_c) * V)[:, None] + vector
-            v = tl.load(base[:, None] + at, mask=ok[:, None], other=OTHER).to(TYPE)
-            columns = columns + (v,)
-    return columns
+_RUNTIME = [
+    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW", "gn", "gc", "gd", "gh", "gw"),
+    *("tn", "tc", "td", "th", "tw", "xn", "xc", "xd", "xh", "xw"),
+]
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
-def grad_windows(
+def grad_tile(
     g, t, dx, lanes, C, D, H, W, OD, OH, OW, gn, gc, gd, gh, gw, tn, tc, td, th, tw, xn, xc, xd, xh, xw,
-    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    RANK: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
-    LAYOUT: tl.constexpr, WIDE: tl.constexpr, SEPARABLE: tl.constexpr, DOUBLE: tl.constexpr,
-    ASM: tl.constexpr,
+    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
+    R: tl.constexpr, Q: tl.constexpr, LAYOUT: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Windows unrolled at compile time; a lane owns SD by R by Q inputs, R and Q multiples of SH and SW.
+    """Windows unrolled at compile time; a lane owns SD by R by Q inputs, R and Q multiples of the strides SH and SW.
 
-    g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW); dx: the result of sizes (N, C, D, H, W). For COLUMNS,
-    OW and the strides of g and t count vectors of V windows, gw and tw are 1, Q is a multiple of V * SW, and W and the
-    strides of dx count vectors of STORE inputs, xw being 1. For CHANNELS, C and all strides (but gc, tc and xc) count
-    vectors of V channels.
+    g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW); dx: the result of sizes (N, C, D, H, W). LAYOUT
+    "columns": OW and the strides of g and t count vectors of V windows, Q is a multiple of V * SW, and W and the
+    strides of dx count vectors of STORE inputs. "channels": vectors of V channels; C and all strides count vectors,
+    STORE is V. "any": V is 1, any strides.
     """
-    SUM: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    TAP: tl.constexpr = tl.float32 if ASM and SEPARABLE else tl.int32
+    KD: tl.constexpr = WINDOW[0]
+    KH: tl.constexpr = WINDOW[1]
+    KW: tl.constexpr = WINDOW[2]
+    SD: tl.constexpr = STRIDE[0]
+    SH: tl.constexpr = STRIDE[1]
+    SW: tl.constexpr = STRIDE[2]
+    PD: tl.constexpr = START[0]
+    PH: tl.constexpr = START[1]
+    PW: tl.constexpr = START[2]
+    JD: tl.constexpr = DILATION[0]
+    JH: tl.constexpr = DILATION[1]
+    JW: tl.constexpr = DILATION[2]
+    SPLIT: tl.constexpr = LAYOUT == "columns"
+    SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
     cc = 0
     rest = lane
-    columns_of_row = W
-    if LAYOUT == COLUMNS:
-        columns_of_row = W * STORE
-    if LAYOUT == CHANNELS:
+    if LAYOUT == "channels":
         cc = lane % C
         rest = lane // C
+    columns_of_row = W * STORE if SPLIT else W
     qg, rg, dg, rest = tile_of(rest, (columns_of_row + Q - 1) // Q, (H + R - 1) // R, (D + SD - 1) // SD, RANK)
-    UNIT: tl.constexpr = STORE if LAYOUT == COLUMNS else V
-    if LAYOUT == CHANNELS:
+    if LAYOUT == "channels":
         sample = rest.to(tl.int64)
         g0 = g + sample * gn * V
         t0 = t + sample * tn * V
-        x_plane = sample * xn * UNIT
+        x_plane = sample * xn * STORE
     else:
         g0 = g + plane_offset(rest, C, gn, gc) * V
         t0 = t + plane_offset(rest, C, tn, tc) * V
-        x_plane = plane_offset(rest, C, xn, xc) * UNIT
+        x_plane = plane_offset(rest, C, xn, xc) * STORE
 
+    # The windows that the lane asks: FIRST to LAST along a row, in vectors LOW to HIGH; FIRST is entry ORIGIN.
     FIRST: tl.constexpr = first_window(KW, SW, PW, JW)
     LAST: tl.constexpr = last_window(Q, SW, PW)
-    LOW: tl.constexpr = FIRST // V if LAYOUT == COLUMNS else FIRST
-    HIGH: tl.constexpr = LAST // V if LAYOUT == COLUMNS else LAST
-    # Position of window FIRST in what window_row returns.
-    ORIGIN: tl.constexpr = FIRST - LOW * V if LAYOUT == COLUMNS else 0
-    WINDOWS: tl.constexpr = LAST - FIRST + 1
+    LOW: tl.constexpr = FIRST // V if SPLIT else FIRST
+    HIGH: tl.constexpr = LAST // V if SPLIT else LAST
+    ORIGIN: tl.constexpr = FIRST - LOW * V if SPLIT else 0
     # Read where there is no window: no tap of any row (one byte holds taps 0 to 224).
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
-    # The lane's first window, in vectors for COLUMNS.
-    first_column = qg * (Q // SW // V if LAYOUT == COLUMNS else Q // SW)
+    first_column = qg * (Q // SW // V if SPLIT else Q // SW)
 
     for e in tl.static_range(SD):
         sums = ()
-        for i in tl.static_range(R * Q):
-            sums = sums + (as_block(tl.zeros([B], SUM), LAYOUT, B, V),)
+        for _ in tl.static_range(R * Q):
+            sums = sums + (as_block(tl.zeros([B], SUM), not SPLIT, B, V),)
         for z in tl.static_range(first_window(KD, SD, PD, JD), last_window(SD, SD, PD) + 1):
             if tap_at(e + PD - z * SD, KD, JD) >= 0:
                 od = dg + z
-                slice_inside = live
+                in_slice = live
                 if RANK > 2:
-                    slice_inside = live & (od >= 0) & (od < OD)
-                gathered = ()
-                picked = ()
-                if SEPARABLE:
-                    for i in tl.static_range(R * WINDOWS):
-                        gathered = gathered + (as_block(tl.zeros([B], SUM), LAYOUT, B, V),)
-                        picked = picked + (as_block(tl.zeros([B], TAP), LAYOUT, B, V),)
+                    in_slice = live & (od >= 0) & (od < OD)
                 for a in tl.static_range(first_window(KH, SH, PH, JH), last_window(R, SH, PH) + 1):
                     oh = rg * (R // SH) + a
-                    inside = slice_inside
+                    inside = in_slice
                     if RANK > 1:
-                        inside = slice_inside & (oh >= 0) & (oh < OH)
-                    gradients = window_row(
-                        g0, od * gd + oh * gh, inside, cc, first_column, OW, gc, gw, 0.0, LOW, HIGH, V, B, LAYOUT, SUM
-                    )
-                    taps = window_row(
-                        t0,
-                        od * td + oh * th,
-                        inside,
-                        cc,
-                        first_column,
-                        OW,
-                        tc,
-                        tw,
-                        NO_TAP,
-                        LOW,
-                        HIGH,
-                        V,
-                        B,
-                        LAYOUT,
-                        TAP,
-                    )
-                    if SEPARABLE:
-                        new = ()
-                        new_picked = ()
-                        for j in tl.static_range(R):
-                            for b in tl.static_range(WINDOWS):
-                                s = gathered[j * WINDOWS + b]
-                                kw = picked[j * WINDOWS + b]
-                                if tap_at(j + PH - a * SH, KH, JH) >= 0:
-                                    s, kw = add_in_row(
-                                        s, kw, taps[ORIGIN + b], gradients[ORIGIN + b],
-                                        (tap_at(e + PD - z * SD, KD, JD) * KH + tap_at(j + PH - a * SH, KH, JH)) * KW,
-                                        KW, ASM,
-                                    )  # fmt: skip
-                                new = new + (s,)
-                                new_picked = new_picked + (kw,)
-                        gathered = new
-                        picked = new_picked
-                    else:
-                        new = ()
-                        for j in tl.static_range(R):
-                            for v in tl.static_range(Q):
-                                s = sums[j * Q + v]
-                                if tap_at(j + PH - a * SH, KH, JH) >= 0:
-                                    for b in tl.static_range(WINDOWS):
-                                        if tap_at(v + PW - (FIRST + b) * SW, KW, JW) >= 0:
-                                            s = add_winner(
-                                                s, taps[ORIGIN + b], gradients[ORIGIN + b],
-                                                (
-                                                    tap_at(e + PD - z * SD, KD, JD) * KH
-                                                    + tap_at(j + PH - a * SH, KH, JH)
-                                                ) * KW + tap_at(v + PW - (FIRST + b) * SW, KW, JW),
-                                                ASM,
-                                            )  # fmt: skip
-                                new = new + (s,)
-                        sums = new
-                if SEPARABLE:
+                        inside = in_slice & (oh >= 0) & (oh < OH)
+                    gradients = load_row(
+                        g0, od * gd + oh * gh + cc * gc, inside, first_column, OW, 1 if SPLIT else gw, LOW, HIGH, 0.0,
+                        SUM, V, B, SPLIT,
+                    )  # fmt: skip
+                    taps = load_row(
+                        t0, od * td + oh * th + cc * tc, inside, first_column, OW, 1 if SPLIT else tw, LOW, HIGH,
+                        NO_TAP, tl.int32, V, B, SPLIT,
+                    )  # fmt: skip
                     new = ()
                     for j in tl.static_range(R):
                         for v in tl.static_range(Q):
                             s = sums[j * Q + v]
-                            for b in tl.static_range(WINDOWS):
-                                if tap_at(v + PW - (FIRST + b) * SW, KW, JW) >= 0:
-                                    s = add_picked(
-                                        s, picked[j * WINDOWS + b], gathered[j * WINDOWS + b],
-                                        tap_at(v + PW - (FIRST + b) * SW, KW, JW), ASM,
-                                    )  # fmt: skip
+                            if tap_at(j + PH - a * SH, KH, JH) >= 0:
+                                for b in tl.static_range(LAST - FIRST + 1):
+                                    if tap_at(v + PW - (FIRST + b) * SW, KW, JW) >= 0:
+                                        tap = (
+                                            tap_at(e + PD - z * SD, KD, JD) * KH + tap_at(j + PH - a * SH, KH, JH)
+                                        ) * KW + tap_at(v + PW - (FIRST + b) * SW, KW, JW)
+                                        # In this form, not as the addition of a selected 0, one predicated instruction.
+                                        s = tl.where(taps[ORIGIN + b] == tap, s + gradients[ORIGIN + b], s)
                             new = new + (s,)
                     sums = new
         depth = dg * SD + e
@@ -286,87 +144,94 @@ def grad_windows(
             if RANK > 2:
                 row_live = row_live & (depth < D)
             out = depth * xd + row * xh
-            if LAYOUT == COLUMNS:
-                for p in tl.static_range(Q // STORE):
-                    piece = join_columns(sums, j * Q + p * STORE, 1, B, STORE).to(dx.dtype.element_ty)
-                    column = qg * (Q // STORE) + p
-                    at = x_plane[:, None] + ((out + column) * STORE)[:, None] + tl.arange(0, STORE)[None, :]
-                    tl.store(dx + at, piece, mask=(row_live & (column < W))[:, None])
+            if SPLIT:
+                first = qg * (Q // STORE)
+                store_row(dx + x_plane, out + first, sums, row_live, first, W, j * Q, 1, Q, STORE, B)
             else:
-                vector = tl.arange(0, V)[None, :]
                 for v in tl.static_range(Q):
                     column = qg * Q + v
-                    at = x_plane[:, None] + ((out + column * xw + cc * xc) * V)[:, None] + vector
-                    value = sums[j * Q + v].to(dx.dtype.element_ty)
+                    at = x_plane[:, None] + ((out + column * xw + cc * xc) * V)[:, None] + tl.arange(0, V)[None, :]
+                    value = rounded(sums[j * Q + v], dx.dtype.element_ty)
                     tl.store(dx + at, value, mask=(row_live & (column < W))[:, None])
 
 
-_AXIS_RUNTIME = [
-    *("lanes", "A1", "A2", "A3", "I", "O", "bound"),
-    *("g0", "g1", "g2", "g3", "ga", "t0", "t1", "t2", "t3", "ta", "x0", "x1", "x2", "x3", "xa"),
+_LOOKUP_RUNTIME = [
+    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW"),
+    *("xn", "xc", "xd", "xh", "xw", "tn", "tc", "td", "th", "tw", "yn", "yc", "yd", "yh", "yw"),
 ]
 
 
-@triton.jit(do_not_specialize=_AXIS_RUNTIME)
-def grad_axis(
-    g, t, dx, rest, lanes, A1, A2, A3, I, O, bound, g0, g1, g2, g3, ga, t0, t1, t2, t3, ta, x0, x1, x2, x3, xa,
-    K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, J: tl.constexpr, COMMON: tl.constexpr, INVERSE: tl.constexpr,
-    BELOW: tl.constexpr, LAST: tl.constexpr, AXIS_INNERMOST: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
-    DOUBLE: tl.constexpr,
+@triton.jit(do_not_specialize=_LOOKUP_RUNTIME)
+def at_taps(
+    x, t, y, lanes, C, D, H, W, OD, OH, OW, xn, xc, xd, xh, xw, tn, tc, td, th, tw, yn, yc, yd, yh, yw,
+    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
+    WITH: tl.constexpr, EMPTY: tl.constexpr, CHANNELS_INNERMOST: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
-    """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs along that axis.
+    """What taps point at: WITH "values" the elements of x (0 for an empty window), else their indices (-1), into y.
 
-    A tap is k * BELOW + what the inner axes' taps are; the inputs' gradients go to dx, and what is left of the taps of
-    those that won there, all alike, to ``rest`` (both with strides x0..xa) unless this axis is the LAST. The other
-    axes have sizes .., A1, A2, A3; ``bound`` is the most windows that reach one input.
+    V outputs of (N, C, OD, OH, OW) per lane, neighbours in y's memory order. Where V is not 1, the strides of t and y
+    count vectors of V, and along these vectors lie side by side.
     """
-    SUM: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    KD: tl.constexpr = WINDOW[0]
+    KH: tl.constexpr = WINDOW[1]
+    KW: tl.constexpr = WINDOW[2]
+    JD: tl.constexpr = DILATION[0]
+    JH: tl.constexpr = DILATION[1]
+    JW: tl.constexpr = DILATION[2]
     lane = lane_numbers(B, WIDE)
-    live = lane < lanes
-    if AXIS_INNERMOST:
-        position = lane % I
-        q = lane // I
-        a3 = q % A3
-        q = q // A3
+    live = (lane < lanes)[:, None]
+    rest = lane
+    c = lane
+    if CHANNELS_INNERMOST:
+        c = lane % (C // V)
+        rest = lane // (C // V)
+        ow, oh, od, rest = tile_of(rest, OW, OH, OD, RANK)
+        n = rest.to(tl.int64)
     else:
-        a3 = lane % A3
-        q = lane // A3
-        position = q % I
-        q = q // I
-    a2 = q % A2
-    q = q // A2
-    a1 = (q % A1).to(tl.int64)
-    a0 = (q // A1).to(tl.int64)
-    a2 = a2.to(tl.int64)
-    a3 = a3.to(tl.int64)
-    gradients = g + a0 * g0 + a1 * g1 + a2 * g2 + a3 * g3
-    taps = t + a0 * t0 + a1 * t1 + a2 * t2 + a3 * t3
-    # The window numbers fall as the taps rise; those past the last window are stepped over at once.
-    tap_number, o, exists = first_covering(position + P, S, J, COMMON, INVERSE)
-    skipped = tl.maximum(o - O + J // COMMON, 0) // (J // COMMON)
-    tap_number += skipped * (S // COMMON)
-    o -= skipped * (J // COMMON)
-    # As many as both progressions have left: taps below K, windows from 0 on.
-    TAP_STEP: tl.constexpr = S // COMMON
-    STEP: tl.constexpr = J // COMMON
-    windows = tl.minimum(tl.maximum(K + TAP_STEP - 1 - tap_number, 0) // TAP_STEP, tl.maximum(o + STEP, 0) // STEP)
-    windows = tl.where(live & exists, windows, 0)
-    tap_at_o = o * ta
-    gradient_at_o = o * ga
-    first_tap = tap_number * BELOW
-    total = tl.zeros([B], SUM)
-    left = tl.zeros([B], tl.int32)
-    for m in range(0, bound):
-        tap = tl.load(taps + tap_at_o, mask=m < windows, other=-1).to(tl.int32)
-        below = tap - first_tap
-        wins = (m < windows) & (tap >= 0) & (below >= 0) & (below < BELOW)
-        # The gradients of windows won elsewhere are not even read.
-        total += tl.load(gradients + gradient_at_o, mask=wins, other=0.0).to(SUM)
-        left = tl.where(wins, below, left).to(tl.int32)
-        first_tap += TAP_STEP * BELOW
-        tap_at_o -= STEP * ta
-        gradient_at_o -= STEP * ga
-    at = a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3 + position.to(tl.int64) * xa
-    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=live)
-    if not LAST:
-        tl.store(rest + at, left.to(rest.dtype.element_ty), mask=live)
+        ow, oh, od, rest = tile_of(rest, OW // V, OH, OD, RANK)
+        c = (rest % C).to(tl.int64)
+        n = (rest // C).to(tl.int64)
+    vector = tl.arange(0, V)[None, :]
+    near = od * td + oh * th + ow * tw
+    tap = tl.load(t + ((n * tn + c * tc + near) * V)[:, None] + vector, mask=live, other=0).to(tl.int32)
+    out = ((n * yn + c * yc + (od * yd + oh * yh + ow * yw)) * V)[:, None] + vector
+    first_d = (od * STRIDE[0] - START[0])[:, None]
+    first_h = (oh * STRIDE[1] - START[1])[:, None]
+    if CHANNELS_INNERMOST:
+        c = c * V
+        first_w = (ow * STRIDE[2] - START[2])[:, None]
+    else:
+        first_w = (ow * (V * STRIDE[2]) - START[2])[:, None] + vector * STRIDE[2]
+    # A tap is kw + KW * (kh + KH * kd); what lies a row or a slice further is corrected by what kw + KW * kh counts.
+    above = tap // KW
+    kd = above // KH if KD > 1 else 0
+    if WITH == "values":
+        offset = first_d * xd + first_h * xh + first_w * xw
+        offset += tap * (JW * xw) + above * (JH * xh - KW * JW * xw) + kd * (JD * xd - KH * JH * xh)
+    else:
+        offset = (first_d * H + first_h) * W + first_w
+        offset += tap * JW + above * (JH * W - KW * JW) + kd * ((JD * H - KH * JH) * W)
+    ok = live
+    if EMPTY:
+        # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
+        depth = first_d + kd * JD
+        row = first_h + (above - kd * KH) * JH
+        column = first_w + (tap - above * KW) * JW
+        ok = live & (depth >= 0) & (depth < D) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    if WITH == "values":
+        base = (n * xn + c.to(tl.int64) * xc)[:, None]
+        if CHANNELS_INNERMOST:
+            base = base + vector * xc
+        result = tl.load(x + (base + offset), mask=ok, other=0)
+    else:
+        result = offset.to(tl.int64)
+        if WITH == "indices":
+            plane = tl.cast(D, tl.int64) * H * W
+            base = ((n * C + c) * plane)[:, None]
+            if CHANNELS_INNERMOST:
+                base = base + vector * plane
+            result = base + offset
+        if EMPTY:
+            result = tl.where(ok, result, -1)
+    tl.store(y + out, result.to(y.dtype.element_ty), mask=live)

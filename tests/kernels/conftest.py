@@ -17,8 +17,6 @@ NEED_THE_INTERPRETER = (
     "test_average_pooling.py",
     "test_large_tensors.py",
     "test_max_pooling.py",
-    "test_max_pooling_packed.py",
-    "test_max_pooling_stream.py",
     "test_quantized_average_pooling.py",
 )
 NEED_THE_COMPILER = ("test_emulated_launches.py", "test_emulator.py", "test_every_launch.py", "test_static.py")

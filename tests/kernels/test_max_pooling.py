@@ -22,7 +22,6 @@ from torch_dmlpool.kernels import launch as shared_launch
 from torch_dmlpool.kernels import max_pooling_grad_launch
 from torch_dmlpool.kernels import max_pooling_launch as launches
 
-from torch_dmlpool.backends import triton as triton_launches
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
@@ -31,8 +30,8 @@ backend = pytest.importorskip("torch_dmlpool.backends.triton")
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     """What the calls of a test launch, in order."""
-    recorder = Recorder(triton_launches.earlier_launch)
-    monkeypatch.setattr(triton_launches, "earlier_launch", recorder)
+    recorder = Recorder(backend.launch)
+    monkeypatch.setattr(backend, "launch", recorder)
     return recorder.record
 
 
@@ -46,9 +45,9 @@ WINDOWS = {
 READ_AS = {
     "contiguous": "columns",
     "channels last": "channels",
-    "sliced": "scalar",
-    "expanded over columns": "scalar",
-    "storage offset": "scalar",
+    "sliced": "any",
+    "expanded over columns": "any",
+    "storage offset": "any",
 }
 
 
@@ -56,8 +55,7 @@ READ_AS = {
 def test_unrolled_forward(window: str, layout: str, ran: list[Ran]) -> None:
     """M1 to M4, G7: every layout has its own form of the unrolled kernel, and all of them agree with the oracle."""
     assert_forward(samples.LAYOUTS[layout](awkward(2, 4, 7, 8)), WINDOWS[window])
-    unrolled = {one.form for one in ran if one.kernel != "max_stream"}  # which serves some windows and types
-    assert unrolled == {f"max_windows, {READ_AS[layout]}"}
+    assert {one.form for one in ran} == {f"max_tile, {READ_AS[layout]}"}
 
 
 @cases.in_pairs(layout=["contiguous", "channels last", "sliced"], window=list(WINDOWS))
@@ -67,21 +65,27 @@ def test_unrolled_gradient(layout: str, window: str, ran: list[Ran]) -> None:
     for of_gradient in ("contiguous", layout, "expanded over the batch"):
         assert_gradient(input, WINDOWS[window], samples.LAYOUTS[of_gradient])
     forms = {one.form for one in ran if one.kernel.startswith("grad_")}
-    if layout == "channels last":
-        assert forms <= {"grad_windows, channels", "grad_words_of_channels"}
-    else:
-        assert forms <= {"grad_windows, scalar", "grad_windows, columns", "grad_words_of_columns"}
+    assert forms <= ({"grad_tile, channels"} if layout == "channels last" else {"grad_tile, any", "grad_tile, columns"})
 
 
 def test_gradient_in_columns(ran: list[Ran]) -> None:
-    """M5: whole vectors of windows make whole vectors of inputs, at stride 1 (by rows, then columns, for 4) and 2."""
-    for window, dilation, separable in ((3, 1, False), (4, 2, True)):
-        assert_gradient(awkward(1, 2, 6, 8), Window.directml(2, window, 1, window // 2, window, dilation))
-        assert ran[-1].form == "grad_windows, columns"
-        assert ran[-1].launch.constants["SEPARABLE"] is separable
+    """M5: whole vectors of windows make whole vectors of inputs, at strides 1 and 2."""
+    assert_gradient(awkward(1, 2, 6, 8), Window.directml(2, 3, 1, 1, 1))
+    assert ran[-1].form == "grad_tile, columns"
     assert_gradient(awkward(1, 2, 6, 16), Window.directml(2, 2, 2))
-    assert ran[-1].form == "grad_windows, columns"
-    assert ran[-1].launch.constants["Q"] == 2 * ran[-1].launch.constants["V"]
+    assert ran[-1].form == "grad_tile, columns"
+    assert ran[-1].constants["Q"] == 2 * ran[-1].constants["V"]
+
+
+def test_a_row_is_stored_by_the_widest_vector_that_divides_it(ran: list[Ran]) -> None:
+    """M6: 12 outputs of float16 from 24 inputs are three stores of 4, though they are read by 8."""
+    window = Window.directml(2, 2, 2)
+    input = awkward(1, 2, 4, 24, dtype=torch.float16)
+    expected = oracle.maximum(samples.to_numpy(input), pooling_of(window))
+    values, taps = backend.max_pooling_with_taps(input, window)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(taps, expected.taps)
+    assert (ran[-1].constants["V"], ran[-1].constants["STORE"]) == (8, 4)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", pytest.param("channels last", marks=pytest.mark.slow)])
@@ -112,7 +116,7 @@ def test_ranks(rank: int, ran: list[Ran]) -> None:
         input = arrange(awkward(2, 4, *sizes))
         assert_forward(input, window)
         assert_gradient(input, window)
-    assert {one.launch.constants["RANK"] for one in ran} == {rank}
+    assert {one.constants["RANK"] for one in ran} == {rank}
 
 
 LARGE = {
@@ -139,8 +143,11 @@ def test_axis_by_axis(name: str, layout: str, ran: list[Ran]) -> None:
 def test_axis_forms(ran: list[Ran]) -> None:
     """M2: a looped axis shares its core between 8 rows, reads vectors along the others; 3 axes take 3 passes."""
     assert_forward(awkward(1, 1, 12, 8), Window.directml(2, (70, 3), 1, (40, 1), (40, 1)))
-    rows = [one.launch.constants for one in ran if one.kernel == "max_axis"]
-    assert {(one["R"], one["V"], one["AXIS_INNERMOST"]) for one in rows} == {(2, 1, True), (8, 4, False)}
+    rows = [one.constants for one in ran if one.kernel == "max_axis"]
+    # Of so few elements lanes own one row each; of many, 8.
+    assert {(one["R"], one["V"], one["AXIS_INNERMOST"]) for one in rows} == {(1, 1, True), (1, 4, False)}
+    passes = launches.max_passes(_problem((64, 64, 112, 112), Window.directml(2, 31, 1, 15, 15)), "taps")
+    assert [dict(step.launch.constants)["R"] for step in passes] == [8, 8]
     ran.clear()
     window = Window.directml(3, (70, 2, 3), 1, (40, 0, 1), (40, 1, 0))
     assert_forward(awkward(1, 2, 3, 2, 3), window)
@@ -161,31 +168,12 @@ def test_edges(edge: cases.Edge) -> None:
         assert_gradient(input, window)
 
 
-def test_strips(ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    """M1, M3: a large window at stride 1 in one launch, whose programs take several strips of rows each."""
-    monkeypatch.setattr(launches, "STRIP_ROWS", 12)
-    monkeypatch.setattr(launches, "STRIP_PROGRAMS", 2)
-    forget_launches()
-    try:
-        for dtype in (torch.float32, torch.bfloat16):
-            input = awkward(1, 2, 20, 16, dtype=dtype)
-            window = Window.directml(2, (21, 31), 1, (10, 17), (12, 13))
-            samples.assert_same(
-                backend.max_pooling(input, window), oracle.maximum(samples.to_numpy(input), pooling_of(window)).values
-            )
-            assert ran[-1].kernel == "max_strips"
-            strips, programs, *_ = ran[-1].launch.sizes
-            assert strips > programs == 2
-    finally:
-        forget_launches()
-
-
 def test_empty_windows_are_compiled_in_only_where_there_are_any(ran: list[Ran]) -> None:
     """M1: geometry alone decides whether a window can be empty; such a window gives −inf, tap 0 and index −1."""
     empty = Window.directml(2, 2, 1, (3, 0), (0, 3))
     for window, expected in ((empty, True), (Window.directml(2, 2, 1, 1, 1), False)):
         values, _ = backend.max_pooling_with_taps(torch.zeros(1, 1, 4, 4), window)
-        assert ran[-1].launch.constants["EMPTY"] is expected
+        assert ran[-1].constants["EMPTY"] is expected
         assert bool((values == float("-inf")).any()) is expected
     indices = backend.max_pooling_with_indices(torch.zeros(1, 1, 4, 4), empty, torch.uint32, False)[1]
     assert indices[0, 0, 0, 0] == 2**32 - 1
@@ -230,8 +218,8 @@ def test_wide_arithmetic(ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> Non
                 taps = assert_forward(input, window)
                 assert_gradient(input, window)
                 backend.max_pooling_gather(input, taps, window)
-        assert {one.kernel for one in ran} == {"max_windows", "max_axis", "grad_windows", "grad_axis", "at_taps"}
-        assert all(one.launch.constants["WIDE"] for one in ran)
+        assert {one.kernel for one in ran} == {"max_tile", "max_axis", "grad_tile", "grad_axis", "at_taps"}
+        assert all(one.constants["WIDE"] for one in ran)
     finally:
         forget_launches()
 
@@ -241,14 +229,14 @@ def test_launch_descriptions() -> None:
     window = Window.directml(2, 3, 1, 1, 1)
     small = _problem((32, 64, 112, 112), window)
     large = _problem((64, 512, 512, 512), window)
-    (small_pass,), (large_pass,) = launches.max_passes(small, launches.TAPS), launches.max_passes(large, launches.TAPS)
-    assert not small_pass.launch.constants["WIDE"]
+    (small_pass,), (large_pass,) = launches.max_passes(small, "taps"), launches.max_passes(large, "taps")
+    assert not dict(small_pass.launch.constants)["WIDE"]
     # 2³³ elements, but offsets inside a plane and the number of lanes stay below 2³¹.
-    assert not large_pass.launch.constants["WIDE"]
-    huge_plane = launches.max_passes(_problem((1, 1, 2**16, 2**16), window), launches.TAPS)
-    assert huge_plane[0].launch.constants["WIDE"]
-    many_lanes = launches.max_passes(_problem((2**20, 2**11, 4, 7), window), launches.TAPS)
-    assert many_lanes[0].launch.constants["WIDE"]
+    assert not dict(large_pass.launch.constants)["WIDE"]
+    huge_plane = launches.max_passes(_problem((1, 1, 2**16, 2**16), window), "taps")
+    assert dict(huge_plane[0].launch.constants)["WIDE"]
+    many_lanes = launches.max_passes(_problem((2**20, 2**11, 4, 7), window), "taps")
+    assert dict(many_lanes[0].launch.constants)["WIDE"]
     assert many_lanes[0].launch.programs > 65_535
 
 
@@ -261,7 +249,7 @@ def _problem(shape: tuple[int, ...], window: Window) -> launches.MaxProblem:
     )
     return launches.MaxProblem(
         shared_launch.three_axes(window), window.rank, shape[:2], shared_launch.three_sizes(shape[2:]),
-        shared_launch.three_sizes(outputs), strides, out_strides, 4, True, False, True, "cuda",
+        shared_launch.three_sizes(outputs), strides, out_strides, out_strides, 4, True, True,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -35,6 +35,11 @@ def target(tensor: Tensor) -> str:
         return "hip"
     generation = _generation(tensor.device.index)
     return "sm_90" if generation >= 9 else "cuda" if generation == 8 else "sm_70"
+
+
+def _runs_ptx(tensor: Tensor) -> bool:
+    """Whether a tensor's device runs inline assembly for sm_80 and later."""
+    return target(tensor) in ("cuda", "sm_90")
 
 
 @lru_cache
@@ -101,35 +106,6 @@ def _compiled(
     return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])
 
 
-def earlier_launch(kernel: Any, how: Any, *tensors: Tensor) -> None:
-    """Run ``kernel`` as an ``EarlierLaunch`` says; the device is made current only where it is not."""
-    device = tensors[0].device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        _earlier_run(kernel, how, tensors, device.index)
-        return
-    with torch.cuda.device(device):
-        _earlier_run(kernel, how, tensors, device.index)
-
-
-def _earlier_run(kernel: Any, how: Any, tensors: tuple[Tensor, ...], device: int | None) -> None:
-    key: tuple[Any, ...] = (id(kernel), device)
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            key += (tensor.dtype, tensor.data_ptr() % 16 == 0)
-        else:  # a number: integers are part of what is compiled
-            key += (type(tensor), tensor if type(tensor) is int else None)
-    found = how.compiled.get(key)
-    if found is not None:
-        compiled, constants = found
-        compiled[(how.programs, 1, 1)](*tensors, *how.sizes, *constants)
-        return
-    options = {"num_warps": how.num_warps // 2 if torch.version.hip else how.num_warps, "enable_fp_fusion": True}
-    compiled = kernel[(how.programs,)](*tensors, *how.sizes, **how.constants, **options)
-    if compiled is not None:  # as it is in the interpreter
-        names = kernel.arg_names[len(tensors) + len(how.sizes) :]
-        how.compiled[key] = compiled, tuple(how.constants[name] for name in names)
-
-
 def is_aligned(*tensors: Tensor) -> bool:
     """Whether every tensor starts at a multiple of 16 bytes: only then Triton emits its widest loads and stores."""
     return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
@@ -138,168 +114,118 @@ def is_aligned(*tensors: Tensor) -> bool:
 # --- Max pooling ---
 
 
-@lru_cache(maxsize=4096)
-def _max_plan(
-    window: Window,
-    encode: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    aligned: bool,
-    target: str,
-    memory_format: torch.memory_format,
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """The output's sizes and the launches; remembered, as a call's time on the host counts."""
-    from torch_dmlpool.kernels import launch, max_pooling_launch
-
-    sizes = (*shape[:2], *window.output_sizes(shape[2:]))
-    if 0 in sizes:
-        return sizes, ()
-    output_strides = torch.empty(sizes, device="meta", memory_format=memory_format).stride()
-    problem = max_pooling_launch.MaxProblem(
-        launch.three_axes(window),
-        len(window.axes),
-        shape[:2],
-        launch.three_sizes(shape[2:]),
-        launch.three_sizes(sizes[2:]),
-        launch.five_strides(shape, strides),
-        launch.five_strides(sizes, output_strides),
-        dtype.itemsize,
-        dtype.is_floating_point,
-        dtype is torch.bfloat16,
-        aligned,
-        target,
-    )
-    return sizes, max_pooling_launch.max_passes(problem, encode)
-
-
-def _maxima(input: Tensor, window: Window, encode: int, code_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Values, and beside them taps or indices of ``code_dtype`` as ``encode`` says (else the values once more)."""
-    memory_format = operands.suggested_memory_format(input)
-    input = input.resolve_neg()
-    aligned = is_aligned(input)
-    sizes, passes = _max_plan(
-        window,
-        encode,
-        tuple(input.shape),
-        input.stride(),
-        input.dtype,
-        aligned,
-        target(input),
-        memory_format,
-    )
-    values = operands.empty(sizes, input, memory_format)
-    codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
-    if not passes:
-        return values, codes
-    if passes[0].kernel == "max_windows":
-        earlier_launch(kernel_named("max_pooling", "max_windows"), passes[0].launch, input, values, codes)
-        return values, codes
-    from torch_dmlpool.kernels import max_pooling_axes, max_pooling_launch, max_pooling_walk, max_pooling_walk_launch
-
-    taps = codes
-    if encode not in (max_pooling_launch.NO_TAPS, max_pooling_launch.TAPS):
-        taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
-    current, inner = input, input
-    for step in passes:
-        if step.kernel == "max_stream":
-            earlier_launch(kernel_named("max_pooling_stream", "max_stream"), step.launch, input, values, taps)
-            break
-        if step.kernel == "max_strips":
-            scratch = torch.empty(step.scratch, dtype=input.dtype, device=input.device)
-            earlier_launch(kernel_named("max_pooling_strips", "max_strips"), step.launch, input, values, scratch)
-            break
-        if step.kernel == "max_walk":
-            kind = max_pooling_walk_launch.scratch_type(step.launch, str(input.dtype).removeprefix("torch."))
-            between = torch.empty(step.scratch, dtype=getattr(torch, kind), device=input.device)
-            columns = between
-            if step.launch.constants["MODE"] == max_pooling_walk_launch.PAIRS:
-                columns = torch.empty(step.scratch, dtype=torch.uint8, device=input.device)
-            earlier_launch(max_pooling_walk.max_walk, step.launch, input, values, taps, between, columns)
-            break
-        if step is passes[-1]:
-            result, result_taps = values, taps
-        else:
-            result = torch.empty(step.elements, dtype=input.dtype, device=input.device)
-            result_taps = result
-            if encode != max_pooling_launch.NO_TAPS:
-                # An empty window is marked by -1 until the last pass.
-                kind = torch.int16 if step.taps <= 2**15 else torch.int32
-                result_taps = torch.empty(step.elements, dtype=kind, device=input.device)
-        earlier_launch(max_pooling_axes.max_axis, step.launch, current, inner, result, result_taps)
-        current, inner = result, result_taps
-    if taps is not codes:
-        _look_up(input, taps, codes, input.shape[2:], window, encode)
-    return values, codes
-
-
-def _look_up(input: Tensor, taps: Tensor, result: Tensor, sizes: Sequence[int], window: Window, encode: int) -> None:
-    """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
-    from torch_dmlpool.kernels import launch, max_pooling_launch
-    from torch_dmlpool.kernels import max_pooling_axes as kernels
-
-    shape = tuple(taps.shape)
-    lookup = max_pooling_launch.tap_lookup(
-        launch.three_axes(window),
-        shape[:2],
-        launch.three_sizes(tuple(sizes)),
-        launch.three_sizes(shape[2:]),
-        launch.five_strides(tuple(input.shape), input.stride()),
-        launch.five_strides(shape, taps.stride()),
-        launch.five_strides(shape, result.stride()),
-        encode,
-    )
-    earlier_launch(kernels.at_taps, lookup, input, taps, result)
-
-
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Max pooling, values alone (rules M1 to M3)."""
-    from torch_dmlpool.kernels.max_pooling_launch import NO_TAPS
-
-    return _maxima(input, window, NO_TAPS, None)[0]
-
-
-def kept_dtype(input: Tensor, window: Window) -> torch.dtype:  # noqa: ARG001 - a backend's interface
-    """The type of the tap numbers that training keeps (rule M6)."""
-    return operands.tap_dtype(window.taps)
+    return _maxima(input, window, "values", None)[0]
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Max pooling with the number of each winning tap inside its window (rule M6)."""
-    from torch_dmlpool.kernels.max_pooling_launch import TAPS
-
-    return _maxima(input, window, TAPS, kept_dtype(input, window))
+    return _maxima(input, window, "taps", operands.tap_dtype(window.taps))
 
 
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Max pooling with indices over the whole tensor (rule M4), or inside each plane."""
-    from torch_dmlpool.kernels.max_pooling_launch import INDICES, PLANE_INDICES
+    return _maxima(input, window, "plane indices" if per_plane else "indices", index_dtype)
 
-    return _maxima(input, window, PLANE_INDICES if per_plane else INDICES, index_dtype)
+
+def _maxima(input: Tensor, window: Window, with_: str, code_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Values, and as ``with_`` says taps or indices of ``code_dtype`` (else the values once more)."""
+    memory_format = operands.suggested_memory_format(input)
+    input = input.resolve_neg()  # kernels read raw memory
+    sizes, passes = _max_plan(
+        window, with_, tuple(input.shape), input.stride(), input.dtype, is_aligned(input), _runs_ptx(input),
+        memory_format,
+    )  # fmt: skip
+    values = operands.empty(sizes, input, memory_format)
+    codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
+    if not passes:
+        return values, codes
+    if passes[0].launch.kernel == "max_pooling.max_tile":
+        launch(passes[0].launch, input, values, codes)
+        return values, codes
+    taps = codes
+    if with_ in ("plane indices", "indices"):
+        taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
+    _axis_maxima(passes, input, values, taps, None if code_dtype is None else _signed_tap_dtype)
+    if taps is not codes:
+        _look_up(input, taps, codes, input.shape[2:], window, with_)
+    return values, codes
+
+
+def _signed_tap_dtype(taps: int) -> torch.dtype:
+    """The type of taps between passes, which mark a window that has been empty so far by -1."""
+    return torch.int16 if taps <= 2**15 else torch.int32
+
+
+def _axis_maxima(
+    passes: Sequence[Any], input: Tensor, values: Tensor, codes: Tensor, code_dtype: Callable[[int], torch.dtype] | None
+) -> None:
+    """Run ``max_axis`` along each axis into ``values`` and ``codes``; ``code_dtype`` types the codes in between."""
+    source = found = input
+    for step in passes:
+        result, result_codes = values, codes
+        if step is not passes[-1]:
+            result = result_codes = torch.empty(step.elements, dtype=input.dtype, device=input.device)
+            if code_dtype is not None:
+                result_codes = torch.empty(step.elements, dtype=code_dtype(step.taps), device=input.device)
+        launch(step.launch, source, found, result, result_codes)
+        source, found = result, result_codes
+
+
+def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of bins and their positions, axis by axis."""
+    from torch_dmlpool.kernels import max_pooling_launch
+
+    memory_format = operands.suggested_memory_format(input)
+    sizes = (*input.shape[:2], *output_sizes)
+    values = operands.empty(sizes, input, memory_format)
+    positions = operands.empty(sizes, input, memory_format, operands.position_dtype(math.prod(input.shape[2:])))
+    if values.numel() > 0:
+        input = input.resolve_neg()
+        problem = _max_problem(
+            None, tuple(input.shape), input.stride(), sizes, values.stride(), None, input.dtype, False, False
+        )
+        passes = max_pooling_launch.axis_passes(problem, with_taps=True, bins=True)
+        _axis_maxima(passes, input, values, positions, lambda _: positions.dtype)
+    return values, positions
 
 
 def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
-    from torch_dmlpool.kernels.max_pooling_launch import INDICES, PLANE_INDICES
-
     indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
     if indices.numel() > 0:
-        _look_up(taps, taps, indices, spatial_sizes, window, PLANE_INDICES if per_plane else INDICES)
+        _look_up(taps, taps, indices, spatial_sizes, window, "plane indices" if per_plane else "indices")
     return indices
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
-    from torch_dmlpool.kernels.max_pooling_launch import NO_TAPS
-
     gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
     if gathered.numel() > 0:
-        _look_up(input.resolve_neg(), taps, gathered, input.shape[2:], window, NO_TAPS)
+        _look_up(input.resolve_neg(), taps, gathered, input.shape[2:], window, "values")
     return gathered
+
+
+def _look_up(input: Tensor, taps: Tensor, result: Tensor, sizes: Sequence[int], window: Window, with_: str) -> None:
+    """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
+    launch(
+        _lookup_plan(
+            window, with_, (*input.shape[:2], *sizes), input.stride(), tuple(taps.shape), result.stride(), taps.stride()
+        ),
+        input, taps, result,
+    )  # fmt: skip
+
+
+def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    """The gradient of max pooling straight from its input: the taps are found again and then gathered."""
+    channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
+    _, taps = max_pooling_with_taps(input, window)
+    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
 
 
 def max_pooling_grad_from_taps(
@@ -307,86 +233,94 @@ def max_pooling_grad_from_taps(
 ) -> Tensor:
     """Each window's gradient at its winning tap, overlaps added up (rule M5): ``(N, C, *spatial_sizes)``."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    return _max_gradient(input_gradient, taps, spatial_sizes, window, memory_format)
-
-
-def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient of max pooling straight from its input: the taps are found again and then gathered."""
-    if input_gradient.numel() == 0:
-        return _max_gradient(input_gradient, input, input.shape[2:], window, operands.suggested_memory_format(input))
-    _, taps = max_pooling_with_taps(input, window)
-    return _max_gradient(input_gradient, taps, input.shape[2:], window, operands.suggested_memory_format(input))
-
-
-def _max_gradient(
-    input_gradient: Tensor,
-    taps: Tensor,
-    spatial_sizes: Sequence[int],
-    window: Window,
-    memory_format: torch.memory_format,
-) -> Tensor:
     gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
     if gradient.numel() == 0:
         return gradient
     input_gradient = input_gradient.resolve_neg()
-    passes = _max_grad_passes(
-        window,
-        tuple(gradient.shape),
-        gradient.stride(),
-        tuple(input_gradient.shape),
-        input_gradient.stride(),
-        taps.stride(),
-        gradient.dtype,
-        is_aligned(input_gradient, taps),
-        target(gradient),
-    )
-    current, current_taps = input_gradient, taps
+    passes = _grad_plan(
+        window, tuple(gradient.shape), gradient.stride(), tuple(input_gradient.shape), input_gradient.stride(),
+        taps.stride(), gradient.dtype, is_aligned(input_gradient, taps),
+    )  # fmt: skip
+    if passes[0].launch.kernel == "max_pooling_grad.grad_tile":
+        launch(passes[0].launch, input_gradient, taps, gradient)
+        return gradient
+    source, found = input_gradient, taps
+    sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
     for step in passes:
-        module = "max_pooling_grad_words" if step.kernel.startswith("grad_words") else "max_pooling_grad"
-        kernel = kernel_named(module, step.kernel)
-        if step.kernel != "grad_axis":
-            earlier_launch(kernel, step.launch, current, current_taps, gradient)
-            break
-        result, result_taps = gradient, gradient
-        if not step.launch.constants["LAST"]:
-            scratch_type = torch.float64 if gradient.dtype is torch.float64 else torch.float32
-            result = torch.empty(step.elements, dtype=scratch_type, device=gradient.device)
-            kind = torch.int16 if step.taps <= 2**15 else torch.int32
-            result_taps = torch.empty(step.elements, dtype=kind, device=gradient.device)
-        earlier_launch(kernel, step.launch, current, current_taps, result, result_taps)
-        current, current_taps = result, result_taps
+        result = left = gradient
+        if step is not passes[-1]:
+            result = torch.empty(step.elements, dtype=sums, device=gradient.device)
+            left = torch.empty(step.elements, dtype=_signed_tap_dtype(step.taps), device=gradient.device)
+        launch(step.launch, source, found, result, left)
+        source, found = result, left
     return gradient
 
 
 @lru_cache(maxsize=4096)
-def _max_grad_passes(
+def _max_plan(
     window: Window,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
+    with_: str,
     shape: tuple[int, ...],
-    gradient_strides: tuple[int, ...],
-    tap_strides: tuple[int, ...],
+    strides: tuple[int, ...],
     dtype: torch.dtype,
     aligned: bool,
-    target: str,
-) -> tuple[Any, ...]:
-    """The launches of a gradient: a result of ``sizes`` and ``strides`` from an incoming gradient of ``shape``."""
-    from torch_dmlpool.kernels import launch, max_pooling_grad_launch
+    runs_ptx: bool,
+    memory_format: torch.memory_format,
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """The output's sizes and the launches; remembered, as a call's time on the host counts."""
+    from torch_dmlpool.kernels import max_pooling_launch
 
-    problem = max_pooling_grad_launch.GradProblem(
-        launch.three_axes(window),
-        len(window.axes),
-        shape[:2],
-        launch.three_sizes(sizes[2:]),
-        launch.three_sizes(shape[2:]),
-        launch.five_strides(shape, gradient_strides),
-        launch.five_strides(shape, tap_strides),
-        launch.five_strides(sizes, strides),
+    sizes = (*shape[:2], *window.output_sizes(shape[2:]))
+    if 0 in sizes:
+        return sizes, ()
+    output_strides = torch.empty(sizes, device="meta", memory_format=memory_format).stride()
+    problem = _max_problem(window, shape, strides, sizes, output_strides, None, dtype, aligned, runs_ptx)
+    return sizes, max_pooling_launch.max_passes(problem, with_)
+
+
+@lru_cache(maxsize=4096)
+def _grad_plan(
+    window: Window, shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int, ...],
+    output_strides: tuple[int, ...], tap_strides: tuple[int, ...], dtype: torch.dtype, aligned: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    from torch_dmlpool.kernels import max_pooling_grad_launch
+
+    problem = _max_problem(window, shape, strides, sizes, output_strides, tap_strides, dtype, aligned, False)
+    return max_pooling_grad_launch.grad_passes(problem)
+
+
+@lru_cache(maxsize=4096)
+def _lookup_plan(
+    window: Window, with_: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int, ...],
+    result_strides: tuple[int, ...], tap_strides: tuple[int, ...],
+) -> Any:  # fmt: skip
+    from torch_dmlpool.kernels import max_pooling_grad_launch
+
+    problem = _max_problem(window, shape, strides, sizes, result_strides, tap_strides, torch.uint8, False, False)
+    return max_pooling_grad_launch.tap_lookup(problem, with_)
+
+
+def _max_problem(
+    window: Window | None, shape: Sequence[int], strides: Sequence[int], sizes: Sequence[int],
+    output_strides: Sequence[int], tap_strides: Sequence[int] | None, dtype: torch.dtype, aligned: bool, runs_ptx: bool,
+) -> Any:  # fmt: skip
+    """An input, or its gradient, of ``shape`` and ``strides``; outputs of ``sizes``; no window for adaptive bins."""
+    from torch_dmlpool.kernels import launch as launches
+    from torch_dmlpool.kernels.max_pooling_launch import MaxProblem
+
+    return MaxProblem(
+        launches.NO_AXES if window is None else launches.three_axes(window),
+        len(shape) - 2,
+        tuple(shape[:2]),
+        launches.three_sizes(shape[2:]),
+        launches.three_sizes(sizes[2:]),
+        launches.five_strides(shape, strides),
+        launches.five_strides(sizes, output_strides),
+        launches.five_strides(sizes, output_strides if tap_strides is None else tap_strides),
         dtype.itemsize,
         aligned,
-        target,
+        runs_ptx and dtype.is_floating_point and dtype.itemsize <= 4,
     )
-    return max_pooling_grad_launch.grad_passes(problem)
 
 
 # --- Averages ---
@@ -504,34 +438,6 @@ def quantized_linear_average_pooling(
 # --- Adaptive pooling and positions ---
 
 
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of bins and their positions, axis by axis."""
-    from torch_dmlpool.kernels import adaptive_pooling as kernels
-    from torch_dmlpool.kernels import bins_launch
-
-    memory_format = operands.suggested_memory_format(input)
-    sizes = (*input.shape[:2], *output_sizes)
-    values = operands.empty(sizes, input, memory_format)
-    positions = operands.empty(sizes, input, memory_format, operands.position_dtype(math.prod(input.shape[2:])))
-    if values.numel() == 0:
-        return values, positions
-    source = input.resolve_neg()
-    found = positions
-    channels_last = memory_format is not torch.contiguous_format
-    passes = bins_launch.bin_passes(
-        tuple(source.shape), source.stride(), tuple(output_sizes), channels_last, {}, with_steps=True
-    )
-    for step in passes:
-        if step is passes[-1]:
-            result, result_positions = values, positions
-        else:
-            result = torch.empty(step.elements, dtype=input.dtype, device=input.device)
-            result_positions = torch.empty(step.elements, dtype=positions.dtype, device=input.device)
-        earlier_launch(kernels.max_bins, step.launch, source, found, result, result_positions)
-        source, found = result, result_positions
-    return values, positions
-
-
 def _last_writers(positions: Tensor, plane: int) -> tuple[Tensor, Tensor]:
     """Which position is written last to each element of a plane, -1 for none; and where each position writes.
 
@@ -578,7 +484,6 @@ def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of ``bins`` may meet, and are added up element by element."""
-    from torch_dmlpool.kernels import adaptive_pooling as kernels
     from torch_dmlpool.kernels import bins_launch
 
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
@@ -588,8 +493,8 @@ def scatter_positions(
         return scattered.zero_()
     if not bins:
         return _gathered(input, _last_writers(positions, math.prod(spatial_sizes))[0], scattered)
-    launch = bins_launch.bins_gradient(
+    how = bins_launch.bins_gradient(
         tuple(input.shape), input.stride(), positions.stride(), tuple(spatial_sizes), channels_last
     )
-    earlier_launch(kernels.grad_bins, launch, input, positions, scattered)
+    launch(how, input, positions, scattered)
     return scattered
