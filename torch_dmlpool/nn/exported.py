@@ -88,6 +88,9 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
     if not isinstance(program, ExportedProgram):
         raise TypeError(f"program must be a torch.export.ExportedProgram, got {type(program).__name__}")
     graph = copy.deepcopy(program.graph)
+    for original, node in zip(program.graph.nodes, graph.nodes, strict=True):
+        # A copy is renamed where Python or the copy has the name already (input, filter), and the signature is not.
+        node.name = original.name
     constants = _constants(program)
     for node in list(graph.nodes):
         pattern = _match(node, constants)

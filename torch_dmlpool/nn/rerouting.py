@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,55 +16,36 @@ from torch_dmlpool.nn import functional
 
 __all__ = ["rerouted"]
 
-_nn: Any = torch._C._nn
-
-_ROUTES: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[torch.dtype, ...]]] = {
-    torch.nn.functional.adaptive_avg_pool1d: (functional.adaptive_avg_pool1d, operands.AVERAGE_TYPES),
-    torch.nn.functional.adaptive_avg_pool2d: (functional.adaptive_avg_pool2d, operands.AVERAGE_TYPES),
-    torch.nn.functional.adaptive_avg_pool3d: (functional.adaptive_avg_pool3d, operands.AVERAGE_TYPES),
-    torch.nn.functional.adaptive_max_pool1d: (functional.adaptive_max_pool1d, operands.MAX_TYPES),
-    torch.nn.functional.adaptive_max_pool2d: (functional.adaptive_max_pool2d, operands.MAX_TYPES),
-    torch.nn.functional.adaptive_max_pool3d: (functional.adaptive_max_pool3d, operands.MAX_TYPES),
-    torch.nn.functional.adaptive_max_pool1d_with_indices: (
-        functional.adaptive_max_pool1d_with_indices,
-        operands.MAX_TYPES,
-    ),
-    torch.nn.functional.adaptive_max_pool2d_with_indices: (
-        functional.adaptive_max_pool2d_with_indices,
-        operands.MAX_TYPES,
-    ),
-    torch.nn.functional.adaptive_max_pool3d_with_indices: (
-        functional.adaptive_max_pool3d_with_indices,
-        operands.MAX_TYPES,
-    ),
-    torch.nn.functional.avg_pool1d: (functional.avg_pool1d, operands.AVERAGE_TYPES),
-    torch.nn.functional.avg_pool2d: (functional.avg_pool2d, operands.AVERAGE_TYPES),
-    torch.nn.functional.avg_pool3d: (functional.avg_pool3d, operands.AVERAGE_TYPES),
-    torch.nn.functional.max_pool1d: (functional.max_pool1d, operands.MAX_TYPES),
-    torch.nn.functional.max_pool2d: (functional.max_pool2d, operands.MAX_TYPES),
-    torch.nn.functional.max_pool3d: (functional.max_pool3d, operands.MAX_TYPES),
-    torch.nn.functional.max_pool1d_with_indices: (functional.max_pool1d_with_indices, operands.MAX_TYPES),
-    torch.nn.functional.max_pool2d_with_indices: (functional.max_pool2d_with_indices, operands.MAX_TYPES),
-    torch.nn.functional.max_pool3d_with_indices: (functional.max_pool3d_with_indices, operands.MAX_TYPES),
-    # The forms beneath, which some models call.
-    torch.max_pool1d: (functional.max_pool1d, operands.MAX_TYPES),
-    torch.max_pool2d: (functional.max_pool2d, operands.MAX_TYPES),
-    torch.max_pool3d: (functional.max_pool3d, operands.MAX_TYPES),
-    torch.max_pool1d_with_indices: (functional.max_pool1d_with_indices, operands.MAX_TYPES),
-    torch.adaptive_max_pool1d: (functional.adaptive_max_pool1d_with_indices, operands.MAX_TYPES),
-    _nn.max_pool2d_with_indices: (functional.max_pool2d_with_indices, operands.MAX_TYPES),
-    _nn.max_pool3d_with_indices: (functional.max_pool3d_with_indices, operands.MAX_TYPES),
-}
-"""PyTorch's functions, ours with the same arguments, and the data types that ours take."""
+_Route = tuple[Callable[..., Any], tuple[torch.dtype, ...]]
 
 
-class rerouted(TorchFunctionMode):  # noqa: N801 - a context manager, named as PyTorch names its own
+def _routes() -> dict[Callable[..., Any], _Route]:
+    """PyTorch's functions, ours with the same arguments, and the data types that ours take."""
+    names = [name for name in functional.__all__ if not name.startswith(("lp_pool", "max_unpool"))]
+    routes: dict[Callable[..., Any], _Route] = {}
+    for name in names:
+        route = getattr(functional, name), operands.AVERAGE_TYPES if "avg" in name else operands.MAX_TYPES
+        routes[getattr(torch.nn.functional, name)] = route
+        # The forms beneath, which some models call; their average is torch.nn.functional's, and adaptive maxima there
+        # have indices always.
+        for module in (torch, torch._C._nn):
+            beneath = getattr(module, name, None)
+            if name.startswith("max") and beneath is not None:
+                routes[beneath] = route
+    routes[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, operands.MAX_TYPES
+    return routes
+
+
+_ROUTES = _routes()
+
+
+class rerouted(TorchFunctionMode, contextlib.ContextDecorator):  # noqa: N801 - a context manager, named as PyTorch names its own
     """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
 
     ``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``, the adaptive forms of both (all maxima with
     indices too) and their forms in ``torch`` are served by the functions of :mod:`torch_dmlpool.nn.functional`; so are
-    the torch.nn layers that call them. It holds for the calling thread and may be entered again. Under
-    ``torch.compile`` it works around the compiled function and inside it.
+    the torch.nn layers that call them. It holds for the calling thread and may be entered again; ``@rerouted()`` before
+    a function enters it for each call. Under ``torch.compile`` it works around the compiled function and inside it.
 
     PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
     this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
