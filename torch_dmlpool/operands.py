@@ -131,7 +131,9 @@ def checked_output_size(output_size: int | Sequence[int | None] | None, input: T
     if torch.jit.is_tracing():  # sizes are tensors: the operator looks at them, and -1 stands for them
         return output_sizes(output_size, (-1,) * rank)
     sizes = input.shape[2:]
-    check_spatial_sizes("the input", sizes, rank)
+    for size in sizes:
+        if size < 1:
+            check_spatial_sizes("the input", sizes, rank)
     return output_sizes(output_size, sizes)
 
 

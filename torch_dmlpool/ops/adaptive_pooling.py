@@ -7,6 +7,7 @@ the adjoint of adaptive sums is adaptive sums. Where every size divides, the bin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,21 +25,21 @@ from torch_dmlpool.window import Window
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Average of every bin; operands are checked already."""
-    if _is_empty(output_sizes):
-        return _emptied(adaptive_average_pooling(input, _at_least_1(output_sizes)), output_sizes)
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return average_operators.average_pooling(input, window, False, None)
+    if _is_empty(output_sizes):
+        return _emptied(adaptive_average_pooling(input, _at_least_1(output_sizes)), output_sizes)
     return _bin_averages(input, output_sizes)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Maximum of every bin; operands are checked already."""
-    if _is_empty(output_sizes):
-        return _emptied(adaptive_max_pooling(input, _at_least_1(output_sizes)), output_sizes)
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return max_operators.max_pooling(input, window)
+    if _is_empty(output_sizes):
+        return _emptied(adaptive_max_pooling(input, _at_least_1(output_sizes)), output_sizes)
     return _bin_maxima(input, output_sizes)[0]
 
 
@@ -46,12 +47,12 @@ def adaptive_max_pooling_with_indices(
     input: Tensor, output_sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Maxima of the bins and their indices, in the whole tensor or in each plane; operands are checked already."""
-    if _is_empty(output_sizes):
-        both = adaptive_max_pooling_with_indices(input, _at_least_1(output_sizes), index_dtype, per_plane)
-        return _emptied(both[0], output_sizes), _emptied(both[1], output_sizes)
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane)
+    if _is_empty(output_sizes):
+        both = adaptive_max_pooling_with_indices(input, _at_least_1(output_sizes), index_dtype, per_plane)
+        return _emptied(both[0], output_sizes), _emptied(both[1], output_sizes)
     values, positions = _bin_maxima(input, output_sizes)
     return values, max_operators.numbered(positions, input.shape, index_dtype, per_plane)
 
@@ -74,11 +75,22 @@ def _emptied(output: Tensor, output_sizes: Sequence[int]) -> Tensor:
 
 def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
+    if torch.compiler.is_compiling():
+        return _window_of_bins(sizes, output_sizes)
     if torch.jit.is_tracing():  # a window would hold the sizes of the image that is traced
         return None
+    try:
+        return _cached_window_of_bins(sizes, output_sizes)
+    except TypeError:  # symbolic sizes are no keys
+        return _window_of_bins(sizes, output_sizes)
+
+
+def _window_of_bins(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
-        if type(output) is int and output == 1:
+        if type(output) is int and output <= 1:
+            if output < 1:
+                return None
             steps.append(size)
         elif _is_sure(size == output):
             steps.append(1)
@@ -87,6 +99,9 @@ def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | 
         else:
             return None
     return Window.directml(len(steps), steps, steps)
+
+
+_cached_window_of_bins = functools.lru_cache(maxsize=1024)(_window_of_bins)
 
 
 def _is_sure(condition: bool) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import _VF, Tensor
 from torch._C import _AutoDispatchBelowAutograd, _dispatch_tls_local_include_set
 from torch._functorch.autograd_function import enable_single_level_autograd_function
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from torch_dmlpool import backends
@@ -204,10 +204,21 @@ def carries_derivative(tensor: Tensor) -> bool:
     return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
 
 
-def backend_of(tensor: Tensor) -> ModuleType:
+def backend_of(tensor: Tensor) -> Any:
     """The backend that serves the device of ``tensor``."""
     # Asking for the device's name takes four times as long.
-    return backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
+    backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
+    return _Recorded(backend) if profiler._is_profiler_enabled else backend
+
+
+class _Recorded:
+    """A backend whose functions a profiler sees by their names; a call that skips the dispatcher has none else."""
+
+    def __init__(self, backend: ModuleType) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return profiler.record_function(f"{NAMESPACE}::{name}")(getattr(self._backend, name))
 
 
 def folded(tensor: Tensor, batch_dimension: int | None, batch_size: int) -> Tensor:
