@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="leave out the comparison with ATen, which takes ten seconds for each kind of device",
     )
+    parser.add_argument("--version", action="version", version=f"torch_dmlpool {dmlpool.__version__}")
     options = parser.parse_args(arguments)
     for name, version in versions():
         print(f"{name:<15}{version}")
@@ -96,182 +97,125 @@ def backend_name(device: torch.device) -> str:
 # The self-check.
 
 
-@dataclass(frozen=True)
-class Example:
-    """What an operator must give for a small input."""
-
-    name: str
-    compute: Callable[[torch.device], Tensor]
-    expected: list[list[float]]
-
-    def difference(self, device: torch.device) -> str | None:
-        """What is wrong; None if nothing is."""
-        try:
-            found = self.compute(device).cpu()[0, 0].tolist()
-        except Exception as error:  # whatever goes wrong is what the check is for
-            return f"{type(error).__name__}: {error}"
-        return None if found == self.expected else f"expected {self.expected}, got {found}"
-
-
 def _plane(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.tensor([[rows]], dtype=dtype, device=device)
 
 
-COUNTING = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-HILL = [[1, 2, 3], [2, 4, 2], [5, 6, 7]]
-
-
-def _average(device: torch.device) -> Tensor:
-    return dmlpool.average_pooling(_plane(COUNTING, device), 2)
-
-
-def _average_grad(device: torch.device) -> Tensor:
-    return dmlpool.average_pooling_grad(_plane([[1, 2], [3, 4]], device), (1, 1, 3, 3), 2)
-
-
-def _average_backward(device: torch.device) -> Tensor:
-    leaf = _plane(COUNTING, device).requires_grad_()
-    return torch.autograd.grad(dmlpool.average_pooling(leaf, 2), leaf, _plane([[1, 2], [3, 4]], device))[0]
-
-
-def _maxima(device: torch.device) -> Tensor:
-    return dmlpool.max_pooling(_plane(HILL, device), 2)
-
-
-def _indices(device: torch.device) -> Tensor:
-    _, indices = dmlpool.max_pooling(_plane(HILL, device), 2, return_indices=True)
-    return indices
-
-
-def _max_grad(device: torch.device) -> Tensor:
-    return dmlpool.max_pooling_grad(_plane(HILL, device), _plane([[1, 2], [4, 5]], device), 2)
-
-
-def _max_backward(device: torch.device) -> Tensor:
-    leaf = _plane(HILL, device).requires_grad_()
-    return torch.autograd.grad(dmlpool.max_pooling(leaf, 2), leaf, _plane([[1, 2], [4, 5]], device))[0]
-
-
-def _quantized(device: torch.device) -> Tensor:
-    # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
-    integers = _plane([[10, 12], [14, 18]], device, torch.uint8)
-    return dmlpool.quantized_linear_average_pooling(integers, 0.5, 10, 0.25, 3, 2)
-
-
-EXAMPLES = [
-    Example("DML_AVERAGE_POOLING", _average, [[3, 4], [6, 7]]),
-    Example("DML_AVERAGE_POOLING_GRAD", _average_grad, [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]]),
-    Example("the same through autograd", _average_backward, [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]]),
-    Example("DML_MAX_POOLING2, values", _maxima, [[4, 4], [6, 7]]),
-    Example("DML_MAX_POOLING2, indices", _indices, [[4, 4], [7, 8]]),
-    Example("DML_MAX_POOLING_GRAD", _max_grad, [[0, 0, 0], [0, 3, 0], [0, 4, 5]]),
-    Example("the same through autograd", _max_backward, [[0, 0, 0], [0, 3, 0], [0, 4, 5]]),
-    Example("DML_QUANTIZED_LINEAR_AVERAGE_POOLING", _quantized, [[10]]),
-]
+def _gradient(pool: Callable[[Tensor], Tensor], leaf: Tensor, incoming: Tensor) -> Tensor:
+    leaf = leaf.requires_grad_()
+    return torch.autograd.grad(pool(leaf), leaf, incoming)[0]
 
 
 def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
-    for example in EXAMPLES:
-        yield example.name, example.difference(device)
+    """The examples of DirectML's pages by name, each with what is wrong; None if nothing is."""
+    counting = _plane([[1, 2, 3], [4, 5, 6], [7, 8, 9]], device)
+    hill = _plane([[1, 2, 3], [2, 4, 2], [5, 6, 7]], device)
+    first, second = _plane([[1, 2], [3, 4]], device), _plane([[1, 2], [4, 5]], device)
+    # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
+    integers = _plane([[10, 12], [14, 18]], device, torch.uint8)
+    quarters, winners = [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]], [[0, 0, 0], [0, 3, 0], [0, 4, 5]]
+    examples: list[tuple[str, Callable[[], Tensor], list[list[float]]]] = [
+        ("DML_AVERAGE_POOLING", lambda: dmlpool.average_pooling(counting, 2), [[3, 4], [6, 7]]),
+        ("DML_AVERAGE_POOLING_GRAD", lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2), quarters),
+        (
+            "the same through autograd",
+            lambda: _gradient(lambda leaf: dmlpool.average_pooling(leaf, 2), counting.clone(), first),
+            quarters,
+        ),
+        ("DML_MAX_POOLING2, values", lambda: dmlpool.max_pooling(hill, 2), [[4, 4], [6, 7]]),
+        ("DML_MAX_POOLING2, indices", lambda: dmlpool.max_pooling(hill, 2, return_indices=True)[1], [[4, 4], [7, 8]]),
+        ("DML_MAX_POOLING_GRAD", lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
+        (
+            "the same through autograd",
+            lambda: _gradient(lambda leaf: dmlpool.max_pooling(leaf, 2), hill.clone(), second),
+            winners,
+        ),
+        (
+            "DML_QUANTIZED_LINEAR_AVERAGE_POOLING",
+            lambda: dmlpool.quantized_linear_average_pooling(integers, 0.5, 10, 0.25, 3, 2),
+            [[10]],
+        ),
+    ]
+    for name, compute, expected in examples:
+        try:
+            found = compute().cpu()[0, 0].tolist()
+        except Exception as error:  # whatever goes wrong is what the check is for
+            yield name, f"{type(error).__name__}: {error}"
+        else:
+            yield name, None if found == expected else f"expected {expected}, got {found}"
 
 
 # The comparison with ATen.
 
-
-@dataclass(frozen=True)
-class Contest:
-    """The same work for this package and for ATen."""
-
-    name: str
-    ours: Callable[[Tensor], Tensor]
-    aten: Callable[[Tensor], Tensor]
-    training: bool = False
-    channels_last: bool = False
-
-
-def _max_contest(name: str, window: int, stride: int, **rest: bool) -> Contest:
-    return Contest(
-        name,
-        lambda x: dmlpool.nn.functional.max_pool2d(x, window, stride, window // 2),
-        lambda x: torch.nn.functional.max_pool2d(x, window, stride, window // 2),
-        **rest,
-    )
+CONTESTS = {
+    "max, window 3, stride 2": ("max_pool2d", 3, 2, ""),
+    "max, window 3, stride 2, channels_last": ("max_pool2d", 3, 2, "channels_last"),
+    "max, window 3, stride 2, forward and backward": ("max_pool2d", 3, 2, "training"),
+    "max, window 13, stride 1": ("max_pool2d", 13, 1, ""),
+    "average, window 3, stride 1": ("avg_pool2d", 3, 1, ""),
+    "average, window 3, stride 1, forward and backward": ("avg_pool2d", 3, 1, "training"),
+}
+"""Function, window, stride and what is special."""
 
 
-def _average_contest(name: str, window: int, stride: int, **rest: bool) -> Contest:
-    return Contest(
-        name,
-        lambda x: dmlpool.nn.functional.avg_pool2d(x, window, stride, window // 2),
-        lambda x: torch.nn.functional.avg_pool2d(x, window, stride, window // 2),
-        **rest,
-    )
-
-
-CONTESTS = [
-    _max_contest("max, window 3, stride 2", 3, 2),
-    _max_contest("max, window 3, stride 2, channels_last", 3, 2, channels_last=True),
-    _max_contest("max, window 3, stride 2, forward and backward", 3, 2, training=True),
-    _max_contest("max, window 13, stride 1", 13, 1),
-    _average_contest("average, window 3, stride 1", 3, 1),
-    _average_contest("average, window 3, stride 1, forward and backward", 3, 1, training=True),
-]
-
-
-def print_timings(device: torch.device, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+def print_timings(device: torch.device, seconds: float) -> None:
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     print(f"\nmilliseconds on {title(device)}{threads}: float32 of shape {SHAPE}, padding of half a window,")
     print("median of rounds in turn; a ratio above 1 says that this package takes less time than ATen")
     print(f"  {'':<52}{'ours':>9}{'ATen':>9}{'ratio':>7}")
-    end = clock() + seconds
-    for number, contest in enumerate(CONTESTS):
-        now = clock()
-        measured = compared(contest, device, now + (end - now) / (len(CONTESTS) - number), end, clock)
+    end = time.perf_counter() + seconds
+    for number, name in enumerate(CONTESTS):
+        now = time.perf_counter()
+        measured = compared(name, device, now + (end - now) / (len(CONTESTS) - number), end)
         if measured is None:
-            print(f"  {contest.name:<52}{'no time left':>25}")
+            print(f"  {name:<52}{'no time left':>25}")
             continue
         ours, aten = measured
-        print(f"  {contest.name:<52}{1000 * ours:>9.3f}{1000 * aten:>9.3f}{aten / ours:>7.2f}")
+        print(f"  {name:<52}{1000 * ours:>9.3f}{1000 * aten:>9.3f}{aten / ours:>7.2f}")
 
 
-def compared(
-    contest: Contest, device: torch.device, until: float, end: float, clock: Callable[[], float] = time.perf_counter
-) -> tuple[float, float] | None:
+def compared(name: str, device: torch.device, until: float, end: float) -> tuple[float, float] | None:
     """Median seconds of both sides, which take turns so that other load on the machine meets them alike.
 
     Rounds begin ``until`` a time of the clock, the first one until the ``end``; None if that was too late.
     """
-    if clock() >= end:
+    if time.perf_counter() >= end:
         return None
-    input = torch.randn(SHAPE, device=device)
-    if contest.channels_last:
-        input = input.contiguous(memory_format=torch.channels_last)
-    sides = [_work(function, input, contest.training) for function in (contest.ours, contest.aten)]
-    for side in sides:
-        _timed(side, device, clock)
+    sides = works(name, torch.randn(SHAPE, dtype=torch.float32, device=device))
     times: list[list[float]] = [[], []]
-    while clock() < (until if times[0] else end):
+    for side in sides:
+        _timed(side, device)
+    while time.perf_counter() < (until if times[0] else end):
         for side, measured in zip(sides, times, strict=True):
-            measured.append(_timed(side, device, clock))
-    if not times[0]:
-        return None
-    ours, aten = (statistics.median(measured) for measured in times)
-    return ours, aten
+            measured.append(_timed(side, device))
+    return (statistics.median(times[0]), statistics.median(times[1])) if times[0] else None
 
 
-def _work(function: Callable[[Tensor], Tensor], input: Tensor, training: bool) -> Callable[[], object]:
-    if not training:
-        return lambda: function(input)
-    leaf = input.requires_grad_()
-    gradient = torch.ones_like(function(leaf))
-    return lambda: torch.autograd.grad(function(leaf), leaf, gradient)
+def works(name: str, input: Tensor) -> list[Callable[[], Tensor]]:
+    """The same work for this package and for ATen; what it gives shows that it is the same."""
+    function, window, stride, special = CONTESTS[name]
+    if special == "channels_last":
+        input = input.contiguous(memory_format=torch.channels_last)
+
+    def work(module: Any) -> Callable[[], Tensor]:
+        def pool(input: Tensor) -> Tensor:
+            return getattr(module, function)(input, window, stride, window // 2)
+
+        if special != "training":
+            return lambda: pool(input)
+        leaf = input.requires_grad_()
+        gradient = torch.ones_like(pool(leaf))
+        return lambda: torch.autograd.grad(pool(leaf), leaf, gradient)[0]
+
+    return [work(dmlpool.nn.functional), work(torch.nn.functional)]
 
 
-def _timed(work: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+def _timed(work: Callable[[], object], device: torch.device) -> float:
     _wait(device)
-    start = clock()
+    start = time.perf_counter()
     work()
     _wait(device)
-    return clock() - start
+    return time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:

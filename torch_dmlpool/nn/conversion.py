@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import Module
 from torch.nn.modules import pooling
 
+from torch_dmlpool import operands
 from torch_dmlpool.nn import layers
+from torch_dmlpool.window import Window
 
 __all__ = ["Conversion", "convert"]
 
@@ -38,11 +40,14 @@ class Conversion:
     """The class that each replaced layer had, by every name that its parents have for it; the root's name is ''."""
     left: dict[str, str]
     """Why each other pooling layer stayed what it was."""
+    effects: dict[str, str]
+    """What the conversion of each replaced layer gains."""
 
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         width = max((len(name or "(root)") for name in (*self.replaced, *self.left)), default=0)
-        for heading, entries in (("replaced", self.replaced), ("left", self.left)):
+        replaced = {name: f"{kind}: {self.effects[name]}" for name, kind in self.replaced.items()}
+        for heading, entries in (("replaced", replaced), ("left", self.left)):
             lines += [f"  {heading:8}  {name or '(root)':{width}}  {text}" for name, text in entries.items()]
         return "\n".join(lines)
 
@@ -78,7 +83,7 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), *pools)
         >>> print(dmlpool.nn.convert(model))
         replaced 1, left 1
-          replaced  1  MaxPool2d
+          replaced  1  MaxPool2d: training keeps 1 byte per output, not 8 and the input
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
 
     """
@@ -90,6 +95,7 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         model = copy.deepcopy(model)
     replaced: dict[str, str] = {}
     left: dict[str, str] = {}
+    effects: dict[str, str] = {}
     for module, names in _names(model).items():
         kind = type(module)
         original = _pooling_name(module)
@@ -105,7 +111,24 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
             del vars(module)["converted"]
         entries, text = (replaced, kind.__name__) if reason is None else (left, reason)
         entries.update(dict.fromkeys(names, text))
-    return Conversion(model, replaced, left)
+        if reason is None:
+            effects.update(dict.fromkeys(names, _effect(module)))
+    return Conversion(model, replaced, left, effects)
+
+
+def _effect(layer: Module) -> str:
+    """What a converted layer does better than PyTorch's; its results are those of before, as :func:`convert` says."""
+    if isinstance(layer, pooling._MaxPoolNd):
+        taps = Window.pytorch(cast(layers.Pool, layer)._rank, layer.kernel_size).taps
+        size = operands.tap_dtype(taps).itemsize
+        return f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input"
+    if isinstance(layer, pooling._AdaptiveMaxPoolNd):
+        return "training keeps at most 4 bytes per output, not 8 and the input"
+    if isinstance(layer, pooling._LPPoolNd):
+        return "where a norm is 0, its gradient is 0 and not NaN"
+    if isinstance(layer, pooling._MaxUnpoolNd):
+        return "the same result run after run, on a GPU too"
+    return "training keeps sizes alone, not the input"
 
 
 def _names(model: Module) -> dict[Module, list[str]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.ops import positions, registration
+from torch_dmlpool.window import ArgumentError
 
 
 def max_unpooling(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
@@ -63,7 +64,7 @@ def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: boo
         return
     place = tuple(wrong.nonzero()[0].tolist())
     low = int(first.expand(indices.shape)[place])
-    raise ValueError(
+    raise ArgumentError(
         f"indices must lie in the output's plane of their own sample and channel, from {low} to {low + plane - 1}, or "
         f"be -1 for no element; got {int(signed[place])} at {place}"
     )
@@ -80,7 +81,9 @@ def check(input: Tensor, indices: Tensor) -> None:
     operands.check_pooled("indices", indices, operands.INDEX_TYPES)
     operands.check_device("indices", indices, input)
     if tuple(indices.shape) != tuple(input.shape):
-        raise ValueError(f"indices must have the input's shape {tuple(input.shape)}, got shape {tuple(indices.shape)}")
+        raise ArgumentError(
+            f"indices must have the input's shape {tuple(input.shape)}, got shape {tuple(indices.shape)}"
+        )
 
 
 _max_unpooling = registration.compose(
