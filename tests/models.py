@@ -44,19 +44,6 @@ class ResNet(torch.nn.Module):
         return self.classifier(self.shortcut(self.block(self.stem(input))).mean((2, 3)))
 
 
-class VGG(torch.nn.Module):
-    """Maxima of 2/2 after every stage; one layer object serves all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        pool = torch.nn.MaxPool2d(kernel_size=2, stride=2)
-        self.features = torch.nn.Sequential(convolution(3, 6, 3), pool, convolution(6, 8, 3), pool)
-        self.classifier = torch.nn.Linear(8, 4)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.classifier(self.features(input).amax((2, 3)))
-
-
 class Inception(torch.nn.Module):
     """Branches side by side, one of which pools with stride 1."""
 
@@ -87,28 +74,6 @@ class GoogLeNet(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.pool3(self.inception2(self.pool2(self.inception(self.pool1(self.stem(input)))))).flatten(1)
-
-
-class UNet(torch.nn.Module):
-    """Maxima on the way down, whose inputs are needed again on the way up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = torch.nn.ModuleList([convolution(3, 4, 3), convolution(4, 6, 3)])
-        self.pool = torch.nn.ModuleList([torch.nn.MaxPool2d(2), torch.nn.MaxPool2d(2)])
-        self.bottom = convolution(6, 6, 3)
-        self.up = torch.nn.ModuleList([convolution(10, 4, 3), convolution(12, 6, 3)])
-
-    def forward(self, input: Tensor) -> Tensor:
-        kept = []
-        for down, pool in zip(self.down, self.pool, strict=True):
-            kept.append(down(input))
-            input = pool(kept[-1])
-        input = self.bottom(input)
-        for up in reversed(self.up):
-            same = kept.pop()
-            input = up(torch.cat([functional.interpolate(input, size=same.shape[2:]), same], 1))
-        return input
 
 
 class SegNet(torch.nn.Module):
@@ -143,7 +108,7 @@ class Functional(torch.nn.Module):
 
 
 NETWORKS: dict[str, type[torch.nn.Module]] = {
-    network.__name__: network for network in (ResNet, VGG, GoogLeNet, UNet, SegNet, Functional)
+    network.__name__: network for network in (ResNet, GoogLeNet, SegNet, Functional)
 }
 
 

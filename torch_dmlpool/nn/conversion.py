@@ -128,6 +128,8 @@ def _effect(layer: Module) -> str:
         return "where a norm is 0, its gradient is 0 and not NaN"
     if isinstance(layer, pooling._MaxUnpoolNd):
         return "the same result run after run, on a GPU too"
+    if isinstance(layer, pooling._AdaptiveAvgPoolNd) and set(_listed(layer.output_size)) == {1}:
+        return "no difference"  # PyTorch's is a mean
     return "training keeps sizes alone, not the input"
 
 
@@ -177,5 +179,8 @@ def _why_left(module: Module, original: str) -> str | None:
 
 
 def _overlaps(kernel_size: Any, stride: Any) -> bool:
-    windows, strides = (value if isinstance(value, (tuple, list)) else (value,) for value in (kernel_size, stride))
-    return any(step < window for window, step in zip(windows, strides, strict=False))
+    return any(step < window for window, step in zip(_listed(kernel_size), _listed(stride), strict=False))
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, (tuple, list)) else (value,)
