@@ -107,44 +107,42 @@ void with_numbers(int bytes, Act act) {
     if (bytes == 8) act(Type<int64_t>());
 }
 
-// Where the taps of windows lie in their plane.
+// Where the taps of windows lie: `unit` for each position in the plane, and `lane_unit` for each lane.
 struct Taps {
     const Problem &p;
-    std::vector<int64_t> offsets;  // from a window's first tap, for windows of few taps
+    int64_t unit;
+    std::vector<int64_t> columns;  // of each element in a row of outputs, from the first tap of the first window on
+    std::vector<int64_t> offsets;  // of each tap from its window's first, where there are few
 
-    explicit Taps(const Problem &p) : p(p) {
+    Taps(const Problem &p, int64_t unit, int64_t lane_unit) : p(p), unit(unit), columns(p.output_row()) {
+        // Those of empty windows, which have no winner, are far below 0.
+        for (int64_t o = 0, i = 0; o < p.w().outputs; ++o) {
+            const int64_t column = p.w().is_empty(o) ? std::numeric_limits<int64_t>::min() / 2 : o * p.w().stride * unit;
+            for (int64_t lane = 0; lane < p.lanes; ++lane, ++i) columns[i] = column + lane * lane_unit;
+        }
         const double taps = double(p.d().window) * double(p.h().window) * double(p.w().window);
-        if (taps > 4096) return;
-        offsets.resize(size_t(taps));
-        for (size_t tap = 0; tap < offsets.size(); ++tap) offsets[tap] = computed_offset(int64_t(tap));
+        for (int64_t tap = 0; taps <= 4096 && tap < int64_t(taps); ++tap) offsets.push_back(computed_offset(tap));
     }
     int64_t computed_offset(int64_t tap) const {
         const int64_t tw = tap % p.w().window, row = tap / p.w().window, th = row % p.h().window;
         const int64_t y = row / p.h().window * p.d().dilation * p.h().size + th * p.h().dilation;
-        return y * p.w().size + tw * p.w().dilation;
+        return (y * p.w().size + tw * p.w().dilation) * unit;
     }
-    int64_t offset(int64_t tap) const { return offsets.empty() ? computed_offset(tap) : offsets[size_t(tap)]; }
-    // The position of the first tap of output 0 of a row of windows, which may lie before the plane.
-    int64_t row(int64_t od, int64_t oh) const {
-        return (p.d().first(od) * p.h().size + p.h().first(oh)) * p.w().size - p.w().padding;
-    }
-    bool is_empty_row(int64_t od, int64_t oh) const { return p.d().is_empty(od) || p.h().is_empty(oh); }
-
-    // Calls visit(i, position) for elements [from, to) of a row of outputs, lanes counted; position -1 if a window is
-    // empty.
-    template <class N, class Visit>
-    void each(const N *__restrict taps, int64_t od, int64_t oh, int64_t from, int64_t to, Visit visit) const {
-        const int64_t first = row(od, oh), lanes = p.lanes;
-        const bool is_empty = is_empty_row(od, oh);
-        for (int64_t o = from; o < to; ++o) {
-            const int64_t start = first + o * p.w().stride;
-            if (is_empty || p.w().is_empty(o))
-                for (int64_t i = o * lanes; i < (o + 1) * lanes; ++i) visit(i, -1);
-            else if (offsets.empty())
-                for (int64_t i = o * lanes; i < (o + 1) * lanes; ++i) visit(i, start + computed_offset(taps[i]));
-            else
-                for (int64_t i = o * lanes; i < (o + 1) * lanes; ++i) visit(i, start + offsets[size_t(taps[i])]);
-        }
+    // Calls visit(i, place) for elements [from, to) of a row of outputs, the place counted from the plane's first element;
+    // below 0 where a window is empty. `are_apart`: no two visits write the same element.
+    template <bool are_apart, class N, class Visit>
+    inline void each(const N *__restrict taps, int64_t od, int64_t oh, int64_t from, int64_t to, Visit visit) const {
+        const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
+        const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
+        const int64_t first = is_empty ? std::numeric_limits<int64_t>::min() / 2 : (y * p.w().size - p.w().padding) * unit;
+        const int64_t *__restrict column = columns.data(), *__restrict offset = offsets.data();
+        if (offsets.empty())
+            for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + computed_offset(taps[i]));
+        else if constexpr (are_apart)
+            VECTORIZE
+            for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + offset[taps[i]]);
+        else
+            for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + offset[taps[i]]);
     }
 };
 
@@ -153,61 +151,64 @@ struct Taps {
 enum Numbering { TAPS, POSITIONS, INDICES };
 
 struct Winners {
+    const Problem &p;
     void *numbers;  // nullptr: values alone
     int bytes;
-    Numbering numbering;
-    Taps taps;
+    bool is_direct;  // as they are found: taps, or the positions of adaptive pooling
+    int64_t plane_size;  // what indices count for a plane, 0 for positions
+    std::vector<Taps> taps;
 
-    // Stores `winners` of outputs [o, o + count) of a row, lanes counted: taps, or positions for bins, and -1 for none.
+    Winners(const Problem &p, void *numbers, int bytes, int numbering) : p(p), numbers(numbers), bytes(bytes) {
+        is_direct = numbering == TAPS || p.w().window == 0;
+        plane_size = numbering == INDICES ? p.plane() / p.lanes : 0;
+        if (!is_direct && numbers != nullptr) taps.emplace_back(p, 1, plane_size);
+    }
+    // Stores those of outputs [o, o + count) of a row; -1 is that of an empty window.
     template <class I>
     void store(const I *__restrict winners, int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t count) const {
-        const Problem &p = taps.p;
-        const int64_t lanes = p.lanes, row = (od * p.h().outputs + oh) * p.w().outputs + o;
+        const int64_t from = o * p.lanes, to = (o + count) * p.lanes, least = p.w().window == 0 ? -1 : 0;
+        const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row();
         with_numbers(bytes, [=](auto type) {
             using N = typename decltype(type)::type;
-            N *__restrict out = static_cast<N *>(numbers) + plane * p.output_plane() + row * lanes;
-            if (numbering == TAPS)
+            N *__restrict out = static_cast<N *>(numbers) + row;
+            const I *__restrict which = winners - from;
+            if (is_direct)
                 VECTORIZE
-                for (int64_t i = 0; i < count * lanes; ++i) out[i] = N(winners[i] < 0 ? 0 : winners[i]);
-            else if (p.w().window == 0)
-                VECTORIZE
-                for (int64_t i = 0; i < count * lanes; ++i) out[i] = N(winners[i]);
-            else
-                store_indices(winners - o * lanes, plane, od, oh, o, o + count, out - o * lanes);
-        });
-    }
-    template <class I, class N>
-    void store_indices(const I *winners, int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t to, N *out) const {
-        const Problem &p = taps.p;
-        const int64_t size = p.d().size * p.h().size * p.w().size, lanes = p.lanes;
-        const int64_t origin = numbering == INDICES ? plane * lanes * size : 0, step = numbering == INDICES ? size : 0;
-        taps.each(winners, od, oh, from, to, [=](int64_t i, int64_t position) {
-            const int64_t lane = lanes == 1 ? 0 : i % lanes;
-            out[i] = position < 0 ? N(-1) : N(origin + lane * step + position);
+                for (int64_t i = from; i < to; ++i) out[i] = N(std::max<I>(which[i], I(least)));
+            else if constexpr (sizeof(N) >= 4) {
+                const int64_t origin = plane * p.lanes * plane_size;
+                taps[0].each<true>(which, od, oh, from, to, [=](int64_t i, int64_t place) {
+                    out[i] = N(place < 0 ? -1 : origin + place);
+                });
+            }
         });
     }
 };
 
-// One to three more taps of n windows, on top of what won before; of equals the first wins.
-template <int taps, class S, class I>
-inline void challenge(const S *const *tap, const I *number, int64_t n, I *__restrict keys, I *__restrict numbers) {
-    const S *__restrict a = tap[0], *__restrict b = tap[taps > 1], *__restrict c = tap[taps > 2 ? 2 : 0];
-    const I first = number[0], second = number[taps > 1], third = number[taps > 2 ? 2 : 0];
+// Three more taps of n windows, on top of what won before; of equals the first wins. Not inlined: GCC makes no vectors of
+// the loop where it knows that two of the taps are the same.
+template <class S, class I>
+__attribute__((noinline)) void challenge(const S *const *tap, const I *number, int64_t n, I *__restrict keys, I *__restrict numbers) {
+    const S *__restrict a = tap[0], *__restrict b = tap[1], *__restrict c = tap[2];
+    const I first = number[0], second = number[1], third = number[2];
     VECTORIZE
     for (int64_t i = 0; i < n; ++i) {
         I key = keys[i], winner = numbers[i];
         const I x = key_of(a[i]), y = key_of(b[i]), z = key_of(c[i]);
         winner = x > key ? first : winner, key = x > key ? x : key;
-        if (taps > 1) winner = y > key ? second : winner, key = y > key ? y : key;
-        if (taps > 2) winner = z > key ? third : winner, key = z > key ? z : key;
+        winner = y > key ? second : winner, key = y > key ? y : key;
+        winner = z > key ? third : winner, key = z > key ? z : key;
         keys[i] = key, numbers[i] = winner;
     }
 }
 template <class S, class I>
 inline void challenge_all(const S *const *taps, const I *number, int64_t count, int64_t n, I *keys, I *numbers) {
-    for (; count >= 3; taps += 3, number += 3, count -= 3) challenge<3>(taps, number, n, keys, numbers);
-    if (count == 2) challenge<2>(taps, number, n, keys, numbers);
-    if (count == 1) challenge<1>(taps, number, n, keys, numbers);
+    for (; count >= 3; taps += 3, number += 3, count -= 3) challenge(taps, number, n, keys, numbers);
+    if (count == 0) return;
+    // The last again changes nothing.
+    const S *const rest[3] = {taps[0], taps[count - 1], taps[count - 1]};
+    const I which[3] = {number[0], number[count - 1], number[count - 1]};
+    challenge(rest, which, n, keys, numbers);
 }
 
 // out = the winners of first and second, whose numbers count from `delta` on.
@@ -234,28 +235,118 @@ int64_t double_winners(I *keys, I *numbers, int64_t window, int64_t shift, int64
     return window - power;
 }
 
-// The winner among contiguous keys.
-template <class I>
-inline int64_t first_largest(const I *__restrict keys, int64_t count, I &best) {
-    best = keys[0];
-    for (int64_t i = 1; i < count; ++i) best = keys[i] > best ? keys[i] : best;
-    int64_t at = 0;
-    for (constexpr int64_t STEP = 64; at + STEP <= count; at += STEP) {
-        I found = 0;
-        for (int64_t i = 0; i < STEP; ++i) found |= keys[at + i] == best;
-        if (found) break;
-    }
-    while (keys[at] != best) ++at;
-    return at;
-}
-
-// How the windows along a row are pooled: tap by tap, by doubling, or each for itself.
-enum Rows { BY_TAPS, BY_DOUBLING, BY_RANGES };
-
 // A window that is much larger than what it pools: nothing may cost what it spans.
 inline bool is_huge(const Axis &axis) { return axis.extent() > 64 + 4 * axis.size; }
-inline bool is_by_ranges(const Problem &p) {
-    return p.w().window == 0 || is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w());
+
+// Whether each window is to be pooled for itself: long ones that overlap little, huge ones, and bins.
+inline bool is_by_columns(const Problem &p) {
+    if (p.w().window == 0 || is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w())) return true;
+    return !is_wide(p.h()) && !is_wide(p.w()) && has_long_rows(p.w(), p.lanes);
+}
+
+// Reads taps of the same column in all rows of a window: pointers to the rows, and the numbers of the rows' first taps.
+template <class T>
+struct RowsOfWindow {
+    std::vector<const T *> taps;
+    std::vector<Key<T>> numbers;
+
+    void find(const T *plane, int64_t od, int64_t oh, const Problem &p) {
+        const Axis &d = p.d(), &h = p.h(), &w = p.w();
+        const auto depth = d.range(od), height = h.range(oh);
+        taps.clear(), numbers.clear();
+        for (int64_t td = 0; td < depth.count; ++td)
+            for (int64_t th = 0; th < height.count; ++th) {
+                const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
+                const int64_t tap_row = (depth.tap + td) * h.window + height.tap + th;
+                taps.push_back(plane + (z * h.size + y) * p.row());
+                numbers.push_back(Key<T>(w.window == 0 ? (z * h.size + y) * w.size : tap_row * w.window));
+            }
+    }
+};
+
+// The winner of window o among the columns [start, start + n), on top of what won in those before. Where `numbers` is null
+// a window has one row, and its first column that is largest wins.
+template <class I>
+inline void choose(int64_t o, int64_t start, int64_t n, const I *keys, const I *numbers, I row_number, const Axis &w, I &best,
+                   I &found) {
+    const auto range = w.range(o);
+    const auto steps_to = [&](int64_t distance) { return range.step == 1 ? distance : (distance + range.step - 1) / range.step; };
+    const int64_t skipped = start > range.start ? steps_to(start - range.start) : 0;
+    const int64_t first = range.start + skipped * range.step - start;
+    const int64_t count = std::min(range.count - skipped, steps_to(n - first));
+    const I *__restrict key = keys + first;
+    if (count <= 0) return;
+    I largest = key[0], least = std::numeric_limits<I>::max();
+    const auto among = [&](int64_t step) {
+        for (int64_t i = 1; i < count; ++i) largest = key[i * step] > largest ? key[i * step] : largest;
+        if (numbers == nullptr) {
+            int64_t at = 0;
+            for (I is_here = 0; at + 64 <= count; at += 64) {
+                for (int64_t i = 0; i < 64; ++i) is_here |= key[(at + i) * step] == largest;
+                if (is_here) break;
+            }
+            while (key[at * step] != largest) ++at;
+            least = I(row_number + I(at));
+            return;
+        }
+        const I *__restrict number = numbers + first;
+        for (int64_t i = 0; i < count; ++i) {
+            const I tap = key[i * step] == largest ? I(number[i * step] + I(i)) : std::numeric_limits<I>::max();
+            least = tap < least ? tap : least;
+        }
+    };
+    if (range.step == 1) among(1);
+    else among(range.step);
+    least = I(least + I(w.window == 0 ? start + first : range.tap + skipped));
+    if (largest > best || found < 0 || (largest == best && least < found)) best = largest, found = least;
+}
+
+// Winners column by column: those among the rows of a window first, then among its columns, of equals the lowest number.
+template <class T>
+void pool_winners_by_columns(const T *input, T *output, const Winners &winners, const Problem &p) {
+    using I = Key<T>;
+    constexpr int64_t CHUNK = 4096;
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    const double read = double(p.plane()) * double(w.window == 0 ? 2 : std::max<int64_t>(1, w.window / w.stride));
+    parallel(p, p.planes * d.outputs * h.outputs, 2. * read / double(d.outputs * h.outputs), [&](int64_t begin, int64_t end) {
+        std::vector<I> keys(std::min(CHUNK, w.size)), numbers(keys.size()), best(w.outputs), found(w.outputs);
+        RowsOfWindow<T> rows;
+        std::vector<const T *> columns;
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t oh = number % h.outputs, od = number / h.outputs % d.outputs, plane = number / h.outputs / d.outputs;
+            rows.find(input + plane * p.plane(), od, oh, p);
+            std::fill(best.begin(), best.end(), lowest_key<T>()), std::fill(found.begin(), found.end(), I(-1));
+            for (int64_t o = 0, next; !rows.taps.empty() && o < w.outputs; o = next) {
+                // As many windows as lie in one chunk, or one that may need several.
+                int64_t low = w.size, high = 0;
+                for (next = o; next < w.outputs; ++next) {
+                    const auto range = w.range(next);
+                    if (range.count == 0) continue;
+                    if (next > o && low < high && range.end() - low > CHUNK) break;
+                    low = std::min(low, range.start), high = std::max(high, range.end());
+                }
+                for (int64_t start = low; start < high; start += CHUNK) {
+                    const int64_t n = std::min(CHUNK, high - start);
+                    I *__restrict key = keys.data(), *which = rows.taps.size() == 1 ? nullptr : numbers.data();
+                    if (which == nullptr) {
+                        const T *__restrict row = rows.taps[0] + start;
+                        VECTORIZE
+                        for (int64_t i = 0; i < n; ++i) key[i] = key_of(row[i]);
+                    } else {
+                        columns = rows.taps;
+                        for (const T *&column : columns) column += start;
+                        std::fill_n(key, n, lowest_key<T>()), std::fill_n(which, n, rows.numbers[0]);
+                        challenge_all(columns.data(), rows.numbers.data(), int64_t(columns.size()), n, key, which);
+                    }
+                    for (int64_t i = o; i < next; ++i)
+                        choose(i, start, n, key, which, rows.numbers[0], w, best[size_t(i)], found[size_t(i)]);
+                }
+            }
+            T *const out = output + number * w.outputs;
+            for (int64_t o = 0; output != nullptr && o < w.outputs; ++o) out[o] = value_of_key<T>(best[o]);
+            if (winners.numbers != nullptr) winners.store(found.data(), plane, od, oh, 0, w.outputs);
+        }
+    });
 }
 
 // Winners row by row: those among the taps of each input row first, then those among the rows of a window, so that of
@@ -266,23 +357,17 @@ void pool_winners_by_rows(const T *input, T *output, const Winners &winners, con
     using I = Key<T>;
     constexpr I lowest = lowest_key<T>();
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const bool has_bins = w.window == 0;
-    const Rows along = is_by_ranges(p)            ? BY_RANGES
-                       : is_wide(w)               ? BY_DOUBLING
-                       : has_long_rows(w, p.lanes) ? BY_RANGES
-                                                  : BY_TAPS;
-    const bool doubles_rows = is_wide(h) && !is_by_ranges(p);
+    const bool doubles = is_wide(w), doubles_rows = is_wide(h);
     const int64_t lanes = p.lanes, stride = w.stride, height = std::min(h.size, std::max<int64_t>(h.extent(), 1));
-    const int64_t elements = std::clamp<int64_t>((1 << 20) / height, 64, std::max<int64_t>(2048, along == BY_DOUBLING ? 2 * w.extent() * lanes : 0));
+    const int64_t elements = std::clamp<int64_t>((1 << 20) / height, 64, std::max<int64_t>(2048, doubles ? 2 * w.extent() * lanes : 0));
     const Blocks blocks(p, elements, 1024);
     const int64_t group = doubles_rows ? std::min(h.outputs, std::max<int64_t>(8, 2 * h.extent() / h.stride)) : 0;
     const Blocks sized = group ? Blocks(p, elements, blocks.pitch * lanes * group) : blocks;
-    const double per_row = double(std::min(w.window ? w.window : stride, w.size)) * double(h.stride) + double(std::min(h.window, h.size));
-    const double cost = 2. * double(sized.rows * sized.tile * lanes) * per_row * double(std::clamp<int64_t>(d.window, 1, d.size));
+    const double per_row = double(w.window * h.stride + h.window);
+    const double cost = 2. * double(sized.rows * sized.tile * lanes) * per_row * double(d.window);
     parallel(p, sized.count(), cost, [&](int64_t begin, int64_t end) {
         std::vector<I> staged, phases, steps, keys, numbers, best, found, first_taps;
-        std::vector<Axis::Range> columns;
-        std::vector<const I *> taps(along == BY_TAPS ? w.window : 0);
+        std::vector<const I *> taps(doubles ? 0 : w.window);
         std::vector<I> tap_numbers(taps.size());
         for (size_t t = 0; t < taps.size(); ++t) tap_numbers[t] = I(t);
         const auto at_least = [](std::vector<I> &scratch, int64_t size) {
@@ -292,30 +377,18 @@ void pool_winners_by_rows(const T *input, T *output, const Winners &winners, con
         for (int64_t number = begin; number < end; ++number) {
             const auto b = sized[number];
             const int64_t n = b.outputs * lanes;
-            int64_t first = b.first, low = b.low, high = b.high, top = h.size, bottom = 0;
+            int64_t top = h.size, bottom = 0;
+            const bool is_new = first_taps.empty() || sized.tiles > 1;
             I *const first_tap = at_least(first_taps, n);
-            if (columns.empty() || sized.tiles > 1) {
-                columns.resize(size_t(b.outputs));
-                for (int64_t o = 0; o < b.outputs; ++o) {
-                    const auto range = columns[size_t(o)] = w.range(b.o + o);
-                    const I at_first = range.count == 0 ? I(-1) : I(has_bins ? range.start : range.tap);
-                    std::fill_n(first_tap + o * lanes, lanes, at_first);
-                }
-            }
-            if (along == BY_RANGES) {
-                low = w.size, high = 0;
-                for (const auto &range : columns)
-                    if (range.count) low = std::min(low, range.start), high = std::max(high, range.end());
-                high = std::max(low, high), first = low;
-            }
+            for (int64_t o = 0; is_new && o < b.outputs; ++o)
+                std::fill_n(first_tap + o * lanes, lanes, w.is_empty(b.o + o) ? I(-1) : I(w.low(b.o + o)));
             for (int64_t r = 0; r < b.rows; ++r) {
                 const auto range = h.range(b.oh + r);
                 if (range.count) top = std::min(top, range.start), bottom = std::max(bottom, range.end());
             }
             if (doubles_rows) top = h.first(b.oh), bottom = top + h.span(b.rows);
             const int64_t rows = std::max<int64_t>(0, bottom - top);
-            const int64_t pitch = along == BY_RANGES ? (high - low) * lanes : sized.pitch * lanes;
-            const int64_t made_pitch = along == BY_RANGES ? n : pitch / stride, made = rows * made_pitch;
+            const int64_t pitch = sized.pitch * lanes, made_pitch = pitch / stride, made = rows * made_pitch;
             I *const best_keys = at_least(best, b.rows * n), *const best_numbers = at_least(found, b.rows * n);
             std::fill_n(best_keys, b.rows * n, lowest), std::fill_n(best_numbers, b.rows * n, I(0));
             I *const row_keys = at_least(keys, made), *const row_numbers = at_least(numbers, made);
@@ -324,28 +397,16 @@ void pool_winners_by_rows(const T *input, T *output, const Winners &winners, con
             for (int64_t td = 0; td < depth.count; ++td) {
                 const int64_t z = depth.start + td * depth.step;
                 for (int64_t row = 0; row < rows; ++row) {
-                    I *__restrict into = stage + row * pitch, *__restrict inside = into + (low - first) * lanes;
-                    const int64_t y = top + row, count = y < 0 || y >= h.size ? 0 : (high - low) * lanes;
-                    const T *__restrict source = input + ((b.plane * d.size + z) * h.size + y) * p.row() + low * lanes;
+                    I *__restrict into = stage + row * pitch, *__restrict inside = into + (b.low - b.first) * lanes;
+                    const int64_t y = top + row, count = y < 0 || y >= h.size ? 0 : (b.high - b.low) * lanes;
+                    const T *__restrict source = input + ((b.plane * d.size + z) * h.size + y) * p.row() + b.low * lanes;
                     if (count == 0) inside = into;
                     else prefetch(source + (sized.tiles == 1 ? 4 * p.row() : count), count);
                     std::fill(into, inside, lowest), std::fill(inside + count, into + pitch, lowest);
                     VECTORIZE
                     for (int64_t i = 0; i < count; ++i) inside[i] = key_of(source[i]);
                 }
-                if (along == BY_RANGES) {
-                    for (int64_t i = 0; i < rows * b.outputs; ++i) {
-                        const auto &range = columns[size_t(i % b.outputs)];
-                        const I *const key = stage + i / b.outputs * pitch + range.start - first;
-                        int64_t at = 0;
-                        row_keys[i] = lowest;
-                        if (range.step == 1 && range.count) at = first_largest(key, range.count, row_keys[i]);
-                        else
-                            for (int64_t t = 0; t < range.count; ++t)
-                                if (key[t * range.step] > row_keys[i]) row_keys[i] = key[t * range.step], at = t;
-                        row_numbers[i] = I(at + (has_bins ? range.start : range.tap));
-                    }
-                } else if (along == BY_DOUBLING) {
+                if (doubles) {
                     I *const step = at_least(steps, rows * pitch);
                     std::fill_n(step, rows * pitch, I(0));
                     const int64_t shift = w.dilation * lanes;
@@ -374,8 +435,7 @@ void pool_winners_by_rows(const T *input, T *output, const Winners &winners, con
                                       row_keys + x * lanes, row_numbers + x * lanes);
                     }
                 }
-                const int64_t unit = has_bins ? w.size : w.window, plane_unit = unit * (has_bins ? h.size : h.window);
-                const int64_t plane_number = (has_bins ? z : depth.tap + td) * plane_unit;
+                const int64_t unit = w.window, plane_number = (depth.tap + td) * h.window * unit;
                 const int64_t last = doubles_rows ? double_winners(row_keys, row_numbers, h.window, h.dilation * made_pitch, made, I(unit)) : 0;
                 for (int64_t r = 0; r < b.rows; ++r) {
                     const auto range = h.range(b.oh + r);
@@ -388,18 +448,15 @@ void pool_winners_by_rows(const T *input, T *output, const Winners &winners, con
                         meet(r * h.stride, 0);
                         if (last) meet(r * h.stride + last * h.dilation, last);
                     } else
-                        for (int64_t th = 0; th < range.count; ++th) {
-                            const int64_t y = range.start + th * range.step;
-                            meet(y - top, has_bins ? y : range.tap + th);
-                        }
+                        for (int64_t th = 0; th < range.count; ++th)
+                            meet(range.start + th * range.step - top, range.tap + th);
                 }
             }
             for (int64_t r = 0; r < b.rows; ++r) {
                 const int64_t oh = b.oh + r, row = (b.od * h.outputs + oh) * p.output_row() + b.o * lanes;
                 const auto range = h.range(oh);
                 const bool is_empty = range.count == 0 || depth.count == 0;
-                const int64_t at = has_bins ? depth.start * h.size + range.start : depth.tap * h.window + range.tap;
-                const I base = I(at * (has_bins ? w.size : w.window));
+                const I base = I((depth.tap * h.window + range.tap) * w.window);
                 I *__restrict which = best_numbers + r * n;
                 const I *__restrict key = best_keys + r * n;
                 T *__restrict out = output + b.plane * p.output_plane() + row;
@@ -423,40 +480,36 @@ template <class T>
 void pool_winners_by_lanes(const T *input, T *output, const Winners &winners, const Problem &p) {
     using I = Key<T>;
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const int64_t lanes = p.lanes;
-    const bool has_bins = w.window == 0;
-    const double taps_inside = [&] {
-        double taps = 1;
-        for (const Axis &axis : p.axes) taps *= double(std::min(axis.size, has_bins ? axis.stride + 1 : axis.window));
-        return taps;
-    }();
-    parallel(p, p.planes * d.outputs * h.outputs, 3 * double(p.output_row()) * taps_inside, [&](int64_t begin, int64_t end) {
-        std::vector<I> keys(lanes), found(p.output_row()), numbers;
+    const int64_t lanes = p.lanes, rows_read = std::min(d.size, d.extent()) * std::min(h.size, h.extent());
+    const double cost = 3. * double(p.output_row()) * double(rows_read) * double(std::min(w.size, w.extent()));
+    parallel(p, p.planes * d.outputs * h.outputs, cost, [&](int64_t begin, int64_t end) {
+        std::vector<I> keys(lanes + 512), found(p.output_row()), numbers;
         std::vector<const T *> taps;
+        RowsOfWindow<T> rows;
+        int64_t full = w.window == 0 ? 0 : w.outputs;  // the first window that reaches past the input's end
+        while (full > 0 && w.high(full - 1) < w.window) --full;
         for (int64_t number = begin; number < end; ++number) {
             const int64_t oh = number % h.outputs, od = number / h.outputs % d.outputs, plane = number / h.outputs / d.outputs;
-            const auto depth = d.range(od), height = h.range(oh);
-            for (int64_t o = 0; o < w.outputs; ++o) {
+            rows.find(input + plane * p.plane(), od, oh, p);
+            for (int64_t o = 0, together = 1; o < w.outputs; o += together) {
                 const auto width = w.range(o);
+                // Windows side by side that all taps of are inside the input have theirs side by side.
+                for (together = 1; w.stride == 1 && o + together < full && together * lanes < 512;) ++together;
+                if (width.count < w.window) together = 1;
+                const int64_t n = together * lanes, first = w.window == 0 ? width.start : width.tap;
                 taps.clear(), numbers.clear();
-                for (int64_t td = 0; td < depth.count; ++td)
-                    for (int64_t th = 0; th < height.count; ++th) {
-                        const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
-                        const T *row = input + ((plane * d.size + z) * h.size + y) * p.row();
-                        const int64_t first = has_bins ? (z * h.size + y) * w.size + width.start
-                            : ((depth.tap + td) * h.window + height.tap + th) * w.window + width.tap;
-                        for (int64_t tw = 0; tw < width.count; ++tw) {
-                            taps.push_back(row + (width.start + tw * width.step) * lanes);
-                            numbers.push_back(I(first + tw));
-                        }
+                for (size_t row = 0; row < rows.taps.size(); ++row)
+                    for (int64_t tw = 0; tw < width.count; ++tw) {
+                        taps.push_back(rows.taps[row] + (width.start + tw * width.step) * lanes);
+                        numbers.push_back(I(rows.numbers[row] + first + tw));
                     }
                 I *__restrict key = keys.data(), *__restrict which = found.data() + o * lanes;
-                std::fill_n(key, lanes, lowest_key<T>()), std::fill_n(which, lanes, numbers.empty() ? I(-1) : numbers[0]);
-                challenge_all(taps.data(), numbers.data(), int64_t(taps.size()), lanes, key, which);
+                std::fill_n(key, n, lowest_key<T>()), std::fill_n(which, n, numbers.empty() ? I(-1) : numbers[0]);
+                challenge_all(taps.data(), numbers.data(), int64_t(taps.size()), n, key, which);
                 if (output == nullptr) continue;
                 T *__restrict out = output + (number * w.outputs + o) * lanes;
                 VECTORIZE
-                for (int64_t i = 0; i < lanes; ++i) out[i] = value_of_key<T>(key[i]);
+                for (int64_t i = 0; i < n; ++i) out[i] = value_of_key<T>(key[i]);
             }
             if (winners.numbers != nullptr) winners.store(found.data(), plane, od, oh, 0, w.outputs);
         }
@@ -465,8 +518,9 @@ void pool_winners_by_lanes(const T *input, T *output, const Winners &winners, co
 
 template <class T>
 void pool_winners(const T *input, T *output, const Winners &winners, const Problem &p) {
-    const bool overlaps = !is_by_ranges(p) && (is_wide(p.h()) || is_wide(p.w()));
-    if (p.lanes > 1 && !overlaps) pool_winners_by_lanes(input, output, winners, p);
+    const bool is_apart = is_by_columns(p) || !(is_wide(p.h()) || is_wide(p.w()));
+    if (p.lanes > 1 && is_apart) pool_winners_by_lanes(input, output, winners, p);
+    else if (p.lanes == 1 && is_by_columns(p)) pool_winners_by_columns(input, output, winners, p);
     else pool_winners_by_rows(input, output, winners, p);
 }
 
@@ -483,13 +537,6 @@ void spread_by_windows(const T *arriving, const N *numbers, T *gradient, const T
     const int64_t slab = p.plane() / parted.size;
     const int64_t step = std::clamp<int64_t>((1 << 16) / slab, std::min(parted.size, parted.extent()), parted.size);
     const int64_t parts = (parted.size + step - 1) / step;
-    // Where each element of a row of windows begins; those of empty windows, which have no winner, nowhere.
-    std::vector<int64_t> columns(p.output_row());
-    for (int64_t o = 0, i = 0; o < w.outputs; ++o)
-        for (int64_t lane = 0; lane < lanes; ++lane, ++i)
-            columns[i] = w.is_empty(o) ? std::numeric_limits<int64_t>::min() / 2 : o * w.stride * lanes + lane;
-    std::vector<int64_t> offsets(taps.offsets);
-    for (int64_t &offset : offsets) offset *= lanes;
     parallel(p, p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
         std::vector<L> sums(std::is_same_v<T, L> ? 0 : step * slab);
         for (int64_t task = begin; task < end; ++task) {
@@ -506,21 +553,13 @@ void spread_by_windows(const T *arriving, const N *numbers, T *gradient, const T
             high[number] = std::clamp((stop - 1 + parted.padding) / parted.stride + 1, low[number], parted.outputs);
             for (int64_t od = low[0]; od < high[0]; ++od)
                 for (int64_t oh = low[1]; oh < high[1]; ++oh) {
-                    if (taps.is_empty_row(od, oh)) continue;
                     const int64_t row = ((plane * d.outputs + od) * h.outputs + oh) * p.output_row();
                     const T *const from = arriving + row;
-                    const N *const tap = numbers + row;
-                    const int64_t origin = taps.row(od, oh) * lanes - start * slab;
                     prefetch(from + 4 * p.output_row(), p.output_row());
-                    const auto add = [=, &columns](int64_t i, int64_t offset) {
-                        const int64_t at = origin + columns[size_t(i)] + offset;
+                    taps.each<false>(numbers + row, od, oh, low[2] * lanes, high[2] * lanes, [=](int64_t i, int64_t place) {
+                        const int64_t at = place - start * slab;
                         if (uint64_t(at) < uint64_t(size)) sum[at] += widen(from[i]);
-                    };
-                    const int64_t last = high[2] * lanes;
-                    if (offsets.empty())
-                        for (int64_t i = low[2] * lanes; i < last; ++i) add(i, taps.computed_offset(tap[i]) * lanes);
-                    else
-                        for (int64_t i = low[2] * lanes; i < last; ++i) add(i, offsets[size_t(tap[i])]);
+                    });
                 }
             if constexpr (!std::is_same_v<T, L>)
                 for (int64_t i = 0; i < size; ++i) out[i] = narrow<T>(sum[i]);
@@ -566,9 +605,8 @@ void spread_by_lanes(const T *arriving, const N *numbers, T *gradient, const Pro
 
 template <class T, class N>
 void spread(const T *arriving, const N *numbers, T *gradient, const Problem &p) {
-    const bool is_small = p.d().window <= 4 && p.h().window <= 4 && p.w().window <= 4;
-    if (p.lanes >= 8 && is_small) spread_by_lanes(arriving, numbers, gradient, p);
-    else spread_by_windows(arriving, numbers, gradient, Taps(p), p);
+    if (p.lanes >= 8 && double(p.d().window) * double(p.h().window) * double(p.w().window) <= 9) spread_by_lanes(arriving, numbers, gradient, p);
+    else spread_by_windows(arriving, numbers, gradient, Taps(p, p.lanes, 1), p);
 }
 
 // Elements of 1, 2, 4 or 8 bytes by their positions.
@@ -584,12 +622,12 @@ void for_rows(const Problem &p, const Visit &visit) {
 
 template <class T, class N>
 void gather_at_taps(const T *input, const N *numbers, T *output, const Problem &p) {
-    const Taps taps(p);
+    const Taps taps(p, p.lanes, 1);
     for_rows(p, [&](int64_t plane, int64_t od, int64_t oh) {
         const int64_t row = ((plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
         const T *const from = input + plane * p.plane();
-        taps.each(numbers + row, od, oh, 0, p.w().outputs, [&](int64_t i, int64_t position) {
-            output[row + i] = position < 0 ? T(0) : from[position * p.lanes + (p.lanes == 1 ? 0 : i % p.lanes)];
+        taps.each<true>(numbers + row, od, oh, 0, p.output_row(), [=](int64_t i, int64_t place) {
+            output[row + i] = place < 0 ? T(0) : from[place];
         });
     });
 }
@@ -671,26 +709,22 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
         using T = typename decltype(t)::type;
         const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
-        if (winners == nullptr && !is_by_ranges(*p)) pool_values(from, to, *p);
-        else pool_winners(from, to, Winners{winners, bytes, Numbering(numbering), Taps(*p)}, *p);
+        const bool has_huge = is_huge(p->d()) || is_huge(p->h()) || is_huge(p->w());
+        if (winners == nullptr && !has_huge) pool_values(from, to, *p);
+        else pool_winners(from, to, Winners(*p, winners, bytes, numbering), *p);
     });
 }
 
 void dmlpool_max_pooling_indices(const void *taps, int tap_bytes, void *indices, int bytes, int numbering,
                                  const Problem *p) {
     using namespace dmlpool;
-    const Winners winners{indices, bytes, Numbering(numbering), Taps(*p)};
+    const Winners winners(*p, indices, bytes, numbering);
     with_numbers(tap_bytes, [&](auto t) {
         using N = typename decltype(t)::type;
         for_rows(*p, [&](int64_t plane, int64_t od, int64_t oh) {
             const int64_t row = ((plane * p->d().outputs + od) * p->h().outputs + oh) * p->output_row();
             if constexpr (sizeof(N) < 8)
-                with_numbers(bytes, [&](auto i) {
-                    using I = typename decltype(i)::type;
-                    if constexpr (sizeof(I) >= 4)
-                        winners.store_indices(static_cast<const N *>(taps) + row, plane, od, oh, 0, p->w().outputs,
-                                              static_cast<I *>(indices) + row);
-                });
+                winners.store(static_cast<const N *>(taps) + row, plane, od, oh, 0, p->w().outputs);
         });
     });
 }

@@ -123,7 +123,7 @@ def _planned(
         for size, count, axis in zip(shape[2:], outputs, window.axes, strict=True)
     ]
     # A window over whole rows is one along the axis before, whose elements are rows: taps keep their numbers.
-    while len(axes) > 1:
+    while len(axes) > 1 and not channels_last:
         size, count, taps, _, padding, dilation = axes[-1]
         if count != 1 or taps != size or padding != 0 or dilation != 1 or axes[-2][5] != 1:
             break
