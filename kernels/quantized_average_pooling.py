@@ -68,7 +68,7 @@ def row_sums(values, zero, COLS: tl.constexpr, LAYOUT: tl.constexpr, FIELD_PAIRS
 def store_columns(
     base, totals, factors, counted, offset, zero, column, line, live, TW,
     COLS: tl.constexpr, COUNTED: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr, T: tl.constexpr,
-    V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr, ASM: tl.constexpr,
+    V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Add up the columns of one target row of a tile, requantize and write them."""
     columns = ()
@@ -95,7 +95,7 @@ def store_columns(
             evens, odds = tl.split(tl.reshape(values, [B, WORDS, 2, 2]))
             first, third = tl.split(evens)
             second, fourth = tl.split(odds)
-            values = packed(first, second, third, fourth, SIGNED, ASM)
+            values = packed(first, second, third, fourth, SIGNED)
         else:
             values = clamped(values, SIGNED).to(base.dtype.element_ty)
         tl.store(pointers + p * WORDS, values, mask=(live & (piece + p < TW))[:, None])
@@ -105,7 +105,6 @@ def store_columns(
 def store_channels(
     base, totals, factors, row_factor, counted, offsets, zeros, column, line, channel, live, C, TW,
     COUNTED: tl.constexpr, PACKED: tl.constexpr, T: tl.constexpr, SIGNED: tl.constexpr, V: tl.constexpr,
-    ASM: tl.constexpr,
 ):  # fmt: skip
     """Requantize the vectors of channels of one target row of a tile and write them."""
     WORDS: tl.constexpr = V // 4 if PACKED else 1
@@ -119,7 +118,7 @@ def store_channels(
             bytes_ = bytes_ + (requantized(sums[k], offsets[k], factor, zeros[k]),)
         pointers = (base + start + j * (C * WORDS))[:, None] + tl.arange(0, WORDS)[None, :]
         if PACKED:
-            values = packed(bytes_[0], bytes_[1], bytes_[2], bytes_[3], SIGNED, ASM)
+            values = packed(bytes_[0], bytes_[1], bytes_[2], bytes_[3], SIGNED)
         else:
             values = clamped(bytes_[0], SIGNED)
         tl.store(pointers, values.to(base.dtype.element_ty), mask=(live & (first + j < TW))[:, None])
@@ -138,7 +137,7 @@ def quantized_tile(
     lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
     RANK: tl.constexpr, LAYOUT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled, at most 128 taps: a lane adds up a tile of targets from the source rows they share.
 
@@ -302,11 +301,11 @@ def quantized_tile(
                                 store_columns(
                                     base_target, totals, row_factors, counted, offsets, zeros,
                                     column, target_line, target_live, TW,
-                                    COLS, COUNTED, PACKED, N_CHUNKS, T_COLS, V, STORE, B, ASM,
+                                    COLS, COUNTED, PACKED, N_CHUNKS, T_COLS, V, STORE, B,
                                 )  # fmt: skip
                             else:
                                 store_channels(
                                     base_target, totals, factors, row_factor, counted, offsets, zeros,
                                     column, target_line, channel, target_live, C, TW,
-                                    COUNTED, PACKED, T_COLS, target.dtype.element_ty == tl.int8, V, ASM,
+                                    COUNTED, PACKED, T_COLS, target.dtype.element_ty == tl.int8, V,
                                 )  # fmt: skip

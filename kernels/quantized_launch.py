@@ -15,7 +15,7 @@ TILE_REGISTERS = 220  # words that a lane may hold at once, as estimated: the co
 
 
 @lru_cache(maxsize=4096)
-def quantized_launches(request: Request, kinds: tuple[int, int, int, int], asm: bool) -> tuple[Launch, ...]:
+def quantized_launches(request: Request, kinds: tuple[int, int, int, int]) -> tuple[Launch, ...]:
     """The launches of one call; each but the last writes a workspace of ``sizes[0]`` sums, which the next reads.
 
     | window                                             | kernels                                  |
@@ -24,12 +24,11 @@ def quantized_launches(request: Request, kinds: tuple[int, int, int, int], asm: 
     | larger                                             | sum_axis for each axis, then requantize  |
 
     ``kinds``: how scales and zero points are given: as a number, as a tensor of one entry, or of one per channel.
-    ``asm``: whether the device has PTX's instructions of sm_90.
     """
     axes = three_axes(request.window)
     count, divisor = counting(request)
     if prod(axes.window) <= SNAPPED_TAPS:
-        constants = {"COUNT": count, "DIVISOR": divisor, "KINDS": kinds, "ASM": asm}
+        constants = {"COUNT": count, "DIVISOR": divisor, "KINDS": kinds}
         for tile in quantized_tiles(request, axes):
             if fits(request, axes, tile):
                 return (tile_launch("quantized_average_pooling.quantized_tile", request, axes, tile, constants),)

@@ -56,14 +56,6 @@ def float64_reciprocal(count):
     return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
 
 
-@triton.constexpr_function
-def saturated(signed):
-    """PTX: four integers, cut off at the ends of the type, as the bytes of one word."""
-    kind = "s8" if signed else "u8"
-    pack = f"cvt.pack.sat.{kind}.s32.b32"
-    return f"{{.reg .b32 t; {pack} t, $4, $3, 0; {pack} $0, $2, $1, t;}}"
-
-
 @triton.jit
 def offset_of(zero_sum):
     """What is taken off a sum's bits as ``requantized`` reads them: the zero points, and what makes them a float64."""
@@ -90,15 +82,10 @@ def clamped(integers, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def packed(first, second, third, fourth, SIGNED: tl.constexpr, ASM: tl.constexpr):
+def packed(first, second, third, fourth, SIGNED: tl.constexpr):
     """Four results, cut off at the ends of the type, as the bytes of one word."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            saturated(SIGNED), "=r,r,r,r,r", [first, second, third, fourth], dtype=tl.int32, is_pure=True, pack=1
-        )
-    else:
-        low = (clamped(first, SIGNED) & 0xFF) | ((clamped(second, SIGNED) & 0xFF) << 8)
-        return low | ((clamped(third, SIGNED) & 0xFF) << 16) | (clamped(fourth, SIGNED) << 24)
+    low = (clamped(first, SIGNED) & 0xFF) | ((clamped(second, SIGNED) & 0xFF) << 8)
+    return low | ((clamped(third, SIGNED) & 0xFF) << 16) | (clamped(fourth, SIGNED) << 24)
 
 
 @triton.jit

@@ -130,7 +130,7 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
         request = average_pooling_launch.Request(
             window, (1, channels, size), (channels, 1, 1), (size,), 1, True, False, False, True, None
         )
-        *_, step = quantized_launch.quantized_launches(request, (2, 0, 2, 0), asm=False)
+        *_, step = quantized_launch.quantized_launches(request, (2, 0, 2, 0))
         assert step.kernel == "requantization.requantize"
         sums, scales, steps = (torch.tensor([row[i] for row in quotients]) for i in (0, 2, 3))
         result = torch.empty(channels, dtype=torch.uint8)
@@ -177,7 +177,7 @@ def test_a_batch_makes_no_new_kernel() -> None:
         request = average_pooling_launch.Request(
             window, shape, strides, window.output_sizes(shape[2:]), 1, True, False, False, False, None
         )
-        (launch,) = quantized_launch.quantized_launches(request, (1, 1, 1, 1), asm=True)
+        (launch,) = quantized_launch.quantized_launches(request, (1, 1, 1, 1))
         return launch.constants
 
     first = constants((1, 4, 16, 16))

@@ -425,7 +425,7 @@ def quantized_linear_average_pooling(
         None,
     )
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
-    *steps, last = quantized_launch.quantized_launches(request, kinds, target(input) == "sm_90")
+    *steps, last = quantized_launch.quantized_launches(request, kinds)
     source, kind = input, torch.int32 if window.taps * 255 < 2**31 else torch.int64
     for step in steps:
         sums = torch.empty(step.sizes[0], dtype=kind, device=input.device)
