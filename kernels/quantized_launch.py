@@ -46,14 +46,22 @@ def quantized_launches(request: Request, kinds: tuple[int, int, int, int]) -> tu
 
 
 def quantized_tiles(request: Request, axes: Axes) -> Iterator[Tile]:
-    """Tiles in order of preference: 4 rows at stride 1, else 2 (8 and 4 without words); 2 columns of channels."""
-    rank, columns = len(request.window.axes), not request.channels_last
+    """Tiles in order of preference.
+
+    | layout   | stride 1                                                           | above                    |
+    |----------|--------------------------------------------------------------------|--------------------------|
+    | columns  | 4 rows of 16 bytes; 2 from window 5 up; 8 rows without words       | 2 rows; 4 without words  |
+    | channels | 4 rows of 2 columns of 8 bytes: more warps than with 16            | 2 rows of 2 of 16 bytes  |
+    """
+    rank, columns, (_, tall, wide) = len(request.window.axes), not request.channels_last, axes.stride
     widest = source_vector(request)
-    vectors = [v for v in (16, 8, 4) if widest % v == 0]
-    rows = (4 if axes.stride[1] == 1 else 2) * (2 if columns and not vectors else 1)
+    vectors = [v for v in ((16, 8, 4) if columns or wide > 1 else (8, 4)) if widest % v == 0]
+    rows = 4 if tall == 1 and (axes.window[1] < 5 or not columns) else 2
+    if columns and not vectors:
+        rows = 8 if tall == 1 else 4
     heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
     depths = (2, 1) if rank == 3 and axes.stride[0] == 1 else (1,)
-    across = 2 if axes.stride[2] <= 2 else 1
+    across = 2 if wide <= 2 else 1
     for v in (*vectors, 1):
         for height in heights:
             yield from (Tile((depth, height, v if columns else across), v) for depth in depths)
