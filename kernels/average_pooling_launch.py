@@ -27,7 +27,7 @@ from .launch import (
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
-TILE_REGISTERS = 96  # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
+TILE_REGISTERS = 84  # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
 
 
 class Request(NamedTuple):
@@ -90,19 +90,19 @@ def source_vector(request: Request) -> int:
 
 
 def average_tiles(request: Request, axes: Axes) -> Iterator[Tile]:
-    """Tiles in order of preference: large ones share more of what they read.
+    """Tiles in order of preference: large ones share more of what they read. In volumes: 2 rows in 2 depths.
 
     | layout   | stride 1                                        | stride 2    | above  |
     |----------|-------------------------------------------------|-------------|--------|
-    | columns  | 4 rows; 6 of windows 6 to 8, 8 without vectors  | 2 (4) rows  | 2 (4)  |
+    | columns  | 4 rows; 6 of windows 6 to 8; 8 without vectors  | 2 rows; 4   | 2; 4   |
     | channels | 4 rows of 2 columns; 4 columns from window 5 up | 2 rows of 2 | 2 of 1 |
     """
     rank, widest, (_, tall, wide) = len(request.window.axes), source_vector(request), axes.stride
-    rows = 4 if tall == 1 else 2
+    rows = 4 if tall == 1 and rank < 3 else 2
     if not request.channels_last and (5 < axes.window[1] / tall < 9 or widest == 1):
         rows = 6 if tall == 1 and widest > 1 else 2 * rows
     vectors = [widest >> i for i in range(widest.bit_length())]
-    depths = (2, 1) if rank == 3 and axes.stride[0] == 1 and request.element_size > 2 else (1,)
+    depths = (2, 1) if rank == 3 and axes.stride[0] == 1 else (1,)
     heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
     if not request.channels_last:
         yield from (Tile((d, r, v), v) for v in vectors for r in heights for d in depths)
