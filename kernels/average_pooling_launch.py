@@ -17,7 +17,6 @@ from .launch import (
     five_strides,
     in_plane_span,
     is_wide,
-    source_vector_width,
     three_axes,
     three_sizes,
     vector_width,
@@ -82,11 +81,11 @@ def counting(request: Request) -> tuple[int, int]:
 
 
 def source_vector(request: Request) -> int:
-    """Elements of the source's widest vectors."""
-    return source_vector_width(
-        request.element_size, request.aligned, request.channels_last, request.shape[1], request.shape[-1],
-        five_strides(request.shape, request.strides),
-    )  # fmt: skip
+    """Elements of the source's widest vectors: along its rows, or along its channels where these are innermost."""
+    sn, sc, sd, sh, sw = five_strides(request.shape, request.strides)
+    if request.channels_last:
+        return vector_width(request.element_size, request.aligned and sc == 1, request.shape[1], sn, sd, sh, sw)
+    return vector_width(request.element_size, request.aligned and sw == 1, request.shape[-1], sn, sc, sd, sh)
 
 
 def average_tiles(request: Request, axes: Axes) -> Iterator[Tile]:

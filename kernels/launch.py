@@ -94,21 +94,6 @@ def vector_width(element_size: int, aligned: bool, *divisible: int) -> int:
     return gcd(VECTOR_BYTES // element_size, *divisible)
 
 
-def source_vector_width(
-    element_size: int,
-    aligned: bool,
-    channels_last: bool,
-    channels: int,
-    width: int,
-    strides: tuple[int, int, int, int, int],
-) -> int:
-    """The same for a source of five strides: along its rows, or along its channels where these are innermost."""
-    sn, sc, sd, sh, sw = strides
-    if channels_last:
-        return vector_width(element_size, aligned and sc == 1, channels, sn, sd, sh, sw)
-    return vector_width(element_size, aligned and sw == 1, width, sn, sc, sd, sh)
-
-
 def divided(total: int, part: int) -> int:
     """``total / part``, rounded up."""
     return -(-total // part)

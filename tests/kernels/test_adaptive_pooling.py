@@ -11,7 +11,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch_dmlpool.kernels import average_pooling_launch, bins_launch
+from torch_dmlpool.kernels import adaptive_pooling, average_pooling_launch
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
@@ -33,11 +33,14 @@ laid_out = pytest.mark.parametrize(
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every launch takes the 64-bit form."""
-    for module in (average_pooling_launch, bins_launch):
+    for module in (average_pooling_launch, adaptive_pooling):
         monkeypatch.setattr(module, "WIDE_FROM", 0)
-    average_pooling_launch.bin_launches.cache_clear()
+    caches = (average_pooling_launch.bin_launches, adaptive_pooling.gradient_launch)
+    for cache in caches:
+        cache.cache_clear()
     yield
-    average_pooling_launch.bin_launches.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 @laid_out

@@ -484,7 +484,7 @@ def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of ``bins`` may meet, and are added up element by element."""
-    from torch_dmlpool.kernels import bins_launch
+    from torch_dmlpool.kernels import adaptive_pooling
 
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
     scattered = operands.empty((*input.shape[:2], *spatial_sizes), input, memory_format)
@@ -493,7 +493,7 @@ def scatter_positions(
         return scattered.zero_()
     if not bins:
         return _gathered(input, _last_writers(positions, math.prod(spatial_sizes))[0], scattered)
-    how = bins_launch.bins_gradient(
+    how = adaptive_pooling.gradient_launch(
         tuple(input.shape), input.stride(), positions.stride(), tuple(spatial_sizes), channels_last
     )
     launch(how, input, positions, scattered)
