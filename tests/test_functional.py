@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import samples
@@ -38,43 +41,15 @@ DEFAULTS = {
 }
 
 
-def image(rows: list[list[float]], device: torch.device) -> Tensor:
-    return torch.tensor([[rows]], dtype=torch.float32, device=device)
-
-
-def test_seed_of_average_pooling(device: torch.device) -> None:
-    """DirectML's example of DML_AVERAGE_POOLING: window 2, stride 1, no padding."""
-    input = image([[1, 2, 3], [4, 5, 6], [7, 8, 9]], device)
-    assert dmlpool.average_pooling(input, 2).tolist() == [[[[3, 4], [6, 7]]]]
-
-
-def test_seed_of_average_pooling_grad(device: torch.device) -> None:
-    """DirectML's example of DML_AVERAGE_POOLING_GRAD (A6), by the operator and by autograd."""
-    gradient = image([[1, 2], [3, 4]], device)
-    expected = [[[[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]]]]
-    assert dmlpool.average_pooling_grad(gradient, (1, 1, 3, 3), 2).tolist() == expected
-    leaf = torch.zeros(1, 1, 3, 3, device=device, requires_grad=True)
-    assert torch.autograd.grad(dmlpool.average_pooling(leaf, 2), leaf, gradient)[0].tolist() == expected
-
-
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
 def test_seed_of_max_pooling(index_dtype: torch.dtype, device: torch.device) -> None:
     """DirectML's example of DML_MAX_POOLING2 (M5), with indices of every type."""
-    input = image([[1, 2, 3], [2, 4, 2], [5, 6, 7]], device)
+    input = torch.tensor([[[[1.0, 2, 3], [2, 4, 2], [5, 6, 7]]]], device=device)
     values, indices = dmlpool.max_pooling(input, 2, return_indices=True, index_dtype=index_dtype)
     assert values.tolist() == [[[[4, 4], [6, 7]]]]
     assert indices.tolist() == [[[[4, 4], [7, 8]]]]
     assert indices.dtype == index_dtype
     assert torch.equal(dmlpool.max_pooling(input, 2), values)
-
-
-def test_seed_of_max_pooling_grad(device: torch.device) -> None:
-    """DirectML's example of DML_MAX_POOLING_GRAD (M5), by the operator and by autograd."""
-    input, gradient = image([[1, 2, 3], [2, 4, 2], [5, 6, 7]], device), image([[1, 2], [4, 5]], device)
-    expected = [[[[0, 0, 0], [0, 3, 0], [0, 4, 5]]]]
-    assert dmlpool.max_pooling_grad(input, gradient, 2).tolist() == expected
-    leaf = input.requires_grad_()
-    assert torch.autograd.grad(dmlpool.max_pooling(leaf, 2), leaf, gradient)[0].tolist() == expected
 
 
 def test_indices_count_over_the_whole_tensor(device: torch.device) -> None:
@@ -154,60 +129,6 @@ def test_autocast_never_changes_the_type(
         assert torch.autograd.grad(output.sum(), input)[0].dtype == dtype
 
 
-OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "average_pooling": lambda x, _: dmlpool.average_pooling(x, 3, 2, 1, 1),
-    "average_pooling, wide": lambda x, _: dmlpool.average_pooling(x, 9, 1, 4, 4, include_padding=True),
-    "average_pooling_grad": lambda x, g: dmlpool.average_pooling_grad(g, x.shape, 3, 2, 1, 1),
-    "max_pooling": lambda x, _: dmlpool.max_pooling(x, 3, 2, 1, 1),
-    "max_pooling, indices": lambda x, _: dmlpool.max_pooling(x, 3, 2, 1, 1, return_indices=True)[1],
-    "max_pooling_grad": lambda x, g: dmlpool.max_pooling_grad(x, g, 3, 2, 1, 1),
-    "max_pooling, backward": lambda x, g: torch.autograd.grad(
-        dmlpool.max_pooling(leaf := x.detach().requires_grad_(), 3, 2, 1, 1), leaf, g
-    )[0],
-    "average_pooling, backward": lambda x, g: torch.autograd.grad(
-        dmlpool.average_pooling(leaf := x.detach().requires_grad_(), 3, 2, 1, 1), leaf, g
-    )[0],
-}
-
-
-def operands(dtype: torch.dtype, layout: str, sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    input = samples.normal(*sizes, dtype=dtype).to(device)
-    gradient = samples.normal(*sizes[:2], *(-(-size // 2) for size in sizes[2:]), dtype=dtype, seed=1).to(device)
-    return samples.LAYOUTS[layout](input), samples.LAYOUTS[layout](gradient)
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_the_same_bits_run_after_run(operator: str, layout: str, device: torch.device) -> None:
-    """E3: also with PyTorch's deterministic algorithms demanded, which refuses nothing and changes nothing."""
-    input, gradient = operands(torch.float32, layout, (4, 16, 40, 42), device)
-    first = OPERATORS[operator](input, gradient)
-    torch.use_deterministic_algorithms(True)
-    try:
-        results = [OPERATORS[operator](input, gradient) for _ in range(5)]
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for result in results:
-        assert (samples.bits(result) == samples.bits(first)).all()
-
-
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-@pytest.mark.parametrize(
-    "sizes", [(64, 1, 4, 4), (40, 3, 9, 8), (9, 64, 30, 28), (5, 8, 150, 152), (7, 5, 6, 9, 8), (30, 4, 50)], ids=str
-)
-@pytest.mark.parametrize("operator", [name for name in OPERATORS if "indices" not in name])
-def test_a_sample_does_not_depend_on_its_batch(
-    operator: str, sizes: tuple[int, ...], layout: str, dtype: torch.dtype, device: torch.device
-) -> None:
-    """E6, bit for bit: alone, in a small batch and in a large one, whatever path each size takes."""
-    input, gradient = operands(dtype, layout, sizes, device)
-    whole = OPERATORS[operator](input, gradient)
-    for part in (slice(0, 1), slice(2, 3), slice(1, 4)):
-        alone = OPERATORS[operator](input[part], gradient[part])
-        assert (samples.bits(alone) == samples.bits(whole[part])).all()
-
-
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -227,3 +148,47 @@ def test_more_elements_than_32_bits_number(sizes: tuple[int, ...]) -> None:
     assert int(indices[0, -1, -2]) == (sizes[1] - 1) * sizes[2] + last - 1 - 2**20
     _, small = dmlpool.max_pooling(input, **window, return_indices=True, index_dtype=torch.uint32)
     samples.assert_same(small, samples.to_numpy(indices).astype("uint32"))
+
+
+def test_a_profiler_sees_pools_by_name(device: torch.device) -> None:
+    """Calls that go straight to the backend too, forward and backward."""
+    leaf = samples.normal(1, 2, 6, 6).to(device).requires_grad_()
+    with torch.autograd.profiler.profile() as profile:
+        dmlpool.max_pooling(leaf, 2).sum().backward()
+        dmlpool.average_pooling(leaf.detach(), 2)
+        dmlpool.adaptive_average_pooling(leaf.detach(), 4)
+    names = {event.name for event in profile.function_events}
+    assert {"dmlpool::max_pooling_with_taps", "dmlpool::max_pooling_grad_from_taps"} <= names
+    assert {"dmlpool::average_pooling", "dmlpool::adaptive_average_pooling"} <= names
+
+
+CHECKED_BY_MYPY = """
+import torch
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import functional as F
+
+def pooled(x: torch.Tensor, flag: bool) -> None:
+    a: torch.Tensor = dmlpool.max_pooling(x, 2)
+    b: tuple[torch.Tensor, torch.Tensor] = dmlpool.max_pooling(x, 2, return_indices=True)
+    c: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = dmlpool.max_pooling(x, 2, return_indices=flag)
+    d: torch.Tensor = F.max_pool2d(x, kernel_size=2, padding="same")
+    e: tuple[torch.Tensor, torch.Tensor] = F.adaptive_max_pool3d(x, 2, return_indices=True)
+    f: torch.Tensor = F.avg_pool1d(x, (2,), dilation=3)
+    layer: dmlpool.nn.MaxPool2d = dmlpool.nn.MaxPool2d(2, padding=((0, 1), (0, 1)))
+    F.max_pool2d(x, "2")
+    F.avg_pool2d(x, 2, dilatation=2)
+    dmlpool.average_pooling(x, 2, stride=2)
+    dmlpool.nn.AvgPool2d(2, padding=1.5)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_arguments_and_results(tmp_path: Path) -> None:
+    """return_indices decides the type, a bool variable included; the last four lines are wrong, and they alone."""
+    source = tmp_path / "user.py"
+    source.write_text(CHECKED_BY_MYPY)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports=silent", str(source)]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    wrong = [int(line.split(":")[1]) for line in completed.stdout.splitlines() if ": error:" in line]
+    last = CHECKED_BY_MYPY.count("\n")
+    assert wrong == list(range(last - 3, last + 1)), completed.stdout

@@ -90,6 +90,21 @@ def test_outside_nothing_changes(device: torch.device) -> None:
     assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
 
 
+def test_a_function_is_decorated(device: torch.device) -> None:
+    """Each of its calls enters the region, nested and recursive ones too."""
+
+    @rerouted()
+    def pooled(input: Tensor, times: int = 1) -> Tensor:
+        """Its documentation."""
+        output = functional.max_pool2d(input, 2)
+        return pooled(input, times - 1) if times else output
+
+    input = image(2, device).requires_grad_()
+    assert pooled(input).grad_fn.name() == "MaxPoolingBackward"
+    assert (pooled.__name__, pooled.__doc__) == ("pooled", "Its documentation.")
+    assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
+
+
 def test_other_threads_are_left_alone(device: torch.device) -> None:
     found = []
     with rerouted():
