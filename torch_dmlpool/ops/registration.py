@@ -48,11 +48,13 @@ def define(
 ) -> torch._ops.OpOverload:
     """Register an operator and return it; ``WINDOW`` in the schema stands for the six window arguments."""
     name = schema.split("(", 1)[0]
-    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag,))
+    # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     if "ScalarType" in schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13":
         fake = _refused_in_packages(name, fake)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _seen_by_inductor(fake), lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
     implementations[name] = implementation
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
@@ -73,6 +75,19 @@ def _refused_in_packages(name: str, fake: Callable[..., Any]) -> Callable[..., A
         return fake(*arguments)
 
     return refusing
+
+
+def _seen_by_inductor(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor has the operators traced with fake tensors before it lowers them: the first one brings the lowerings."""
+
+    def seen(*arguments: Any) -> Any:
+        if "torch._inductor.lowering" in sys.modules:
+            from torch_dmlpool import inductor
+
+            inductor.register()
+        return fake(*arguments)
+
+    return seen
 
 
 def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverload:
