@@ -25,6 +25,7 @@ ROOMS = [
     "quantized",
     "functional",
     "ops",
+    "inductor",
     "backends",
     "kernels",
 ]
@@ -39,6 +40,7 @@ NOT_NEIGHBOURS = {
     "quantized": {"nn", "backends", "kernels"},
     "functional": {"backends", "kernels"},
     "ops": {"kernels"},
+    "inductor": {"backends", "kernels"},
     "kernels": LEAVES,
 }
 """nn and quantized call functional or ops, functional calls ops, ops calls a backend; kernels know triton alone.

@@ -23,7 +23,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
-from torch_dmlpool import backends
+from torch_dmlpool import backends, inductor
 from torch_dmlpool.ops.revision import mark_compiled_graphs
 
 NAMESPACE = "dmlpool"
@@ -78,13 +78,10 @@ def _refused_in_packages(name: str, fake: Callable[..., Any]) -> Callable[..., A
 
 
 def _seen_by_inductor(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor has the operators traced with fake tensors before it lowers them: the first one brings the lowerings."""
+    """Inductor has the operators traced with fake tensors before it lowers them: then it gets the lowerings."""
 
     def seen(*arguments: Any) -> Any:
-        if "torch._inductor.lowering" in sys.modules:
-            from torch_dmlpool import inductor
-
-            inductor.register()
+        inductor.register()
         return fake(*arguments)
 
     return seen

@@ -1,0 +1,371 @@
+"""Inductor's lowerings (E2): what fuses, that it computes what the operators compute, and how it is switched off."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import cases
+import checks
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch._inductor import metrics
+from torch._inductor.utils import run_and_get_code
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import inductor
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+operators = torch.ops.dmlpool
+
+EDGES = [
+    cases.case("uneven padding", "first tap inside is not tap 0"),
+    cases.case("ceil adds an overhang", "ceil overhang past padding"),
+]
+"""Compiled every day: some seconds each."""
+OTHERS = [
+    cases.case("padded", "plain"),
+    cases.case("adjacent windows", "gaps between windows"),
+    cases.case("dilated", "padded"),
+    cases.case("padding above the window", "padded"),
+    cases.case("padded", "plain", "padded"),
+]
+MORE = [case for case in (*cases.LINES, *cases.FEW, *cases.SMALL) if case not in (*EDGES, *OTHERS)]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_setting() -> Iterator[None]:
+    tag = torch.compiler.config.cache_key_tag
+    yield
+    torch.compiler.config.cache_key_tag = tag
+
+
+def compiled(function: Callable[..., object], **rest: object) -> Callable[..., object]:
+    return torch.compile(function, fullgraph=True, **rest)
+
+
+def called(function: Callable[..., object], *arguments: object) -> list[str]:
+    """The package's operators that compiled code calls."""
+    torch._dynamo.reset()
+    _, code = run_and_get_code(compiled(function), *arguments)
+    return [
+        line.split("dmlpool.")[1].split(".")[0] for line in "".join(code).splitlines() if "= torch.ops.dmlpool" in line
+    ]
+
+
+def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Ties, both zeros, infinities and NaNs, so that every window has some of them."""
+    tensor = samples.ties(*sizes, dtype=dtype)
+    if dtype.is_floating_point:
+        flat, generator = tensor.view(-1), samples.seeded(*sizes)
+        for value, one_in in ((-0.0, 5), (-math.inf, 3), (math.nan, 11)):
+            flat[torch.rand(flat.shape, generator=generator) < 1 / one_in] = value
+    else:
+        tensor[tensor < 1] = torch.iinfo(dtype).min
+    return tensor
+
+
+def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[oracle.Pooling]) -> list[Tensor]:
+    results = []
+    for input, gradient, pooling in zip(inputs, gradients, requests, strict=True):
+        arguments = checks.spelled_out(pooling)
+        values, taps = operators.max_pooling_with_taps(input, *arguments)
+        results += [operators.max_pooling(input, *arguments), values, taps]
+        results += operators.max_pooling_with_indices(input, *arguments, torch.int64, False)
+        results.append(operators.max_pooling_indices(taps, input.shape[2:], *arguments, torch.int32, True))
+        if input.is_floating_point():
+            results.append(operators.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], *arguments, False))
+    return results
+
+
+def check_maxima(
+    chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device, **rest: object
+) -> None:
+    requests = [case.pooling for case in chosen]
+    lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
+    inputs = [lay_out(special(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
+    gradients = [checks.whole_gradient(input, pooling) for input, pooling in zip(inputs, requests, strict=True)]
+    found = compiled(lambda x, g: maxima_of(x, g, requests), **rest)(inputs, gradients)
+    for result, expected in zip(found, maxima_of(inputs, gradients, requests), strict=True):
+        assert result.dtype == expected.dtype
+        samples.assert_same(result, expected)
+
+
+def test_maxima_equal_the_operators(device: torch.device) -> None:
+    """M1 to M5: values, taps, both kinds of index and whole gradients."""
+    check_maxima(EDGES, "channels_last", torch.float32, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_more_maxima_equal_the_operators(layout: str, device: torch.device) -> None:
+    """M1 to M5, in every kind of window."""
+    check_maxima([*EDGES, *OTHERS], layout, torch.float32, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [*samples.FLOATS, *samples.INTEGERS], ids=samples.name_of)
+def test_maxima_of_every_type_equal_the_operators(dtype: torch.dtype, layout: str, device: torch.device) -> None:
+    """M1 to M7, types that Inductor has no code for included."""
+    check_maxima([EDGES[0], OTHERS[0]], layout, dtype, device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE, ids=[case.name for case in MORE])
+def test_maxima_of_every_edge_equal_the_operators(case: cases.Case, device: torch.device) -> None:
+    """M1 to M5."""
+    check_maxima([case], "channels_last" if case.rank > 1 else "contiguous", torch.float32, device)
+
+
+def averages_of(
+    inputs: list[Tensor], gradients: list[Tensor], chosen: list[cases.Case], divisors: list[tuple[bool, int | None]]
+) -> list[Tensor]:
+    results = []
+    for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
+        for divisor in divisors:
+            arguments = (*checks.spelled_out(case.pooling), *divisor)
+            results.append(operators.average_pooling(input, *arguments))
+            results.append(operators.average_pooling_grad(gradient, input.shape[2:], *arguments))
+    return results
+
+
+def check_averages(
+    chosen: list[cases.Case],
+    layout: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    divisors: list[tuple[bool, int | None]],
+    **rest: object,
+) -> None:
+    lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
+    inputs = [lay_out(samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
+    gradients = [lay_out(samples.normal(2, 3, *case.output_sizes, dtype=dtype)).to(device) for case in chosen]
+    found = iter(compiled(lambda x, g: averages_of(x, g, chosen, divisors), **rest)(inputs, gradients))
+    for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
+        taps, values, spread = math.prod(case.pooling.window_size), samples.to_numpy(input), samples.to_numpy(gradient)
+        for divisor in divisors:
+            samples.assert_average(next(found), *oracle.average(values, case.pooling, *divisor), taps)
+            samples.assert_gradient(next(found), *oracle.average_grad(spread, case.sizes, case.pooling, *divisor), taps)
+
+
+def test_averages_are_as_exact_as_the_operators(device: torch.device) -> None:
+    """A1 to A6 and E6."""
+    check_averages(EDGES, "channels_last", torch.float32, device, [(False, None), (True, None)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_more_averages_are_as_exact_as_the_operators(layout: str, device: torch.device) -> None:
+    """A1 to A6 and E6, in every kind of window."""
+    check_averages([*EDGES, *OTHERS], layout, torch.float32, device, [(False, None), (True, None)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_averages_of_every_type(dtype: torch.dtype, layout: str, device: torch.device) -> None:
+    """A4, A5: halves are summed in float32; a negative divisor."""
+    check_averages([EDGES[0], OTHERS[0]], layout, dtype, device, [(False, None), (True, None), (False, -3)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE, ids=[case.name for case in MORE])
+def test_averages_of_every_edge(case: cases.Case, device: torch.device) -> None:
+    """A1 to A3."""
+    check_averages([case], "contiguous", torch.float32, device, [(False, None), (True, None)])
+
+
+GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "average": lambda x: dmlpool.average_pooling(x, x.shape[2:]),
+    "average of rows": lambda x: dmlpool.average_pooling(x, (1, x.shape[3]), (1, x.shape[3])),
+    "max": lambda x: dmlpool.max_pooling(x, x.shape[2:]),
+    "max of columns": lambda x: dmlpool.max_pooling(x, (x.shape[2], 1), 1),
+}
+
+
+def check_global(layout: Callable[[Tensor], Tensor], device: torch.device, dynamic: bool) -> None:
+    def all_of(x: Tensor) -> list[Tensor]:
+        return [pool(x) for pool in GLOBAL.values()]
+
+    function = compiled(all_of, dynamic=dynamic)
+    for sizes in ((2, 3, 7, 12), (2, 4, 14, 33))[: 1 + dynamic]:
+        input = layout(samples.ties(*sizes, dtype=torch.float32))
+        input[0, 0, 3, 4] = math.nan
+        leaf = input.to(device).requires_grad_()
+        found, expected = function(leaf), all_of(leaf)
+        for result, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(result, wanted, equal_nan=True)
+        sums = [sum(value.sum() * number for number, value in enumerate(values, 1)) for values in (found, expected)]
+        torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in sums), equal_nan=True)
+
+
+def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> None:
+    """NaN wins, and the first of several alike gets the gradient."""
+    check_global(torch.Tensor.contiguous, device, False)
+    assert called(lambda x: [GLOBAL["average"](x), GLOBAL["max"](x)], samples.normal(2, 3, 7, 12)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, samples.channels_last])
+def test_windows_over_a_whole_dynamic_dimension(layout: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    """E2: the window follows the image."""
+    check_global(layout, device, True)
+
+
+def test_sums_over_a_dimension_keep_small_terms(device: torch.device) -> None:
+    """E6: where one number is large, thousands of small ones are not lost beside it."""
+    input = torch.full((1, 2, 96, 100), 2.0**-25, device=device)
+    input[:, :, 0, 0] = 1.0
+    exact = (1 + (96 * 100 - 1) * 2.0**-25) / (96 * 100)
+    function = lambda x: dmlpool.average_pooling(x, x.shape[2:])  # noqa: E731 - compiled as it is
+    for layout in (input, samples.channels_last(input)):
+        result = compiled(function)(layout)
+        torch.testing.assert_close(result, torch.full_like(result, exact), rtol=2.0**-23, atol=0)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max 3/1": lambda x: dmlpool.max_pooling(x, 3, 1, 1, 1),
+    "average 3/1": lambda x: dmlpool.average_pooling(x, 3, 1, 1, 1),
+    "average 2/2": lambda x: dmlpool.average_pooling(x, 2, 2),
+}
+
+
+def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
+    torch._dynamo.reset()
+    metrics.reset()
+    with (
+        torch._inductor.config.patch(force_disable_caches=True),
+        torch.compiler.config.patch(force_disable_caches=False),
+    ):
+        compiled(function)(input)
+    return metrics.generated_kernel_count
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: torch.device) -> None:
+    """What stands before and after a pooling is computed in its loop, unless the option says otherwise."""
+    function = lambda x: POOLS[pool](x * 2 + 1).relu() + 1  # noqa: E731 - compiled and called as it is
+    input = samples.normal(2, 16, 9, 8).to(device)
+    assert kernels_of(function, input) == 1
+    assert called(function, input) == []
+    inductor.lower(False)
+    assert len(called(function, input)) == 1
+    inductor.lower()
+    assert called(function, input) == []
+
+
+def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
+    """On a CPU a row whose every other element is read is left to the operator."""
+    function = lambda x: dmlpool.max_pooling(x * 2 + 1, 3, 2, 1, 1).relu() + 1  # noqa: E731
+    input = samples.normal(2, 16, 9, 8).to(device)
+    assert kernels_of(function, samples.channels_last(input)) == 1
+    assert called(function, samples.channels_last(input)) == []
+    if device.type == "cpu":
+        assert called(function, input) == ["max_pooling"]
+
+
+def test_training_fuses_forward_and_backward(device: torch.device) -> None:
+    """No operator of the package is left in either graph."""
+
+    def trained(leaf: Tensor) -> Tensor:
+        output = (dmlpool.max_pooling(leaf.sin(), 3, 2, 1, 1) + dmlpool.average_pooling(leaf.cos(), 3, 2, 1, 1)).sum()
+        return torch.autograd.grad(output, leaf)[0]
+
+    leaf = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device).requires_grad_()
+    torch._dynamo.reset()
+    function = compiled(
+        lambda x: dmlpool.max_pooling(x.sin(), 3, 2, 1, 1) + dmlpool.average_pooling(x.cos(), 3, 2, 1, 1)
+    )
+    _, code = run_and_get_code(lambda: function(leaf).sum().backward())
+    assert len(code) == 2
+    assert "torch.ops.dmlpool" not in "".join(code)
+    torch.testing.assert_close(leaf.grad, trained(leaf))
+
+
+def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: torch.device) -> None:
+    """channels_last goes in and comes out without a copy."""
+    function = lambda x: dmlpool.max_pooling(x.relu(), 7, 1, 3, 3) + 1  # noqa: E731
+    input = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device)
+    torch._dynamo.reset()
+    result, (code,) = run_and_get_code(compiled(function), input)
+    assert "dmlpool.max_pooling.default" in code
+    assert "clone" not in code
+    assert result.stride() == function(input).stride()
+    samples.assert_same(result, function(input))
+
+
+@pytest.mark.parametrize("pool", ["max 3/1", "average 2/2"])
+def test_one_graph_for_all_sizes(pool: str, device: torch.device) -> None:
+    """E2: dynamic batches and images, forward and backward, without a second graph."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    function = torch.compile(lambda x: POOLS[pool](x * 2).relu(), backend=counter, fullgraph=True, dynamic=True)
+    for sizes in [(2, 3, 9, 8), (5, 4, 17, 12), (3, 3, 8, 31)]:
+        results = []
+        for pooled in (function, lambda x: POOLS[pool](x * 2).relu()):
+            leaf = samples.distinct(*sizes, dtype=torch.float32).to(device).requires_grad_()
+            output = pooled(leaf)
+            output.backward(
+                checks.whole_gradient(output, oracle.Pooling(*((1, 1),) * 2, *((0, 0),) * 2, (1, 1), False))
+            )
+            results.append((output, leaf.grad))
+        torch.testing.assert_close(*results)
+    assert counter.frame_count == 1
+
+
+def test_the_option_is_part_of_the_caches_key() -> None:
+    """Graphs compiled either way are kept apart on disk, whatever else stands in the tag."""
+    settings = torch.compiler.config
+    before = settings.cache_key_tag
+    settings.cache_key_tag = f"{before} mine"
+    inductor.lower(False)
+    assert not inductor.is_lowering()
+    off = settings.cache_key_tag
+    inductor.lower(False)
+    assert settings.cache_key_tag == off
+    assert off.startswith(f"{before} mine ")
+    inductor.lower(True)
+    assert inductor.is_lowering()
+    assert settings.cache_key_tag == f"{before} mine"
+    with pytest.raises(TypeError, match="enabled must be a bool, got 1"):
+        inductor.lower(1)
+
+
+def test_inductor_has_the_private_names() -> None:
+    """What inductor/geometry.py takes of Inductor; where one is missing, the operators are called."""
+    from torch._inductor import ir, lowering, virtualized
+
+    from torch_dmlpool.inductor import lowerings
+
+    methods = {"get_size", "get_dtype", "get_device", "make_loader", "maybe_get_stride", "realize", "realize_hint"}
+    for home, names in {
+        ir: {"Pointwise", "Reduction", "TensorBox"},
+        ir.TensorBox: methods,
+        ir.StorageBox: {"mark_reuse"},
+        lowering: {"fallback_handler", "lowerings", "register_lowering", "to_dtype"},
+        virtualized: {"V", "ops"},
+    }.items():
+        assert names <= set(dir(home)), f"Inductor has no {sorted(names - set(dir(home)))} in {home.__name__}"
+    assert {getattr(operators, name).default for name in lowerings.LOWERINGS} <= set(lowering.lowerings)
+
+
+def test_another_inductor_calls_the_operators() -> None:
+    """A name that is missing costs the fusion and nothing else; importing the package does not load Inductor."""
+    program = """
+import sys
+import torch
+import torch_dmlpool as dmlpool
+assert "torch._inductor.lowering" not in sys.modules
+from torch._inductor import ir
+del ir.Reduction
+x = torch.arange(32.0).view(1, 2, 4, 4)
+function = lambda x: dmlpool.max_pooling(x, 2, 1)
+assert torch.equal(torch.compile(function, backend="aot_eager")(x), function(x))
+assert "torch_dmlpool.inductor.lowerings" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)

@@ -1,0 +1,48 @@
+"""Inductor's view of the operators: under torch.compile small windows become expressions that fuse with neighbours.
+
+Inductor computes what stands before and after such a window in the window's own loop, forward and backward. Windows of
+more taps, and whatever an expression would compute otherwise than the operator, call the operator, which takes tensors
+in the layout that Inductor has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch
+
+from torch_dmlpool import operands
+
+__all__ = ["is_lowering", "lower"]
+
+_OFF = "torch_dmlpool.inductor=off"
+
+
+def lower(enabled: bool = True) -> None:
+    """Have torch.compile see through the operators from now on, or call them as they are.
+
+    The setting is a word in ``torch.compiler.config.cache_key_tag``, so that graphs compiled either way are kept apart
+    in torch.compile's caches. What has been compiled before stays as it is.
+    """
+    operands.check_flag("enabled", enabled)
+    settings = torch.compiler.config
+    words = [word for word in settings.cache_key_tag.split() if word != _OFF]
+    settings.cache_key_tag = " ".join(words if enabled else [*words, _OFF])
+
+
+def is_lowering() -> bool:
+    """Whether torch.compile sees through the operators that it compiles from now on."""
+    return _OFF not in torch.compiler.config.cache_key_tag.split()
+
+
+def register() -> None:
+    """Give Inductor the lowerings, once it has been loaded; again does nothing.
+
+    An Inductor that lacks a name which they take is left as it is, and calls the operators.
+    """
+    if "torch._inductor.lowering" in sys.modules:
+        try:
+            importlib.import_module("torch_dmlpool.inductor.lowerings")
+        except (ImportError, AttributeError):
+            return

@@ -1,0 +1,234 @@
+"""What the lowerings know of a window, and the private names that they take of Inductor: they are used here alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import Pointwise, Reduction, TensorBox
+from torch._inductor.lowering import fallback_handler, register_lowering, to_dtype
+from torch._inductor.virtualized import V, ops
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from torch_dmlpool import operands
+from torch_dmlpool.window import Axis, Window
+
+__all__ = [
+    "TYPES",
+    "FloorDiv",
+    "Geometry",
+    "ModularIndexing",
+    "TensorBox",
+    "V",
+    "all_hold",
+    "covered_axes",
+    "fallback_handler",
+    "index_type",
+    "is_sure",
+    "ops",
+    "pointwise",
+    "reduced_over",
+    "register_lowering",
+    "results",
+    "small_window",
+    "sum_type",
+    "to_dtype",
+    "tree",
+]
+
+LARGEST_FUSED = {"cpu": 25, "cuda": 25}
+"""Taps of the largest window that is an expression, by device; elsewhere none is. Each tap is computed from what stands
+before it once more, which is cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No
+GPU has measured it yet."""
+
+_SMALL = (torch.float16, torch.bfloat16)
+TYPES = (
+    *operands.FLOAT_TYPES,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+)
+
+
+def integers(numbers: Sequence[Any]) -> list[int] | None:
+    if all(isinstance(number, (int, sympy.Integer)) for number in numbers):
+        return [int(number) for number in numbers]
+    return None
+
+
+def is_sure(condition: Any) -> bool:
+    return condition is True or (condition is not False and V.graph.sizevars.statically_known_true(condition))
+
+
+def _expressions(sizes: Sequence[Any]) -> list[Any]:
+    return [size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in sizes]
+
+
+def results() -> list[tuple[list[Any], torch.dtype]]:
+    """Sizes and data types of what the operator being lowered returns, from its fake implementation."""
+    value = V.graph.current_node.meta["val"]
+    fakes = [value] if isinstance(value, torch.Tensor) else value
+    return [(_expressions(fake.shape), fake.dtype) for fake in fakes]
+
+
+def _is_served(x: TensorBox) -> bool:
+    return x.get_dtype() in TYPES and x.get_device().type in LARGEST_FUSED
+
+
+def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
+    """The window, if it has few taps, and one of them at least inside the input wherever it lies."""
+    lists = [integers(numbers) for numbers in arguments[:5]]
+    if not _is_served(x) or None in lists:
+        return None
+    window = Window.directml(len(sizes), *lists, arguments[5])
+    few = window.taps <= LARGEST_FUSED[x.get_device().type]
+    return window if few and all(map(_reads_everywhere, window.axes, sizes)) else None
+
+
+def _reads_everywhere(axis: Axis, size: Any) -> bool:
+    if axis.start_padding >= axis.extent or axis.end_padding >= axis.extent:
+        return False
+    # Taps farther apart than the input is wide may step over it.
+    return axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
+
+
+def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
+    """Of each dimension whether the window covers it in one, if it covers some and leaves the others alone."""
+    windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
+    if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):
+        return None
+    covered = []
+    for window, stride, dilation, size in zip(windows, strides, dilations, sizes, strict=True):
+        if is_sure(sympy.Eq(window, size)) and dilation == 1:
+            covered.append(True)
+        elif window == 1 and stride == 1:
+            covered.append(False)
+        else:
+            return None
+    return covered if any(covered) else None
+
+
+def index_type(*sizes: Any) -> torch.dtype:
+    """int32 where everything near an axis' ends is sure to fit."""
+    return torch.int32 if all(is_sure(size < 2**30) for size in sizes) else torch.int64
+
+
+def all_hold(conditions: Sequence[Any]) -> Any:
+    return functools.reduce(ops.and_, conditions)
+
+
+def tree(terms: Sequence[Any]) -> Any:
+    """A sum in as few steps one after another as can be (rule E6)."""
+    while len(terms) > 1:
+        terms = [ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _SMALL else dtype
+
+
+class Geometry:
+    """Where the taps of a window lie in an input of ``sizes``, and which of them may lie outside."""
+
+    def __init__(self, window: Window, sizes: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.axes, self.sizes, self.outputs = window.axes, sizes, outputs
+        self.taps = list(itertools.product(*(range(axis.window) for axis in window.axes)))
+        self.overlaps = any(axis.window > axis.stride for axis in window.axes)
+
+    def position(self, dimension: int, output: Any, tap: int) -> Any:
+        axis = self.axes[dimension]
+        return output * axis.stride + (tap * axis.dilation - axis.start_padding)
+
+    def conditions(self, dimension: int, output: Any, tap: int, counted: int | None = None) -> list[Any]:
+        """What must hold for a tap to read the input, or to count where padding does; nothing where it always does."""
+        axis, size = self.axes[dimension], self.sizes[dimension] + (counted or 0)
+        position, offset, dtype = self.position(dimension, output, tap), tap * axis.dilation, index_type(size)
+        conditions = []
+        if counted is None and offset < axis.start_padding:
+            conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))
+        last = self.position(dimension, self.outputs[dimension] - 1, tap)
+        is_inside = not axis.ceil_mode and offset + axis.end_padding - (counted or 0) < axis.extent
+        if not is_inside and not is_sure(last < size):
+            conditions.append(ops.lt(ops.index_expr(position, dtype), ops.index_expr(size, dtype)))
+        return conditions
+
+    def loader(self, x: TensorBox, fill: Any) -> Callable[..., Any]:
+        """What reads a tap of ``x``, or ``fill`` where it lies outside."""
+        x.realize_hint()
+        if self.overlaps:  # what is dear to compute is not computed again for each window
+            x.mark_reuse(len(self.taps))
+        load = x.make_loader()
+
+        def tap_of(index: Sequence[Any], taps: Sequence[int]) -> Any:
+            spatial = list(enumerate(zip(index[2:], taps, strict=True)))
+            conditions = [held for i, (output, tap) in spatial for held in self.conditions(i, output, tap)]
+            place = [*index[:2], *(self.position(i, output, tap) for i, (output, tap) in spatial)]
+            return ops.masked(all_hold(conditions), lambda: load(place), fill) if conditions else load(place)
+
+        return tap_of
+
+    def counted(self, index: Sequence[Any], include_padding: bool, dtype: torch.dtype) -> Any:
+        """How many taps of a window count (rules A1 and A2): a number where that is the same for all."""
+        constant, varying = 1, []
+        for i, axis in enumerate(self.axes):
+            padding = axis.end_padding if include_padding else None
+            held = [self.conditions(i, index[2 + i], tap, padding) for tap in range(axis.window)]
+            always = sum(not conditions for conditions in held)
+            if always == axis.window:
+                constant *= always
+                continue
+            one, none = ops.constant(1.0, dtype), ops.constant(0.0, dtype)
+            counts = [ops.where(all_hold(conditions), one, none) for conditions in held if conditions]
+            varying.append(functools.reduce(ops.add, counts, ops.constant(float(always), dtype)))
+        return functools.reduce(ops.mul, varying, ops.constant(float(constant), dtype)) if varying else constant
+
+
+def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]) -> TensorBox:
+    def converted(index: Sequence[Any]) -> Any:
+        return ops.to_dtype(value(index), dtype)
+
+    return Pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
+
+
+def reduced_over(
+    x: TensorBox, covered: Sequence[bool], kind: str, source: torch.dtype, result: torch.dtype
+) -> TensorBox:
+    """A reduction of the dimensions that are covered, each of which stays with one element."""
+    load, sizes = x.make_loader(), x.get_size()[2:]
+    reduced = [size for size, is_covered in zip(sizes, covered, strict=True) if is_covered]
+    parts = _parts(reduced[0]) if kind == "sum" else 1
+    height = reduced[0] if parts == 1 else reduced[0] // parts
+
+    def inner(index: Sequence[Any], elements: Sequence[Any]) -> Any:
+        def part(number: int) -> Any:
+            place, rest = list(index), iter([elements[0] + number * height, *elements[1:]])
+            for i, is_covered in enumerate(covered, 2):
+                place[i] = next(rest) if is_covered else place[i]
+            return ops.to_dtype(load(place), sum_type(x.get_dtype()) if kind == "sum" else source)
+
+        return ops.to_dtype(tree([part(number) for number in range(parts)]), source)
+
+    reduction = Reduction.create(
+        device=x.get_device(),
+        dst_dtype=result,
+        src_dtype=source,
+        inner_fn=inner,
+        ranges=results()[0][0],
+        reduction_ranges=[height, *reduced[1:]],
+        reduction_type=kind,
+        input_node=x,
+    )
+    reduction.realize()
+    return reduction
+
+
+def _parts(size: Any) -> int:
+    """How many rows are added as a tree before their sum is added to the others'."""
+    return max((n for n in range(2, 9) if is_sure(sympy.Eq(size % n, 0))), default=1)
