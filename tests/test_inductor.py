@@ -342,7 +342,15 @@ def test_inductor_has_the_private_names() -> None:
 
     from torch_dmlpool.inductor import lowerings
 
-    methods = {"get_size", "get_dtype", "get_device", "make_loader", "maybe_get_stride", "realize", "realize_hint"}
+    methods = {
+        "get_size",
+        "get_dtype",
+        "get_device_or_error",
+        "make_loader",
+        "maybe_get_stride",
+        "realize",
+        "realize_hint",
+    }
     for home, names in {
         ir: {"Pointwise", "Reduction", "TensorBox"},
         ir.TensorBox: methods,

@@ -78,16 +78,17 @@ def results() -> list[tuple[list[Any], torch.dtype]]:
 
 
 def _is_served(x: TensorBox) -> bool:
-    return x.get_dtype() in TYPES and x.get_device().type in LARGEST_FUSED
+    return x.get_dtype() in TYPES and x.get_device_or_error().type in LARGEST_FUSED
 
 
 def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
     """The window, if it has few taps, and one of them at least inside the input wherever it lies."""
     lists = [integers(numbers) for numbers in arguments[:5]]
-    if not _is_served(x) or None in lists:
+    known = [numbers for numbers in lists if numbers is not None]
+    if not _is_served(x) or len(known) < len(lists):
         return None
-    window = Window.directml(len(sizes), *lists, arguments[5])
-    few = window.taps <= LARGEST_FUSED[x.get_device().type]
+    window = Window.directml(len(sizes), *known, ceil_mode=arguments[5])
+    few = window.taps <= LARGEST_FUSED[x.get_device_or_error().type]
     return window if few and all(map(_reads_everywhere, window.axes, sizes)) else None
 
 
@@ -194,11 +195,11 @@ def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Cal
     def converted(index: Sequence[Any]) -> Any:
         return ops.to_dtype(value(index), dtype)
 
-    return Pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
+    return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
 
 
 def reduced_over(
-    x: TensorBox, covered: Sequence[bool], kind: str, source: torch.dtype, result: torch.dtype
+    x: TensorBox, covered: Sequence[bool], kind: Any, source: torch.dtype, result: torch.dtype
 ) -> TensorBox:
     """A reduction of the dimensions that are covered, each of which stays with one element."""
     load, sizes = x.make_loader(), x.get_size()[2:]
@@ -216,7 +217,7 @@ def reduced_over(
         return ops.to_dtype(tree([part(number) for number in range(parts)]), source)
 
     reduction = Reduction.create(
-        device=x.get_device(),
+        device=x.get_device_or_error(),
         dst_dtype=result,
         src_dtype=source,
         inner_fn=inner,

@@ -106,14 +106,14 @@ def _window_of_maxima(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[An
     in Inductor 3.5; forward and backward 16.4, 4.7 and 11.1. Averages are no slower: the C++ compiler makes vectors.
     """
     window = small_window(x, sizes, arguments)
-    is_strided = window is not None and window.axes[-1].stride > 1 and x.get_device().type == "cpu"
+    is_strided = window is not None and window.axes[-1].stride > 1 and x.get_device_or_error().type == "cpu"
     return None if is_strided and not _has_channels_innermost(x) else window
 
 
 def _has_channels_innermost(x: TensorBox) -> bool:
-    fake = V.graph.current_node.args[0].meta["val"]
+    source: Any = V.graph.current_node.args[0]
     strides = x.maybe_get_stride()
-    return operands.is_channels_last(fake) if strides is None else is_sure(sympy.Eq(strides[1], 1))
+    return operands.is_channels_last(source.meta["val"]) if strides is None else is_sure(sympy.Eq(strides[1], 1))
 
 
 def _max_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
@@ -292,7 +292,7 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
 
 def _reduced_average(x: TensorBox, covered: Sequence[bool], divisor: Any) -> TensorBox:
     # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
-    is_row = x.get_device().type == "cpu"
+    is_row = x.get_device_or_error().type == "cpu"
     (outputs, dtype), wide = results()[0], torch.float64 if is_row else sum_type(x.get_dtype())
     total = reduced_over(x, covered, "sum", wide, wide).make_loader()
     return pointwise(x, outputs, dtype, lambda index: _divided(total(index), divisor, wide))
