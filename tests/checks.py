@@ -21,13 +21,6 @@ def spelled_out(pooling: oracle.Pooling) -> tuple[object, ...]:
     return tuple(list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values())
 
 
-def keeps_positions(taps: Tensor, pooling: oracle.Pooling) -> bool:
-    """M6: whether int32 positions stand in for tap numbers, as they may in the PyTorch backend alone."""
-    found = taps.dtype is torch.int32 and math.prod(pooling.window_size) <= 2**15
-    assert not found or taps.device.type == "cpu"
-    return found
-
-
 def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
     """Values, both kinds of index, and taps."""
     expected = oracle.maximum(samples.to_numpy(input), pooling)
@@ -40,7 +33,7 @@ def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
     assert indices.dtype == torch.int64
     values, taps = operators.max_pooling_with_taps(input, *arguments)
     samples.assert_same(values, expected.values)
-    samples.assert_same(taps, expected.plane_indices if keeps_positions(taps, pooling) else expected.taps)
+    samples.assert_same(taps, expected.taps)
     values, positions = operators.max_pooling_with_indices(input, *arguments, torch.int32, True)
     samples.assert_same(values, expected.values)
     samples.assert_same(positions, expected.plane_indices)

@@ -205,7 +205,7 @@ def test_importing_and_pooling_on_the_cpu_loads_no_triton() -> None:
         TRITON_INTERPRET="0",
     ).split()
     assert "torch_dmlpool.ops.max_pooling" in loaded
-    assert "torch_dmlpool.backends.torch_backend" in loaded
+    assert "torch_dmlpool.backends.cpu" in loaded
     unwanted = ("triton", "torch_dmlpool.kernels", "torch_dmlpool.backends.triton")
     assert not [name for name in loaded if name.startswith(unwanted)]
 

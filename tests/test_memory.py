@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
 MEBIBYTE = 2**20
@@ -111,9 +110,7 @@ def caches() -> dict[str, Callable[..., object]]:
 
 
 ENDLESS = {
-    "torch_dmlpool.backends.memory._madvise",
     "torch_dmlpool.backends.serving",
-    "torch_dmlpool.backends.threads._setter",
     "torch_dmlpool.quantized._pass_the_warning",
 }
 """By the name of a device type, and by nothing at all."""
@@ -124,13 +121,6 @@ def test_caches_have_an_end() -> None:
     found = caches()
     assert len(found) > 4
     assert {name for name, cache in found.items() if cache.cache_parameters()["maxsize"] is None} <= ENDLESS
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the PyTorch backend's")
-def test_a_thousand_geometries_leave_no_more_than_the_caches_hold() -> None:
-    for width in range(1, 1001):
-        dmlpool.max_pooling(torch.ones(1, 1, 3, 2 + width), (2, 1 + width % 7), return_indices=True)
-    assert len(blocks._kept) <= blocks.KEPT_TAPES
 
 
 def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype, int]:

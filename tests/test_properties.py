@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import torch_backend
+from torch_dmlpool.backends import reference
 from torch_dmlpool.window import Window
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -226,18 +226,18 @@ def test_both_backends_agree(
     input = samples.ties(*sizes, dtype=dtype, seed=seed)
     window = Window.directml(len(sizes) - 2, *arguments.values())
     found = dict(results(input, arguments, include_padding))
-    values, positions = torch_backend.max_pooling_with_indices(input, window, torch.int64, True)
+    values, positions = reference.max_pooling_with_indices(input, window, torch.int64, True)
     samples.assert_same(found["maxima"], values)
     samples.assert_same(found["positions"], positions)
     if dtype.is_floating_point:
         gradient = samples.ties(*values.shape, dtype=dtype, seed=1)
-        samples.assert_same(found["gradient of maxima"], torch_backend.max_pooling_grad(input, gradient, window))
+        samples.assert_same(found["gradient of maxima"], reference.max_pooling_grad(input, gradient, window))
         unit = 64 * torch.finfo(dtype).eps
         for name, expected in (
-            ("averages", torch_backend.average_pooling(input, window, include_padding, None)),
+            ("averages", reference.average_pooling(input, window, include_padding, None)),
             (
                 "gradient of averages",
-                torch_backend.average_pooling_grad(gradient, sizes[2:], window, include_padding, None),
+                reference.average_pooling_grad(gradient, sizes[2:], window, include_padding, None),
             ),
         ):
             torch.testing.assert_close(found[name], expected, rtol=0, atol=unit)

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
-from torch_dmlpool.backends import blocks, serving
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one at a time"),
@@ -77,16 +75,13 @@ def bits_of(tensors: list[Tensor]) -> list[bytes]:
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one thread at a time"
 )
-@pytest.mark.parametrize("kept", [2, blocks.KEPT_TAPES])
-def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None, kept: int) -> None:
-    """The right bits in every thread, also where recordings that one replays are thrown away by the others."""
+def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    """The right bits in every thread."""
     expected = {
         (name, number): bits_of(call(image))
         for name, call in families.EVERYTHING.items()
         for number, image in enumerate(IMAGES)
     }
-    monkeypatch.setattr(blocks, "KEPT_TAPES", kept)
-    monkeypatch.setattr(blocks, "_kept", {})
     filters = list(warnings.filters)
 
     def caller(seed: int) -> Callable[[], None]:
@@ -104,25 +99,6 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(families, "quantized", lambda image: images[id(image)])
     at_once([caller(seed) for seed in range(THREADS)])
     assert warnings.filters == filters
-    assert len(blocks._kept) <= kept + THREADS
-
-
-def test_recordings_are_thrown_away_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    if serving("cpu").__name__.endswith("backends.triton"):
-        pytest.skip("the PyTorch backend's")
-    monkeypatch.setattr(blocks, "KEPT_TAPES", 3)
-    monkeypatch.setattr(blocks, "_kept", {})
-    images = [samples.normal(2, 3, 12, 12 + width) for width in range(5)]
-    for image in images:
-        dmlpool.max_pooling(image, 3, 1, 1, 0)
-        keys = list(blocks._kept)
-        assert 0 < len(keys) <= 3
-    before = list(blocks._kept)
-    dmlpool.max_pooling(images[-1], 3, 1, 1, 0)
-    assert list(blocks._kept) == before
-    dmlpool.max_pooling(images[0], 3, 1, 1, 0)
-    assert before[-1] in blocks._kept
-    assert before[0] not in blocks._kept
 
 
 @pytest.mark.skipif(
@@ -164,7 +140,7 @@ def _in_child(sender: object, images: list[Tensor]) -> None:
 
 
 def test_a_forked_child_pools_after_its_parent() -> None:
-    """What the parent recorded and cached serves the child: results and gradients, bit for bit."""
+    """What the parent cached serves the child: results and gradients, bit for bit."""
     expected = [bits_of(call(image)) for call in families.EVERYTHING.values() for image in IMAGES]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

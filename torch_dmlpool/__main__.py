@@ -91,7 +91,7 @@ def title(device: torch.device) -> str:
 
 def backend_name(device: torch.device) -> str:
     serving = backends.serving(device.type).__name__
-    return {"torch_backend": "PyTorch", "triton": "Triton", "cpu": "compiled"}[serving.rsplit(".", 1)[-1]]
+    return {"reference": "PyTorch", "triton": "Triton", "cpu": "compiled"}[serving.rsplit(".", 1)[-1]]
 
 
 # The self-check.

@@ -180,18 +180,23 @@ def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: 
 
 
 def check_tap_type(taps: Tensor, count: int) -> None:
-    """Refuse taps of another type than that of a window of ``count`` taps, or of positions (rule M6)."""
-    if taps.dtype not in (tap_dtype(count), torch.int32):
+    """Refuse taps of another type than that of a window of ``count`` taps (rule M6)."""
+    if taps.dtype is not tap_dtype(count):
         raise TypeError(
             f"taps of a window of {count} taps must have data type {name_of(tap_dtype(count))}, "
-            f"or int32 where they are positions, got {name_of(taps.dtype)}"
+            f"got {name_of(taps.dtype)}"
         )
 
 
 def tap_dtype(taps: int) -> torch.dtype:
-    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6)."""
+    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses more than fit."""
     if taps <= 225:
         return torch.uint8
+    if taps > 2**31:
+        raise ArgumentError(
+            f"window_size must be at most {2**31} taps in all where winning taps are numbered, for indices and "
+            f"gradients of maxima, got {taps}"
+        )
     return torch.int16 if taps <= 2**15 else torch.int32
 
 

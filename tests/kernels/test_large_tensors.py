@@ -7,7 +7,7 @@ import samples
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import torch_backend
+from torch_dmlpool.backends import reference
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
@@ -44,14 +44,14 @@ def test_maxima(window: Window, dimension: int, sizes: tuple[int, ...]) -> None:
     far = spread(image, dimension)
     for result, expected in zip(
         backend.max_pooling_with_indices(far, window, torch.int64, False),
-        torch_backend.max_pooling_with_indices(image, window, torch.int64, False),
+        reference.max_pooling_with_indices(image, window, torch.int64, False),
         strict=True,
     ):
         samples.assert_same(result, expected)
     floats = samples.normal(*sizes, dtype=torch.float16)
     gradient = samples.normal(*sizes[:2], *window.output_sizes(sizes[2:]), dtype=torch.float16)
     found = backend.max_pooling_grad(spread(floats, dimension), spread(gradient, dimension), window)
-    samples.assert_same(found, torch_backend.max_pooling_grad(floats, gradient, window))
+    samples.assert_same(found, reference.max_pooling_grad(floats, gradient, window))
 
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
@@ -59,27 +59,27 @@ def test_averages(window: Window, dimension: int, sizes: tuple[int, ...]) -> Non
     """And their gradients, of sums of few terms that every order of addition gives alike."""
     image = samples.ties(*sizes, dtype=torch.float16)
     found = backend.average_pooling(spread(image, dimension), window, True, None)
-    samples.assert_same(found, torch_backend.average_pooling(image, window, True, None))
+    samples.assert_same(found, reference.average_pooling(image, window, True, None))
     gradient = samples.ties(*sizes[:2], *window.output_sizes(sizes[2:]), dtype=torch.float16)
     found = backend.average_pooling_grad(spread(gradient, dimension), sizes[2:], window, False, 4)
-    samples.assert_same(found, torch_backend.average_pooling_grad(gradient, sizes[2:], window, False, 4))
+    samples.assert_same(found, reference.average_pooling_grad(gradient, sizes[2:], window, False, 4))
 
 
 def test_quantized_averages(dimension: int, sizes: tuple[int, ...]) -> None:
     image = samples.ties(*sizes, dtype=torch.uint8)
     rest = (0.5, 3, 0.25, 7, WINDOWS["overlapping"], True, torch.uint8)
     found = backend.quantized_linear_average_pooling(spread(image, dimension), *rest)
-    samples.assert_same(found, torch_backend.quantized_linear_average_pooling(image, *rest))
+    samples.assert_same(found, reference.quantized_linear_average_pooling(image, *rest))
 
 
 def test_positions(dimension: int, sizes: tuple[int, ...]) -> None:
     """Adaptive pooling and unpooling."""
     image = samples.ties(*sizes, dtype=torch.int8)
     far = spread(image, dimension)
-    values, positions = torch_backend.adaptive_max_pooling(image, (1, 4))
+    values, positions = reference.adaptive_max_pooling(image, (1, 4))
     for result, expected in zip(backend.adaptive_max_pooling(far, (1, 4)), (values, positions), strict=True):
         samples.assert_same(result, expected)
-    samples.assert_same(backend.gather_positions(far, positions), torch_backend.gather_positions(image, positions))
-    unique = torch_backend.unique_positions(positions, sizes[2:])
+    samples.assert_same(backend.gather_positions(far, positions), reference.gather_positions(image, positions))
+    unique = reference.unique_positions(positions, sizes[2:])
     found = backend.scatter_positions(spread(values, dimension), unique, sizes[2:], False, False)
-    samples.assert_same(found, torch_backend.scatter_positions(values, unique, sizes[2:], False, False))
+    samples.assert_same(found, reference.scatter_positions(values, unique, sizes[2:], False, False))

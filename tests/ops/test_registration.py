@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from collections.abc import Callable
 
@@ -191,9 +190,7 @@ def test_below_autograd_records_nothing_and_leaves_everything_as_it_was() -> Non
 def test_what_max_keeps_for_its_gradient(
     layout: str, dtype: torch.dtype, window: tuple[int, ...], size: tuple[int, ...], bytes_per_output: int
 ) -> None:
-    """M6: the taps and nothing else; with indices too, which are not saved. On the CPU positions in channels_last."""
-    if layout == "channels last" and len(window) > 1 and os.environ.get("TRITON_INTERPRET") != "1":
-        bytes_per_output = 4
+    """M6: the taps and nothing else, in every layout; with indices too, which are not saved."""
     leaf = samples.LAYOUTS[layout](samples.normal(2, 3, *size, dtype=dtype)).requires_grad_()
     for pool in (
         lambda: dmlpool.max_pooling(leaf, window),

@@ -22,9 +22,9 @@ def serving(device_type: str) -> ModuleType:
 
         if cpu.library is not None:
             return cpu
-    from torch_dmlpool.backends import torch_backend
+    from torch_dmlpool.backends import reference
 
-    return torch_backend
+    return reference
 
 
 def _triton_serves(device_type: str) -> bool:

@@ -28,7 +28,6 @@ __all__ = [
     "average_pooling",
     "average_pooling_grad",
     "gather_positions",
-    "kept_dtype",
     "max_pooling",
     "max_pooling_gather",
     "max_pooling_grad",
@@ -167,10 +166,6 @@ def _empty(sizes: Sequence[int], dtype: torch.dtype, memory_format: torch.memory
 
 TAPS, POSITIONS, INDICES = range(3)
 """What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
-
-
-def kept_dtype(input: Tensor, window: Window) -> torch.dtype:  # noqa: ARG001
-    return operands.tap_dtype(window.taps)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:

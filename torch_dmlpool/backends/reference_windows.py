@@ -51,13 +51,13 @@ def are_ints(*numbers: Any) -> bool:
 
 def pooled(source: Tensor, window: Window, reduction: Reduction) -> Tensor:
     """Every window of ``source``."""
-    axes = list(enumerate(window.axes, -window.rank))
-    for dim, axis in reversed(axes) if reduction.last_axis_first else axes:
-        size = source.shape[dim]
-        if covers(axis, size):
+    outputs = window.output_sizes(source.shape[-window.rank :])
+    axes = list(zip(range(-window.rank, 0), window.axes, outputs, strict=True))
+    for dim, axis, count in reversed(axes) if reduction.last_axis_first else axes:
+        if covers(axis, source.shape[dim]):
             source = reduction.reduce(source, dim)
         else:
-            source = slide(source, dim, axis, axis.first_position(0), axis.output_size(size), reduction)
+            source = slide(source, dim, axis, axis.first_position(0), count, reduction)
     return source
 
 

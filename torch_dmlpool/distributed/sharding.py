@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch_dmlpool import operands
 from torch_dmlpool.distributed import exchange
 from torch_dmlpool.distributed.halo import shards
-from torch_dmlpool.distributed.spatial import ShardedAxis, Side, tap_numbers, whole_indices, whole_positions
+from torch_dmlpool.distributed.spatial import ShardedAxis, Side, whole_indices, whole_positions
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import AXIS_NAMES, Window
 
@@ -36,7 +36,7 @@ class Rule:
     results: tuple[Side, ...]
     linear_in: str | None = None
     """The one tensor that it is linear in."""
-    last: Literal["result", "indices", "taps"] = "result"
+    last: Literal["result", "indices"] = "result"
     """What its last result holds that depends on where a shard lies."""
 
 
@@ -44,7 +44,7 @@ RULES = {
     "average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
     "max_pooling": Rule({"input": "input"}, ("output",)),
-    "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output"), last="taps"),
+    "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output")),
     "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output"), last="indices"),
     "max_pooling_indices": Rule({"taps": "output"}, ("output",), last="indices"),
     "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), linear_in="input_gradient"),
@@ -173,11 +173,6 @@ class _Request:
         axes = self._sharded_axes()
         held = {name: _local(tensor) for name, tensor in self.tensors.items()}
         self._agree(held, axes)
-        if axes and "taps" in held:
-            # Positions in the whole planes, where they were kept before the taps were sharded like this.
-            assert self.window is not None
-            outputs = self._owned("output")[2:]
-            held["taps"] = tap_numbers(held["taps"], self.window, self.sizes["input"][2:], outputs)
         for axis in axes:
             held = {name: axis.fetched(tensor, self.rule.arguments[name]) for name, tensor in held.items()}
         if not all(axis.portion.windows for axis in axes):
@@ -269,12 +264,7 @@ class _Request:
         arguments.update(zip(WINDOW_ARGUMENTS, window.arguments, strict=True))
         if "spatial_sizes" in arguments:
             arguments["spatial_sizes"] = spatial_sizes
-        results = self._called(arguments)
-        if self.rule.last == "taps":
-            # A position would mean something to this rank alone; a tap is the same to all.
-            outputs = [range(size) for size in results[-1].shape[2:]]
-            results[-1] = tap_numbers(results[-1], window, spatial_sizes, outputs)
-        return results
+        return self._called(arguments)
 
     def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:
         results = self.operator(*(arguments[argument.name] for argument in self.operator._schema.arguments))

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.positions import are_positions, places, taps_of
 from torch_dmlpool.distributed import exchange
 from torch_dmlpool.distributed.halo import Portion, overlap, portions_of_elements, portions_of_windows, shards
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Axis
 
 Side = Literal["input", "output", "channels"]
 """Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all channels or one each."""
@@ -99,17 +98,6 @@ def _moved(tensor: Tensor, dimension: int, held: range, wanted: range) -> Tensor
     return moved
 
 
-def tap_numbers(kept: Tensor, window: Window, sizes: Sequence[int], outputs: Sequence[range]) -> Tensor:
-    """What was kept of the windows ``outputs`` as numbers of taps, if it is positions in planes of ``sizes`` (M6)."""
-    if not are_positions(kept, window):
-        return kept
-    where = places(window, tuple(sizes), tuple((part.start, part.stop) for part in outputs), kept.device)
-    taps = taps_of(kept.to(torch.int64), window, sizes, where.first)
-    if where.empty is not None:
-        taps = taps.masked_fill(where.empty, 0)
-    return taps.to(operands.tap_dtype(window.taps))
-
-
 def whole_positions(positions: Tensor, sizes: Sequence[int], axes: Sequence[ShardedAxis]) -> Tensor:
     """Positions in the planes that this rank has read, as positions in the whole planes of ``sizes``; -1 stays -1."""
     read = [range(size) for size in sizes]
@@ -129,7 +117,9 @@ def whole_indices(positions: Tensor, sizes: Sequence[int], samples: range, chann
     plane = 1
     for size in sizes[2:]:
         plane *= size
-    planes = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(1) * sizes[1]
-    planes = planes + torch.arange(channels.start, channels.stop, device=positions.device)
+    rows, columns = (
+        torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device) for part in (samples, channels)
+    )
+    planes = rows.unsqueeze(1) * sizes[1] + columns
     first = (planes * plane).reshape(*planes.shape, *(1 for _ in sizes[2:]))
     return torch.where(positions < 0, positions, positions + first)

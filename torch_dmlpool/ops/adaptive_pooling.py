@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch_dmlpool import operands
 from torch_dmlpool.ops import average_pooling as average_operators
 from torch_dmlpool.ops import max_pooling as max_operators
 from torch_dmlpool.ops import positions as position_operators
-from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
 
@@ -112,213 +111,46 @@ def _is_sure(condition: bool) -> bool:
     return statically_known_true(condition)
 
 
-def _bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    if not registration.is_bare(input):
-        return _adaptive_average_pooling(input, output_sizes)
-    if registration.records_gradient(input):
-        return registration.apply(AdaptiveAveragePooling, input, output_sizes)
-    return registration.backend_of(input).adaptive_average_pooling(input, output_sizes)
+# The operators.
 
 
-def _bin_averages_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    if not registration.is_bare(input_gradient):
-        return _adaptive_average_pooling_grad(input_gradient, spatial_sizes)
-    if registration.records_gradient(input_gradient):
-        return registration.apply(AdaptiveAveragePoolingGrad, input_gradient, spatial_sizes)
-    return registration.backend_of(input_gradient).adaptive_average_pooling_grad(input_gradient, spatial_sizes)
+def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
+    operands.check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    operands.check_spatial_sizes("the output", sizes, input.dim() - 2)
+    return [*input.shape[:2], *sizes]
 
 
-def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    if not registration.is_bare(input):
-        return _adaptive_max_pooling(input, output_sizes)
-    if registration.records_gradient(input):
-        return registration.apply(AdaptiveMaxPooling, input, output_sizes)
-    return registration.backend_of(input).adaptive_max_pooling(input, output_sizes)
-
-
-# The operators: what runs, what fake tensors see, what vmap does.
-
-
-def _checked(name: str, tensor: Tensor, sizes: Sequence[int], types: tuple[torch.dtype, ...]) -> list[int]:
-    operands.check_pooled(name, tensor, types)
-    operands.check_spatial_sizes("the input", tensor.shape[2:], tensor.dim() - 2)
-    sizes = [size if _is_kept(asked) else asked for asked, size in zip(sizes, tensor.shape[2:], strict=False)]
-    operands.check_spatial_sizes("the output", sizes, tensor.dim() - 2)
-    return [*tensor.shape[:2], *sizes]
-
-
-def _is_kept(size: int) -> bool:
+def _with_sizes(input: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
     """-1 stands for the input's size in a trace of torch.jit, where that is a tensor."""
-    return type(size) is int and size == -1
+    if len(sizes) != input.dim() - 2:  # refused by the check
+        return input, sizes
+    asked = zip(sizes, input.shape[2:], strict=True)
+    return input, [size if type(entry) is int and entry == -1 else entry for entry, size in asked]
 
 
-def _average(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    sizes = _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
-    return registration.backend_of(input).adaptive_average_pooling(input, sizes[2:])
-
-
-def _average_fake(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    sizes = _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
-    return operands.empty(sizes, input, operands.suggested_memory_format(input))
-
-
-def _average_vmap(info: Any, dimensions: Any, input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, int]:
-    pooled = _adaptive_average_pooling(registration.folded(input, dimensions[0], info.batch_size), output_sizes)
-    return registration.unfolded(pooled, info.batch_size), 0
-
-
-def _average_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    _checked("input_gradient", input_gradient, spatial_sizes, operands.AVERAGE_TYPES)
-    return registration.backend_of(input_gradient).adaptive_average_pooling_grad(input_gradient, spatial_sizes)
-
-
-def _average_grad_fake(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    sizes = _checked("input_gradient", input_gradient, spatial_sizes, operands.AVERAGE_TYPES)
-    return operands.empty(sizes, input_gradient, operands.suggested_memory_format(input_gradient))
-
-
-def _average_grad_vmap(
-    info: Any, dimensions: Any, input_gradient: Tensor, spatial_sizes: Sequence[int]
-) -> tuple[Tensor, int]:
-    gradient = registration.folded(input_gradient, dimensions[0], info.batch_size)
-    return registration.unfolded(_adaptive_average_pooling_grad(gradient, spatial_sizes), info.batch_size), 0
-
-
-def _max(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    sizes = _checked("input", input, output_sizes, operands.MAX_TYPES)
-    return registration.backend_of(input).adaptive_max_pooling(input, sizes[2:])
-
-
-def _max_fake(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    sizes = _checked("input", input, output_sizes, operands.MAX_TYPES)
+def _maxima_and_positions(input: Tensor, output_sizes: Sequence[int]) -> list[tuple[torch.memory_format, torch.dtype]]:
     memory_format = operands.suggested_memory_format(input)
-    dtype = operands.position_dtype(math.prod(input.shape[2:]))
-    return operands.empty(sizes, input, memory_format), operands.empty(sizes, input, memory_format, dtype)
+    return [(memory_format, input.dtype), (memory_format, operands.position_dtype(math.prod(input.shape[2:])))]
 
 
-def _max_vmap(
-    info: Any, dimensions: Any, input: Tensor, output_sizes: Sequence[int]
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    both = _adaptive_max_pooling(registration.folded(input, dimensions[0], info.batch_size), output_sizes)
-    values, positions = (registration.unfolded(tensor, info.batch_size) for tensor in both)
-    return (values, positions), (0, 0)
-
-
-_adaptive_average_pooling = registration.define(
+_bin_averages: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
-    implementation=_average,
-    fake=_average_fake,
-    vmap=_average_vmap,
+    [operands.AVERAGE_TYPES],
+    _check,
+    complete=_with_sizes,
+    adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )
-_adaptive_average_pooling_grad = registration.define(
+_bin_averages_grad: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
-    implementation=_average_grad,
-    fake=_average_grad_fake,
-    vmap=_average_grad_vmap,
+    [operands.AVERAGE_TYPES],
+    _check,
+    adjoint=lambda input_gradient, spatial_sizes: (_bin_averages, (input_gradient.shape[2:],)),
 )
-_adaptive_max_pooling = registration.define(
+_bin_maxima: Operator = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
-    implementation=_max,
-    fake=_max_fake,
-    vmap=_max_vmap,
+    [operands.MAX_TYPES],
+    _check,
+    complete=_with_sizes,
+    results=_maxima_and_positions,
+    tangent=lambda input, output_sizes: (position_operators.gather_positions, (True,)),
 )
-
-
-# Derivatives.
-
-
-class AdaptiveAveragePooling(torch.autograd.Function):
-    """The averages of bins; nothing is kept for the backward pass but sizes."""
-
-    @staticmethod
-    def forward(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-        with registration.inside_forward(input):
-            return _bin_averages(input, output_sizes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        input, ctx.output_sizes = inputs
-        ctx.spatial_sizes = input.shape[2:]
-
-    @staticmethod
-    def backward(ctx: Any, input_gradient: Tensor) -> tuple[Tensor, None]:
-        return _bin_averages_grad(input_gradient, ctx.spatial_sizes), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
-        return _bin_averages(tangent, ctx.output_sizes)
-
-
-class AdaptiveAveragePoolingGrad(torch.autograd.Function):
-    """The gradient operator, whose backward pass is the average again (rule A6)."""
-
-    @staticmethod
-    def forward(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-        with registration.inside_forward(input_gradient):
-            return _bin_averages_grad(input_gradient, spatial_sizes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        input_gradient, ctx.spatial_sizes = inputs
-        ctx.output_sizes = input_gradient.shape[2:]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _bin_averages(gradient, ctx.output_sizes), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
-        return _bin_averages_grad(tangent, ctx.spatial_sizes)
-
-
-class AdaptiveMaxPooling(torch.autograd.Function):
-    """Maxima of bins with their positions, which are kept: the gradient is added up there."""
-
-    @staticmethod
-    def forward(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        with registration.inside_forward(input):
-            return _bin_maxima(input, output_sizes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        input, _ = inputs
-        _, positions = output
-        ctx.scatter = (input.shape[2:], True, operands.is_channels_last(input))
-        ctx.mark_non_differentiable(positions)
-        ctx.save_for_backward(positions)
-        ctx.save_for_forward(positions)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, input_gradient: Tensor | None, _: Any) -> tuple[Tensor | None, None]:
-        if input_gradient is None:
-            return None, None
-        return position_operators.scatter_positions(input_gradient, *ctx.saved_tensors, *ctx.scatter), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: Any) -> tuple[Tensor, None]:
-        (positions,) = ctx.saved_tensors
-        return position_operators.gather_positions(tangent, positions, True), None
-
-
-def _average_autograd(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    sizes = _checked("input", input, output_sizes, operands.AVERAGE_TYPES)
-    return registration.apply(AdaptiveAveragePooling, input, sizes[2:])
-
-
-def _average_grad_autograd(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    _checked("input_gradient", input_gradient, spatial_sizes, operands.AVERAGE_TYPES)
-    return registration.apply(AdaptiveAveragePoolingGrad, input_gradient, spatial_sizes)
-
-
-def _max_autograd(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    sizes = _checked("input", input, output_sizes, operands.MAX_TYPES)
-    if registration.records_derivative(input):
-        return registration.apply(AdaptiveMaxPooling, input, sizes[2:])
-    with registration.below_autograd():
-        return _adaptive_max_pooling(input, output_sizes)
-
-
-registration.differentiate(_adaptive_average_pooling, _average_autograd)
-registration.differentiate(_adaptive_average_pooling_grad, _average_grad_autograd)
-registration.differentiate(_adaptive_max_pooling, _max_autograd)

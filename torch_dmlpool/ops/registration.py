@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -23,17 +23,15 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
-from torch_dmlpool import backends, inductor
+from torch_dmlpool import backends, inductor, operands
 from torch_dmlpool.ops.revision import mark_compiled_graphs
+from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
 WINDOW_SCHEMA = (
     "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, SymInt[] dilations, "
     "bool ceil_mode"
 )
-
-implementations: dict[str, Callable[..., Any]] = {}
-"""What each operator that is not made of others does on tensors, by its name."""
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 mark_compiled_graphs()
@@ -56,7 +54,6 @@ def define(
         fake = _refused_in_packages(name, fake)
     torch.library.register_fake(f"{NAMESPACE}::{name}", _seen_by_inductor(fake), lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
-    implementations[name] = implementation
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
 
@@ -103,6 +100,153 @@ def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverlo
 def differentiate(operation: torch._ops.OpOverload, autograd: Callable[..., Any]) -> None:
     """Register what an operator does where autograd sees it."""
     _library.impl(operation, autograd, "Autograd")
+
+
+class Operator:
+    """A registered operator, and the function that Python code calls: straight to the backend where that is enough.
+
+    Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``. Tensors come first.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        types: Sequence[tuple[torch.dtype, ...]],
+        check: Callable[..., Sequence[int]],
+        *,
+        complete: Callable[..., tuple[Any, ...]] | None = None,
+        results: Callable[..., Sequence[tuple[torch.memory_format, torch.dtype]]] | None = None,
+        call: Callable[..., Any] | None = None,
+        vmap: Callable[..., Any] | None = None,
+        adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
+        tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
+        differentiable: Callable[..., Any] | None = None,
+    ) -> None:
+        """Register an operator.
+
+        Args:
+            schema: The operator's, with ``WINDOW`` for the six window arguments.
+            types: The data types of each tensor.
+            check: Refuses arguments that do not fit, and returns the sizes of the results.
+            complete: Fills in arguments that stand for sizes of the input.
+            results: Memory format and data type of each result; one like the first tensor if None.
+            call: Does the work, given the backend; its function of the same name if None.
+            vmap: The operator over batches; if None they are merged into the samples.
+            adjoint: Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
+            tangent: Of one that chooses elements and returns them with what it chose: the linear operator that takes
+                the same choice again, and its arguments after the tensors.
+            differentiable: Computes the result by other operators where a derivative is wanted.
+
+        """
+        self.name = schema.split("(", 1)[0]
+        self.types, self.check, self.results, self.adjoint, self.tangent = types, check, results, adjoint, tangent
+        self.call, self.complete = call, complete
+        self.overload = define(
+            schema, implementation=self._computed, fake=self._fake, vmap=self._over_batches if vmap is None else vmap
+        )
+        names = [argument.name for argument in self.overload._schema.arguments]
+        self.tensors = names[: len(types)]
+        self.window_at = names.index("window_size") if "window_size" in names else None
+        self.differentiable = differentiable
+        if adjoint is not None or tangent is not None:
+            title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
+            function = type(title, (Derivative,), {})
+            self.differentiable = lambda input, *rest: apply(function, input, self, *rest)
+        if self.differentiable is not None:
+            differentiate(self.overload, self._recorded)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The results for arguments that are checked already; those by name are the last, in their order."""
+        if named:
+            arguments += tuple(named.values())
+        tensors = arguments[: len(self.types)]
+        if not is_bare(*tensors):
+            return self.overload(*self._spelled_out(arguments))
+        if self.differentiable is not None and records_gradient(*tensors):
+            return self.differentiable(*arguments)
+        return self._called(arguments)
+
+    def _called(self, arguments: tuple[Any, ...]) -> Any:
+        backend = backend_of(arguments[0])
+        return getattr(backend, self.name)(*arguments) if self.call is None else self.call(backend, *arguments)
+
+    def _spelled_out(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        at = self.window_at
+        return arguments if at is None else (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
+
+    def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[int]]:
+        """The arguments with a window in place of six lists, and the sizes of the results."""
+        for name, tensor, types in zip(self.tensors, arguments, self.types, strict=False):
+            operands.check_pooled(name, tensor, types)
+        at = self.window_at
+        if at is not None:
+            window = Window.directml(arguments[0].dim() - 2, *arguments[at : at + 6])
+            arguments = (*arguments[:at], window, *arguments[at + 6 :])
+        if self.complete is not None:
+            arguments = self.complete(*arguments)
+        return arguments, self.check(*arguments)
+
+    def _computed(self, *arguments: Any) -> Any:
+        return self._called(self._checked(arguments)[0])
+
+    def _fake(self, *arguments: Any) -> Any:
+        checked, sizes = self._checked(arguments)
+        input = checked[0]
+        if self.results is None:
+            return operands.empty(sizes, input, operands.suggested_memory_format(input))
+        made = tuple(operands.empty(sizes, input, *result) for result in self.results(*checked))
+        return made if len(made) > 1 else made[0]
+
+    def _recorded(self, *arguments: Any) -> Any:
+        if records_derivative(*arguments[: len(self.types)]):
+            assert self.differentiable is not None
+            return self.differentiable(*self._checked(arguments)[0])
+        with below_autograd():
+            return self.overload(*arguments)
+
+    def _over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
+        tensors = zip(arguments[: len(self.types)], dimensions, strict=False)
+        folded_tensors = [folded(tensor, dimension, info.batch_size) for tensor, dimension in tensors]
+        results = self.overload(*folded_tensors, *arguments[len(self.types) :])
+        if isinstance(results, Tensor):
+            return unfolded(results, info.batch_size), 0
+        return tuple(unfolded(result, info.batch_size) for result in results), (0,) * len(results)
+
+
+class Derivative(torch.autograd.Function):
+    """An operator with its derivatives, which are operators: one that is linear is its own, of its adjoint backward."""
+
+    @staticmethod
+    def forward(input: Tensor, operator: Operator, *rest: Any) -> Any:
+        with inside_forward(input):
+            return operator(input, *rest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        input, operator, *rest = inputs
+        others = len(operator.types) - 1
+        ctx.linear, ctx.rest, chosen = operator, rest[others:], rest[:others]
+        if operator.tangent is not None:
+            ctx.linear, ctx.rest = operator.tangent(input, *rest)
+            chosen = [output[1]]
+            ctx.mark_non_differentiable(*chosen)
+        ctx.adjoint, ctx.adjoint_rest = ctx.linear.adjoint(input, *chosen, *ctx.rest)
+        ctx.save_for_backward(*chosen)
+        ctx.save_for_forward(*chosen)
+        ctx.set_materialize_grads(False)
+        ctx.arguments, ctx.has_choice, ctx.shards = len(inputs), operator.tangent is not None, shards_of(input)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if gradient is not None:
+            gradient = sharded_like(gradient, ctx.shards)
+            gradient = ctx.adjoint(gradient, *ctx.saved_tensors, *ctx.adjoint_rest)
+        return gradient, *(None for _ in range(ctx.arguments - 1))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
+        result = ctx.linear(tangent, *ctx.saved_tensors, *ctx.rest)
+        return (result, None) if ctx.has_choice else result
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
