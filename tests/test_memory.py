@@ -111,7 +111,7 @@ def caches() -> dict[str, Callable[..., object]]:
 
 ENDLESS = {
     "torch_dmlpool.backends.serving",
-    "torch_dmlpool.quantized._pass_the_warning",
+    "torch_dmlpool.quantized._hide_the_warning",
 }
 """By the name of a device type, and by nothing at all."""
 

@@ -278,8 +278,7 @@ def test_exported_with_dynamic_sizes(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("size", "kind", "message"),
     [
-        (0, ValueError, "output_size must be at least 1, got 0 in spatial dimension H (output_size=0)"),
-        ((3, -1), ValueError, "output_size must be at least 1, got -1 in spatial dimension W (output_size=[3, -1])"),
+        ((3, -1), ValueError, "output_size must be at least 0, got -1 in spatial dimension W (output_size=[3, -1])"),
         ((3,), ValueError, "output_size must be one int or 2 ints (H, W), got 1 entries: (3,)"),
         ((None, 1, 1), ValueError, "output_size must be one int or 2 ints (H, W), got 3 entries: (None, 1, 1)"),
         (2.0, TypeError, "output_size must be ints, got 2.0 of type float (output_size=2.0)"),
