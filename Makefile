@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 
-.PHONY: help demo test test-all fuzz coverage lint bench gpu docs examples wheel clean
+.PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare docs examples wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,6 +51,9 @@ bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on
 # The machine's own Python, PyTorch and Triton serve: nothing is installed where there may be no network.
 gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes
 	$(PYTHON) -m benchmarks.gpu
+
+gpu-prepare:  ## compile for make gpu beforehand, without a GPU, into .gpu-cache
+	$(PYTHON) -m benchmarks.gpu_prepare
 
 docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation into site/; a broken link is an error
 	$(BIN)/python docs/pictures.py

@@ -1,9 +1,8 @@
 """`make gpu`: everything that needs a GPU, in one command of under nine minutes and without a network.
 
-Tests on the device, compute-sanitizer on a small set where the tool is there, then the benchmark. The report goes to
-the folder named by the variable OUT or to benchmarks/results/, as gpu.json beside the benchmark's own file.
-
-Nothing need be installed but PyTorch, Triton and pytest: the steps import a copy of this checkout's package.
+Steps are processes with limits; at its limit a step's whole process group is ended. Their whole logs go to the folder
+that the variable OUT names, gpu.json beside them; failures are printed as they happen. Nothing need be installed but
+PyTorch, Triton, numpy and pytest: the steps import a copy of this checkout's package.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,13 +20,32 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_prepare import CACHE, relocate
+
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/test_cuda.py", "tests/ops", "tests/test_aten.py", "tests/kernels/test_launch.py")
-SANITIZED = ("tests/ops/test_max_pooling.py", "tests/ops/test_average_pooling.py")
-# Every test with a window of its own compiles kernels for a second or two: of tests with parameters each so-manieth.
-SAMPLE = 3
-SANITIZED_SAMPLE = 40
-PROCESSES = 14  # that compile at a time: each has some memory of the GPU for itself
+TESTS = ("tests/test_cuda.py", "tests/ops", "tests/test_aten.py")
+SAMPLE = 12  # of tests with parameters each so-manieth: each compiles kernels of its own
+PROCESSES = 14
+TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
+
+
+def steps(folder: Path, sanitizer: str | None) -> list[tuple[str, list[str], int]]:
+    """Name, command and limit in seconds of each, the most telling first."""
+    tests = "-v --tb=short -p no:cacheprovider -m 'not slow' --device cuda"
+    tests = f"pytest {tests} {' '.join(TESTS)} --sample {SAMPLE}"
+    if importlib.util.find_spec("xdist") is not None:
+        tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"
+    beside = "benchmarks --device cuda --rows published,overhead --compile --deadline 70 --row-seconds 0.3"
+    memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {sys.executable}"
+    python = sys.executable
+    found = [
+        ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 60", 70),
+        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 120", 130),
+        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 70 --every 5", 90),
+        ("tests", f"{python} -m {tests}", 140),
+        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 100),
+    ]
+    return [(name, shlex.split(command), limit) for name, command, limit in found if sanitizer or name != "memcheck"]
 
 
 def main() -> int:
@@ -35,25 +54,19 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("make gpu: PyTorch sees no CUDA or ROCm GPU on this machine")
         return 2
-    folder = Path(os.environ.get("OUT") or "benchmarks/results")
+    folder = Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results")
     folder.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {"machine": _machine(), "steps": []}
-    steps = [("tests", [*_pytest(*TESTS, "--sample", str(SAMPLE)), *_several_processes()], 200)]
+    report: dict[str, Any] = {"machine": machine(), "steps": []}
     sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer:
-        tests = _pytest(*SANITIZED, "-k", "every_layout", "--sample", str(SANITIZED_SAMPLE))
-        steps.append(("compute-sanitizer", [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *tests], 60))
-    # Of these no row is compiled by others, which takes seconds: all rows in the time of a few.
-    steps.append(("large tensors", _benchmark("large", folder / "large-gpu.json", 120, "--without-compilers"), 150))
-    beside = _benchmark("published,overhead", folder / "published-gpu.json", 80, "--compile")
-    steps.append(("beside compilers", beside, 120))
-    with tempfile.TemporaryDirectory() as copy:
-        environment = environment_of(Path(copy))
-        for name, command, seconds in steps:
-            report["steps"].append(_run(name, command, seconds, environment))
-            (folder / "gpu.json").write_text(json.dumps(report, indent=1))
     if not sanitizer:
-        print("compute-sanitizer is not on the path: memory was not checked")
+        print("compute-sanitizer is not on the path: memory is not checked")
+    with tempfile.TemporaryDirectory() as copy:
+        environment = environment_of(Path(copy)) | {"OUT": str(folder.resolve())}
+        for name, command, seconds in steps(folder, sanitizer):
+            # PyTorch's own allocator would hide what is beside a tensor.
+            extra = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if name == "memcheck" else {}
+            report["steps"].append(run_step(name, command, seconds, environment | extra, folder))
+            (folder / "gpu.json").write_text(json.dumps(report, indent=1))
     return max(abs(step["exit_status"]) for step in report["steps"])
 
 
@@ -62,64 +75,59 @@ def environment_of(copy: Path) -> dict[str, str]:
     shutil.copytree(ROOT / "torch_dmlpool", copy / "torch_dmlpool")
     shutil.copytree(ROOT / "kernels", copy / "torch_dmlpool" / "kernels")
     paths = [str(copy), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    if CACHE.is_dir():
+        relocate(CACHE)
+        found["TRITON_CACHE_DIR"] = str(CACHE)
     # Else the folder that Python is started in would come first, whose package lies apart from its kernels.
-    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    return found | {"PYTHONSAFEPATH": "1"}
 
 
-def _pytest(*arguments: str) -> list[str]:
-    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--device", "cuda"]
-    return [sys.executable, "-m", "pytest", *options, *arguments]
-
-
-def _several_processes() -> list[str]:
-    """Options for as many test processes as compile side by side, where pytest can."""
-    if importlib.util.find_spec("xdist") is None:
-        return []
-    return ["-n", str(max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))), "--dist", "worksteal"]
-
-
-def _benchmark(rows: str, out: Path, seconds: int, *options: str) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks", "--device", "cuda", "--rows", rows, "--deadline", str(seconds)]
-    return [*command, "--row-seconds", "0.3", *options, "--out", str(out.resolve())]
-
-
-def _run(name: str, command: list[str], seconds: int, environment: dict[str, str]) -> dict[str, Any]:
+def run_step(
+    name: str, command: list[str], seconds: float, environment: dict[str, str], folder: Path
+) -> dict[str, Any]:
+    """Run a process and whatever it starts for no longer than that; print the lines that tell, keep all."""
     print(f"== {name}: at most {seconds} s", flush=True)
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        status = process.returncode
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        status = 124
-    tail = output[-6000:]
-    print(tail, flush=True)
-    return {"name": name, "exit_status": status, "seconds": round(time.monotonic() - started, 1), "output": tail}
+    started, path = time.monotonic(), folder / f"{name}.log"
+    with path.open("w") as log, path.open() as written:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        ended = False
+        while not ended:
+            ended = process.poll() is not None or time.monotonic() - started > seconds
+            time.sleep(0 if ended else 0.1)
+            for line in written:
+                if name in ("smoke", "rows") or any(word in line for word in TELLING):
+                    print(line, end="", flush=True)
+    status = process.poll()
+    with_limit = status is None
+    for one in (signal.SIGINT, signal.SIGKILL) if with_limit else (signal.SIGKILL,):  # whatever it has left behind, too
+        try:
+            os.killpg(process.pid, one)
+        except ProcessLookupError:
+            break
+        time.sleep(2 if one is signal.SIGINT else 0)
+    process.wait()
+    lines = path.read_text(errors="replace").splitlines()
+    if name not in ("smoke", "rows"):
+        print("\n".join(lines[-12:]), flush=True)
+    if with_limit:
+        print(f"== {name}: ended at its limit", flush=True)
+    taken = round(time.monotonic() - started, 1)
+    return {"name": name, "exit_status": 124 if with_limit else status, "seconds": taken, "last": lines[-1:]}
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     import torch
+    import triton
 
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    try:
-        import triton
-
-        versions["triton"] = triton.__version__
-    except ImportError:
-        versions["triton"] = "absent"
     properties = torch.cuda.get_device_properties(0)
-    driver = ""
-    if tool := shutil.which("nvidia-smi"):
-        query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
+    memory = round(properties.total_memory / 2**30, 1)
     return {
         "device": properties.name,
-        "memory_gib": round(properties.total_memory / 2**30, 1),
-        "driver": driver,
+        "memory_gib": memory,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         **versions,

@@ -32,7 +32,7 @@ ROUND_SECONDS = 500e-6  # of calls shorter than this a round takes several, so t
 MOST_CALLS = 100
 TOGETHER_SECONDS = 20e-3  # but no more of them once they have taken this long, as they do where cores are short
 SETTLING_SECONDS = 2e-3  # thread pools spin for about a millisecond after their last task
-FLUSHED_BYTES = 2**28  # or twice the L2 cache: written for so long that the host gets ahead of the device meanwhile
+FLUSHED_BYTES = 2**29  # or twice the L2 cache: read for so long that the host gets ahead of the device meanwhile
 REFERENCES = (ATEN, DETOUR, BY_AXIS)  # the first of them that does a row is what everybody else must agree with
 LOAD_SECONDS = 240.0  # no busy process outlives this, whatever becomes of us
 
@@ -69,17 +69,18 @@ def cpu_clock(run: Callable[[], Any], calls: int) -> float:
 
 
 def cuda_clock(device: torch.device) -> Clock:
-    """The median of single calls between events, each behind a write that throws out what is in the L2 cache.
+    """The median of single calls between events, each behind a read that throws out what is in the L2 cache.
 
-    The calls are queued behind each other, so that what the host needs to launch them passes while the device writes.
+    The calls are queued behind each other, so that what the host needs to launch them passes while the device reads.
+    A write would leave lines that are written back while the call is timed.
     """
     amount = max(FLUSHED_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
-    flush = torch.empty(amount, dtype=torch.int8, device=device)
+    flush = torch.ones(amount // 4, device=device)
 
     def clock(run: Callable[[], Any], calls: int) -> float:
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
         for start, end in events:
-            flush.zero_()
+            flush.sum()
             start.record()
             run()
             end.record()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,10 @@ from torch_dmlpool.window import Window
 
 SHAPE = (32, 64, 112, 112)
 WINDOWS = ((3, 1), (5, 1), (7, 1), (3, 2), (2, 2))
-HALVES = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+Prepared = tuple[tuple[Tensor, ...], Callable[[], tuple[Tensor, ...]]]
 
 
 @dataclass(frozen=True)
@@ -71,24 +74,31 @@ def size_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One call: ``run`` gets an input of the type and layout and a window, and returns what was read and written."""
+    """A call: ``prepare`` makes of an input and a window what is read, and the call, which returns what it writes."""
 
     operator: str
     dtype: torch.dtype
     channels_last: bool
     window: int
     stride: int
-    run: Callable[[Tensor, Window], Iterable[Tensor]] = field(repr=False)
+    prepare: Callable[[Tensor, Window], Prepared] = field(repr=False)
+
+    def call_on(self, device: str) -> Prepared:
+        """With random numbers, but on meta tensors."""
+        input = torch.empty(SHAPE, dtype=self.dtype, device=device)
+        input = input.normal_() if self.dtype.is_floating_point else input.random_(-90, 90)
+        if self.channels_last:
+            input = input.contiguous(memory_format=torch.channels_last)
+        padding = self.window // 2 if self.window > 2 else 0
+        return self.prepare(input, Window.directml(2, self.window, self.stride, padding, padding))
 
     def launches(self) -> tuple[list[Launched], int]:
         """And the bytes that a copy of the call's operands moves."""
-        form = torch.channels_last if self.channels_last else torch.contiguous_format
-        input = torch.empty(SHAPE, dtype=self.dtype, device="meta", memory_format=form)
-        padding = self.window // 2 if self.window > 2 else 0
-        window = Window.directml(2, self.window, self.stride, padding, padding)
         with recorded() as record:
-            operands = self.run(input, window)
-        return record, sum(size_of(each) for each in operands)
+            operands, call = self.call_on("meta")
+            record.clear()
+            results = call()
+        return record, sum(size_of(each) for each in (*operands, *results))
 
     @property
     def aim(self) -> float:
@@ -103,40 +113,33 @@ class Row:
         return f"{self.operator} | {layout} | {str(self.dtype).removeprefix('torch.')} | {self.window}/{self.stride}"
 
 
-def _maxima(input: Tensor, window: Window) -> Iterable[Tensor]:
-    return input, backend.max_pooling(input, window)
+def _maxima(input: Tensor, window: Window) -> Prepared:
+    return (input,), lambda: (backend.max_pooling(input, window),)
 
 
-def _taps(input: Tensor, window: Window) -> Iterable[Tensor]:
-    return input, *backend.max_pooling_with_taps(input, window)
+def _taps(input: Tensor, window: Window) -> Prepared:
+    return (input,), lambda: backend.max_pooling_with_taps(input, window)
 
 
-def _outputs(input: Tensor, window: Window, dtype: torch.dtype) -> Tensor:
-    sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
-    form = torch.contiguous_format if input.is_contiguous() else torch.channels_last
-    return torch.empty(sizes, dtype=dtype, device="meta", memory_format=form)
+def _max_backward(input: Tensor, window: Window) -> Prepared:
+    gradient, taps = backend.max_pooling_with_taps(input, window)
+    sizes, last = input.shape[2:], not input.is_contiguous()
+    return (gradient, taps), lambda: (backend.max_pooling_grad_from_taps(gradient, taps, sizes, window, last),)
 
 
-def _max_backward(input: Tensor, window: Window) -> Iterable[Tensor]:
-    gradient = _outputs(input, window, input.dtype)
-    taps = _outputs(input, window, backend.operands.tap_dtype(window.taps))
-    last = not input.is_contiguous()
-    return gradient, taps, backend.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], window, last)
+def _averages(input: Tensor, window: Window) -> Prepared:
+    return (input,), lambda: (backend.average_pooling(input, window, True, None),)
 
 
-def _averages(input: Tensor, window: Window) -> Iterable[Tensor]:
-    return input, backend.average_pooling(input, window, True, None)
+def _average_backward(input: Tensor, window: Window) -> Prepared:
+    gradient = backend.average_pooling(input, window, True, None)
+    return (gradient,), lambda: (backend.average_pooling_grad(gradient, input.shape[2:], window, True, None),)
 
 
-def _average_backward(input: Tensor, window: Window) -> Iterable[Tensor]:
-    gradient = _outputs(input, window, input.dtype)
-    return gradient, backend.average_pooling_grad(gradient, input.shape[2:], window, True, None)
-
-
-def _quantized(input: Tensor, window: Window) -> Iterable[Tensor]:
-    scale, zero = torch.empty(1, device="meta"), torch.empty(1, dtype=input.dtype, device="meta")
-    args = (scale, zero, scale, zero, window, True, input.dtype)
-    return input, backend.quantized_linear_average_pooling(input, *args)
+def _quantized(input: Tensor, window: Window) -> Prepared:
+    scale = torch.full((1,), 0.1, device=input.device)
+    given = (scale, scale.to(input.dtype), scale, scale.to(input.dtype), window, True, input.dtype)
+    return (input,), lambda: (backend.quantized_linear_average_pooling(input, *given),)
 
 
 OPERATORS = {
@@ -150,7 +153,7 @@ def rows() -> list[Row]:
     layouts = (False, True)
     result = [Row("quantized average", torch.uint8, last, 3, 1, _quantized) for last in layouts]
     result += [Row("max", torch.int8, last, 3, 1, _maxima) for last in layouts]
-    for (window, stride), (name, run), dtype, last in itertools.product(WINDOWS, OPERATORS.items(), HALVES, layouts):
+    for (window, stride), (name, run), dtype, last in itertools.product(WINDOWS, OPERATORS.items(), FLOATS, layouts):
         result.append(Row(name, dtype, last, window, stride, run))
     return result
 

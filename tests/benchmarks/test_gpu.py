@@ -1,19 +1,22 @@
-"""`make gpu` on a machine where nothing of this package is installed, as far as one without a GPU can tell."""
+"""`make gpu` and `make gpu-prepare`, as far as a machine without a GPU can tell."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("rich")
+pytest.importorskip("triton._C.libtriton")
 
 from benchmarks import __main__ as benchmark
-from benchmarks import gpu
+from benchmarks import gpu, gpu_smoke
 from benchmarks.workloads import select
 
 
@@ -27,54 +30,105 @@ def test_the_kernels_of_the_checkout_are_imported(tmp_path: Path) -> None:
     assert [Path(line).is_relative_to(tmp_path) for line in found.stdout.split()] == [True, True]
 
 
+def test_a_run_ends_within_nine_minutes_and_checks_memory() -> None:
+    steps = gpu.steps(Path(), "compute-sanitizer")
+    assert sum(limit for _, _, limit in steps) <= 540
+    assert [name for name, *_ in steps] == ["smoke", "rows", "memcheck", "tests", "beside"]
+    assert [name for name, *_ in gpu.steps(Path(), None)] == ["smoke", "rows", "tests", "beside"]
+
+
+def test_steps_end_before_they_are_ended() -> None:
+    """And the benchmark knows its options: what it has measured by then is written."""
+    for name, command, limit in gpu.steps(Path(), "compute-sanitizer"):
+        if "--deadline" in command:
+            assert float(command[command.index("--deadline") + 1]) < limit, name
+    options = benchmark.parser().parse_args(gpu.steps(Path(), None)[-1][1][3:])
+    assert select(options.rows)
+    assert options.out.is_absolute()
+
+
+def test_pytest_knows_its_options() -> None:
+    command = next(command for name, command, _ in gpu.steps(Path(), None) if name == "tests")
+    assert all((gpu.ROOT / each).exists() for each in gpu.TESTS)
+    command = [each for each in command if each not in gpu.TESTS[1:]]
+    command = command[: command.index("-n")] if "-n" in command else command  # processes do not say what they collect
+    command += ["--collect-only", "-qq"]
+    collected = subprocess.run(command, cwd=gpu.ROOT, capture_output=True, text=True, check=True)
+    assert "tests/test_cuda.py" in collected.stdout
+
+
 @pytest.fixture
-def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], int]]:
-    """The steps of a run on a machine that has everything, none of them run."""
-    found = []
+def step(tmp_path: Path) -> Callable[..., dict[str, object]]:
+    def run(code: str, limit: float) -> dict[str, object]:
+        return gpu.run_step("checked", [sys.executable, "-uc", code], limit, dict(os.environ), tmp_path)
 
-    def run(name: str, command: list[str], seconds: int, environment: dict[str, str]) -> dict[str, object]:
-        found.append((name, command, seconds))
-        return {"name": name, "exit_status": 0, "seconds": 0.0, "output": ""}
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "_machine", dict)
-    monkeypatch.setattr(gpu, "_run", run)
-    monkeypatch.setattr(gpu.shutil, "which", lambda tool: f"/usr/bin/{tool}")
-    monkeypatch.setenv("OUT", str(tmp_path))
-    assert gpu.main() == 0
-    assert [step["name"] for step in json.loads((tmp_path / "gpu.json").read_text())["steps"]] == [
-        name for name, *_ in found
-    ]
-    return found
+    return run
 
 
-def test_a_run_ends_within_nine_minutes(steps: list[tuple[str, list[str], int]]) -> None:
-    assert sum(seconds for *_, seconds in steps) <= 540
-    assert [name for name, *_ in steps] == ["tests", "compute-sanitizer", "large tensors", "beside compilers"]
+PARENT = """
+import subprocess, sys, time
+code = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code])
+print("child", child.pid, flush=True)
+print("test_that FAILED", flush=True)
+time.sleep(60)
+"""
 
 
-def test_benchmarks_know_their_options(steps: list[tuple[str, list[str], int]]) -> None:
-    """And end before they are ended: what they have measured by then is written."""
-    for _, command, seconds in steps[2:]:
-        assert command[1:3] == ["-m", "benchmarks"]
-        options = benchmark.parser().parse_args(command[3:])
-        assert select(options.rows)
-        assert options.device == "cuda"
-        assert options.deadline < seconds
-        assert options.out.is_absolute()
+def test_a_limit_ends_all_processes_of_a_step(
+    step: Callable[..., dict[str, object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a tool has started outlived it once; the log is there, and failures were printed."""
+    start = time.monotonic()
+    report = step(PARENT, 1.5)
+    assert report["exit_status"] == 124
+    assert time.monotonic() - start < 15
+    log = (tmp_path / "checked.log").read_text()
+    child = int(log.split()[1])
+    assert not Path(f"/proc/{child}").exists() or "State:\tZ" in Path(f"/proc/{child}/status").read_text()
+    printed = capsys.readouterr().out
+    assert printed.index("FAILED") < printed.index("ended at its limit")
 
 
-def test_pytest_knows_its_options(steps: list[tuple[str, list[str], int]]) -> None:
-    """A sample of tests is chosen, each of a test's cases so-manieth, and none of them slow."""
-    for (_, command, _), least in zip(steps[:2], (900, 8), strict=True):
-        command = command[command.index(sys.executable) :]
-        if "-n" in command:  # a process does not say what others collect
-            command = command[: command.index("-n")]
-        collected = subprocess.run(
-            [*command, "--collect-only"], cwd=gpu.ROOT, capture_output=True, text=True, check=True
-        )
-        chosen = [line for line in collected.stdout.splitlines() if "::" in line]
-        assert least < len(chosen) < 2 * least
+def test_a_step_that_fails_says_so(step: Callable[..., dict[str, object]]) -> None:
+    assert step("raise SystemExit(3)", 20)["exit_status"] == 3
+    assert step("print('fine')", 20)["exit_status"] == 0
+
+
+def test_smoke_names_what_is_wrong_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu_smoke, "backend", gpu_smoke.reference)
+    assert gpu_smoke.smoke(time.monotonic() + 100, 7, "cpu") == 0
+    assert "ok quantized" in capsys.readouterr().out
+
+    def wrong(input: object, window: object) -> object:
+        return gpu_smoke.reference.max_pooling(input, window) + 1
+
+    monkeypatch.setattr(gpu_smoke, "backend", type("", (), {"max_pooling": staticmethod(wrong)}))
+    assert gpu_smoke.smoke(time.monotonic() + 100, 20, "cpu") == 1
+    printed = capsys.readouterr().out
+    assert "WRONG max 3/1 float16 NCHW: 24576 of 24576 elements differ" in printed
+    assert gpu_smoke.smoke(time.monotonic() - 1, 1, "cpu") == 0
+
+
+def test_every_operator_type_and_layout_is_smoked() -> None:
+    names = [name for name, *_ in gpu_smoke.smoke_calls()]
+    assert len(names) == len(set(names)) > 150
+
+
+def test_what_is_prepared_is_found_in_another_folder(tmp_path: Path) -> None:
+    """The whole way that a launch takes on a GPU, up to the driver: nothing is compiled a second time."""
+    command = [sys.executable, "-m", "benchmarks.gpu_prepare", "--every", "70", "--folder"]
+
+    def prepared(folder: Path) -> str:
+        done = subprocess.run([*command, str(folder)], cwd=gpu.ROOT, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    first = prepared(tmp_path / "here")
+    assert ", 0 compiled" not in first
+    assert set(json.loads((tmp_path / "here" / "predictions.json").read_text()).values())
+    (tmp_path / "here").rename(tmp_path / "there")
+    gpu.relocate(tmp_path / "there")
+    assert ", 0 compiled" in prepared(tmp_path / "there")
 
 
 def test_no_row_is_begun_after_the_deadline() -> None:
