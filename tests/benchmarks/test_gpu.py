@@ -115,6 +115,7 @@ def test_every_operator_type_and_layout_is_smoked() -> None:
     assert len(names) == len(set(names)) > 150
 
 
+@pytest.mark.slow
 def test_what_is_prepared_is_found_in_another_folder(tmp_path: Path) -> None:
     """The whole way that a launch takes on a GPU, up to the driver: nothing is compiled a second time."""
     command = [sys.executable, "-m", "benchmarks.gpu_prepare", "--every", "70", "--folder"]
