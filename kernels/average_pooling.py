@@ -53,6 +53,31 @@ CONSTANT = tl.constexpr(0)
 
 
 @triton.jit
+def places_of_lane(
+    lane, C, sn, sc, TD, TH, TW, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr, LAYOUT: tl.constexpr
+):
+    """``channel, column, row, depth`` of a lane's tile; the vectors before its plane or sample in source and target.
+
+    The counts of vectors are 64-bit from the first factor on: a plane may have more than 2**31 elements.
+    """
+    if LAYOUT == COLUMNS:
+        column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
+        return plane % C, column, row, depth, plane_offset(plane, C, sn, sc), plane.to(tl.int64) * TD * TH * TW
+    else:
+        column, row, depth, sample = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
+        return lane % C, column, row, depth, sample.to(tl.int64) * sn, sample.to(tl.int64) * TD * TH * TW * C
+
+
+@triton.jit
+def first_vector(first_chunk, channel, sc, sw, LAYOUT: tl.constexpr, V: tl.constexpr):
+    """The vectors before a lane's first one in its row, and from one of its vectors to the next."""
+    if LAYOUT == COLUMNS:
+        return (first_chunk, 1) if V > 1 else (first_chunk * sw, sw)
+    else:
+        return first_chunk * sw + (channel * sc if V == 1 else channel), sw
+
+
+@triton.jit
 def row_sums(
     chunks, weights, row_weight, WEIGHED: tl.constexpr, COLS: tl.constexpr, LAYOUT: tl.constexpr, N: tl.constexpr,
     B: tl.constexpr, V: tl.constexpr,
@@ -146,27 +171,17 @@ def sum_tile(
 
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
-    if LAYOUT == COLUMNS:
-        column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
-        base = source + plane_offset(plane, C, sn, sc) * V
-        base_target = target + plane.to(tl.int64) * TD * TH * TW * STORE  # of more than 2**31 elements, too
-        channel = tl.zeros_like(lane)
-    else:
-        channel = lane % C
-        column, row, depth, plane = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
-        base = source + plane.to(tl.int64) * sn * V
-        base_target = target + plane.to(tl.int64) * TD * TH * TW * C * V
+    channel, column, row, depth, plane, target_plane = places_of_lane(
+        lane, C, sn, sc, TD, TH, TW, column_tiles, row_tiles, depth_tiles, RANK, LAYOUT
+    )
+    base = source + plane * V
+    base_target = target + target_plane * (STORE if LAYOUT == COLUMNS else V)
     zero = tl.zeros([B, V], ACC)
     nothing = tl.zeros([B], ACC)
     first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK
     first_row = row * ROWS[ADVANCE] + ROWS[LOW]
     first_depth = depth * DEPTHS[ADVANCE] + DEPTHS[LOW]
-    if LAYOUT == COLUMNS and V > 1:
-        opening = first_chunk
-        apart = V
-    else:
-        opening = first_chunk * sw + (channel * sc if V == 1 else channel)
-        apart = sw * V
+    opening, apart = first_vector(first_chunk, channel, sc, sw, LAYOUT, V)
 
     chunks_live = ()
     for c in tl.static_range(N_CHUNKS):
@@ -203,7 +218,7 @@ def sum_tile(
             chunks = ()
             for c in tl.static_range(N_CHUNKS):
                 if DEPTHS[USED][d] and ROWS[USED][r] and COLS[USED][c]:
-                    loaded = tl.load(pointers + c * apart, mask=row_live[:, None] & chunks_live[c], other=0.0)
+                    loaded = tl.load(pointers + c * (apart * V), mask=row_live[:, None] & chunks_live[c], other=0.0)
                     chunks = chunks + (widened(loaded, ACC),)
                 else:
                     chunks = chunks + (zero,)

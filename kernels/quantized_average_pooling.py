@@ -17,8 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import counted_taps, join_columns, lane_numbers, plane_offset, split_columns, tile_of
-from .average_pooling import CHANNELS, COLUMNS
+from .addressing import counted_taps, join_columns, lane_numbers, split_columns
+from .average_pooling import CHANNELS, COLUMNS, first_vector, places_of_lane
 from .requantization import (
     LARGEST_FACTOR,
     clamped,
@@ -168,25 +168,18 @@ def quantized_tile(
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
     within = tl.arange(0, WORDS)[None, :]
-    if LAYOUT == COLUMNS:
-        column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
-        offset = plane_offset(plane, C, sn, sc)
-        base_target = target + plane.to(tl.int64) * TD * TH * TW * STORE  # of more than 2**31 elements, too
-        channel = plane % C
-        zero_input = zero_byte(parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros([B], tl.int32), SIGNED)
-        fill = zero_input[:, None]
-    else:
-        channel = lane % C
-        column, row, depth, plane = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
-        offset = plane.to(tl.int64) * sn
-        base_target = target + plane.to(tl.int64) * TD * TH * TW * C * V
-        if PACKED:
-            base_target = base_target.to(tl.pointer_type(tl.int32), bitcast=True)
+    channel, column, row, depth, plane, target_plane = places_of_lane(
+        lane, C, sn, sc, TD, TH, TW, column_tiles, row_tiles, depth_tiles, RANK, LAYOUT
+    )
+    base_target = target + target_plane * (STORE if LAYOUT == COLUMNS else V)
+    if PACKED and LAYOUT == CHANNELS:
+        base_target = base_target.to(tl.pointer_type(tl.int32), bitcast=True)
     if PACKED:
-        base = source.to(tl.pointer_type(tl.uint32), bitcast=True) + offset * WORDS
+        base = source.to(tl.pointer_type(tl.uint32), bitcast=True) + plane * WORDS
     else:
-        base = source + offset
+        base = source + plane
     if LAYOUT == COLUMNS:
+        zero_input = zero_byte(parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros([B], tl.int32), SIGNED)
         scale = parameter(input_scale, channel, KINDS[0], tl.float32).to(tl.float64)
         factors = scale / (parameter(output_scale, channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
         factors = tl.minimum(factors, LARGEST_FACTOR) + tl.zeros([B], tl.float64)
@@ -220,14 +213,7 @@ def quantized_tile(
     first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK
     first_row = row * ROWS[ADVANCE] + ROWS[LOW]
     first_depth = depth * DEPTHS[ADVANCE] + DEPTHS[LOW]
-    if LAYOUT == COLUMNS and V > 1:
-        opening = first_chunk
-        apart = WORDS
-    else:
-        opening = first_chunk * sw + (channel * sc if V == 1 and LAYOUT == CHANNELS else channel * 0)
-        if LAYOUT == CHANNELS and V > 1:
-            opening = opening + channel
-        apart = sw * WORDS
+    opening, apart = first_vector(first_chunk, channel, sc, sw, LAYOUT, V)
     chunks_live = ()
     for c in tl.static_range(N_CHUNKS):
         chunks_live = chunks_live + (((first_chunk + c >= 0) & (first_chunk + c < W))[:, None],)
@@ -258,14 +244,14 @@ def quantized_tile(
             for c in tl.static_range(N_CHUNKS):
                 if DEPTHS[USED][d] and ROWS[USED][r] and COLS[USED][c]:
                     if PACKED:
-                        word = tl.load(pointers + c * apart, mask=row_live & chunks_live[c], other=fill)
+                        word = tl.load(pointers + c * (apart * WORDS), mask=row_live & chunks_live[c], other=fill)
                         if SIGNED:
                             word = word ^ SIGNS
                         values = values + (word & FIELDS, (word >> 8) & FIELDS)
                     else:
                         # Triton 3.6 to 3.8 fill masked loads of signed bytes wrongly.
                         inside = row_live & chunks_live[c]
-                        byte = tl.load(pointers + c * apart, mask=inside, other=0).to(tl.int32)
+                        byte = tl.load(pointers + c * (apart * WORDS), mask=inside, other=0).to(tl.int32)
                         byte = tl.where(inside, byte, fill)
                         values = values + (byte + 128 if SIGNED else byte,)
                 else:
