@@ -6,16 +6,14 @@ calls the registered operator. Nothing is computed before the whole request is k
 
 from __future__ import annotations
 
-import functools
-import inspect
-import textwrap
-from collections.abc import Callable, Sequence
-from typing import Literal, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.docstrings import operator
 from torch_dmlpool.ops import adaptive_pooling as _adaptive
 from torch_dmlpool.ops import average_pooling as _average
 from torch_dmlpool.ops import lp_pooling as _lp
@@ -26,71 +24,10 @@ from torch_dmlpool.window import ArgumentError, Window
 
 Integers: TypeAlias = int | Sequence[int]
 """One int for every spatial dimension, or one per dimension in ``D, H, W`` order."""
-
 OutputSize: TypeAlias = int | Sequence[int | None] | None
 """One int for every spatial dimension, or one per dimension; None keeps the input's size."""
-
 Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """Maxima, or the pair of maxima and indices."""
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_PYTORCHS_NAMES = {
-    "kernel_size": "window_size",
-    "stride": "strides",
-    "padding": "start_padding and end_padding",
-    "dilation": "dilations",
-    "count_include_pad": "include_padding",
-}
-_WINDOW = """\
-    window_size: Taps of the window, at least 1: one int for all spatial dimensions or one each, in ``D, H, W`` order.
-    strides: Elements from one window to the next, at least 1.
-    start_padding: Elements of padding before the first, at least 0; any amount is legal.
-    end_padding: Elements of padding after the last.
-    dilations: Elements from one tap to the next, at least 1.
-    ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies there
-        never counts."""
-_PADDED = _WINDOW + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
-_SIZES = """\
-``output = (size + start_padding + end_padding - extent) // strides + 1`` with
-    ``extent = (window_size - 1) * dilations + 1``"""
-_RAISES = """
-Raises:
-    TypeError: An argument of the wrong type, or a data type that is not supported or does not fit another.
-    ValueError: A number out of range, a wrong number of entries, sizes or devices that do not fit, or a window that
-        leaves no output. It is a RuntimeError too, which PyTorch raises for most of these.
-
-Example:
-    >>> import torch, torch_dmlpool as dmlpool
-"""
-_SOURCE = "\nSource: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_{}_operator_desc\n"
-
-
-def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """What public operators share: an answer to torch.nn's keywords, and those parts of their docstrings.
-
-    ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is DirectML's own.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        accepted = inspect.signature(function).parameters
-        meant = {name: ours for name, ours in _PYTORCHS_NAMES.items() if ours.split()[0] in accepted}
-
-        @functools.wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            for name in kwargs:
-                if name in meant:
-                    raise TypeError(f"{function.__name__} has no argument {name}: did you mean {meant[name]}?")
-            return function(*args, **kwargs)
-
-        text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>> ")
-        for name, shared in (("    WINDOW", _WINDOW), ("    PADDED", _PADDED), ("SIZES", _SIZES)):
-            text = text.replace(name, shared)
-        example = textwrap.indent(f">>> {example}\n", "    ")
-        checked.__doc__ = text + _RAISES + example + (_SOURCE.format(page) if page else "")
-        return checked
-
-    return decorate
 
 
 @operator("average_pooling")
@@ -117,8 +54,7 @@ def average_pooling(
         ``(N, C, *output)`` of the input's data type, where SIZES.
         A window that counts no tap gives 0. float16 and bfloat16 are summed in float32 and rounded once.
 
-    The gradient spreads each window's gradient, divided by its divisor, over its taps (:func:`average_pooling_grad`).
-    All derivatives exist, in reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+    The gradient is :func:`average_pooling_grad`. All derivatives exist, in reverse and forward mode.
 
     >>> dmlpool.average_pooling(torch.tensor([[[[1., 2., 3.], [4., 5., 6.], [7., 8., 9.]]]]), window_size=2)
     tensor([[[[3., 4.],
@@ -154,10 +90,8 @@ def average_pooling_grad(
         divisor_override: The forward pass divided by this instead of the count; not 0.
 
     Returns:
-        A tensor of ``input_size``: the exact adjoint of the average, so that ``(average_pooling(x) * g).sum() == (x *
-        average_pooling_grad(g)).sum()`` but for rounding. float16 and bfloat16 are added up in float32.
-
-    It is linear in ``input_gradient``; its own gradient is :func:`average_pooling`.
+        A tensor of ``input_size``: the exact adjoint of the average, which is its gradient in turn. float16 and
+        bfloat16 are added up in float32.
 
     >>> dmlpool.average_pooling_grad(torch.tensor([[[[1., 2.], [3., 4.]]]]), (1, 1, 3, 3), window_size=2)
     tensor([[[[0.2500, 0.7500, 0.5000],
@@ -167,8 +101,8 @@ def average_pooling_grad(
     operands.check_pooled("input_gradient", input_gradient, operands.AVERAGE_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
-    rank = input_gradient.dim() - 2
-    window = Window.directml(rank, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    rest = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    window = Window.directml(input_gradient.dim() - 2, *rest)
     sizes = operands.checked_full_size("input_size", input_size, input_gradient)
     operands.check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
     return _average.average_pooling_grad(input_gradient, sizes[2:], window, include_padding, divisor_override)
@@ -226,8 +160,7 @@ def max_pooling(
         lowest value, and index −1 (all ones if unsigned).
 
     The gradient goes to the winning element of each window (:func:`max_pooling_grad`); for it, one byte is kept per
-    output up to 225 taps, two up to 32,768, four above. Integers are not differentiable. All derivatives exist, in
-    reverse and forward mode, and under ``torch.func`` and ``torch.compile``.
+    output up to 225 taps, two up to 32,768, four above. All derivatives exist, but of integers.
 
     >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
     >>> dmlpool.max_pooling(image, window_size=2, return_indices=True)
@@ -265,9 +198,7 @@ def max_pooling_grad(
 
     Returns:
         A tensor of the input's sizes: each window's gradient at its winning element, added up where windows share one
-        (in float32 for float16 and bfloat16), 0 elsewhere. A window that reads no element sends nothing.
-
-    It is linear in ``input_gradient`` and constant in ``input``.
+        (in float32 for float16 and bfloat16), 0 elsewhere. It is constant in ``input``.
 
     >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
     >>> dmlpool.max_pooling_grad(image, torch.tensor([[[[1., 2.], [4., 5.]]]]), window_size=2)
@@ -303,23 +234,21 @@ def quantized_linear_average_pooling(
     """Average of integers that stand for ``scale * (integer - zero_point)`` (``DML_QUANTIZED_LINEAR_AVERAGE_POOLING``).
 
     A scale or a zero point is one for all channels (a number, or a tensor of one element) or one for each (a tensor of
-    shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``), each of the four on its own. Scales in tensors are not
-    looked at on a GPU, where that would wait for the device, nor while a graph is traced.
+    shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``). Scales in tensors are checked on a CPU in eager mode.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; int8 or uint8.
         input_scale: Real numbers per step of the input, finite and above 0, rounded to float32.
         input_zero_point: The integer that stands for 0, of the input's data type if a tensor; None for 0.
         output_scale: Real numbers per step of the output, as above.
-        output_zero_point: The output's integer for 0, of the output's data type if a tensor; None for 0.
+        output_zero_point: The output's integer for 0, likewise of the output's data type.
         PADDED
         output_dtype: int8 or uint8; that of ``output_zero_point`` if it is a tensor, else the input's, unless given.
 
     Returns:
         ``(N, C, *output)`` of ``output_dtype``, where SIZES:
-        ``round(average / output_scale) + output_zero_point``, cut off at the ends of the type; halves are rounded to
-        even before the zero point is added. It is what exact arithmetic gives, bit for bit, on every device. Padding
-        stands for the real number 0. A window that counts no tap gives the zero point.
+        ``round(average / output_scale) + output_zero_point``, cut off at the ends of the type, as in exact
+        arithmetic; halves are rounded to even before the zero point is added. Padding stands for the real number 0.
 
     There is no gradient; a scale that requires one is a RuntimeError.
 
@@ -359,8 +288,7 @@ def lp_pooling(
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of each window, as
         DirectML and ONNX define it; a window that reads no element gives 0. float16 and bfloat16 are powered and
         summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range gives infinity.
-        With another ``p`` than 1, 2 and infinity the last bit may depend on the rest of the batch, as that of PyTorch's
-        ``pow`` does.
+        With another ``p`` than 1, 2 and infinity the last bit may depend on the batch, as that of PyTorch's pow does.
 
     The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, 0 where the norm is 0. All derivatives exist, and compilers
     fuse the powers and roots with their neighbours.
@@ -381,16 +309,14 @@ def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or float64.
-        output_size: Windows, one int for all spatial dimensions or one each; None keeps the input's size, 0 gives an
-            empty result.
+        output_size: Windows, one int for all dimensions or one each; None keeps the input's size, 0 gives none.
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type. Window ``i`` along an axis reads the elements from
         ``i * size // output_size`` up to, not including, ``ceil((i + 1) * size / output_size)``, as in PyTorch.
         float16 and bfloat16 are summed in float32 and rounded once.
 
-    DirectML has no operator of this name. Where every size divides, it is :func:`average_pooling`. The gradient is the
-    exact adjoint, added up in a fixed order; all derivatives exist.
+    Where every size divides, it is :func:`average_pooling`. The gradient is the exact adjoint; all derivatives exist.
 
     >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
     tensor([[[0.5000, 2.0000, 3.5000]]])
@@ -425,14 +351,13 @@ def adaptive_max_pooling(
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of :func:`max_pooling`.
         output_size: As in :func:`adaptive_average_pooling`, and so are the windows.
         return_indices: Whether to return the indices of the maxima too.
-        index_dtype: int32, int64, uint32 or uint64.
+        index_dtype: As there.
 
     Returns:
-        ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it and its indices, which
-        count as those of :func:`max_pooling`. Ties and NaN are decided as there.
+        ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it and its indices. They
+        count, and ties and NaN are decided, as in :func:`max_pooling`.
 
-    The gradient goes to the winning element of each window, overlapping windows add up in a fixed order. All
-    derivatives exist.
+    The gradient goes to the winning elements and is added up in a fixed order. All derivatives exist.
 
     >>> dmlpool.adaptive_max_pooling(torch.tensor([[[3., 1., 4., 1., 5.]]]), 3, return_indices=True)
     (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
@@ -459,11 +384,8 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
         output_size: All sizes of the output, ``(N, C, *spatial)``; N and C are the input's.
 
     Returns:
-        A tensor of ``output_size`` and the input's data type. Where several elements have the same index, as
-        overlapping windows give, the last of them in row-major order is written.
-
-    The gradient is gathered from where the elements were written; one that was overwritten has none. All derivatives
-    exist.
+        A tensor of ``output_size`` and the input's data type. Where several elements have the same index, the last of
+        them in row-major order is written, and it alone has a gradient. All derivatives exist.
 
     >>> image = torch.tensor([[[[1., 2.], [4., 3.]]]])
     >>> dmlpool.max_unpooling(*dmlpool.max_pooling(image, 2, return_indices=True), image.shape)

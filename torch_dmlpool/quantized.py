@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.functional import Integers, Pooled, operator
+from torch_dmlpool.docstrings import operator
+from torch_dmlpool.functional import Integers, Pooled
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
 from torch_dmlpool.ops import registration

@@ -44,7 +44,6 @@ Sizes: TypeAlias = int | Sequence[int]
 
 Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
 """Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -58,7 +57,7 @@ def described(text: str, rank: int) -> str:
 def _for_one_to_three(
     function: Callable[Concatenate[int, Tensor, _P], _R],
 ) -> tuple[Callable[Concatenate[Tensor, _P], _R], ...]:
-    """The functions for one, two and three spatial dimensions, whose number ``function`` takes first."""
+    """The 1d, 2d and 3d of ``function``, which takes that number first."""
     return tuple(_of_rank(function, rank) for rank in (1, 2, 3))
 
 
@@ -144,16 +143,11 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
 def _output_size(added: int | None, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
     """``output_size`` checked, for what is pooled."""
     if added == 2:
-        return 1, *operands.checked_output_size(_shared(output_size), batched.squeeze(2))
-    return operands.checked_output_size(_shared(output_size), batched)
+        return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))
+    return operands.checked_output_size(shared(output_size), batched)
 
 
-def check_output_size(rank: int, output_size: OutputSize) -> None:
-    """Refuse what cannot be the sizes of ``rank`` spatial dimensions."""
-    operands.output_sizes(_shared(output_size), (1,) * rank)
-
-
-def _shared(output_size: OutputSize) -> OutputSize:
+def shared(output_size: OutputSize) -> OutputSize:
     """One entry in a list is read as an int, as PyTorch reads it."""
     return output_size[0] if isinstance(output_size, (tuple, list)) and len(output_size) == 1 else output_size
 
@@ -358,7 +352,7 @@ def _unpooled_sizes(window: Window, usual_sizes: Sequence[int], output_size: Seq
 
 
 # fmt: off
-class MaxPool(Protocol):
+class _MaxPool(Protocol):
     """The type of :func:`max_pool2d` and its like: ``return_indices`` decides what comes back."""
 
     @overload
@@ -378,7 +372,7 @@ class MaxPool(Protocol):
     ) -> Pooled: ...
 
 
-class AdaptiveMaxPool(Protocol):
+class _AdaptiveMaxPool(Protocol):
     """The type of :func:`adaptive_max_pool2d` and its like."""
 
     @overload
@@ -396,9 +390,9 @@ avg_pool1d, avg_pool2d, avg_pool3d = avg_pool
 lp_pool1d, lp_pool2d, lp_pool3d = lp_pool
 max_unpool1d, max_unpool2d, max_unpool3d = max_unpool
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = adaptive_avg_pool
-max_pool1d, max_pool2d, max_pool3d = cast(tuple[MaxPool, ...], max_pool)
+max_pool1d, max_pool2d, max_pool3d = cast(tuple[_MaxPool, ...], max_pool)
 max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = max_pool_with_indices
-adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[AdaptiveMaxPool, ...], adaptive_max_pool)
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[_AdaptiveMaxPool, ...], adaptive_max_pool)
 adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = (
     adaptive_max_pool_with_indices
 )

@@ -231,7 +231,7 @@ class _AdaptiveAvgPool(Pool):
 
     def __init__(self, output_size: OutputSize) -> None:
         super().__init__(output_size)
-        functional.check_output_size(self._rank, output_size)
+        operands.output_sizes(functional.shared(output_size), (1,) * self._rank)
 
     def forward(self, input: Tensor) -> Tensor:
         return self._function(input, self.output_size)
@@ -262,7 +262,7 @@ class _AdaptiveMaxPool(Pool):
 
     def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
-        functional.check_output_size(self._rank, output_size)
+        operands.output_sizes(functional.shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
     def forward(self, input: Tensor) -> Pooled:

@@ -1,0 +1,68 @@
+"""What the public operators share: an answer to torch.nn's keywords, and those parts of their docstrings."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_PYTORCHS_NAMES = {
+    "kernel_size": "window_size",
+    "stride": "strides",
+    "padding": "start_padding and end_padding",
+    "dilation": "dilations",
+    "count_include_pad": "include_padding",
+}
+_WINDOW = """\
+    window_size: Taps of the window, at least 1: one int for all spatial dimensions or one each, in ``D, H, W`` order.
+    strides: Elements from one window to the next, at least 1.
+    start_padding: Elements of padding before the first, at least 0; any amount is legal.
+    end_padding: Elements of padding after the last.
+    dilations: Elements from one tap to the next, at least 1.
+    ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies there
+        never counts."""
+_PADDED = _WINDOW + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
+_SIZES = """\
+``output = (size + start_padding + end_padding - extent) // strides + 1`` with
+    ``extent = (window_size - 1) * dilations + 1``"""
+_RAISES = """
+Raises:
+    TypeError: An argument of the wrong type, or a data type that is not supported or does not fit another.
+    ValueError: A number out of range, a wrong number of entries, sizes or devices that do not fit, or a window that
+        leaves no output. It is a RuntimeError too, which PyTorch raises for most of these.
+
+Example:
+    >>> import torch, torch_dmlpool as dmlpool
+"""
+_SOURCE = "\nSource: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_{}_operator_desc\n"
+
+
+def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Answer torch.nn's keywords by DirectML's, and complete the docstring.
+
+    ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is DirectML's own.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        accepted = inspect.signature(function).parameters
+        meant = {name: ours for name, ours in _PYTORCHS_NAMES.items() if ours.split()[0] in accepted}
+
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name in kwargs:
+                if name in meant:
+                    raise TypeError(f"{function.__name__} has no argument {name}: did you mean {meant[name]}?")
+            return function(*args, **kwargs)
+
+        text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>> ")
+        for name, shared in (("    WINDOW", _WINDOW), ("    PADDED", _PADDED), ("SIZES", _SIZES)):
+            text = text.replace(name, shared)
+        example = textwrap.indent(f">>> {example}\n", "    ")
+        checked.__doc__ = text + _RAISES + example + (_SOURCE.format(page) if page else "")
+        return checked
+
+    return decorate
