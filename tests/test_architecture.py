@@ -241,3 +241,18 @@ def test_rules_that_are_cited_are_in_the_specification() -> None:
     }
     assert set().union(*cited.values()) <= defined
     assert cited["tests"] == defined
+
+
+FACTORIES = {
+    *("arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint", "randn"),
+    *("scalar_tensor", "tensor", "zeros"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name.split(".")[0] != "kernels"])
+def test_constants_name_their_data_type_and_device(name: str) -> None:
+    """A default data type or device, which model loaders set for a while, never reaches a tensor of the package."""
+    for node in ast.walk(ast.parse(SOURCES[name].read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{factory}" for factory in FACTORIES}:
+            given = {keyword.arg for keyword in node.keywords}
+            assert given >= {"dtype", "device"}, f"{SOURCES[name]}:{node.lineno}: {ast.unparse(node)}"

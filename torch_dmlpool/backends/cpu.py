@@ -159,7 +159,7 @@ def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def _empty(sizes: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
-    return torch.empty(sizes, dtype=dtype, memory_format=memory_format)
+    return torch.empty(sizes, dtype=dtype, device="cpu", memory_format=memory_format)
 
 
 # Max pooling.

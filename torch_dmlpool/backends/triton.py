@@ -445,7 +445,7 @@ def _last_writers(positions: Tensor, plane: int) -> tuple[Tensor, Tensor]:
     """
     places = positions.flatten(2).long()
     inside = (places >= 0) & (places < plane)
-    numbers = torch.arange(places.shape[2], device=places.device).expand(places.shape)
+    numbers = torch.arange(places.shape[2], dtype=torch.int64, device=places.device).expand(places.shape)
     places = places.where(inside, 0)
     writers = places.new_full((*places.shape[:2], plane), -1)
     return writers.scatter_reduce_(2, places, numbers.where(inside, -1), "amax"), places
@@ -459,7 +459,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     if unique.numel() == 0:
         return unique
     writers, places = _last_writers(positions, plane)
-    numbers = torch.arange(places.shape[2], device=places.device)
+    numbers = torch.arange(places.shape[2], dtype=torch.int64, device=places.device)
     return unique.copy_(places.where(writers.gather(2, places) == numbers, -1).view(positions.shape))
 
 

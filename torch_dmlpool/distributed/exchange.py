@@ -99,7 +99,7 @@ def agree(request: str, mistake: str | None, like: Tensor, mesh: DeviceMesh, mes
         return
     number = int.from_bytes(hashlib.blake2b((mistake or request).encode(), digest_size=7).digest(), "little")
     # The largest number and the largest negated one: all numbers are equal if the two are.
-    extremes = torch.tensor([number, -number], device=like.device)
+    extremes = torch.tensor([number, -number], dtype=torch.int64, device=like.device)
     for mesh_dimension in mesh_dimensions:
         extremes = collectives.all_reduce(extremes, "max", mesh.get_group(mesh_dimension))
         extremes = collectives.wait_tensor(extremes)

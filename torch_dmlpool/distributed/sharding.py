@@ -293,7 +293,7 @@ class _Request:
 
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
         sizes = torch.Size(self.sizes[side])
-        strides = torch.empty(sizes, device="meta", memory_format=self._memory_format()).stride()
+        strides = torch.empty(sizes, dtype=local.dtype, device="meta", memory_format=self._memory_format()).stride()
         return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides)
 
     def _memory_format(self) -> torch.memory_format:

@@ -205,7 +205,7 @@ def _quantization(node: fx.Node, constants: dict[str, Tensor], shape: Sequence[i
     bounds = torch.iinfo(dtype)
     if not scales or not zero_points or len(limits) != 2:
         return None
-    if not all(0 < value < math.inf for value in torch.tensor(scales, dtype=torch.float32).tolist()):
+    if not all(0 < value < math.inf for value in torch.tensor(scales, dtype=torch.float32, device="cpu").tolist()):
         return None
     if not all(type(value) is int and bounds.min <= value <= bounds.max for value in zero_points):
         return None

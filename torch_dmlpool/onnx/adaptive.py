@@ -62,8 +62,8 @@ def _bins(input: Any, output_sizes: Sequence[Any]) -> tuple[Tensor, Tensor]:
             for outer, inner in itertools.product(bins, along)
         ]
     most = max(map(len, bins))
-    positions = torch.tensor([[*bin, *bin[:1] * (most - len(bin))] for bin in bins])
-    return positions, torch.tensor([len(bin) for bin in bins])
+    positions = torch.tensor([[*bin, *bin[:1] * (most - len(bin))] for bin in bins], dtype=torch.int64, device="cpu")
+    return positions, torch.tensor([len(bin) for bin in bins], dtype=torch.int64, device="cpu")
 
 
 def _elements(emit: Emitter, input: Any, positions: Tensor) -> Any:

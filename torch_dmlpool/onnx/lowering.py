@@ -186,7 +186,7 @@ class Pool:
         op, ir = self.emit.op, self.emit.ir
         axes = list(zip(self.window.axes, self.sizes, strict=True))
         if self.is_static:
-            empty = torch.zeros(self.window.output_sizes(self.sizes), dtype=torch.bool)
+            empty = torch.zeros(self.window.output_sizes(self.sizes), dtype=torch.bool, device="cpu")
             for dimension, (axis, size) in enumerate(axes):
                 for output in axis.empty_windows(size):
                     empty.select(dimension, output).fill_(True)

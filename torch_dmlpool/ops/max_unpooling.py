@@ -43,7 +43,7 @@ def _in_planes(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -
 def _first_indices(indices: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The index of each plane's first element in the whole output, which broadcasts over ``indices``."""
     samples, channels = indices.shape[:2]
-    planes = torch.arange(samples * channels, device=indices.device).view(samples, channels)
+    planes = torch.arange(samples * channels, dtype=torch.int64, device=indices.device).view(samples, channels)
     return planes.mul(math.prod(spatial_sizes)).view(samples, channels, *(1 for _ in spatial_sizes))
 
 
@@ -51,7 +51,11 @@ def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: boo
     """Refuse the first index that is neither in its own plane nor -1."""
     signed = _in_planes(indices, spatial_sizes, True).long()
     plane = math.prod(spatial_sizes)
-    first = torch.zeros((), dtype=torch.int64) if per_plane else _first_indices(indices, spatial_sizes)
+    first = (
+        torch.zeros((), dtype=torch.int64, device=indices.device)
+        if per_plane
+        else _first_indices(indices, spatial_sizes)
+    )
     within = signed - first
     if indices.numel() == 0:
         return
