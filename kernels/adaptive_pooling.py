@@ -60,7 +60,7 @@ def grad_bins(
             for k in range(0, bound_w):
                 ow = first_w + k
                 inside = live & (od < stop_d) & (oh < stop_h) & (ow < stop_w)
-                at = tl.load(positions + od * pd + oh * ph + ow * pw, mask=inside, other=-1)
+                at = tl.load(positions + od * pd + oh * ph + ow * pw, mask=inside, other=0)
                 term = tl.load(gradient + od * gd + oh * gh + ow * gw, mask=inside & (at == own), other=0.0)
                 total += widened(term, ACC)
     tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)
