@@ -58,6 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
     if os.environ.get("TRITON_INTERPRET") == "1":
         let_loops_count()
+    if config.getoption("--backend") == "reference":
+        import torch_dmlpool.backends
+        from torch_dmlpool.backends import reference
+
+        torch_dmlpool.backends.serving = lambda _: reference
 
 
 def let_loops_count() -> None:
@@ -75,6 +80,7 @@ def let_loops_count() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device the operators are tested on")
+    parser.addoption("--backend", choices=["reference"], help="the backend that serves every device; else the fastest")
     parser.addoption("--sample", type=int, default=1, help="of a test with parameters run each so-manieth case alone")
 
 
