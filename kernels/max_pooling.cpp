@@ -107,10 +107,6 @@ void with_numbers(int bytes, Act act) {
     if (bytes == 8) act(Type<int64_t>());
 }
 
-// A window that is much larger than what it pools: nothing may cost what it spans.
-inline bool is_huge(const Axis &axis) { return axis.extent() > 64 + 4 * axis.size; }
-inline bool is_huge(const Problem &p) { return is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w()); }
-
 // Where the taps of windows lie: `unit` for each position in the plane, and `lane_unit` for each lane.
 struct Taps {
     const Problem &p;
@@ -158,21 +154,19 @@ struct Winners {
     const Problem &p;
     void *numbers;  // nullptr: values alone
     int bytes;
-    bool has_positions;  // found as positions: bins have no taps, and huge windows more than lanes can number
-    bool is_direct;  // written as they are found
+    bool is_direct;  // as they are found: taps, or the positions of adaptive pooling
     int64_t plane_size;  // what indices count for a plane, 0 for positions
     std::vector<Taps> taps;
 
     Winners(const Problem &p, void *numbers, int bytes, int numbering) : p(p), numbers(numbers), bytes(bytes) {
-        has_positions = p.w().window == 0 || (is_huge(p) && numbering != TAPS);
+        is_direct = numbering == TAPS || p.w().window == 0;
         plane_size = numbering == INDICES ? p.plane() / p.lanes : 0;
-        is_direct = numbering == TAPS || (has_positions && plane_size == 0);
-        if (!is_direct && !has_positions && numbers != nullptr) taps.emplace_back(p, 1, plane_size);
+        if (!is_direct && numbers != nullptr) taps.emplace_back(p, 1, plane_size);
     }
     // Stores those of outputs [o, o + count) of a row; -1 is that of an empty window.
     template <class I>
     void store(const I *__restrict winners, int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t count) const {
-        const int64_t from = o * p.lanes, to = (o + count) * p.lanes, least = has_positions ? -1 : 0;
+        const int64_t from = o * p.lanes, to = (o + count) * p.lanes, least = p.w().window == 0 ? -1 : 0;
         const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row();
         with_numbers(bytes, [=](auto type) {
             using N = typename decltype(type)::type;
@@ -183,11 +177,6 @@ struct Winners {
                 for (int64_t i = from; i < to; ++i) out[i] = N(std::max<I>(which[i], I(least)));
             else if constexpr (sizeof(N) >= 4) {
                 const int64_t origin = plane * p.lanes * plane_size;
-                if (has_positions) {
-                    for (int64_t i = from; i < to; ++i)
-                        out[i] = which[i] < 0 ? N(-1) : N(origin + i % p.lanes * plane_size + which[i]);
-                    return;
-                }
                 taps[0].each<true>(which, od, oh, from, to, [=](int64_t i, int64_t place) {
                     out[i] = N(place < 0 ? -1 : origin + place);
                 });
@@ -246,9 +235,12 @@ int64_t double_winners(I *keys, I *numbers, int64_t window, int64_t shift, int64
     return window - power;
 }
 
+// A window that is much larger than what it pools: nothing may cost what it spans.
+inline bool is_huge(const Axis &axis) { return axis.extent() > 64 + 4 * axis.size; }
+
 // Whether each window is to be pooled for itself: long ones that overlap little, huge ones, and bins.
 inline bool is_by_columns(const Problem &p) {
-    if (p.w().window == 0 || is_huge(p)) return true;
+    if (p.w().window == 0 || is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w())) return true;
     return !is_wide(p.h()) && !is_wide(p.w()) && has_long_rows(p.w(), p.lanes);
 }
 
@@ -258,7 +250,7 @@ struct RowsOfWindow {
     std::vector<const T *> taps;
     std::vector<Key<T>> numbers;
 
-    void find(const T *plane, int64_t od, int64_t oh, bool has_positions, const Problem &p) {
+    void find(const T *plane, int64_t od, int64_t oh, const Problem &p) {
         const Axis &d = p.d(), &h = p.h(), &w = p.w();
         const auto depth = d.range(od), height = h.range(oh);
         taps.clear(), numbers.clear();
@@ -267,7 +259,7 @@ struct RowsOfWindow {
                 const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
                 const int64_t tap_row = (depth.tap + td) * h.window + height.tap + th;
                 taps.push_back(plane + (z * h.size + y) * p.row());
-                numbers.push_back(Key<T>(has_positions ? (z * h.size + y) * w.size : tap_row * w.window));
+                numbers.push_back(Key<T>(w.window == 0 ? (z * h.size + y) * w.size : tap_row * w.window));
             }
     }
 };
@@ -275,7 +267,7 @@ struct RowsOfWindow {
 // The winner of window o among the columns [start, start + n), on top of what won in those before. Where `numbers` is null
 // a window has one row, and its first column that is largest wins.
 template <class I>
-inline void choose(int64_t o, int64_t start, int64_t n, const I *keys, const I *numbers, I row_number, bool has_positions, const Axis &w, I &best,
+inline void choose(int64_t o, int64_t start, int64_t n, const I *keys, const I *numbers, I row_number, const Axis &w, I &best,
                    I &found) {
     const auto range = w.range(o);
     const auto steps_to = [&](int64_t distance) { return range.step == 1 ? distance : (distance + range.step - 1) / range.step; };
@@ -285,7 +277,6 @@ inline void choose(int64_t o, int64_t start, int64_t n, const I *keys, const I *
     const I *__restrict key = keys + first;
     if (count <= 0) return;
     I largest = key[0], least = std::numeric_limits<I>::max();
-    const int64_t unit = has_positions ? range.step : 1;
     const auto among = [&](int64_t step) {
         for (int64_t i = 1; i < count; ++i) largest = key[i * step] > largest ? key[i * step] : largest;
         if (numbers == nullptr) {
@@ -295,18 +286,18 @@ inline void choose(int64_t o, int64_t start, int64_t n, const I *keys, const I *
                 if (is_here) break;
             }
             while (key[at * step] != largest) ++at;
-            least = I(row_number + I(at * unit));
+            least = I(row_number + I(at));
             return;
         }
         const I *__restrict number = numbers + first;
         for (int64_t i = 0; i < count; ++i) {
-            const I tap = key[i * step] == largest ? I(number[i * step] + I(i * unit)) : std::numeric_limits<I>::max();
+            const I tap = key[i * step] == largest ? I(number[i * step] + I(i)) : std::numeric_limits<I>::max();
             least = tap < least ? tap : least;
         }
     };
     if (range.step == 1) among(1);
     else among(range.step);
-    least = I(least + I(has_positions ? start + first : range.tap + skipped));
+    least = I(least + I(w.window == 0 ? start + first : range.tap + skipped));
     if (largest > best || found < 0 || (largest == best && least < found)) best = largest, found = least;
 }
 
@@ -323,7 +314,7 @@ void pool_winners_by_columns(const T *input, T *output, const Winners &winners, 
         std::vector<const T *> columns;
         for (int64_t number = begin; number < end; ++number) {
             const int64_t oh = number % h.outputs, od = number / h.outputs % d.outputs, plane = number / h.outputs / d.outputs;
-            rows.find(input + plane * p.plane(), od, oh, winners.has_positions, p);
+            rows.find(input + plane * p.plane(), od, oh, p);
             std::fill(best.begin(), best.end(), lowest_key<T>()), std::fill(found.begin(), found.end(), I(-1));
             for (int64_t o = 0, next; !rows.taps.empty() && o < w.outputs; o = next) {
                 // As many windows as lie in one chunk, or one that may need several.
@@ -348,7 +339,7 @@ void pool_winners_by_columns(const T *input, T *output, const Winners &winners, 
                         challenge_all(columns.data(), rows.numbers.data(), int64_t(columns.size()), n, key, which);
                     }
                     for (int64_t i = o; i < next; ++i)
-                        choose(i, start, n, key, which, rows.numbers[0], winners.has_positions, w, best[size_t(i)], found[size_t(i)]);
+                        choose(i, start, n, key, which, rows.numbers[0], w, best[size_t(i)], found[size_t(i)]);
                 }
             }
             T *const out = output + number * w.outputs;
@@ -499,19 +490,18 @@ void pool_winners_by_lanes(const T *input, T *output, const Winners &winners, co
         while (full > 0 && w.high(full - 1) < w.window) --full;
         for (int64_t number = begin; number < end; ++number) {
             const int64_t oh = number % h.outputs, od = number / h.outputs % d.outputs, plane = number / h.outputs / d.outputs;
-            rows.find(input + plane * p.plane(), od, oh, winners.has_positions, p);
+            rows.find(input + plane * p.plane(), od, oh, p);
             for (int64_t o = 0, together = 1; o < w.outputs; o += together) {
                 const auto width = w.range(o);
                 // Windows side by side that all taps of are inside the input have theirs side by side.
                 for (together = 1; w.stride == 1 && o + together < full && together * lanes < 512;) ++together;
                 if (width.count < w.window) together = 1;
-                const int64_t n = together * lanes, first = winners.has_positions ? width.start : width.tap;
-                const int64_t unit = winners.has_positions ? width.step : 1;
+                const int64_t n = together * lanes, first = w.window == 0 ? width.start : width.tap;
                 taps.clear(), numbers.clear();
                 for (size_t row = 0; row < rows.taps.size(); ++row)
                     for (int64_t tw = 0; tw < width.count; ++tw) {
                         taps.push_back(rows.taps[row] + (width.start + tw * width.step) * lanes);
-                        numbers.push_back(I(rows.numbers[row] + first + tw * unit));
+                        numbers.push_back(I(rows.numbers[row] + first + tw));
                     }
                 I *__restrict key = keys.data(), *__restrict which = found.data() + o * lanes;
                 std::fill_n(key, n, lowest_key<T>()), std::fill_n(which, n, numbers.empty() ? I(-1) : numbers[0]);
@@ -719,7 +709,8 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
         using T = typename decltype(t)::type;
         const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
-        if (winners == nullptr && !is_huge(*p)) pool_values(from, to, *p);
+        const bool has_huge = is_huge(p->d()) || is_huge(p->h()) || is_huge(p->w());
+        if (winners == nullptr && !has_huge) pool_values(from, to, *p);
         else pool_winners(from, to, Winners(*p, winners, bytes, numbering), *p);
     });
 }

@@ -41,6 +41,11 @@ def test_the_version_alone() -> None:
     assert command("--version") == f"torch_dmlpool {dmlpool.__version__}\n"
 
 
+def test_what_the_cpu_lacks_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program.cpu, "missing", "cpu_avx2.so was not built: install a C++ compiler")
+    assert dict(program.versions())["CPU kernels"] == "cpu_avx2.so was not built: install a C++ compiler"
+
+
 def test_a_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And one that raises too."""
     monkeypatch.setattr(dmlpool, "average_pooling", lambda input, window: input[..., :2, :2] - window)

@@ -128,16 +128,21 @@ def test_narrow_integers_in_any_layout(dtype: torch.dtype) -> None:
 
 
 def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
-    """Windows of 2³¹ − 1 elements that are nearly all padding."""
+    """Windows of 2³¹ − 1 elements, which are nearly all padding: two of them meet in the input."""
     largest = 2**31 - 1
-    input = samples.normal(2, 3, 5, 6)
     arguments = {"strides": largest, "start_padding": largest - 3, "end_padding": largest}
-    values, indices = dmlpool.max_pooling(input, largest, **arguments, return_indices=True)
-    corner = input[..., :3, :3].flatten(2)
-    assert torch.equal(values[..., 0, 0], corner.amax(-1))
-    winners = corner.argmax(-1)
-    plane = 30 * torch.arange(6).view(2, 3)
-    assert torch.equal(indices[..., 0, 0], plane + winners // 3 * 6 + winners % 3)
+    planes = samples.normal(2, 3, 5, 6)
+    padded = torch.nn.functional.pad(planes, (0, 0, 0, 1), value=-math.inf)
+    for layout in (planes, samples.channels_last(planes)):
+        values = dmlpool.max_pooling(layout, largest, **arguments)
+        assert torch.equal(values, torch.nn.functional.max_pool2d(padded, 3))
+    rows = samples.normal(2, 3, 6).requires_grad_()
+    values, indices = dmlpool.max_pooling(rows, largest, **arguments, return_indices=True)
+    expected, positions = torch.nn.functional.max_pool1d(rows, 3, return_indices=True)
+    assert torch.equal(values, expected)
+    assert torch.equal(indices, positions + 6 * torch.arange(6).view(2, 3, 1))
+    found, wanted = (torch.autograd.grad(result.sum(), rows)[0] for result in (values, expected))
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])

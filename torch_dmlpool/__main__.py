@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import backends
+from torch_dmlpool.backends import cpu
 
 GREEN, RED, PLAIN = "\033[32m", "\033[31m", "\033[0m"
 SECONDS = 10.0
@@ -69,7 +71,8 @@ def versions() -> Iterator[tuple[str, str]]:
         # Asked without an import, which would load a compiler.
         yield "triton", importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        yield "triton", "not installed: every device is served by the PyTorch backend"
+        yield "triton", "not installed: GPUs are served by the PyTorch backend"
+    yield "CPU kernels", cpu.missing or Path(cpu.library._name).stem.removeprefix("cpu_")
 
 
 def devices() -> list[torch.device]:

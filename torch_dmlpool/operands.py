@@ -197,7 +197,13 @@ def tap_dtype(taps: int) -> torch.dtype:
             f"window_size must be at most {2**31} taps in all where winning taps are numbered, for indices and "
             f"gradients of maxima, got {taps}"
         )
-    return torch.int16 if taps <= 2**15 else torch.int32
+    if taps <= 2**15:
+        return torch.int16
+    if taps > 2**31:
+        raise ValueError(
+            f"gradients number the taps of a window in 32 bits, at most {2**31}; got a window of {taps} taps"
+        )
+    return torch.int32
 
 
 def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Tensor:
