@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import goals, machine, scaling, tables
+from benchmarks import goals, machine, models, scaling, tables
 from benchmarks.harness import Disagreement, Settings, measure
 from benchmarks.load import cores
 from benchmarks.peers import present
@@ -47,6 +47,13 @@ def parser() -> argparse.ArgumentParser:
     )
     chosen.add_argument(
         "--scaling", action="store_true", help="curves instead: cost against the window, the size, the threads"
+    )
+    chosen.add_argument(
+        "--models",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="blocks of known models instead, torch.nn's layers against this package's: all, or those named TEXT",
     )
     parsed.add_argument("--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)")
     parsed.add_argument(
@@ -72,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser()
     options = parsed.parse_args(arguments)
+    if options.models is not None:
+        seconds = 1.0 if options.row_seconds is None else options.row_seconds
+        return models.run(options.models, seconds, options.out or RESULTS / "models.json")
     try:
         rows = select(options.rows or ("core,overhead" if options.quick else "all"))
     except ValueError as reason:

@@ -18,7 +18,6 @@ PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
 ROOMS = [
     "distributed",
-    "graphs",
     "decompositions",
     "onnx",
     "nn",
@@ -33,7 +32,6 @@ ROOMS = [
 LEAVES = {"window", "operands", "docstrings"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "functional", "kernels"},
-    "graphs": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "kernels"},
     "onnx": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
     "nn": {"backends", "kernels"},

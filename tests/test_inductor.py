@@ -352,9 +352,10 @@ def test_inductor_has_the_private_names() -> None:
         "realize_hint",
     }
     for home, names in {
-        ir: {"Pointwise", "Reduction", "TensorBox"},
+        ir: {"ComputedBuffer", "FlexibleLayout", "Pointwise", "Reduction", "TensorBox"},
         ir.TensorBox: methods,
         ir.StorageBox: {"mark_reuse"},
+        ir.ComputedBuffer: {"decide_layout", "get_stride"},
         lowering: {"fallback_handler", "lowerings", "register_lowering", "to_dtype"},
         virtualized: {"V", "ops"},
     }.items():

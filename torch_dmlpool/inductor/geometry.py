@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import Pointwise, Reduction, TensorBox
+from torch._inductor.ir import ComputedBuffer, FlexibleLayout, Pointwise, Reduction, TensorBox
 from torch._inductor.lowering import fallback_handler, register_lowering, to_dtype
 from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
@@ -19,11 +19,14 @@ from torch_dmlpool.window import Axis, Window
 
 __all__ = [
     "TYPES",
+    "ComputedBuffer",
+    "FlexibleLayout",
     "FloorDiv",
     "Geometry",
     "ModularIndexing",
+    "Pointwise",
+    "Reduction",
     "TensorBox",
-    "V",
     "all_hold",
     "covered_axes",
     "fallback_handler",

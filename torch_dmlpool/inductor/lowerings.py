@@ -11,15 +11,17 @@ from typing import Any
 import sympy
 import torch
 
-from torch_dmlpool import operands
 from torch_dmlpool.inductor import is_lowering
 from torch_dmlpool.inductor.geometry import (
     TYPES,
+    ComputedBuffer,
+    FlexibleLayout,
     FloorDiv,
     Geometry,
     ModularIndexing,
+    Pointwise,
+    Reduction,
     TensorBox,
-    V,
     all_hold,
     covered_axes,
     fallback_handler,
@@ -111,9 +113,16 @@ def _window_of_maxima(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[An
 
 
 def _has_channels_innermost(x: TensorBox) -> bool:
-    source: Any = V.graph.current_node.args[0]
+    """Whether Inductor has or is going to have ``x`` in channels_last, which convolutions may choose for themselves."""
+    inner: Any = getattr(x.data, "data", None)
+    loops = inner.data if isinstance(inner, ComputedBuffer) and isinstance(inner.layout, FlexibleLayout) else inner
     strides = x.maybe_get_stride()
-    return operands.is_channels_last(source.meta["val"]) if strides is None else is_sure(sympy.Eq(strides[1], 1))
+    if isinstance(loops, (Pointwise, Reduction)):
+        layout = FlexibleLayout(x.get_device_or_error(), x.get_dtype(), x.get_size())
+        planned = ComputedBuffer(name=None, layout=layout, data=loops)
+        planned.decide_layout()
+        strides = planned.get_stride()
+    return strides is not None and is_sure(sympy.Eq(strides[1], 1))
 
 
 def _max_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
