@@ -273,7 +273,7 @@ def _max_plan(
     sizes = (*shape[:2], *window.output_sizes(shape[2:]))
     if 0 in sizes:
         return sizes, ()
-    output_strides = torch.empty(sizes, device="meta", memory_format=memory_format).stride()
+    output_strides = torch.empty(sizes, dtype=dtype, device="meta", memory_format=memory_format).stride()
     problem = _max_problem(window, shape, strides, sizes, output_strides, None, dtype, aligned, runs_ptx)
     return sizes, max_pooling_launch.max_passes(problem, with_)
 

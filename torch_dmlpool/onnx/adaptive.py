@@ -18,7 +18,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
     op = emit.op
     wide, dtype = emit.widened(input)
     positions, counts = _bins(input, output_sizes)
-    inside = torch.arange(positions.shape[1]) < counts[:, None]
+    inside = torch.arange(positions.shape[1], dtype=torch.int64, device="cpu") < counts[:, None]
     elements = op.Where(
         emit.constant(inside.numpy(), emit.ir.DataType.BOOL),
         _elements(emit, wide, positions),
@@ -37,7 +37,7 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any])
     elements = _elements(emit, emit.cast(input, input.dtype, dtype), positions)
     values, first = greatest(emit, elements, dtype, input.dtype in float_types(emit))
     outputs, most = positions.shape
-    rows = emit.integers((torch.arange(outputs) * most).numpy())
+    rows = emit.integers((torch.arange(outputs, dtype=torch.int64, device="cpu") * most).numpy())
     chosen = op.Gather(emit.integers(positions.flatten().numpy()), op.Add(first, rows))
     narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
     return (

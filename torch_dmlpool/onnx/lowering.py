@@ -200,10 +200,14 @@ class Pool:
     def counts(self, include_padding: bool, dtype: Any) -> Any:
         """The taps that each window counts, at least 1 (rules A1 to A3)."""
         if self.is_static:
-            counts = torch.ones(())
+            counts = torch.ones((), dtype=torch.float64, device="cpu")
             for axis, size in zip(self.window.axes, self.sizes, strict=True):
                 outputs = range(axis.output_size(size))
-                along = torch.tensor([axis.counted_taps(output, size, include_padding) for output in outputs])
+                along = torch.tensor(
+                    [axis.counted_taps(output, size, include_padding) for output in outputs],
+                    dtype=torch.int64,
+                    device="cpu",
+                )
                 counts = counts.unsqueeze(-1) * along
             return self.emit.constant(counts[None, None].clamp(min=1).numpy(), dtype)
         float32, rank = self.emit.ir.DataType.FLOAT, self.window.rank
