@@ -168,49 +168,50 @@ inline auto tree(const T *const *rows, int64_t i) {
     else return Op::of(tree<Op, from, middle>(rows, i), tree<Op, middle, to>(rows, i));
 }
 
-// Writes sums of so many rows to `out`, or adds them to it.
-template <class L, int count, bool adds = false, class T, class O>
-inline void sum_few(const T *const *rows, int64_t length, O *__restrict out) {
+// store(i, sum) for the sums of so many rows.
+template <class L, int count, class T, class Store>
+inline void sum_few(const T *const *rows, int64_t length, Store store) {
     const T *each[count];
     for (int k = 0; k < count; ++k) each[k] = rows[k];
     VECTORIZE
-    for (int64_t i = 0; i < length; ++i) {
-        const L sum = tree<Sum<L>, 0, count>(each, i);
-        if constexpr (adds) out[i] += sum;
-        else out[i] = sum;
+    for (int64_t i = 0; i < length; ++i) store(i, tree<Sum<L>, 0, count>(each, i));
+}
+
+template <class L, class T, class Store>
+void sum_rows(const T *const *rows, int64_t count, int64_t length, Long<L> *__restrict sums, Store store) {
+    switch (count) {
+        case 1: return sum_few<L, 1>(rows, length, store);
+        case 2: return sum_few<L, 2>(rows, length, store);
+        case 3: return sum_few<L, 3>(rows, length, store);
+        case 4: return sum_few<L, 4>(rows, length, store);
+        case 6: return sum_few<L, 6>(rows, length, store);
+        case 8: return sum_few<L, 8>(rows, length, store);
+        case 9: return sum_few<L, 9>(rows, length, store);
     }
+    const auto add = [=](int64_t i, L value) { sums[i] += value; };
+    std::fill_n(sums, length, Long<L>());
+    for (; count >= 8; rows += 8, count -= 8) sum_few<L, 8>(rows, length, add);
+    if (count & 4) sum_few<L, 4>(rows, length, add), rows += 4;
+    if (count & 2) sum_few<L, 2>(rows, length, add), rows += 2;
+    if (count & 1) sum_few<L, 1>(rows, length, add);
+    VECTORIZE
+    for (int64_t i = 0; i < length; ++i) store(i, L(sums[i]));
 }
 
 template <class L, class T>
-void sum_rows(const T *const *rows, int64_t count, int64_t length, Long<L> *__restrict sums, L *__restrict out) {
-    switch (count) {
-        case 0: std::fill_n(out, length, L(0)); return;
-        case 1: return sum_few<L, 1>(rows, length, out);
-        case 2: return sum_few<L, 2>(rows, length, out);
-        case 3: return sum_few<L, 3>(rows, length, out);
-        case 4: return sum_few<L, 4>(rows, length, out);
-        case 6: return sum_few<L, 6>(rows, length, out);
-        case 8: return sum_few<L, 8>(rows, length, out);
-        case 9: return sum_few<L, 9>(rows, length, out);
-    }
-    std::fill_n(sums, length, Long<L>());
-    for (; count >= 8; rows += 8, count -= 8) sum_few<L, 8, true>(rows, length, sums);
-    if (count & 4) sum_few<L, 4, true>(rows, length, sums), rows += 4;
-    if (count & 2) sum_few<L, 2, true>(rows, length, sums), rows += 2;
-    if (count & 1) sum_few<L, 1, true>(rows, length, sums);
-    VECTORIZE
-    for (int64_t i = 0; i < length; ++i) out[i] = L(sums[i]);
+inline void sum_rows_into(const T *const *rows, int64_t count, int64_t length, Long<L> *sums, L *__restrict out) {
+    sum_rows<L>(rows, count, length, sums, [=](int64_t i, L value) { out[i] = value; });
 }
 
 // sums[i] += element i of each of so many rows, which lie one after the other.
 template <class L, class T>
 inline void add_rows(const T *row, int64_t count, int64_t length, Long<L> *__restrict sums) {
-    for (; count >= 8; count -= 8, row += 8 * length) {
-        const T *rows[8];
-        for (int64_t k = 0; k < 8; ++k) rows[k] = row + k * length;
-        sum_few<L, 8, true>(rows, length, sums);
+    const auto add = [=](int64_t i, L value) { sums[i] += value; };
+    for (; count >= 4; count -= 4, row += 4 * length) {
+        const T *rows[] = {row, row + length, row + 2 * length, row + 3 * length};
+        sum_few<L, 4>(rows, length, add);
     }
-    for (; count > 0; --count, row += length) sum_few<L, 1, true>(&row, length, sums);
+    for (; count > 0; --count, row += length) sum_few<L, 1>(&row, length, add);
 }
 
 template <class L, class T>
@@ -229,7 +230,7 @@ inline Long<L> sum_of(const T *elements, int64_t count) {
     Long<L> sums[LENGTH] = {};
     add_rows<L>(elements, count / LENGTH, LENGTH, sums);
     const T *rest = elements + count / LENGTH * LENGTH;
-    sum_few<L, 1, true>(&rest, count % LENGTH, sums);
+    for (int64_t i = 0; i < count % LENGTH; ++i) sums[i] += L(widen(rest[i]));
     for (int64_t half = LENGTH / 2; half > 0; half /= 2)
         for (int64_t i = 0; i < half; ++i) sums[i] += sums[half + i];
     return sums[0];
@@ -242,15 +243,24 @@ void pool_planes(const T *input, U *output, const Problem &p, const Finish &fini
     const int64_t parts = (size + part - 1) / part;
     std::vector<Long<L>> partial(parts > 1 ? p.planes * parts * lanes : 0);
     parallel(p, p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
-        std::vector<Long<L>> own(parts > 1 ? 0 : lanes);
+        // Several positions of few lanes are one row.
+        const int64_t together = lanes == 1 ? 1 : std::clamp<int64_t>(512 / lanes, 1, std::max<int64_t>(1, size / 4));
+        const int64_t width = together * lanes;
+        std::vector<Long<L>> own(width);
         std::vector<L> made(parts > 1 ? 0 : (end - begin) * lanes);
         for (int64_t number = begin; number < end; ++number) {
             const int64_t from = number % parts * part, count = std::min(part, size - from);
             const T *elements = input + (number / parts * size + from) * lanes;
-            Long<L> *sums = parts > 1 ? partial.data() + number * lanes : own.data();
+            Long<L> *sums = own.data();
             if (lanes == 1) sums[0] = sum_of<L>(elements, count);
-            else std::fill_n(sums, lanes, Long<L>()), add_rows<L>(elements, count, lanes, sums);
-            if (parts == 1) std::transform(sums, sums + lanes, made.data() + (number - begin) * lanes, [](const auto &sum) { return L(sum); });
+            else {
+                std::fill_n(sums, width, Long<L>());
+                add_rows<L>(elements, count / together, width, sums);
+                add_rows<L>(elements + count / together * width, count % together, lanes, sums);
+                for (int64_t k = lanes; k < width; ++k) sums[k % lanes] += sums[k];
+            }
+            if (parts > 1) std::copy_n(sums, lanes, partial.data() + number * lanes);
+            else for (int64_t i = 0; i < lanes; ++i) made[(number - begin) * lanes + i] = L(sums[i]);
         }
         if (parts == 1) finish(begin, 0, 0, 0, 0, (end - begin) * lanes, made.data(), output + begin * lanes);
     });
@@ -275,6 +285,11 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
     const int64_t tiles = (w.outputs + tile - 1) / tile;
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = double(most_rows) * row_cost + double(tile * most_taps);
+    std::vector<int64_t> same(w.outputs, w.outputs);  // the first output after each that reads other elements along W
+    for (int64_t o = w.outputs - 2; o >= 0; --o) {
+        const Taps &one = g.taps[2][o], &other = g.taps[2][o + 1];
+        same[o] = one.begin == other.begin && one.count == other.count ? same[o + 1] : o + 1;
+    }
     parallel(p, p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<const T *> rows(lanes == 1 ? most_rows : most_rows * most_taps);
         std::vector<Long<L>> sums;
@@ -292,26 +307,42 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                     }
             };
             int64_t count = 0;
+            U *const out = output + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes;
             if (lanes > 1) {
                 sums.resize(lanes);
-                for (int64_t k = 0; k < outputs; ++k, count = 0) {
-                    for_rows([&](const T *row) {
-                        const T *element = row + of_w[k].begin * lanes;
-                        for (int64_t t = 0; t < of_w[k].count; ++t, element += w.dilation * lanes) rows[count++] = element;
-                    });
-                    sum_rows<L>(rows.data(), count, lanes, sums.data(), made.data() + k * lanes);
-                }
+                const auto sum_windows = [&](auto *to, auto store_in) {
+                    for (int64_t k = 0; k < outputs; count = 0) {
+                        for_rows([&](const T *row) {
+                            const T *element = row + of_w[k].begin * lanes;
+                            for (int64_t t = 0; t < of_w[k].count; ++t, element += w.dilation * lanes) rows[count++] = element;
+                        });
+                        auto *first = to + k * lanes;
+                        sum_rows<L>(rows.data(), count, lanes, sums.data(), store_in(first));
+                        const int64_t end = std::min(same[o + k] - o, outputs);
+                        for (++k; k < end; ++k) std::copy_n(first, lanes, to + k * lanes);
+                    }
+                };
+                if constexpr (Finish::is_division)
+                    if (g.is_uniform) {
+                        sum_windows(out, [&](U *__restrict to) {
+                            return [to, by = finish.uniform_factor()](int64_t i, L value) { to[i] = narrow<U>(Wide<U>(Finish::quotient(double(value), by))); };
+                        });
+                        continue;
+                    }
+                sum_windows(made.data(), [](L *__restrict to) { return [to](int64_t i, L value) { to[i] = value; }; });
             } else {
                 for_rows([&](const T *row) { rows[count++] = row; });
                 const auto sum_spans = [&](const auto *row) {
-                    for (int64_t k = 0, same = 1; k < outputs; k = same++) {
+                    for (int64_t k = 0; k < outputs;) {
                         const Taps &t = of_w[k];
-                        while (same < outputs && of_w[same].begin == t.begin && of_w[same].count == t.count) ++same;
                         Long<L> sum = Long<L>();
-                        if (w.dilation == 1 && count > 0) sum = sum_of<L>(row + t.begin, t.count);
+                        if (t.count == 1 && count > 0) sum += L(widen(row[t.begin]));
+                        else if (w.dilation == 1 && count > 0) sum = sum_of<L>(row + t.begin, t.count);
                         else if (count > 0)
                             for (int64_t i = 0; i < t.count; ++i) sum += L(widen(row[t.begin + i * w.dilation]));
-                        std::fill(made.begin() + k, made.begin() + same, L(sum));
+                        const int64_t end = std::min(same[o + k] - o, outputs);
+                        std::fill(made.begin() + k, made.begin() + end, L(sum));
+                        k = end;
                     }
                 };
                 int64_t low = w.size, high = 0;
@@ -323,12 +354,11 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                 if (count > 1 && low < high) {
                     sums.resize(std::max<size_t>(sums.size(), high - low)), staged.resize(sums.size());
                     for (int64_t r = 0; r < count; ++r) rows[r] += low;
-                    sum_rows<L>(rows.data(), count, high - low, sums.data(), staged.data());
+                    sum_rows_into<L>(rows.data(), count, high - low, sums.data(), staged.data());
                     sum_spans(staged.data() - low);
                 } else sum_spans(rows[0]);
             }
-            const int64_t at = ((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o;
-            finish(plane, od, oh, o, 0, outputs * lanes, made.data(), output + at * lanes);
+            finish(plane, od, oh, o, 0, outputs * lanes, made.data(), out);
         }
     });
 }
@@ -345,7 +375,9 @@ void pool_sums(const T *input, U *output, const Geometry &g, const Finish &finis
         if (is_compact(d) && is_compact(h) && is_compact(w)) {
             if (is_wide(d) || is_wide(h) || is_wide(w)) return pool_boxes<Sum<L>>(input, output, p, finish);
             const int64_t rows = d.window * h.window;
-            const bool shares_rows = rows * w.stride + w.window + w.stride < rows * w.window;
+            // Loads and stores of an element: rows first, or all taps at once. Half precision is costly to load.
+            const int64_t load = std::is_integral_v<L> || std::is_same_v<T, L> ? 1 : 4;
+            const bool shares_rows = load * rows * w.stride + w.window + w.stride < load * rows * w.window;
             if (p.lanes > 1 ? shares_rows : w.window <= 16 && w.stride <= 16)
                 return pool_rows<Sum<L>>(input, output, p, finish);
         }
@@ -357,7 +389,7 @@ void pool_sums(const T *input, U *output, const Geometry &g, const Finish &finis
 // Divides. Of float32 sums it multiplies by the float64 inverse, whose rounding does not show: that takes half the time.
 template <class L>
 struct Divide {
-    static constexpr bool is_direct = false;
+    static constexpr bool is_direct = false, is_division = true;
     const Geometry &g;
     std::vector<double> columns;
 
@@ -365,6 +397,8 @@ struct Divide {
         if (!g.is_uniform)
             for (int64_t i = 0; i < g.p.output_row(); ++i) columns.push_back(factor(g.counted[2][i / g.p.lanes]));
     }
+    bool is_uniform() const { return g.is_uniform; }
+    double uniform_factor() const { return factor(g.counted[0][0] * g.counted[1][0] * g.counted[2][0]); }
     static double factor(int64_t divisor) { return std::is_same_v<L, double> ? double(divisor) : 1 / double(divisor); }
     static double quotient(double value, double factor) {
         return std::is_same_v<L, double> ? value / factor : value * factor;
@@ -372,13 +406,13 @@ struct Divide {
     template <class S, class U>
     void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const S *__restrict values,
                     U *__restrict to) const {
-        const int64_t rows = g.counted[0][d] * g.counted[1][h];
         if (g.is_uniform) {
-            const double by = factor(rows * g.counted[2][0]);
+            const double by = uniform_factor();
             VECTORIZE
             for (int64_t i = 0; i < count; ++i) to[i] = narrow<U>(Wide<U>(quotient(double(widen(values[i])), by)));
         } else {
-            const double by = factor(rows), *__restrict column = columns.data() + o * g.p.lanes + lane;
+            const double by = factor(g.counted[0][d] * g.counted[1][h]);
+            const double *__restrict column = columns.data() + o * g.p.lanes + lane;
             VECTORIZE
             for (int64_t i = 0; i < count; ++i)
                 to[i] = narrow<U>(Wide<U>(quotient(double(widen(values[i])), by * column[i])));
@@ -433,7 +467,7 @@ void spread_rows(const T *arriving, U *gradient, const Geometry &forward, const 
                 }
             L *__restrict share = shares.data() + (low - j + before);
             std::fill(shares.data(), share, L(0)), std::fill(share + n, shares.data() + before + length, L(0));
-            sum_rows<L>(rows.data(), count, n, scratch.data(), share);
+            sum_rows_into<L>(rows.data(), count, n, scratch.data(), share);
             VECTORIZE
             for (int64_t i = 0; i < n; ++i) share[i] = L(Divide<L>::quotient(double(share[i]), by));
             for (int64_t phase = 0; phase < stride; ++phase) {
@@ -442,7 +476,7 @@ void spread_rows(const T *arriving, U *gradient, const Geometry &forward, const 
                     if (t * w.dilation % stride == phase) taps[taken++] = shares.data() + before - t * w.dilation / stride;
                 L *sum = sums.data() + phase * tile;
                 phases[phase] = taken == 1 ? taps[0] : sum;
-                if (taken != 1) sum_rows<L>(taps.data(), taken, length, scratch.data(), sum);
+                if (taken != 1) sum_rows_into<L>(taps.data(), taken, length, scratch.data(), sum);
             }
             const int64_t from = std::max<int64_t>(0, w.padding - j * stride);
             const int64_t to = std::min(length * stride, w.padding + w.size - j * stride);
@@ -524,15 +558,17 @@ struct Ratio {
 };
 
 struct Requantize {
-    static constexpr bool is_direct = false;
+    static constexpr bool is_direct = false, is_division = false;
+    static constexpr int64_t BLOCK = 16;
     const Geometry &g;
+    int64_t channels;
     std::vector<Ratio> ratios;  // these of each channel
     std::vector<float> scales;
     std::vector<int32_t> input_zeros, output_zeros;
     int32_t low, high;
     bool are_certain;  // whether float32 tells halves from what lies next to them
 
-    Requantize(const Geometry &g, const Quantization &q) : g(g), low(int32_t(q.low)), high(int32_t(q.high)) {
+    Requantize(const Geometry &g, const Quantization &q) : g(g), channels(q.channels), low(int32_t(q.low)), high(int32_t(q.high)) {
         const auto entry = [](const auto *vector, int64_t count, int64_t c) { return vector[count == 1 ? 0 : c]; };
         double parts = 0;
         for (int64_t c = 0; c < q.channels; ++c) {
@@ -544,53 +580,68 @@ struct Requantize {
         }
         for (const auto &counted : g.counted) parts *= double(*std::max_element(counted.begin(), counted.end()));
         are_certain = parts <= 1024;
+        scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK), output_zeros.resize(channels + BLOCK);
     }
+    bool is_uniform() const { return g.is_uniform; }
 
     template <class L, class T>
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const L *sums, T *to) const {
-        const int64_t lanes = g.p.lanes, channels = int64_t(scales.size()), taken = g.taps[0][d].count * g.taps[1][h].count;
+        const int64_t lanes = g.p.lanes, taken = g.taps[0][d].count * g.taps[1][h].count;
         const int64_t counted = g.counted[0][d] * g.counted[1][h];
         // Each of the channels of one window, or as many windows of one channel as count the same taps.
         for (int64_t at = 0, n; at < count; at += n) {
             const bool is_lane = lanes > 1 || g.is_one_sum();
-            const int64_t o_at = g.is_one_sum() ? 0 : o + at / lanes;
+            const int64_t o_at = g.is_uniform ? 0 : o + at / lanes;
             const int64_t c = lanes > 1 ? (lane + at) % lanes : (plane + (is_lane ? at : 0)) % channels;
-            n = std::min(count - at, is_lane ? channels - c : g.same[o_at] - o_at);
+            n = std::min(count - at, is_lane ? channels - c : g.is_uniform ? count : g.same[o_at] - o_at);
             const int64_t inside = taken * g.taps[2][o_at].count, divisor = counted * g.counted[2][o_at];
-            for (int64_t i = 0; i < n; i += 64)
-                is_lane ? store<true>(sums + at + i, std::min<int64_t>(n - i, 64), c + i, inside, divisor, to + at + i)
-                        : store<false>(sums + at + i, std::min<int64_t>(n - i, 64), c, inside, divisor, to + at + i);
+            for (int64_t i = 0; i < n; i += BLOCK) {
+                const int64_t size = std::min(n - i, BLOCK);
+                if (is_lane) store<true>(sums + at + i, size, c + i, inside, divisor, to + at + i);
+                else store<false>(sums + at + i, size, c, inside, divisor, to + at + i);
+            }
         }
     }
 
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
     // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
     template <bool of_channels, class L, class T>
-    void store(const L *__restrict sums, int64_t n, int64_t channel, int64_t inside, int64_t divisor, T *__restrict to) const {
+    void store(const L *sums, int64_t n, int64_t channel, int64_t inside, int64_t divisor, T *to) const {
         using Difference = std::conditional_t<std::is_same_v<L, int64_t>, int64_t, int32_t>;
+        using Reals = float __attribute__((vector_size(4 * BLOCK)));
+        using Integers = int32_t __attribute__((vector_size(4 * BLOCK)));
         constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
-        const float inverse = float(1 / double(divisor));
-        const float *__restrict scale = scales.data() + channel;
-        const int32_t *__restrict input_zero = input_zeros.data() + channel, *__restrict zero = output_zeros.data() + channel;
+        const int32_t *zero = output_zeros.data() + channel;
         const Difference taken = Difference(inside);
-        const int32_t least = low, most = high;
-        int32_t halves = 0;
-        VECTORIZE
-        for (int64_t i = 0; i < n; ++i) {
-            const int64_t k = of_channels ? i : 0;
-            float real = float(Difference(sums[i]) - taken * input_zero[k]) * (scale[k] * inverse);
-            real = real < -400.f ? -400.f : real, real = real > 400.f ? 400.f : real;
-            const float near = (real + GRID) - GRID, shifted = near + WHOLE;
-            halves |= std::abs(near - (shifted - WHOLE)) == .5f;
-            int32_t result = bits_as<int32_t>(shifted) - bits_as<int32_t>(WHOLE) + zero[k];
-            result = result < least ? least : result, result = result > most ? most : result;
-            to[i] = T(result);
-        }
-        if (halves && !are_certain)
-            for (int64_t i = 0; i < n; ++i) {
-                const int64_t k = of_channels ? i : 0;
-                const int32_t real = ratios[channel + k].rounded(int64_t(sums[i]) - inside * input_zero[k], divisor);
-                to[i] = T(std::clamp(real + zero[k], low, high));
+        L from[BLOCK] = {};
+        Difference input_zero[BLOCK];
+        float differences[BLOCK];
+        std::memcpy(from, sums, n * sizeof(L));
+        for (int64_t k = 0; k < BLOCK; ++k) input_zero[k] = taken * input_zeros[channel + (of_channels ? k : 0)];
+        for (int64_t k = 0; k < BLOCK; ++k) differences[k] = float(Difference(from[k]) - input_zero[k]);
+        Reals real, scale = Reals{} + scales[channel];
+        Integers added = Integers{} + zero[0];
+        std::memcpy(&real, differences, sizeof(real));
+        if (of_channels) std::memcpy(&scale, &scales[channel], sizeof(scale)), std::memcpy(&added, zero, sizeof(added));
+        real *= scale * float(1 / double(divisor));
+        real = real < -400.f ? Reals{} - 400.f : real, real = real > 400.f ? Reals{} + 400.f : real;
+        const Reals near = (real + GRID) - GRID, shifted = near + WHOLE, rest = near - (shifted - WHOLE);
+        Integers result;
+        std::memcpy(&result, &shifted, sizeof(result));
+        result += added - bits_as<int32_t>(WHOLE);
+        result = result < low ? Integers{} + low : result, result = result > high ? Integers{} + high : result;
+        T bytes[BLOCK];
+        for (int64_t k = 0; k < BLOCK; ++k) bytes[k] = T(result[k]);
+        std::memcpy(to, bytes, n);
+        if (are_certain) return;
+        const Integers halves = (rest == .5f) | (rest == -.5f);
+        int32_t any = 0;
+        for (int64_t k = 0; k < BLOCK; ++k) any |= halves[k];
+        if (any)
+            for (int64_t k = 0; k < n; ++k) {
+                const int64_t c = of_channels ? k : 0;
+                const int32_t exact = ratios[channel + c].rounded(int64_t(sums[k]) - inside * input_zeros[channel + c], divisor);
+                to[k] = T(std::clamp(exact + zero[c], low, high));
             }
     }
 };

@@ -140,9 +140,9 @@ inline T widen(T value) {
 }
 inline float widen(BFloat16 value) { return bits_as<float>(uint32_t(value.bits) << 16); }
 inline float widen(Half value) {
-    const uint32_t magnitude = value.bits & 0x7fff, sign = uint32_t(value.bits & 0x8000) << 16;
-    const uint32_t scaled = bits_as<uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112f);
-    return bits_as<float>((magnitude >= 0x7c00 ? magnitude << 13 | 0x7f800000 : scaled) | sign);
+    const int32_t bits = (int32_t(int16_t(value.bits)) << 13) & int32_t(0x8fffe000);
+    const float scaled = bits_as<float>(bits) * 0x1p112f;
+    return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
 }
 
 template <class T>
@@ -362,6 +362,7 @@ struct Blocks {
 template <class Op>
 struct Store {
     static constexpr bool is_direct = true;
+    bool is_uniform() const { return true; }
     template <class L, class U>
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const L *__restrict values, U *__restrict to) const {
         VECTORIZE
@@ -427,6 +428,10 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
             L *__restrict results = made.data();
             combine_taps<Loaded<Op>>(source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
                                      scratch.data(), [=](int64_t i, L value) { results[i] = value; });
+            if (blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform()) {
+                finish(b.plane, b.od, b.oh, 0, 0, b.rows * made_pitch, results, out);
+                continue;
+            }
             for (int64_t r = 0; r < b.rows; ++r)
                 finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, results + r * made_pitch, out + r * p.output_row());
         }
