@@ -214,18 +214,30 @@ inline void add_rows(const T *row, int64_t count, int64_t length, Long<L> *__res
     for (; count > 0; --count, row += length) sum_few<L, 1>(&row, length, add);
 }
 
+template <class V>
+using Sixteen __attribute__((vector_size(16 * sizeof(V)))) = V;
+
 template <class L, class T>
 inline Long<L> sum_of(const T *elements, int64_t count) {
     constexpr int64_t LENGTH = 32, SHORT = 16;
     if (count < 5 * SHORT) {
-        L sums[SHORT] = {};
-        for (; count >= SHORT; elements += SHORT, count -= SHORT)
-            for (int64_t i = 0; i < SHORT; ++i) sums[i] = L(sums[i] + L(widen(elements[i])));
-        for (int64_t i = 0; i < count; ++i) sums[i] = L(sums[i] + L(widen(elements[i])));
+        Sixteen<L> total = {};
+        L loaded[SHORT] = {};
+        for (; count >= SHORT; elements += SHORT, count -= SHORT) {
+            Sixteen<L> next;
+            if constexpr (std::is_same_v<T, L>) std::memcpy(&next, elements, sizeof(next));
+            else {
+                for (int64_t i = 0; i < SHORT; ++i) loaded[i] = L(widen(elements[i]));
+                std::memcpy(&next, loaded, sizeof(next));
+            }
+            total += next;
+        }
+        std::memcpy(loaded, &total, sizeof(total));
+        for (int64_t i = 0; i < count; ++i) loaded[i] = L(loaded[i] + L(widen(elements[i])));
         for (int64_t half = SHORT / 2; half > 0; half /= 2)
-            for (int64_t i = 0; i < half; ++i) sums[i] = L(sums[i] + sums[half + i]);
+            for (int64_t i = 0; i < half; ++i) loaded[i] = L(loaded[i] + loaded[half + i]);
         Long<L> sum = Long<L>();
-        return sum += sums[0];
+        return sum += loaded[0];
     }
     Long<L> sums[LENGTH] = {};
     add_rows<L>(elements, count / LENGTH, LENGTH, sums);
@@ -239,7 +251,7 @@ inline Long<L> sum_of(const T *elements, int64_t count) {
 // One window over each plane. Planes of many elements are summed in parts that depend on nothing but their size.
 template <class L, class T, class U, class Finish>
 void pool_planes(const T *input, U *output, const Problem &p, const Finish &finish) {
-    const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 16) / lanes);
+    const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 18) / lanes);
     const int64_t parts = (size + part - 1) / part;
     std::vector<Long<L>> partial(parts > 1 ? p.planes * parts * lanes : 0);
     parallel(p, p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
@@ -247,31 +259,43 @@ void pool_planes(const T *input, U *output, const Problem &p, const Finish &fini
         const int64_t together = lanes == 1 ? 1 : std::clamp<int64_t>(512 / lanes, 1, std::max<int64_t>(1, size / 4));
         const int64_t width = together * lanes;
         std::vector<Long<L>> own(width);
-        std::vector<L> made(parts > 1 ? 0 : (end - begin) * lanes);
+        const int64_t batch = std::max<int64_t>(1, 1024 / lanes);  // planes that are finished at once
+        std::vector<L> made(batch * lanes);
+        int64_t ready = 0;
         for (int64_t number = begin; number < end; ++number) {
-            const int64_t from = number % parts * part, count = std::min(part, size - from);
-            const T *elements = input + (number / parts * size + from) * lanes;
+            const int64_t plane = parts == 1 ? number : number / parts, from = (number - plane * parts) * part;
+            const int64_t count = std::min(part, size - from);
+            const T *elements = input + (plane * size + from) * lanes;
             Long<L> *sums = own.data();
             if (lanes == 1) sums[0] = sum_of<L>(elements, count);
             else {
                 std::fill_n(sums, width, Long<L>());
                 add_rows<L>(elements, count / together, width, sums);
                 add_rows<L>(elements + count / together * width, count % together, lanes, sums);
-                for (int64_t k = lanes; k < width; ++k) sums[k % lanes] += sums[k];
+                for (int64_t k = lanes; k < width; k += lanes)
+                    for (int64_t i = 0; i < lanes; ++i) sums[i] += sums[k + i];
             }
             if (parts > 1) std::copy_n(sums, lanes, partial.data() + number * lanes);
-            else for (int64_t i = 0; i < lanes; ++i) made[(number - begin) * lanes + i] = L(sums[i]);
+            else {
+                L *__restrict to = made.data() + ready++ * lanes;
+                VECTORIZE
+                for (int64_t i = 0; i < lanes; ++i) to[i] = L(sums[i]);
+                if (ready < batch && number + 1 < end) continue;
+                const int64_t first = number + 1 - ready;
+                finish(first, 0, 0, 0, 0, ready * lanes, made.data(), output + first * lanes);
+                ready = 0;
+            }
         }
-        if (parts == 1) finish(begin, 0, 0, 0, 0, (end - begin) * lanes, made.data(), output + begin * lanes);
     });
     if (parts == 1) return;
-    std::vector<L> made(p.planes * lanes);
-    for (int64_t i = 0; i < p.planes * lanes; ++i) {
-        Long<L> sum = Long<L>();
-        for (int64_t k = 0; k < parts; ++k) sum += partial[(i / lanes * parts + k) * lanes + i % lanes];
-        made[i] = L(sum);
+    std::vector<L> made(lanes);
+    for (int64_t plane = 0; plane < p.planes; ++plane) {
+        Long<L> *sums = partial.data() + plane * parts * lanes;
+        for (int64_t k = 1; k < parts; ++k)
+            for (int64_t i = 0; i < lanes; ++i) sums[i] += sums[k * lanes + i];
+        for (int64_t i = 0; i < lanes; ++i) made[i] = L(sums[i]);
+        finish(plane, 0, 0, 0, 0, lanes, made.data(), output + plane * lanes);
     }
-    finish(0, 0, 0, 0, 0, p.planes * lanes, made.data(), output);
 }
 
 // Any windows, from the tables of their taps. The rows that an output row reads are summed into one, of which each window
@@ -616,7 +640,8 @@ struct Requantize {
         L from[BLOCK] = {};
         Difference input_zero[BLOCK];
         float differences[BLOCK];
-        std::memcpy(from, sums, n * sizeof(L));
+        if (n == BLOCK) std::memcpy(from, sums, sizeof(from));
+        else for (int64_t k = 0; k < n; ++k) from[k] = sums[k];
         for (int64_t k = 0; k < BLOCK; ++k) input_zero[k] = taken * input_zeros[channel + (of_channels ? k : 0)];
         for (int64_t k = 0; k < BLOCK; ++k) differences[k] = float(Difference(from[k]) - input_zero[k]);
         Reals real, scale = Reals{} + scales[channel];
@@ -630,12 +655,14 @@ struct Requantize {
         std::memcpy(&result, &shifted, sizeof(result));
         result += added - bits_as<int32_t>(WHOLE);
         result = result < low ? Integers{} + low : result, result = result > high ? Integers{} + high : result;
-        T bytes[BLOCK];
-        for (int64_t k = 0; k < BLOCK; ++k) bytes[k] = T(result[k]);
-        std::memcpy(to, bytes, n);
+        using Bytes = uint8_t __attribute__((vector_size(BLOCK)));
+        const Bytes bytes = __builtin_convertvector(result, Bytes);
+        if (n == BLOCK) std::memcpy(to, &bytes, sizeof(bytes));
+        else for (int64_t k = 0; k < n; ++k) to[k] = T(bytes[k]);
         if (are_certain) return;
-        const Integers halves = (rest == .5f) | (rest == -.5f);
-        int32_t any = 0;
+        const Integers are_halves = (rest == .5f) | (rest == -.5f);
+        int32_t halves[BLOCK], any = 0;
+        std::memcpy(halves, &are_halves, sizeof(halves));
         for (int64_t k = 0; k < BLOCK; ++k) any |= halves[k];
         if (any)
             for (int64_t k = 0; k < n; ++k) {
