@@ -132,6 +132,18 @@ def _planned(
 
 
 @functools.lru_cache(maxsize=4096)
+def _arranged(
+    shape: tuple[int, ...], strides: tuple[int, ...], window: Window, threads: int
+) -> tuple[int, tuple[int, ...], torch.memory_format, bool, int, Problem]:
+    """The same for an input of ``strides``: also the format of results, whether the input is in it, and the taps."""
+    like = torch.empty_strided(shape, strides, device="meta")
+    memory_format = operands.suggested_memory_format(like)
+    is_laid_out = like.is_contiguous(memory_format=memory_format)
+    address, sizes, problem = _planned(shape, window, memory_format is not torch.contiguous_format, threads)
+    return address, sizes, memory_format, is_laid_out, window.taps, problem
+
+
+@functools.lru_cache(maxsize=4096)
 def _planned_bins(
     shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool, threads: int
 ) -> tuple[int, tuple[int, ...], Problem]:
@@ -170,20 +182,21 @@ TAPS, POSITIONS, INDICES = range(3)
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima alone."""
-    memory_format = operands.suggested_memory_format(input)
-    channels_last = memory_format is not torch.contiguous_format
-    address, sizes, _ = _planned(input.shape, window, channels_last, torch.get_num_threads())
-    output = _empty(sizes, input.dtype, memory_format)
-    if output.numel():
-        input = _laid_out(input, memory_format)
-        data_type = DATA_TYPES[input.dtype]
-        library.dmlpool_max_pooling(data_type, input.data_ptr(), output.data_ptr(), None, 0, 0, address)
+    dtype = input.dtype
+    address, sizes, memory_format, is_laid_out, _, _ = _arranged(
+        input.shape, input.stride(), window, torch.get_num_threads()
+    )
+    output = torch.empty(sizes, dtype=dtype, memory_format=memory_format)
+    if not is_laid_out:
+        input = input.contiguous(memory_format=memory_format)
+    if 0 not in sizes:
+        library.dmlpool_max_pooling(DATA_TYPES[dtype], input.data_ptr(), output.data_ptr(), None, 0, 0, address)
     return output
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
-    return _with_winners(input, window, operands.tap_dtype(window.taps), TAPS)
+    return _with_winners(input, window, None, TAPS)
 
 
 def max_pooling_with_indices(
@@ -194,19 +207,22 @@ def max_pooling_with_indices(
 
 
 def _with_winners(
-    input: Tensor, window: Window, winner_dtype: torch.dtype, numbering: int, only_winners: bool = False
+    input: Tensor, window: Window, winner_dtype: torch.dtype | None, numbering: int, only_winners: bool = False
 ) -> tuple[Tensor, Tensor]:
-    if window.taps > 2**15 and input.dtype.itemsize <= 2:
+    address, sizes, memory_format, is_laid_out, taps, _ = _arranged(
+        input.shape, input.stride(), window, torch.get_num_threads()
+    )
+    if winner_dtype is None:
+        winner_dtype = operands.tap_dtype(taps)
+    if taps > 2**15 and input.dtype.itemsize <= 2:
         # The kernel compares elements in lanes of two bytes, which do not hold the numbers of so many taps.
         values, winners = _with_winners(input.to(torch.float32), window, winner_dtype, numbering, only_winners)
         return values.to(input.dtype), winners
-    memory_format = operands.suggested_memory_format(input)
-    channels_last = memory_format is not torch.contiguous_format
-    address, sizes, _ = _planned(input.shape, window, channels_last, torch.get_num_threads())
-    values = input if only_winners else _empty(sizes, input.dtype, memory_format)
-    winners = _empty(sizes, winner_dtype, memory_format)
-    if winners.numel():
-        input = _laid_out(input, memory_format)
+    values = input if only_winners else torch.empty(sizes, dtype=input.dtype, memory_format=memory_format)
+    winners = torch.empty(sizes, dtype=winner_dtype, memory_format=memory_format)
+    if not is_laid_out:
+        input = input.contiguous(memory_format=memory_format)
+    if 0 not in sizes:
         library.dmlpool_max_pooling(
             DATA_TYPES[input.dtype],
             input.data_ptr(),
@@ -239,7 +255,7 @@ def max_pooling_indices(
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The gradient to the winners, which are found again from the input."""
-    _, taps = _with_winners(input, window, operands.tap_dtype(window.taps), TAPS, only_winners=True)
+    _, taps = _with_winners(input, window, None, TAPS, only_winners=True)
     return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input))
 
 
