@@ -12,6 +12,7 @@ from .max_pooling_launch import (
     Layout,
     MaxProblem,
     Pass,
+    Request,
     With,
     dense,
     extents,
@@ -19,6 +20,7 @@ from .max_pooling_launch import (
     in_units,
     memory_order,
     pooled_axes,
+    problem_of,
 )
 
 GRADIENT_STEPS = 512  # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
@@ -26,19 +28,20 @@ DECODED = 16  # outputs for which a lane that looks up taps finds its place once
 
 
 @lru_cache(maxsize=4096)
-def grad_passes(problem: MaxProblem) -> tuple[Pass, ...]:
+def grad_passes(request: Request) -> tuple[Pass, ...]:
     """The kernels of a max pooling's gradient from taps.
 
     | window | kernel |
     |---|---|
-    | unrolled, a lane's inputs and the windows over them within GRADIENT_STEPS | grad_tile |
-    | any other | grad_axis, one axis at a time, outermost first |
+    | a lane's inputs and the windows over them within GRADIENT_STEPS additions | grad_tile |
+    | any other | grad_axis along one axis after the other, outermost first |
     """
+    problem = problem_of(request)
     layout, vector, store = grad_layout(problem)
     block = grad_block(problem, layout, vector)
-    if block is not None:
-        return (_grad_tile(problem, layout, vector, store, block),)
-    return _grad_axes(problem)
+    if block is None:
+        return _grad_axes(problem)
+    return (_grad_tile(problem, layout, vector, store, block),)
 
 
 def grad_layout(problem: MaxProblem) -> tuple[Layout, int, int]:
@@ -65,7 +68,7 @@ def grad_block(problem: MaxProblem, layout: Layout, vector: int) -> tuple[int, i
     | layout | rows, in strides | columns, in strides |
     |---|---|---|
     | columns | 4 at stride 1, 2 at stride 2, 1 at others | a vector |
-    | channels | the same | 2 at stride 1, 1 at others |
+    | channels | the same, at most 2 with vectors of 8 | 2 at stride 1, 1 at others |
     | any | 8 at stride 1, 2 at stride 2, 1 at others | 1 |
     """
     axes = problem.axes
@@ -73,6 +76,8 @@ def grad_block(problem: MaxProblem, layout: Layout, vector: int) -> tuple[int, i
         return None
     high, wide = axes.stride[1:]
     rows = high * ({1: 8, 2: 2} if layout == "any" else {1: 4, 2: 2}).get(high, 1)
+    if layout == "channels" and vector > 4:
+        rows = min(rows, 2 * high)  # a sum of four bytes for every element fills the registers
     columns = wide * {"columns": vector, "channels": 2 if wide == 1 else 1, "any": 1}[layout]
     depth, height, width = (covering(*each).count for each in zip(axes.window, axes.stride, axes.dilation, strict=True))
     allowed = GRADIENT_STEPS // CHANNEL_STEP if layout == "channels" else GRADIENT_STEPS
@@ -109,7 +114,7 @@ def _grad_tile(problem: MaxProblem, layout: Layout, vector: int, store: int, blo
     }  # fmt: skip
     runtime = (lanes, channels, *sizes[:2], width, *outputs[:2], out_width, *gs, *ts, *xs)
     launch = Launch.of_lanes("max_pooling_grad.grad_tile", lanes, runtime, constants)
-    return Pass(launch, prod((*problem.planes, *sizes)), prod(axes.window))
+    return Pass(launch, prod((*problem.planes, *sizes)))
 
 
 def _grad_axes(problem: MaxProblem) -> tuple[Pass, ...]:
@@ -143,14 +148,15 @@ def _grad_axes(problem: MaxProblem) -> tuple[Pass, ...]:
             *(s[i] for s in (gradient_strides, tap_strides, result_strides) for i in (*others, 2 + axis)),
         )  # fmt: skip
         launch = Launch.of_lanes("max_pooling_axis.grad_axis", lanes, runtime, constants)
-        passes.append(Pass(launch, prod(result), below))
+        passes.append(Pass(launch, prod(result)))
         shape, gradient_strides, tap_strides = result, result_strides, result_strides
     return tuple(passes)
 
 
 @lru_cache(maxsize=4096)
-def tap_lookup(problem: MaxProblem, with_: With) -> Launch:
+def tap_lookup(request: Request, with_: With) -> Launch:
     """What taps point at: elements of the input (``"values"``) or their indices, written in ``output_strides``."""
+    problem = problem_of(request)
     axes, sizes, outputs = problem.axes, problem.sizes, problem.outputs
     strides, tap_strides, result_strides = problem.strides, problem.tap_strides, problem.output_strides
     channels_innermost = result_strides[1] == 1

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd, prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from .launch import LANES_ENOUGH, Axes, Launch, divided, in_plane_span, is_wide, vector_width, widest_bin
+from .launch import (
+    LANES_ENOUGH,
+    NO_AXES,
+    Axes,
+    Launch,
+    divided,
+    five_strides,
+    in_plane_span,
+    is_wide,
+    three_axes,
+    three_sizes,
+    vector_width,
+    widest_bin,
+)
 
 With = Literal["values", "taps", "plane indices", "indices"]
 Layout = Literal["columns", "channels", "any"]
@@ -19,8 +32,22 @@ CHANNEL_STEP = 5  # what a step on vectors of channels costs the compiler, compa
 EXTENT = 64  # positions that one unrolled window may span
 
 
+class Request(NamedTuple):
+    """What a max pooling, its gradient or a look-up of taps is asked for; shapes and strides as PyTorch has them."""
+
+    window: Any  # None for adaptive bins
+    shape: tuple[int, ...]  # of the input, or of its gradient
+    strides: tuple[int, ...]
+    outputs: tuple[int, ...]  # shape of values and taps, or of their gradient
+    output_strides: tuple[int, ...]
+    tap_strides: tuple[int, ...]
+    element_size: int
+    aligned: bool
+    asm: bool = False
+
+
 class MaxProblem(NamedTuple):
-    """What decides how a max pooling, or its gradient, is launched: geometry, layout and data type, no values."""
+    """The same over five dimensions."""
 
     axes: Axes
     rank: int
@@ -40,23 +67,42 @@ class Pass(NamedTuple):
 
     launch: Launch
     elements: int  # of its result
-    taps: int  # of the part of the window that has been, or is still to be, pooled
+
+
+def problem_of(request: Request) -> MaxProblem:
+    shape, outputs = request.shape, request.outputs
+    return MaxProblem(
+        NO_AXES if request.window is None else three_axes(request.window),
+        len(shape) - 2,
+        shape[:2],
+        three_sizes(shape[2:]),
+        three_sizes(outputs[2:]),
+        five_strides(shape, request.strides),
+        five_strides(outputs, request.output_strides),
+        five_strides(outputs, request.tap_strides),
+        *request[-3:],
+    )
 
 
 @lru_cache(maxsize=4096)
-def max_passes(problem: MaxProblem, with_: With) -> tuple[Pass, ...]:
+def max_passes(request: Request, with_: With) -> tuple[Pass, ...]:
     """The kernels of a max pooling.
 
     | window | kernel |
     |---|---|
-    | unrolled, all of it within FORWARD_STEPS comparisons | max_tile: values, taps or indices at once |
-    | any other | max_axis, one axis at a time, with taps if more than values are wanted; at_taps makes them indices |
+    | within FORWARD_STEPS comparisons when unrolled | max_tile: values, taps or indices at once |
+    | any other, and adaptive bins | max_axis along one axis after the other, innermost first |
+
+    Beside values max_axis writes taps, of bins positions; ``at_taps`` makes indices of taps.
     """
+    problem = problem_of(request)
+    if request.window is None:
+        return axis_passes(problem, with_taps=True, bins=True)
     layout, vector = max_layout(problem)
     block = max_block(problem, layout, vector, with_)
-    if block is not None:
-        return (_max_tile(problem, layout, block, with_),)
-    return axis_passes(problem, with_taps=with_ != "values", bins=False)
+    if block is None:
+        return axis_passes(problem, with_taps=with_ != "values", bins=False)
+    return (_max_tile(problem, layout, block, with_),)
 
 
 def max_layout(problem: MaxProblem) -> tuple[Layout, int]:
@@ -104,7 +150,9 @@ def max_block(problem: MaxProblem, layout: Layout, vector: int, with_: With) -> 
         steps = steps // CHANNEL_STEP
         columns = 2 if axes.stride[2] < axes.window[2] else 1
         rows = rows if stride < axes.window[1] else 1
-        if with_ != "values" and (problem.element_size == 1 or max(axes.window) >= 5):
+        if vector > 4 and 3 < axes.window[1] < 7:
+            rows = min(rows, 2)  # float16 at window 5: .74 of a copy by the static model, .63 with 4 (.42, .44 at 7)
+        if with_ != "values":
             vector = gcd(vector, 4)  # a value and a number for each of the block's outputs fill the registers
     row_of_lane = columns if layout == "columns" else columns * vector
     while rows > 1 and (
@@ -175,7 +223,7 @@ def _max_tile(problem: MaxProblem, layout: Layout, block: Block, with_: With) ->
     }  # fmt: skip
     sizes = (lanes, channels, *problem.sizes[:2], width, *outputs[:2], out_width, *strides, *output_strides)
     launch = Launch.of_lanes("max_pooling.max_tile", lanes, sizes, constants)
-    return Pass(launch, prod((*problem.planes, *outputs)), prod(axes.window))
+    return Pass(launch, prod((*problem.planes, *outputs)))
 
 
 def has_empty_window(axes: Axes, sizes: Three, outputs: Three) -> bool:
@@ -253,7 +301,7 @@ def axis_passes(problem: MaxProblem, *, with_taps: bool, bins: bool) -> tuple[Pa
         )  # fmt: skip
         below *= size if bins else window
         launch = Launch.of_lanes("max_pooling_axis.max_axis", lanes, runtime, constants)
-        passes.append(Pass(launch, prod(result), below))
+        passes.append(Pass(launch, prod(result)))
         shape, strides, aligned = result, result_strides, True
     return tuple(passes)
 

@@ -99,9 +99,6 @@ def forget_launches() -> None:
         launches.max_passes,
         max_pooling_grad_launch.tap_lookup,
         max_pooling_grad_launch.grad_passes,
-        backend._max_plan,
-        backend._grad_plan,
-        backend._lookup_plan,
     ):
         cache.cache_clear()
 

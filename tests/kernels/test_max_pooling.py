@@ -18,7 +18,6 @@ from kernel_checks import (
     window_of,
 )
 from torch import Tensor
-from torch_dmlpool.kernels import launch as shared_launch
 from torch_dmlpool.kernels import max_pooling_grad_launch
 from torch_dmlpool.kernels import max_pooling_launch as launches
 
@@ -146,7 +145,7 @@ def test_axis_forms(ran: list[Ran]) -> None:
     rows = [one.constants for one in ran if one.kernel == "max_axis"]
     # Of so few elements lanes own one row each; of many, 8.
     assert {(one["R"], one["V"], one["AXIS_INNERMOST"]) for one in rows} == {(1, 1, True), (1, 4, False)}
-    passes = launches.max_passes(_problem((64, 64, 112, 112), Window.directml(2, 31, 1, 15, 15)), "taps")
+    passes = launches.max_passes(_request((64, 64, 112, 112), Window.directml(2, 31, 1, 15, 15)), "taps")
     assert [dict(step.launch.constants)["R"] for step in passes] == [8, 8]
     ran.clear()
     window = Window.directml(3, (70, 2, 3), 1, (40, 0, 1), (40, 1, 0))
@@ -227,30 +226,24 @@ def test_wide_arithmetic(ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> Non
 def test_launch_descriptions() -> None:
     """G7: 64-bit arithmetic only where a tensor needs it, and no grid dimension but x."""
     window = Window.directml(2, 3, 1, 1, 1)
-    small = _problem((32, 64, 112, 112), window)
-    large = _problem((64, 512, 512, 512), window)
+    small = _request((32, 64, 112, 112), window)
+    large = _request((64, 512, 512, 512), window)
     (small_pass,), (large_pass,) = launches.max_passes(small, "taps"), launches.max_passes(large, "taps")
     assert not dict(small_pass.launch.constants)["WIDE"]
     # 2³³ elements, but offsets inside a plane and the number of lanes stay below 2³¹.
     assert not dict(large_pass.launch.constants)["WIDE"]
-    huge_plane = launches.max_passes(_problem((1, 1, 2**16, 2**16), window), "taps")
+    huge_plane = launches.max_passes(_request((1, 1, 2**16, 2**16), window), "taps")
     assert dict(huge_plane[0].launch.constants)["WIDE"]
-    many_lanes = launches.max_passes(_problem((2**20, 2**11, 4, 7), window), "taps")
+    many_lanes = launches.max_passes(_request((2**20, 2**11, 4, 7), window), "taps")
     assert dict(many_lanes[0].launch.constants)["WIDE"]
     assert many_lanes[0].launch.programs > 65_535
 
 
-def _problem(shape: tuple[int, ...], window: Window) -> launches.MaxProblem:
+def _request(shape: tuple[int, ...], window: Window) -> launches.Request:
     """Contiguous float32 on CUDA."""
-    outputs = window.output_sizes(shape[2:])
-    strides, out_strides = (
-        shared_launch.five_strides(sizes, torch.empty(sizes, device="meta").stride())
-        for sizes in (shape, (*shape[:2], *outputs))
-    )
-    return launches.MaxProblem(
-        shared_launch.three_axes(window), window.rank, shape[:2], shared_launch.three_sizes(shape[2:]),
-        shared_launch.three_sizes(outputs), strides, out_strides, out_strides, 4, True, True,
-    )  # fmt: skip
+    outputs = (*shape[:2], *window.output_sizes(shape[2:]))
+    strides, out_strides = (torch.empty(sizes, device="meta").stride() for sizes in (shape, outputs))
+    return launches.Request(window, shape, strides, outputs, out_strides, out_strides, 4, True, True)
 
 
 @pytest.mark.parametrize("sizes", [(0, 3, 6, 6), (2, 0, 6, 6)], ids=["no samples", "no channels"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,7 +16,27 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.reference import gather_positions, unique_positions
 from torch_dmlpool.window import Window
+
+__all__ = [
+    "adaptive_average_pooling",
+    "adaptive_average_pooling_grad",
+    "adaptive_max_pooling",
+    "average_pooling",
+    "average_pooling_grad",
+    "gather_positions",
+    "max_pooling",
+    "max_pooling_gather",
+    "max_pooling_grad",
+    "max_pooling_grad_from_taps",
+    "max_pooling_indices",
+    "max_pooling_with_indices",
+    "max_pooling_with_taps",
+    "quantized_linear_average_pooling",
+    "scatter_positions",
+    "unique_positions",
+]
 
 # --- How kernels are launched ---
 
@@ -35,11 +55,6 @@ def target(tensor: Tensor) -> str:
         return "hip"
     generation = _generation(tensor.device.index)
     return "sm_90" if generation >= 9 else "cuda" if generation == 8 else "sm_70"
-
-
-def _runs_ptx(tensor: Tensor) -> bool:
-    """Whether a tensor's device runs inline assembly for sm_80 and later."""
-    return target(tensor) in ("cuda", "sm_90")
 
 
 @lru_cache
@@ -131,66 +146,53 @@ def max_pooling_with_indices(
     return _maxima(input, window, "plane indices" if per_plane else "indices", index_dtype)
 
 
-def _maxima(input: Tensor, window: Window, with_: str, code_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of bins and their positions."""
+    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    return _maxima(input, None, "taps", dtype, (*input.shape[:2], *output_sizes))
+
+
+def _maxima(
+    input: Tensor, window: Window | None, with_: Any, code_dtype: torch.dtype | None, sizes: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Values, and as ``with_`` says taps or indices of ``code_dtype`` (else the values once more)."""
     memory_format = operands.suggested_memory_format(input)
     input = input.resolve_neg()  # kernels read raw memory
-    sizes, passes = _max_plan(
-        window, with_, tuple(input.shape), input.stride(), input.dtype, is_aligned(input), _runs_ptx(input),
-        memory_format,
-    )  # fmt: skip
+    if window is not None:
+        sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
     values = operands.empty(sizes, input, memory_format)
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
-    if not passes:
+    if values.numel() == 0:
         return values, codes
+    asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
+    request = _request(window, input, values, values, is_aligned(input), asm)
+    passes = _max_launches().max_passes(request, with_)
     if passes[0].launch.kernel == "max_pooling.max_tile":
         launch(passes[0].launch, input, values, codes)
         return values, codes
     taps = codes
     if with_ in ("plane indices", "indices"):
         taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
-    _axis_maxima(passes, input, values, taps, None if code_dtype is None else _signed_tap_dtype)
+    _in_passes(passes, input, input, values, taps, input.dtype)
     if taps is not codes:
-        _look_up(input, taps, codes, input.shape[2:], window, with_)
+        _look_up(input, taps, codes, window, with_)
     return values, codes
 
 
-def _signed_tap_dtype(taps: int) -> torch.dtype:
-    """The type of taps between passes, which mark a window that has been empty so far by -1."""
-    return torch.int16 if taps <= 2**15 else torch.int32
-
-
-def _axis_maxima(
-    passes: Sequence[Any], input: Tensor, values: Tensor, codes: Tensor, code_dtype: Callable[[int], torch.dtype] | None
+def _in_passes(
+    passes: Sequence[Any], source: Tensor, found: Tensor, result: Tensor, codes: Tensor, dtype: torch.dtype
 ) -> None:
-    """Run ``max_axis`` along each axis into ``values`` and ``codes``; ``code_dtype`` types the codes in between."""
-    source = found = input
-    for step in passes:
-        result, result_codes = values, codes
-        if step is not passes[-1]:
-            result = result_codes = torch.empty(step.elements, dtype=input.dtype, device=input.device)
-            if code_dtype is not None:
-                result_codes = torch.empty(step.elements, dtype=code_dtype(step.taps), device=input.device)
-        launch(step.launch, source, found, result, result_codes)
-        source, found = result, result_codes
+    """Run passes from ``source`` and ``found`` to ``result`` and ``codes``, with values of ``dtype`` in between.
 
-
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of bins and their positions, axis by axis."""
-    from torch_dmlpool.kernels import max_pooling_launch
-
-    memory_format = operands.suggested_memory_format(input)
-    sizes = (*input.shape[:2], *output_sizes)
-    values = operands.empty(sizes, input, memory_format)
-    positions = operands.empty(sizes, input, memory_format, operands.position_dtype(math.prod(input.shape[2:])))
-    if values.numel() > 0:
-        input = input.resolve_neg()
-        problem = _max_problem(
-            None, tuple(input.shape), input.stride(), sizes, values.stride(), None, input.dtype, False, False
-        )
-        passes = max_pooling_launch.axis_passes(problem, with_taps=True, bins=True)
-        _axis_maxima(passes, input, values, positions, lambda _: positions.dtype)
-    return values, positions
+    Codes in between are signed: -1 marks a window that has been empty so far.
+    """
+    code_dtype = torch.int64 if codes.dtype is torch.int64 else torch.int32
+    for step in passes[:-1]:
+        values = torch.empty(step.elements, dtype=dtype, device=source.device)
+        numbers = values if codes is result else torch.empty(step.elements, dtype=code_dtype, device=source.device)
+        launch(step.launch, source, found, values, numbers)
+        source, found = values, numbers
+    launch(passes[-1].launch, source, found, result, codes)
 
 
 def max_pooling_indices(
@@ -198,27 +200,24 @@ def max_pooling_indices(
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
     indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
-    if indices.numel() > 0:
-        _look_up(taps, taps, indices, spatial_sizes, window, "plane indices" if per_plane else "indices")
-    return indices
+    input = torch.empty((), dtype=torch.uint8, device="meta").expand(
+        *taps.shape[:2], *spatial_sizes
+    )  # of which only the shape counts
+    return _look_up(input, taps, indices, window, "plane indices" if per_plane else "indices")
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
     gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
-    if gathered.numel() > 0:
-        _look_up(input.resolve_neg(), taps, gathered, input.shape[2:], window, "values")
-    return gathered
+    return _look_up(input.resolve_neg(), taps, gathered, window, "values")
 
 
-def _look_up(input: Tensor, taps: Tensor, result: Tensor, sizes: Sequence[int], window: Window, with_: str) -> None:
+def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Window, with_: Any) -> Tensor:
     """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
-    launch(
-        _lookup_plan(
-            window, with_, (*input.shape[:2], *sizes), input.stride(), tuple(taps.shape), result.stride(), taps.stride()
-        ),
-        input, taps, result,
-    )  # fmt: skip
+    if result.numel() > 0:
+        how = _grad_launches().tap_lookup(_request(window, input, result, taps, False), with_)
+        launch(how, input if with_ == "values" else taps, taps, result)
+    return result
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
@@ -236,91 +235,34 @@ def max_pooling_grad_from_taps(
     gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
     if gradient.numel() == 0:
         return gradient
-    input_gradient = input_gradient.resolve_neg()
-    passes = _grad_plan(
-        window, tuple(gradient.shape), gradient.stride(), tuple(input_gradient.shape), input_gradient.stride(),
-        taps.stride(), gradient.dtype, is_aligned(input_gradient, taps),
-    )  # fmt: skip
+    source = input_gradient.resolve_neg()
+    passes = _grad_launches().grad_passes(_request(window, gradient, source, taps, is_aligned(source, taps)))
     if passes[0].launch.kernel == "max_pooling_grad.grad_tile":
-        launch(passes[0].launch, input_gradient, taps, gradient)
-        return gradient
-    source, found = input_gradient, taps
-    sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
-    for step in passes:
-        result = left = gradient
-        if step is not passes[-1]:
-            result = torch.empty(step.elements, dtype=sums, device=gradient.device)
-            left = torch.empty(step.elements, dtype=_signed_tap_dtype(step.taps), device=gradient.device)
-        launch(step.launch, source, found, result, left)
-        source, found = result, left
+        launch(passes[0].launch, source, taps, gradient)
+    else:
+        sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
+        left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
+        _in_passes(passes, source, taps, gradient, left, sums)
     return gradient
 
 
-@lru_cache(maxsize=4096)
-def _max_plan(
-    window: Window,
-    with_: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    aligned: bool,
-    runs_ptx: bool,
-    memory_format: torch.memory_format,
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """The output's sizes and the launches; remembered, as a call's time on the host counts."""
-    from torch_dmlpool.kernels import max_pooling_launch
-
-    sizes = (*shape[:2], *window.output_sizes(shape[2:]))
-    if 0 in sizes:
-        return sizes, ()
-    output_strides = torch.empty(sizes, dtype=dtype, device="meta", memory_format=memory_format).stride()
-    problem = _max_problem(window, shape, strides, sizes, output_strides, None, dtype, aligned, runs_ptx)
-    return sizes, max_pooling_launch.max_passes(problem, with_)
+def _request(
+    window: Window | None, input: Tensor, output: Tensor, taps: Tensor, aligned: bool, asm: bool = False
+) -> Any:
+    return _max_launches().Request(
+        window, tuple(input.shape), input.stride(), tuple(output.shape), output.stride(), taps.stride(), input.itemsize,
+        aligned, asm,
+    )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
-def _grad_plan(
-    window: Window, shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int, ...],
-    output_strides: tuple[int, ...], tap_strides: tuple[int, ...], dtype: torch.dtype, aligned: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    from torch_dmlpool.kernels import max_pooling_grad_launch
-
-    problem = _max_problem(window, shape, strides, sizes, output_strides, tap_strides, dtype, aligned, False)
-    return max_pooling_grad_launch.grad_passes(problem)
+@cache
+def _max_launches() -> Any:
+    return importlib.import_module("torch_dmlpool.kernels.max_pooling_launch")
 
 
-@lru_cache(maxsize=4096)
-def _lookup_plan(
-    window: Window, with_: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int, ...],
-    result_strides: tuple[int, ...], tap_strides: tuple[int, ...],
-) -> Any:  # fmt: skip
-    from torch_dmlpool.kernels import max_pooling_grad_launch
-
-    problem = _max_problem(window, shape, strides, sizes, result_strides, tap_strides, torch.uint8, False, False)
-    return max_pooling_grad_launch.tap_lookup(problem, with_)
-
-
-def _max_problem(
-    window: Window | None, shape: Sequence[int], strides: Sequence[int], sizes: Sequence[int],
-    output_strides: Sequence[int], tap_strides: Sequence[int] | None, dtype: torch.dtype, aligned: bool, runs_ptx: bool,
-) -> Any:  # fmt: skip
-    """An input, or its gradient, of ``shape`` and ``strides``; outputs of ``sizes``; no window for adaptive bins."""
-    from torch_dmlpool.kernels import launch as launches
-    from torch_dmlpool.kernels.max_pooling_launch import MaxProblem
-
-    return MaxProblem(
-        launches.NO_AXES if window is None else launches.three_axes(window),
-        len(shape) - 2,
-        tuple(shape[:2]),
-        launches.three_sizes(shape[2:]),
-        launches.three_sizes(sizes[2:]),
-        launches.five_strides(shape, strides),
-        launches.five_strides(sizes, output_strides),
-        launches.five_strides(sizes, output_strides if tap_strides is None else tap_strides),
-        dtype.itemsize,
-        aligned,
-        runs_ptx and dtype.is_floating_point and dtype.itemsize <= 4,
-    )
+@cache
+def _grad_launches() -> Any:
+    return importlib.import_module("torch_dmlpool.kernels.max_pooling_grad_launch")
 
 
 # --- Averages ---
@@ -451,33 +393,12 @@ def _last_writers(positions: Tensor, plane: int) -> tuple[Tensor, Tensor]:
     return writers.scatter_reduce_(2, places, numbers.where(inside, -1), "amax"), places
 
 
-def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """Positions inside the plane; of several alike the one that comes last in row-major order, -1 for the others."""
-    plane = math.prod(spatial_sizes)
-    memory_format = operands.suggested_memory_format(positions)
-    unique = operands.empty(positions.shape, positions, memory_format, operands.position_dtype(plane))
-    if unique.numel() == 0:
-        return unique
-    writers, places = _last_writers(positions, plane)
-    numbers = torch.arange(places.shape[2], dtype=torch.int64, device=places.device)
-    return unique.copy_(places.where(writers.gather(2, places) == numbers, -1).view(positions.shape))
-
-
 def _gathered(source: Tensor, places: Tensor, target: Tensor) -> Tensor:
     """Into ``target`` the elements of ``source``'s planes at ``places``, 0 where a place is negative."""
     of_as_many_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.dtype.itemsize]
     found = source.view(of_as_many_bits).flatten(2).gather(2, places.clamp(min=0)).masked_fill_(places < 0, 0)
     target.view(of_as_many_bits).copy_(found.view(target.shape))
     return target
-
-
-def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
-    """The element at each position, 0 where it lies outside the plane."""
-    gathered = operands.empty(positions.shape, input, operands.suggested_memory_format(positions))
-    if gathered.numel() == 0:
-        return gathered
-    places = positions.flatten(2).long()
-    return _gathered(input.resolve_neg(), places.where(places < math.prod(input.shape[2:]), -1), gathered)
 
 
 def scatter_positions(

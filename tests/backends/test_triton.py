@@ -1,0 +1,72 @@
+"""What the Triton backend asks of Triton beyond its documented interface; a new Triton that differs fails here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels")
+
+from torch_dmlpool.kernels import max_pooling_launch  # noqa: E402
+
+from benchmarks import overhead  # noqa: E402
+from torch_dmlpool.backends import triton as backend  # noqa: E402
+from torch_dmlpool.window import Window  # noqa: E402
+
+
+@pytest.fixture
+def launched() -> Iterator[list[tuple[object, ...]]]:
+    """What Triton's launcher would hand to the driver."""
+    record: list[tuple[object, ...]] = []
+
+    class Driver(overhead.Driver):
+        @staticmethod
+        def launcher_cls(*_: object) -> object:
+            return lambda *arguments: record.append(arguments)
+
+    try:
+        before = triton.runtime.driver.active
+        before.get_current_device()
+    except RuntimeError:  # no GPU
+        before = None
+    triton.runtime.driver.set_active(Driver())
+    backend._compiled.cache_clear()
+    yield record
+    backend._compiled.cache_clear()
+    if before is not None:
+        triton.runtime.driver.set_active(before)
+
+
+def a_launch(input: torch.Tensor) -> object:
+    window = Window.directml(2, 2, 2)
+    (step,) = max_pooling_launch.max_passes(backend._request(window, input, input, input, True), "values")
+    return step.launch
+
+
+def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launched: list[tuple[object, ...]]) -> None:
+    """``JITFunction.warmup`` and ``arg_names``, ``CompiledKernel.__getitem__``: a launch by hand is Triton's own."""
+    input = torch.zeros(1, 1, 8, 16)
+    how = a_launch(input)
+    for _ in range(2):
+        backend._run(how, (input, input, input), 0)
+    kernel = backend.kernel_named(*how.kernel.split("."))
+    kernel[(how.programs,)](input, input, input, *how.sizes, **dict(how.constants), enable_fp_fusion=True)
+    by_hand, again, by_triton = launched
+    assert backend._compiled.cache_info().misses == 1
+    assert by_hand[:3] == by_triton[:3] == (how.programs, 1, 1)
+    assert by_hand[9:] == again[9:] == by_triton[9:]
+    assert by_hand[4] == by_triton[4]  # the same machine code
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
+    """Triton compiles from a data type and an address: aligned pointers are read 16 bytes at a time, others are not."""
+    how = a_launch(torch.zeros(1, 1, 8, 16))
+    for aligned in (True, False):
+        kinds = (torch.float32, aligned) * 3
+        compiled, _ = backend._compiled(how.kernel, how.constants, how.size_types, how.num_warps, 0, kinds)
+        assert ("ld.global.v4" in compiled.asm["ptx"]) is aligned
