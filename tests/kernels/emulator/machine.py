@@ -14,7 +14,6 @@ from emulator.values import SIGNED, UNSIGNED, WORD, RefusedError, fit, kind, wid
 TOGETHER = 64  # programs that run in step
 STEPS = 400_000
 UNKNOWN = 0xA5A5A5A5A5A5A5A5  # what a register holds before anything is written to it
-ATOMICS = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or}
 IGNORED = ("fence", "membar", "griddepcontrol", "nop", "bar.warp")
 
 
@@ -187,12 +186,10 @@ class Threads:
         elif opcode.startswith("ld.param"):
             parameter = self.parameters[operands[1].value.value]
             self._write(operands[0], np.array([parameter & (1 << width(modifiers[-1])) - 1], np.uint64), chosen)
-        elif name in ("ld", "st", "atom", "red"):
+        elif name in ("ld", "st"):
             self._access(name, modifiers, operands, chosen)
         elif name == "shfl":
             self._shuffle(modifiers, operands, chosen)
-        elif name == "ldmatrix":
-            self._matrix(modifiers, operands, chosen)
         elif not opcode.startswith(IGNORED):
             raise RefusedError("unknown instruction")
 
@@ -231,27 +228,15 @@ class Threads:
         self, name: str, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None
     ) -> None:
         size = width(modifiers[-1])
-        count = next((int(each[1:]) for each in modifiers if each in ("v2", "v4", "v8")), 1)
-        pointer = operands[0 if name in ("st", "red") else 1]
-        segment, offsets, by = self._segment(pointer, modifiers, chosen)
-        if name == "ld":
-            results = segment.load(offsets, size // 8, count, by)
+        segment, offsets, by = self._segment(operands[name == "ld"], modifiers, chosen)
+        parts = operands[name == "st"]
+        parts = parts.value if parts.what == "vector" else (parts,)
+        if name == "st":
+            segment.store(offsets, [self._lanes(self._read(each, size), chosen) for each in parts], by)
+            return
+        for to, result in zip(parts, segment.load(offsets, size // 8, len(parts), by), strict=True):
             if kind(modifiers[-1]) == "s":
-                results = [each.view(SIGNED[size]) for each in results]
-        else:
-            given = _parts(operands[1 if name in ("st", "red") else 2])
-            elements = [self._lanes(self._read(each, size), chosen) for each in given]
-            if name == "st":
-                segment.store(offsets, elements, by)
-                return
-            combine = next((ATOMICS[each] for each in modifiers if each in ATOMICS), None)
-            if combine is None or kind(modifiers[-1]) not in ("s", "u", "b"):
-                raise RefusedError("unknown atomic operation")
-            signed = SIGNED[size] if kind(modifiers[-1]) == "s" else UNSIGNED[size]
-            results = [segment.update(offsets, elements[0].view(signed), combine, by)]
-            if name == "red":
-                return
-        for to, result in zip(_parts(operands[0]), results, strict=True):
+                result = result.view(SIGNED[size])
             if chosen is not None:
                 whole = np.zeros(self.count, result.dtype)
                 whole[chosen] = result
@@ -266,22 +251,3 @@ class Threads:
         other = {"bfly": lane ^ by, "idx": by & 31, "down": lane + by, "up": lane - by}[modifiers[1]]
         other = np.where((other < 0) | (other > 31), lane, other)
         self._write(operands[0], source[np.arange(self.count) - lane + other], None)
-
-    def _matrix(self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None) -> None:
-        """Eight by eight 16-bit elements at a time: each lane gets two neighbours of a row, or of a column."""
-        if chosen is not None or modifiers[-1] != "b16":
-            raise RefusedError("a matrix of other elements, or after a branch")
-        segment, offsets, by = self._segment(operands[1], modifiers, None)
-        segment.check(offsets, 16)
-        lane = np.arange(self.count) % 32
-        for matrix, register in enumerate(_parts(operands[0])):
-            pair = []
-            for i in range(2):
-                row, column = (lane % 4 * 2 + i, lane // 4) if "trans" in modifiers else (lane // 4, lane % 4 * 2 + i)
-                place = offsets[np.arange(self.count) - lane + 8 * matrix + row] + 2 * column
-                pair.append(segment.load(place, 2, 1, by)[0].astype(WORD) << WORD(16 * i))
-            self._write(register, pair[0] | pair[1], None)
-
-
-def _parts(operand: Operand) -> tuple[Operand, ...]:
-    return operand.value if operand.what == "vector" else (operand,)

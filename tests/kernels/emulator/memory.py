@@ -87,17 +87,6 @@ class Segment:
         if any((data[first + i] != each).any() for i, each in enumerate(elements)):
             self._race("two threads write", by)
 
-    def update(self, offsets: np.ndarray, operands: np.ndarray, combine: np.ufunc, by: Accesses) -> np.ndarray:
-        """Atomic operations, thread after thread; what was there before each."""
-        self.check(offsets, operands.dtype.itemsize)
-        data, first = self.view(operands.dtype.itemsize).view(operands.dtype), offsets // operands.dtype.itemsize
-        if self._others(self._units(offsets, operands.dtype.itemsize), self.writer, self.written, by).any():
-            self._race("an atomic operation meets a store to", by)
-        before = np.empty_like(operands)
-        for i, place in enumerate(first):
-            before[i], data[place] = data[place], combine(data[place], operands[i])
-        return before
-
     def _units(self, offsets: np.ndarray, size: int) -> np.ndarray:
         if size % self.unit:
             raise FaultError(f"access of {size} bytes to elements of {self.unit} of {self.name}")

@@ -214,9 +214,6 @@ def operation(opcode: str) -> Operation:
             return Operation((width(of), width(of), 1), lambda x, y, z: joins[modifiers[1]](compare(x, y), z))
     elif name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
-    elif opcode.startswith("cvt.pack.sat.") and modifiers[3:] == ["s32", "b32"]:
-        pack = lambda x: converted(as_value(x, "s32"), modifiers[2], ("sat",)).view(np.uint8).astype(WORD)  # noqa: E731
-        return Operation((32, 32, 32), lambda x, y, rest: rest << WORD(16) | pack(x) << WORD(8) | pack(y))
     elif name == "cvt" and {*modifiers[:-2]} <= {"rn", "sat", *ROUNDINGS}:
         to, settings = modifiers[-2], tuple(modifiers[:-2])
         convert = lambda x, to=to: converted(as_value(x, of), to, settings)  # noqa: E731
