@@ -57,7 +57,6 @@ def compiling() -> Iterator[list[Any]]:
     with (
         mock.patch.object(backend, "target", return_value="sm_90"),
         mock.patch.object(backend, "_compiled", without_running),
-        mock.patch.object(backend, "earlier_launch", return_value=None, create=True),
         mock.patch.object(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0)),
     ):
         yield found

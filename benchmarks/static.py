@@ -44,26 +44,19 @@ def recorded(target: str = "sm_90") -> Iterator[list[Launched]]:
     record: list[Launched] = []
 
     def launch(how: Any, *arguments: Any) -> None:
-        note(backend.kernel_named(*how.kernel.split(".")), how, how.size_types, tuple(how.constants), arguments)
-
-    def earlier_launch(kernel: Any, how: Any, *arguments: Any) -> None:
-        types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in how.sizes)
-        note(kernel, how, types, tuple(how.constants.items()), arguments)
-
-    def note(kernel: Any, how: Any, sizes: tuple[str, ...], constants: Any, arguments: tuple[Any, ...]) -> None:
         tensors = {id(each): each for each in arguments if isinstance(each, Tensor)}
         types = [
             compiler.POINTERS[str(each.dtype).removeprefix("torch.")] if isinstance(each, Tensor)
             else "fp32" if isinstance(each, float) else "i32" for each in arguments
         ]  # fmt: skip
         aligned = tuple(i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.data_ptr() % 16 == 0)
-        request = compiler.Request(kernel, (*types, *sizes), aligned, constants, how.num_warps)
+        kernel = backend.kernel_named(*how.kernel.split("."))
+        request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants), how.num_warps)
         record.append(Launched(request, how.programs, sum(size_of(each) for each in tensors.values())))
 
     with (
         mock.patch.object(backend, "target", return_value=target),
         mock.patch.object(backend, "launch", launch),
-        mock.patch.object(backend, "earlier_launch", earlier_launch, create=True),
     ):
         yield record
 

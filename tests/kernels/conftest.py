@@ -44,5 +44,4 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
     result = Emulated()
     monkeypatch.setattr(backend, "launch", result.launch)
     monkeypatch.setattr(backend, "target", lambda _: "sm_90")
-    monkeypatch.setattr(backend, "earlier_launch", result.earlier_launch, raising=False)
     return result

@@ -24,13 +24,6 @@ class Emulated:
 
     def launch(self, how: Any, *arguments: Any) -> None:
         kernel = backend.kernel_named(*how.kernel.split("."))
-        self._run(kernel, how, how.size_types, tuple(how.constants), arguments)
-
-    def earlier_launch(self, kernel: Any, how: Any, *arguments: Any) -> None:
-        types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in how.sizes)
-        self._run(kernel, how, types, tuple(how.constants.items()), arguments)
-
-    def _run(self, kernel: Any, how: Any, sizes: tuple[str, ...], constants: tuple[Any, ...], arguments: Any) -> None:
         self.record.append((kernel.fn.__name__, how))
         memory, types, bits = Memory(), [], []
         for name, argument in zip(kernel.arg_names, arguments, strict=False):
@@ -42,7 +35,9 @@ class Emulated:
                 types.append({"f": "fp32", "i": "i32"}[number])
                 bits.append(struct.unpack("<I", struct.pack("<" + number, argument))[0])
         aligned = tuple(i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0)
-        made = compiler.ptx(compiler.Request(kernel, (*types, *sizes), aligned, constants, how.num_warps))
+        made = compiler.ptx(
+            compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants), how.num_warps)
+        )
         bits += [size & (2**64 - 1) for size in how.sizes]
         huge = any(segment.data is None for segment in memory.segments)
         machine.run(made.text, memory, bits, how.programs, made.shared_bytes, [how.programs - 1] if huge else None)

@@ -190,6 +190,8 @@ class Threads:
             self._access(name, modifiers, operands, chosen)
         elif name == "shfl":
             self._shuffle(modifiers, operands, chosen)
+        elif name == "ldmatrix":
+            self._matrix(modifiers, operands, chosen)
         elif not opcode.startswith(IGNORED):
             raise RefusedError("unknown instruction")
 
@@ -251,3 +253,19 @@ class Threads:
         other = {"bfly": lane ^ by, "idx": by & 31, "down": lane + by, "up": lane - by}[modifiers[1]]
         other = np.where((other < 0) | (other > 31), lane, other)
         self._write(operands[0], source[np.arange(self.count) - lane + other], None)
+
+    def _matrix(self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None) -> None:
+        """Eight by eight 16-bit elements at a time: each lane gets two neighbours of a row, or of a column."""
+        if chosen is not None or modifiers[-1] != "b16":
+            raise RefusedError("a matrix of other elements, or after a branch")
+        segment, offsets, by = self._segment(operands[1], modifiers, None)
+        segment.check(offsets, 16)
+        lane = np.arange(self.count) % 32
+        to = operands[0].value if operands[0].what == "vector" else operands[:1]
+        for matrix, register in enumerate(to):
+            pair = []
+            for i in range(2):
+                row, column = (lane % 4 * 2 + i, lane // 4) if "trans" in modifiers else (lane // 4, lane % 4 * 2 + i)
+                place = offsets[np.arange(self.count) - lane + 8 * matrix + row] + 2 * column
+                pair.append(segment.load(place, 2, 1, by)[0].astype(WORD) << WORD(16 * i))
+            self._write(register, pair[0] | pair[1], None)

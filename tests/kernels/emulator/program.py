@@ -107,7 +107,8 @@ class Program:
             computes = None  # it touches memory or other threads, or the machine refuses it
         text = f"{text} ({line})" if line else text
         size = int(digits[0]) if (digits := re.findall(r"\d+$", found[3])) else 64
-        if any(each.what == "number" and not -(2 ** (size - 1)) <= each.value < 2**size for each in operands):
+        numbers = [each.value for each in operands if each.what == "number" and each.value != 2**64 - 1]  # -1 is -1
+        if any(not -(2 ** (size - 1)) <= number < 2**size for number in numbers):
             raise FaultError(f"{self.name}: a constant wider than its register: {text}")
         return Instruction(guard, found[3], operands, computes, text)
 
