@@ -62,7 +62,7 @@ def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
     elif WITH_TAPS:
         wins = v > m
         if m.dtype.is_floating():
-            wins = wins | ((v != v) & (m == m))
+            wins = (m == m) & ~(v <= m)  # greater, or the first NaN
         return tl.where(wins, v, m), tl.where(wins, j, i)
     elif m.dtype.is_floating():
         return tl.maximum(m, v, propagate_nan=tl.PropagateNan.ALL), i

@@ -136,9 +136,10 @@ def element(
 def better_inside(m, i, v, j, WITH_TAPS: tl.constexpr):
     """``better``, but anything inside the input beats what is not (number -1), even if neither is greater."""
     if WITH_TAPS:
-        wins = (v > m) | ((i < 0) & (j >= 0))
+        wins = v > m
         if m.dtype.is_floating():
-            wins = wins | ((v != v) & (m == m))
+            wins = (m == m) & ~(v <= m)  # greater, or the first NaN
+        wins = wins | ((i < 0) & (j >= 0))
         return tl.where(wins, v, m), tl.where(wins, j, i)
     else:
         return better(m, i, v, j, False, False)
