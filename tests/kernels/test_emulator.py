@@ -201,6 +201,14 @@ def test_a_register_that_nothing_was_written_to_holds_no_zero() -> None:
     assert run_by_hand("st.global.b32 [%rd2+0], %r8;").ne(0).all()
 
 
+def test_pairs_are_compared_at_once() -> None:
+    """The lower halves' result comes first."""
+    code = (
+        "mov.u32 %r3, 0x3C007E00; setp.nan.f16x2 %p1|%p2, %r3, %r3; selp.b32 %r4, 1, 0, %p1; selp.b32 %r5, 2, 0, %p2;"
+    )
+    assert run_by_hand(code + "add.s32 %r2, %r4, %r5; st.global.b32 [%rd2+0], %r2;").eq(1).all()
+
+
 def test_unknown_instructions_are_refused() -> None:
     for body in (
         "tanh.approx.f32 %r2, %r1;",

@@ -178,7 +178,11 @@ class Threads:
         if instruction.operation is not None:
             sources, compute = instruction.operation
             results = compute(*(self._read(*each) for each in zip(operands[1:], sources, strict=True)))
-            self._write(operands[0], results, chosen)
+            if isinstance(results, tuple):
+                for to, result in zip(operands[0].value, results, strict=True):
+                    self._write(to, result, chosen)
+            else:
+                self._write(operands[0], results, chosen)
             return
         name, *modifiers = opcode.split(".")
         if name in ("mov", "cvta"):

@@ -17,7 +17,7 @@ NUMBERS = ((r"-?\d+U?", 10), (r"-?0[xX][0-9a-fA-F]+U?", 16), (r"0[fd][0-9a-fA-F]
 
 
 class Operand(NamedTuple):
-    """``what`` is register, number, special, symbol, vector or address; ``value`` its number, name or parts."""
+    """``what`` is register, number, special, symbol, vector, pair or address; ``value`` its number, name or parts."""
 
     what: str
     value: Any
@@ -107,7 +107,10 @@ class Program:
             computes = None  # it touches memory or other threads, or the machine refuses it
         text = f"{text} ({line})" if line else text
         size = int(digits[0]) if (digits := re.findall(r"\d+$", found[3])) else 64
-        numbers = [each.value for each in operands if each.what == "number" and each.value != 2**64 - 1]  # -1 is -1
+        # Of 32 bits -1 and what narrower types cannot hold mean the same when extended; -128 and -32768 do not.
+        extended = (2**64 - 1,), range(2**64 - 2**31, 2**64 - 2**15)
+        numbers = [each.value for each in operands if each.what == "number"]
+        numbers = [each for each in numbers if not any(each in harmless for harmless in extended)]
         if any(not -(2 ** (size - 1)) <= number < 2**size for number in numbers):
             raise FaultError(f"{self.name}: a constant wider than its register: {text}")
         return Instruction(guard, found[3], operands, computes, text)
@@ -118,6 +121,8 @@ class Program:
         if text.startswith("["):
             base, _, offset = text[1:-1].partition("+")
             return Operand("address", self._operand(base.strip()), int(offset or 0))
+        if "|" in text:
+            return Operand("pair", tuple(self._operand(each.strip()) for each in text.split("|")))
         number = self._register(text)
         if number is not None:
             return Operand("register", number)

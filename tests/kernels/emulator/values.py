@@ -208,6 +208,9 @@ def operation(opcode: str) -> Operation:
     if name == "setp":
         how, joins = modifiers[0], {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
         compare = lambda x, y: compared(as_value(x, of), as_value(y, of), how)  # noqa: E731
+        if len(modifiers) == 2 and of.endswith("x2"):
+            half = operation(opcode[:-2]).compute
+            return Operation((32, 32), lambda x, y: tuple(map(half, halves(x), halves(y))))
         if len(modifiers) == 2:
             return Operation((width(of),) * 2, compare)
         if modifiers[1] in joins and len(modifiers) == 3:
