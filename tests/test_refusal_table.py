@@ -63,8 +63,8 @@ def test_the_page_is_up_to_date() -> None:
     assert refusals.PAGE.read_text() == expected, "run python tests/refusals.py and read what has changed"
 
 
-# What the PyTorch backend and ATen compute with; refusals of scales and indices look at them by other operations.
-WORKING = re.compile(r"aten::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)")
+# What backends and ATen compute with; refusals of scales and indices look at them by other operations.
+WORKING = re.compile(r"(aten|dmlpool)::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)")
 
 
 def operations(calls: list[Callable[[], object]]) -> set[str]:

@@ -147,11 +147,7 @@ PRIVATE_NAMES = {
     "torch._C._AutoDispatchBelowAutograd": {"ops.registration"},
     "torch._C._dispatch_tls_local_include_set": {"ops.registration"},
     "torch._C._are_functorch_transforms_active": {"ops.registration"},
-    "torch._C._nn": {
-        "graphs",
-        "nn.rerouting",
-        "quantized",
-    },
+    "torch._C._nn": {"nn.rerouting"},
     "torch._VF": {"ops.registration"},
     "torch._VF._unpack_dual": {"ops.registration"},
     "torch._functorch.autograd_function.enable_single_level_autograd_function": {"ops.registration"},
@@ -160,24 +156,24 @@ PRIVATE_NAMES = {
     "torch._prims_common.suggest_memory_format": {"operands"},
     "torch._ops.OpOverload": set(),
     "torch.distributed._functional_collectives": {"distributed.exchange"},
+    "torch.autograd.profiler._is_profiler_enabled": {"ops.registration"},
+    "torch.nn.modules.pooling._AdaptiveAvgPoolNd": {"nn.conversion"},
+    "torch.nn.modules.pooling._AdaptiveMaxPoolNd": {"nn.conversion"},
     "torch.nn.modules.pooling._LPPoolNd": {"nn.conversion"},
+    "torch.nn.modules.pooling._MaxPoolNd": {"nn.conversion"},
     "torch.nn.modules.pooling._MaxUnpoolNd": {"nn.conversion"},
     "torch.ops.aten._to_copy": set(),
     "torch._subclasses.fake_tensor.is_fake": {"distributed.exchange"},
     "torch._subclasses.fake_tensor.unset_fake_temporarily": {"distributed.exchange"},
     "torch._assert_async": {"distributed.exchange"},
-    "torch._inductor.custom_graph_pass": {"graphs"},
     "torch._empty_affine_quantized": {"quantized"},
     "torch._empty_per_channel_affine_quantized": {"quantized"},
 }
 """Full names, and the modules that use them (none named: in annotations, or by another name, wherever it is)."""
 QUANTIZED = {name for name, users in PRIVATE_NAMES.items() if users == {"quantized"}}
 PRIVATE_ATTRIBUTES = {
-    "_cdata": lambda: torch.ones(1).untyped_storage()._cdata,
     "_schema": lambda: torch.ops.aten.add.Tensor._schema.name,
-    "_opname": lambda: torch.ops.aten.add.Tensor._opname,
     "_modules": lambda: torch.nn.Sequential(torch.nn.ReLU())._modules["0"],
-    "_set_replace_hook": lambda: torch.fx.symbolic_trace(torch.nn.ReLU())._set_replace_hook,
 }
 """Attributes of PyTorch's objects, and how to find out that they are there."""
 OTHERS = {"_getframe"}

@@ -153,7 +153,7 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
 
 
 def _maxima(
-    input: Tensor, window: Window | None, with_: Any, code_dtype: torch.dtype | None, sizes: Sequence[int] | None = None
+    input: Tensor, window: Window | None, with_: Any, code_dtype: torch.dtype | None, sizes: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
     """Values, and as ``with_`` says taps or indices of ``code_dtype`` (else the values once more)."""
     memory_format = operands.suggested_memory_format(input)
@@ -170,13 +170,12 @@ def _maxima(
     if passes[0].launch.kernel == "max_pooling.max_tile":
         launch(passes[0].launch, input, values, codes)
         return values, codes
-    taps = codes
-    if with_ in ("plane indices", "indices"):
-        taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
+    if window is None or with_ not in ("plane indices", "indices"):
+        _in_passes(passes, input, input, values, codes, input.dtype)
+        return values, codes
+    taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
     _in_passes(passes, input, input, values, taps, input.dtype)
-    if taps is not codes:
-        _look_up(input, taps, codes, window, with_)
-    return values, codes
+    return values, _look_up(input, taps, codes, window, with_)
 
 
 def _in_passes(

@@ -90,7 +90,8 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
     known = [numbers for numbers in lists if numbers is not None]
     if not _is_served(x) or len(known) < len(lists):
         return None
-    window = Window.directml(len(sizes), *known, ceil_mode=arguments[5])
+    taps, strides, starts, ends, dilations = known
+    window = Window.directml(len(sizes), taps, strides, starts, ends, dilations, arguments[5])
     few = window.taps <= LARGEST_FUSED[x.get_device_or_error().type]
     return window if few and all(map(_reads_everywhere, window.axes, sizes)) else None
 

@@ -322,11 +322,12 @@ def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments:
         count = geometry.counted(index, include_padding, dtype) if geometry else divisor
         return _divided(ops.to_dtype(load(index), dtype), count or math.prod(window_arguments[0]), dtype)
 
+    share_of: Callable[[Sequence[Any]], Any] = share
     if geometry and geometry.overlaps:  # each window is divided once, not by every element that it reads
         shares = pointwise(gradient, gradient.get_size(), dtype, share)
         shares.realize()
-        share = shares.make_loader()
-    return _gathered(gradient, readers, lambda place, _: share(place))
+        share_of = shares.make_loader()
+    return _gathered(gradient, readers, lambda place, _: share_of(place))
 
 
 LOWERINGS: dict[str, Callable[..., Any]] = {
