@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 
-.PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare docs examples wheel clean
+.PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare docs examples wheel wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -65,6 +65,13 @@ examples: $(INSTALLED)  ## every example in full, a few minutes
 wheel: $(INSTALLED)  ## build the wheel into dist/
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
+
+# The libraries need nothing newer than glibc 2.14, so that the tag holds wherever they are compiled.
+wheels: $(INSTALLED)  ## wheels for Linux on x86-64 and, with Debian's g++-aarch64-linux-gnu, on aarch64 into dist/
+	rm -rf build dist
+	_PYTHON_HOST_PLATFORM=manylinux_2_28-x86_64 CXX=g++ $(BIN)/python -m build --wheel
+	rm -rf build
+	_PYTHON_HOST_PLATFORM=manylinux_2_28-aarch64 CXX=aarch64-linux-gnu-g++ $(BIN)/python -m build --wheel
 
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist site demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
