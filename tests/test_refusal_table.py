@@ -14,6 +14,7 @@ import torch
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
+from torch_dmlpool.backends import cpu
 
 REQUESTS = refusals.requests()
 # PyTorch 2.13 warns of the first quantized tensor of a process, wherever that is.
@@ -63,25 +64,36 @@ def test_the_page_is_up_to_date() -> None:
     assert refusals.PAGE.read_text() == expected, "run python tests/refusals.py and read what has changed"
 
 
-# What backends and ATen compute with; refusals of scales and indices look at them by other operations.
-WORKING = re.compile(r"(aten|dmlpool)::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)")
+# What the reference and ATen compute with (refusals of scales and indices look at them by other operations), and
+# what the compiled library is called by.
+WORKING = re.compile(r"aten::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)|dmlpool_")
 
 
 def operations(calls: list[Callable[[], object]]) -> set[str]:
-    """PyTorch's operations that run while something is called and refused or not."""
-    with torch.autograd.profiler.profile() as profile:
+    """PyTorch's operations and the library's functions that run while something is called and refused or not."""
+    called: set[str] = set()
+
+    class Recorded:
+        def __getattr__(self, name: str) -> object:
+            called.add(name)
+            return getattr(library, name)
+
+    library = cpu.library
+    with pytest.MonkeyPatch.context() as patch, torch.autograd.profiler.profile() as profile:
+        if library is not None:
+            patch.setattr(cpu, "library", Recorded())
         for call in calls:
             with contextlib.suppress(TypeError, ValueError, RuntimeError):
                 call()
-    return {event.name for event in profile.function_events}
+    return {event.name for event in profile.function_events} | called
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter computes outside of PyTorch")
 def test_no_wrong_input_reaches_a_kernel() -> None:
-    """Nothing that pools runs, by what PyTorch's profiler sees."""
+    """Nothing that pools runs, by what PyTorch's profiler and the compiled library see."""
     right = operations([call for calls in refusals.right_requests().values() for call in calls])
     working = {name for name in right if WORKING.match(name)}
-    assert len(working) > 8
+    assert len(working) > 6
     wrong = operations([request.call for requests in REQUESTS.values() for request in requests])
     assert wrong
     assert not wrong & working
