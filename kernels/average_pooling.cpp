@@ -207,9 +207,10 @@ inline void sum_rows_into(const T *const *rows, int64_t count, int64_t length, L
 template <class L, class T>
 inline void add_rows(const T *row, int64_t count, int64_t length, Long<L> *__restrict sums) {
     const auto add = [=](int64_t i, L value) { sums[i] += value; };
-    for (; count >= 4; count -= 4, row += 4 * length) {
-        const T *rows[] = {row, row + length, row + 2 * length, row + 3 * length};
-        sum_few<L, 4>(rows, length, add);
+    for (; count >= 8; count -= 8, row += 8 * length) {
+        const T *rows[8];
+        for (int k = 0; k < 8; ++k) rows[k] = row + k * length;
+        sum_few<L, 8>(rows, length, add);
     }
     for (; count > 0; --count, row += length) sum_few<L, 1>(&row, length, add);
 }
@@ -220,6 +221,26 @@ using Sixteen __attribute__((vector_size(16 * sizeof(V)))) = V;
 template <class L, class T>
 inline Long<L> sum_of(const T *elements, int64_t count) {
     constexpr int64_t LENGTH = 32, SHORT = 16;
+    if constexpr (std::is_same_v<T, L> && std::is_floating_point_v<L>)
+        if (count >= SHORT && count < 5 * SHORT) {
+            // The last vector begins inside the one before: what that has counted is masked.
+            using Bits = Sixteen<std::conditional_t<sizeof(L) == 8, int64_t, int32_t>>;
+            const int64_t rest = count % SHORT;
+            Sixteen<L> total, next;
+            std::memcpy(&total, elements + count - SHORT, sizeof(total));
+            const Bits lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            total = Sixteen<L>(Bits(total) & (lane >= Bits{} + std::remove_reference_t<decltype(lane[0])>(SHORT - rest)));
+            for (; count >= SHORT; elements += SHORT, count -= SHORT) {
+                std::memcpy(&next, elements, sizeof(next));
+                total += next;
+            }
+            total += __builtin_shufflevector(total, total, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+            total += __builtin_shufflevector(total, total, 4, 5, 6, 7, 0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15);
+            total += __builtin_shufflevector(total, total, 2, 3, 0, 1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            total += __builtin_shufflevector(total, total, 1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            Long<L> sum = Long<L>();
+            return sum += total[0];
+        }
     if (count < 5 * SHORT) {
         Sixteen<L> total = {};
         L loaded[SHORT] = {};
@@ -356,7 +377,7 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                 sum_windows(made.data(), [](L *__restrict to) { return [to](int64_t i, L value) { to[i] = value; }; });
             } else {
                 for_rows([&](const T *row) { rows[count++] = row; });
-                const auto sum_spans = [&](const auto *row) {
+                const auto sum_spans = [&](const auto *row, auto store) {
                     for (int64_t k = 0; k < outputs;) {
                         const Taps &t = of_w[k];
                         Long<L> sum = Long<L>();
@@ -365,22 +386,30 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                         else if (count > 0)
                             for (int64_t i = 0; i < t.count; ++i) sum += L(widen(row[t.begin + i * w.dilation]));
                         const int64_t end = std::min(same[o + k] - o, outputs);
-                        std::fill(made.begin() + k, made.begin() + end, L(sum));
+                        store(k, end, L(sum));
                         k = end;
                     }
                 };
                 int64_t low = w.size, high = 0;
-                for (int64_t k = 0; k < outputs; ++k)
+                for (int64_t k = 0; count > 1 && k < outputs; ++k)
                     if (of_w[k].count > 0) {
                         low = std::min(low, of_w[k].begin);
                         high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
                     }
-                if (count > 1 && low < high) {
+                const auto sum_all = [&](auto store) {
+                    if (low >= high) return sum_spans(rows[0], store);
                     sums.resize(std::max<size_t>(sums.size(), high - low)), staged.resize(sums.size());
                     for (int64_t r = 0; r < count; ++r) rows[r] += low;
                     sum_rows_into<L>(rows.data(), count, high - low, sums.data(), staged.data());
-                    sum_spans(staged.data() - low);
-                } else sum_spans(rows[0]);
+                    sum_spans(staged.data() - low, store);
+                };
+                if constexpr (Finish::is_division)
+                    if (g.is_uniform) {
+                        const double by = finish.uniform_factor();
+                        sum_all([=](int64_t k, int64_t end, L sum) { std::fill(out + k, out + end, narrow<U>(Wide<U>(Finish::quotient(double(sum), by)))); });
+                        continue;
+                    }
+                sum_all([&](int64_t k, int64_t end, L sum) { std::fill(made.begin() + k, made.begin() + end, sum); });
             }
             finish(plane, od, oh, o, 0, outputs * lanes, made.data(), out);
         }
@@ -591,19 +620,28 @@ struct Requantize {
     std::vector<int32_t> input_zeros, output_zeros;
     int32_t low, high;
     bool are_certain;  // whether float32 tells halves from what lies next to them
+    bool are_exact;    // whether float64 holds what is compared with halves
+    std::vector<double> numerators, denominators;
 
-    Requantize(const Geometry &g, const Quantization &q) : g(g), channels(q.channels), low(int32_t(q.low)), high(int32_t(q.high)) {
+    // `most` is the largest sum, before the zero points are taken off.
+    Requantize(const Geometry &g, const Quantization &q, double most) : g(g), low(int32_t(q.low)), high(int32_t(q.high)) {
+        channels = q.input_scales * q.output_scales * q.input_zeros * q.output_zeros == 1 ? 1 : q.channels;
         const auto entry = [](const auto *vector, int64_t count, int64_t c) { return vector[count == 1 ? 0 : c]; };
         double parts = 0;
-        for (int64_t c = 0; c < q.channels; ++c) {
+        for (int64_t c = 0; c < channels; ++c) {
             if (c > 0 && q.input_scales * q.output_scales == 1) ratios.push_back(ratios[0]);
             else ratios.emplace_back(entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c));
             scales.push_back(float(std::min(ratios[c].value(), 0x1p60))), parts = std::max(parts, ratios[c].parts());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
+            numerators.push_back(std::ldexp(double(2 * ratios[c].numerator), std::max(0, ratios[c].exponent)));
+            denominators.push_back(std::ldexp(double(ratios[c].denominator), std::max(0, -ratios[c].exponent)));
         }
-        for (const auto &counted : g.counted) parts *= double(*std::max_element(counted.begin(), counted.end()));
-        are_certain = parts <= 1024;
+        double divisor = 1;
+        for (const auto &counted : g.counted) divisor *= double(*std::max_element(counted.begin(), counted.end()));
+        are_certain = parts * divisor <= 1024;
+        are_exact = most < 0x1p23 && divisor < 0x1p18;  // float32 holds the differences too
+        numerators.resize(channels + BLOCK), denominators.resize(channels + BLOCK);
         scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK), output_zeros.resize(channels + BLOCK);
     }
     bool is_uniform() const { return g.is_uniform; }
@@ -612,12 +650,13 @@ struct Requantize {
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const L *sums, T *to) const {
         const int64_t lanes = g.p.lanes, taken = g.taps[0][d].count * g.taps[1][h].count;
         const int64_t counted = g.counted[0][d] * g.counted[1][h];
-        // Each of the channels of one window, or as many windows of one channel as count the same taps.
+        // Each of the channels of one window, or as many windows of one channel as count the same taps. Channels that have
+        // the same scales and zero points are one.
         for (int64_t at = 0, n; at < count; at += n) {
-            const bool is_lane = lanes > 1 || g.is_one_sum();
+            const bool is_lane = channels > 1 && (lanes > 1 || g.is_one_sum());
             const int64_t o_at = g.is_uniform ? 0 : o + at / lanes;
-            const int64_t c = lanes > 1 ? (lane + at) % lanes : (plane + (is_lane ? at : 0)) % channels;
-            n = std::min(count - at, is_lane ? channels - c : g.is_uniform ? count : g.same[o_at] - o_at);
+            const int64_t c = channels == 1 ? 0 : lanes > 1 ? (lane + at) % lanes : (plane + (is_lane ? at : 0)) % channels;
+            n = std::min(count - at, is_lane ? channels - c : g.is_uniform ? count : (g.same[o_at] - o_at) * lanes - at % lanes);
             const int64_t inside = taken * g.taps[2][o_at].count, divisor = counted * g.counted[2][o_at];
             for (int64_t i = 0; i < n; i += BLOCK) {
                 const int64_t size = std::min(n - i, BLOCK);
@@ -664,12 +703,30 @@ struct Requantize {
         int32_t halves[BLOCK], any = 0;
         std::memcpy(halves, &are_halves, sizeof(halves));
         for (int64_t k = 0; k < BLOCK; ++k) any |= halves[k];
-        if (any)
-            for (int64_t k = 0; k < n; ++k) {
-                const int64_t c = of_channels ? k : 0;
-                const int32_t exact = ratios[channel + c].rounded(int64_t(sums[k]) - inside * input_zeros[channel + c], divisor);
-                to[k] = T(std::clamp(exact + zero[c], low, high));
-            }
+        if (!any) return;
+        if (!are_exact) {
+            for (int64_t k = 0; k < n; ++k)
+                if (halves[k]) {
+                    const int64_t c = of_channels ? k : 0;
+                    const int32_t exact = ratios[channel + c].rounded(int64_t(sums[k]) - inside * input_zeros[channel + c], divisor);
+                    to[k] = T(std::clamp(exact + zero[c], low, high));
+                }
+            return;
+        }
+        // Both sides of sum * numerator <> half * divisor * denominator are exact in float64.
+        float nears[BLOCK];
+        int32_t rounded[BLOCK];
+        std::memcpy(nears, &near, sizeof(nears)), std::memcpy(rounded, &result, sizeof(rounded));
+        const double *above = numerators.data() + channel, *below = denominators.data() + channel;
+        for (int64_t k = 0; k < BLOCK; ++k) {
+            const int64_t c = of_channels ? k : 0;
+            const int32_t odd_half = int32_t(nears[k] * 2), whole = (odd_half - 1) >> 1;
+            const double twice = double(differences[k]) * above[c], half = double(odd_half) * (double(divisor) * below[c]);
+            const int32_t up = (twice > half) | ((twice == half) & whole);
+            const int32_t exact = std::min(std::max(whole + (up & 1) + zero[c], low), high);
+            rounded[k] = halves[k] ? exact : rounded[k];
+        }
+        for (int64_t k = 0; k < n; ++k) to[k] = T(rounded[k]);
     }
 };
 
@@ -705,7 +762,7 @@ void dmlpool_quantized_average_pooling(int is_signed, const void *input, void *o
         for (const dmlpool::Taps &each : g.taps[a]) taps = std::max(taps, each.count);
         most *= double(taps);
     }
-    const dmlpool::Requantize requantize(g, *q);
+    const dmlpool::Requantize requantize(g, *q, most);
     const auto pool = [&](auto sum, auto element) {
         using T = decltype(element);
         dmlpool::pool_sums<decltype(sum)>(static_cast<const T *>(input), static_cast<T *>(output), g, requantize);
