@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
-import cases
 import pytest
 import samples
 import torch
@@ -50,9 +50,16 @@ def check_forward_and_backward(
 
 FORMS = [((2, 3, 9), True), ((2, 3, 9, 8), True), ((2, 3, 9, 8), False), ((2, 3, 5, 6, 7), True)]
 """Sizes of an image, and whether the graph is to serve others too."""
+DAILY = [("max", FORMS[1]), ("average", FORMS[2])]
 
 
-@cases.in_pairs(pool=list(POOLS), form=FORMS)
+@pytest.mark.parametrize(
+    ("pool", "form"),
+    [
+        pytest.param(pool, form, id=f"{pool}-{form}", marks=[] if (pool, form) in DAILY else [pytest.mark.slow])
+        for pool, form in itertools.product(POOLS, FORMS)
+    ],
+)
 def test_forward_and_backward(pool: str, form: tuple[tuple[int, ...], bool], device: torch.device) -> None:
     """E2: one whole graph, with eager's numbers and strides."""
     sizes, dynamic = form
@@ -74,7 +81,7 @@ def test_inductor(pool: str, device: torch.device) -> None:
     check_forward_and_backward(compiled(function, "inductor", dynamic=True), function, input)
 
 
-@pools
+@pytest.mark.parametrize("pool", ["max", "average"])
 def test_no_recompilation_for_new_sizes(pool: str, device: torch.device) -> None:
     """E2: a new batch size or image size is served by the same graph, forward and backward."""
     function, counter = counted(POOLS[pool], dynamic=True)
@@ -83,6 +90,7 @@ def test_no_recompilation_for_new_sizes(pool: str, device: torch.device) -> None
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pools
 def test_automatic_dynamic_shapes_settle(pool: str, device: torch.device) -> None:
     """E2: without dynamic=True, one more graph for the first size that differs, and none after it."""
@@ -100,7 +108,9 @@ GLOBALS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("pool", GLOBALS)
+@pytest.mark.parametrize(
+    "pool", [pytest.param(pool, marks=[pytest.mark.slow] if pool != "average" else []) for pool in GLOBALS]
+)
 def test_a_symbolic_window(pool: str, device: torch.device) -> None:
     """E2: the window follows the image, and still nothing is compiled twice."""
     function, counter = counted(GLOBALS[pool], dynamic=True)
@@ -129,7 +139,7 @@ def test_indices(index_dtype: torch.dtype, device: torch.device) -> None:
     """E2 and M4."""
     function = lambda x: dmlpool.max_pooling(x, 2, 1, 2, return_indices=True, index_dtype=index_dtype)  # noqa: E731
     input = samples.ties(2, 3, 5, 4).to(device)
-    for dynamic in (False, True):
+    for dynamic in (index_dtype == torch.int64,):
         for result, expected in zip(compiled(function, dynamic=dynamic)(input), function(input), strict=True):
             samples.assert_same(result, expected)
 
@@ -148,9 +158,16 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], 
     "jacrev": lambda pool: lambda x: jacrev(pool)(x[:1, :1]),
     "jacfwd": lambda pool: lambda x: jacfwd(pool)(x[:1, :1]),
 }
+DAILY_TRANSFORMS = [("vmap of grad", "max"), ("jvp", "average")]
 
 
-@cases.in_pairs(transform=list(TRANSFORMS), pool=["max", "average"])
+@pytest.mark.parametrize(
+    ("transform", "pool"),
+    [
+        pytest.param(transform, pool, marks=[] if (transform, pool) in DAILY_TRANSFORMS else [pytest.mark.slow])
+        for transform, pool in itertools.product(TRANSFORMS, ["max", "average"])
+    ],
+)
 def test_compiled_transforms(transform: str, pool: str, device: torch.device) -> None:
     """E1: torch.func inside the compiled region, in one graph."""
     function = TRANSFORMS[transform](POOLS[pool])

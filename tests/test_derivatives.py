@@ -83,8 +83,7 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
 NAMES = list(functions_of(cases.case("plain")))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@cases.parametrized(cases.SMALL)
+@cases.in_pairs(case=cases.SMALL, name=NAMES)
 def test_first_derivatives(case: cases.Case, name: str) -> None:
     """E1: reverse and forward mode, batched, against numerical differentiation; windows without a tap included."""
     function, sizes = functions_of(case)[name]
@@ -180,8 +179,7 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor | tuple[Tensor, ...]]]
 }
 
 
-@pools
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@cases.in_pairs(transform=list(TRANSFORMS), pool=list(POOLS))
 def test_transforms(transform: str, pool: str, device: torch.device) -> None:
     """E1: torch.func, nested and in any order, with ATen's results."""
     input = samples.distinct(3, 2, 5, 6).to(device)

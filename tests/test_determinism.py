@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import cases
 import families
 import pytest
 import samples
@@ -32,16 +33,14 @@ def bits_of(name: str, image: torch.Tensor) -> list[bytes]:
     return [samples.bits(tensor).tobytes() for tensor in families.EVERYTHING[name](image)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", families.EVERYTHING)
+@cases.in_pairs(name=list(families.EVERYTHING), layout=list(LAYOUTS))
 def test_a_hundred_runs_give_the_same_bits(name: str, layout: str) -> None:
     image = LAYOUTS[layout](samples.normal(3, 3, 21, 18))
     first = bits_of(name, image)
     assert all(bits_of(name, image) == first for _ in range(99))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", families.EVERYTHING)
+@cases.in_pairs(name=list(families.EVERYTHING), layout=list(LAYOUTS))
 def test_deterministic_algorithms_refuse_nothing_and_change_nothing(
     name: str, layout: str, deterministic: None
 ) -> None:
@@ -51,9 +50,8 @@ def test_deterministic_algorithms_refuse_nothing_and_change_nothing(
     assert bits_of(name, image) == demanded
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 # Indices count over the whole tensor (M4), so that those of a sample depend on where it stands.
-@pytest.mark.parametrize("name", [name for name in families.EVERYTHING if not name.endswith(", indices")])
+@cases.in_pairs(name=[name for name in families.EVERYTHING if not name.endswith(", indices")], layout=list(LAYOUTS))
 def test_a_batch_gives_the_bits_of_its_parts(name: str, layout: str) -> None:
     image = LAYOUTS[layout](samples.normal(7, 3, 30, 26))
     whole = families.EVERYTHING[name](image)

@@ -103,6 +103,7 @@ def check(results: Any, expected: tuple[Tensor, ...]) -> None:
         torch.testing.assert_close(result, tensor.detach())
 
 
+@pytest.mark.slow
 def test_a_saved_program(tmp_path: Path) -> None:
     """Loaded where the package is imported, and refused in words where it is not; other batch sizes too."""
     network, arguments = Network(), inputs(5)

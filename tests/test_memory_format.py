@@ -81,12 +81,11 @@ FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
 """Operators whose results take the format suggested for the tensor they are given."""
 
 SIZES = [
-    (2, 3, 5), (2, 1, 5), (2, 3, 1), (1, 1, 1), (0, 3, 5),
-    (2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 5), (2, 3, 4, 1), (2, 3, 1, 1), (1, 1, 4, 5), (1, 1, 1, 1),
-    (0, 3, 4, 5), (2, 0, 4, 5),
-    (2, 3, 4, 5, 3), (2, 1, 4, 5, 3), (2, 3, 1, 4, 5), (2, 3, 1, 1, 1), (1, 3, 4, 1, 5), (1, 1, 1, 1, 1),
-    (0, 2, 3, 3, 3),
+    (2, 3, 5), (2, 1, 5),
+    (2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 5), (2, 3, 1, 1), (1, 1, 1, 1), (0, 3, 4, 5),
+    (2, 3, 4, 5, 3), (1, 3, 4, 1, 5),
 ]  # fmt: skip
+LAYOUTS = ["contiguous", "channels last", "channels last, sliced", "transposed", "one element everywhere"]
 
 
 def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
@@ -103,7 +102,7 @@ def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tenso
     return samples.LAYOUTS[layout](samples.ties(*sizes).to(device))
 
 
-@cases.in_pairs(operator=list(FOLLOWS_INPUT), sizes=SIZES, layout=list(samples.LAYOUTS))
+@cases.in_pairs(operator=list(FOLLOWS_INPUT), sizes=SIZES, layout=LAYOUTS)
 def test_real_and_fake_strides(operator: str, sizes: tuple[int, ...], layout: str, device: torch.device) -> None:
     """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does not look."""
     input = laid_out(sizes, layout, device)

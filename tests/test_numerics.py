@@ -15,7 +15,7 @@ from benchmarks import numerics
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@pytest.mark.parametrize("window", [2, 3, 7, pytest.param(31, marks=pytest.mark.slow), 63])
+@pytest.mark.parametrize("window", [3, pytest.param(31, marks=pytest.mark.slow), 63])
 def test_worst_errors_stay_within_the_bound(window: int, dtype: torch.dtype, layout: str, device: torch.device) -> None:
     """E6, on inputs whose sum one after the other would be far off."""
 

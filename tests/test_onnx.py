@@ -149,6 +149,7 @@ def test_windows() -> None:
     check_all(FEW, False, [0])
 
 
+@pytest.mark.slow
 def test_windows_of_dynamic_sizes() -> None:
     """G3, A1 to A5, M1 to M4: what depends on sizes is computed in the graph."""
     check_all([cases.case("ceil refused in end padding"), FEW[-2]], True, [0, 1, 4])
@@ -211,6 +212,7 @@ def adaptive(input: Tensor) -> tuple[Tensor, ...]:
     return dmlpool.adaptive_average_pooling(input, (2, 3)), *maxima
 
 
+@pytest.mark.slow
 def test_types_bins_and_integers() -> None:
     """M7, A4 and Q1: every type that MaxPool can be given, uneven bins, and integers that stand for real numbers."""
     pooling = cases.case("padding above the window", "uneven padding").pooling
@@ -250,6 +252,7 @@ def test_types_bins_and_integers() -> None:
     assert kinds == [kind for kind, _ in QUANTIZED.values()]
 
 
+@pytest.mark.slow
 def test_without_contrib_operators() -> None:
     """Standard nodes alone where a runtime other than ONNX Runtime is to read them."""
     input = quantities.integers(2, 3, 7, 5, dtype=torch.uint8)
@@ -270,7 +273,7 @@ def special(*sizes: int) -> Tensor:
     return input
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 def test_exact(dynamic: bool) -> None:
     """M2, M3 and Q1: what a runtime may decide otherwise, and does not with exact=True."""
     windows = [cases.case("plain"), cases.case("padding above the window", "uneven padding")]
@@ -330,6 +333,7 @@ def test_a_network_of_layers() -> None:
                 torch.testing.assert_close(result, expected.detach())
 
 
+@pytest.mark.slow
 def test_taps() -> None:
     """M6: graphs of training keep taps, which stand for indices until they are asked for."""
     window = checks.spelled_out(cases.case("plain", "uneven padding").pooling)
@@ -348,6 +352,7 @@ def test_taps() -> None:
         samples.assert_same(result, expected)
 
 
+@pytest.mark.slow
 def test_quotients_of_sizes_round_down() -> None:
     """The exporter's own translation of // rounds towards zero."""
 
@@ -463,6 +468,7 @@ def symbolic_size() -> torch.SymInt:
     return size
 
 
+@pytest.mark.slow
 def test_onnxscript_is_imported_when_it_is_needed() -> None:
     """And its absence has words."""
     source = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ pytest.importorskip("benchmarks.harness")
 
 from measurements import results, row_result
 
-from benchmarks import goals, harness, load, peers, report, tables
+from benchmarks import harness, load, peers, report, tables
 from benchmarks.results import Quartiles, Results
 from benchmarks.workloads import WORKLOADS, select
 
@@ -46,76 +44,6 @@ def test_ratios_means_and_rows_behind() -> None:
     assert "ATen 2.00x (2), oneDNN 2.00x (1)" in summary
     assert "Rows slower than ATen: 1\n  slow: 0.50x" in summary
     assert "Rows under 50 µs: at most +10.0 µs beside ATen (tiny)" in summary
-
-
-def test_cells() -> None:
-    row = row_result(ours=3.6, copy=0.9, ATen=90)
-    measured = results(row, row_result("other", ours=0.036, ATen=0.02, oneDNN=0.1))
-    assert tables.cells(measured, row)[1:] == ["3.6 ms (3.24-3.96)", "25%", "25x", "-"]
-    assert tables.cells(measured, measured.rows[1])[1:] == ["36 µs (32.4-39.6)", "-", "+16.0 µs", "-64.0 µs"]
-    assert len(tables.header(measured)) == 5
-    both = {"ours": {"extra": 800}, "ATen": {"extra": 1600}}
-    training = replace(row, kept=both, peak={"ours": 2_500_000, "ATen": 1600})
-    measured = results(row, training)
-    assert tables.header(measured)[-2:] == ["kept: ours / ATen", "peak: ours / ATen"]
-    assert tables.cells(measured, training)[-2:] == ["800 B / 1.6 kB", "2.5 MB / 1.6 kB"]
-    assert tables.cells(measured, row)[-2:] == ["-", "-"]
-    assert [tables.size(count) for count in (800, 1600, 2_500_000)] == ["800 B", "1.6 kB", "2.5 MB"]
-
-
-def test_a_goal_is_reached_or_missed_by_its_own_rows_alone() -> None:
-    """Means by kind of row, rows that are behind, tiny tensors by mode; of a GPU there are none."""
-    rows = [
-        row_result("a", ours=1, ATen=16, **{"ONNX Runtime": 1.7, "oneDNN": 1.1}),
-        row_result("b", ours=1, ATen=4, **{"ONNX Runtime": 1.7, "oneDNN": 1.1}),
-        row_result("c", kind="forward, channels_last, float32", ours=1, ATen=0.9),
-        row_result("d", kind="forward + backward, contiguous, float32", ours=1, ATen=2),
-        row_result("e", kind="forward, contiguous, int8", ours=1, ATen=13),
-        row_result("f", ("overhead",), ours=0.03, ATen=0.021),
-    ]
-    found = {(goal.what, goal.aim): (goal.found, goal.met) for goal in goals.goals(results(*rows))}
-    mean = "geometric mean at least"
-    assert found[("contiguous, float32, forward", f"{mean} 7.00x ATen")] == ("8.00x (2 rows)", True)
-    assert found[("contiguous, float32, forward", f"{mean} 1.80x ONNX Runtime")] == ("1.70x (2 rows)", False)
-    assert found[("contiguous, float32, forward + backward", f"{mean} 3.50x ATen")] == ("2.00x (1 row)", False)
-    assert found[("int8, forward", f"{mean} 12x ATen")] == ("13x (1 row)", True)
-    assert found[("rows of less than 50 µs, forward", "within 5 µs of ATen")] == ("1 of 1 row beyond it", False)
-    assert found[("rows of 50 µs and more", "none slower than ATen")] == ("1 of 5 rows below", False)
-    assert ("int16, forward", f"{mean} 12x ATen") not in found
-    assert "| int8, forward | geometric mean at least 12x ATen | 13x (1 row) | reached |" in report.documentation(
-        [results(*rows)]
-    )
-    assert goals.goals(results(*rows, device="cuda")) == []
-
-
-def test_every_call_on_a_gpu_finds_its_cache_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[object] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            happened.append(self)
-
-        def elapsed_time(self, end) -> float:
-            return float(happened.index(end))  # milliseconds: 3, 7 and 11
-
-    class Flush:
-        def zero_(self) -> None:
-            happened.append("flush")
-
-    sizes = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: happened.append("wait"))
-    properties = type("Properties", (), {"L2_cache_size": 2**29})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch, "empty", lambda size, **_: sizes.append(size) or Flush())
-    clock = harness.cuda_clock(torch.device("cuda"))
-    assert clock(lambda: happened.append("call"), 3) == pytest.approx(7e-3)
-    kinds = ["event" if isinstance(one, Event) else one for one in happened]
-    assert kinds == [*["flush", "event", "call", "event"] * 3, "wait"]
-    assert sizes == [2**30]
 
 
 def test_json_keeps_everything(tmp_path: Path) -> None:
@@ -176,14 +104,7 @@ def test_busy_processes_run_and_end() -> None:
         assert busy is None
 
 
-def test_busy_processes_end_by_themselves() -> None:
-    with load.Load(1, seconds=0.05) as busy:
-        deadline = time.monotonic() + 30
-        while busy.running and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not busy.running
-
-
+@pytest.mark.slow
 def test_a_reduced_run_writes_json_and_a_table(tmp_path: Path) -> None:
     """The command itself, beside busy processes, then the documentation made of what it wrote."""
     pytest.importorskip("rich")
@@ -218,20 +139,6 @@ def test_a_reduced_run_writes_json_and_a_table(tmp_path: Path) -> None:
     text = report.documentation(report.newest([Results.load(path)]))
     assert f"## CPU, 1 thread, beside {load.cores()} busy process" in text
     assert all(f"| {row.name} |" in text for row in chosen)
-
-
-def test_bad_options_are_refused() -> None:
-    pytest.importorskip("rich")
-    completed = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--rows", "nothing of the kind"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=Path(report.ROOT),
-    )
-    assert completed.returncode == 2
-    assert "no row is named 'nothing of the kind'; groups are all, core" in completed.stderr
 
 
 def test_the_documentation_takes_the_newest_of_each_kind() -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("benchmarks.harness")
 
 from measurements import curve, results, row_result
 
-from benchmarks import peers, plots, report, scaling, tables
+from benchmarks import plots, report, scaling, tables
 from benchmarks.results import Results
 from benchmarks.slopes import Slope, logarithms, per_doubling, slope
 
@@ -52,17 +49,6 @@ def test_growth_with_the_window_is_told_from_faster_growth() -> None:
     assert by_doublings.slopes("by_tap")["logarithm"].faster_than_proportional
 
 
-def test_growth_with_elements_and_threads() -> None:
-    measured = curve("elements", scaling.ELEMENTS, lambda elements: 1e-5 + 1e-9 * elements)
-    found = measured.slopes("ours")["elements"]
-    assert -0.01 < found.exponent < 0
-    (line,) = tables.growth(measured)
-    assert "1 ns at 268,435,456; a call with 1,024 takes 11 µs" in line
-    (line,) = tables.growth(curve("threads", (1, 2, 4), lambda threads: 1 / threads))
-    assert line == "a curve, ours: 4.00 times as fast on 4 threads as on 1"
-    assert tables.growth(curve("elements", (2**10, 2**12), float)) == []  # too small to say
-
-
 def test_the_points() -> None:
     points = list(scaling.points("cpu", quick=False))
     assert len({point.name for point in points}) == len(points)
@@ -83,43 +69,7 @@ def test_the_points() -> None:
     assert not [point for point in scaling.points("cuda", quick=False) if point.variable == "threads"]
 
 
-def test_tensors_that_memory_would_not_hold_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "memory_bytes", lambda: 2**30)
-    elements = [point.value for point in scaling.points("cpu", quick=False) if point.variable == "elements"]
-    assert max(elements) == 2**24  # of four bytes, twelve times: 0.75 GiB
-
-
-def test_a_run_of_curves_writes_json_and_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command in this process, on a few of its quick points."""
-    pytest.importorskip("rich")
-    from benchmarks import __main__ as command
-
-    quick = [point for point in scaling.points("cpu", quick=True) if math.prod(point.workload.sizes) <= 2**15]
-    few = [
-        *[point for point in quick if point.curve == "max, forward, contiguous" and point.value <= 32],
-        *[point for point in quick if point.variable == "elements"][:2],
-        *[replace(quick[0], variable="threads", curve="threads", value=threads) for threads in (1, 2)],
-    ]
-    assert any(point.value > scaling.LARGEST_OF_ATEN for point in few)
-    monkeypatch.setattr(scaling, "points", lambda *_: iter(few))
-    threads = torch.get_num_threads()
-    path = tmp_path / "curves.json"
-    assert command.main(["--scaling", "--quick", "--rounds", "1", "--row-seconds", "0", "--out", str(path)]) == 0
-    assert torch.get_num_threads() == threads
-    data = json.loads(path.read_text(encoding="utf-8"))
-    assert data["rows"] == []
-    assert [found["variable"] for found in data["curves"]] == ["window", "elements", "threads"]
-    assert data["curves"][0]["slopes"]["ours"]["logarithm"].keys() == {"exponent", "error"}
-    loaded = Results.load(path)
-    window = loaded.curves[0]
-    assert set(window.costs("ours")) == set(window.costs(peers.BY_AXIS)) == set(window.values)
-    assert max(window.costs("ATen")) <= scaling.LARGEST_OF_ATEN
-    assert report.newest([loaded]) == []  # quick
-    text = report.documentation([loaded])
-    assert ": scaling" in text
-    assert "cost per output grows as (log k)^(" in text
-
-
+@pytest.mark.slow
 def test_documentation_shows_every_picture_that_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = results(

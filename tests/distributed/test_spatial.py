@@ -12,25 +12,32 @@ from ranks import Ranks
 LINE, SQUARE = (4,), (2, 2)
 
 
-@cases.parametrized(cases.LINES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] if number % 7 else [])
+        for number, case in enumerate(cases.LINES)
+    ],
+)
 def test_one_dimension_over_four_ranks(ranks: Ranks, case: cases.Case) -> None:
     """Few elements for each rank: uneven and empty shards, windows that reach past the neighbours."""
     ranks.run(sharded.compare, case.pooling, (2, 3, *case.sizes), LINE, (2,))
 
 
-@pytest.mark.parametrize("dimensions", [(2, 3), (3, 2), (0, 3), (2, 1)], ids=str)
-@cases.parametrized([case for case in cases.FEW if case.rank == 2])
+@cases.in_pairs(case=[case for case in cases.FEW if case.rank == 2][:4], dimensions=[(2, 3), (3, 2), (0, 3), (2, 1)])
 def test_planes_over_a_square_of_ranks(ranks: Ranks, case: cases.Case, dimensions: tuple[int, int]) -> None:
     """Two spatial dimensions at once, corners too, or one beside a shard of the batch or the channels."""
     ranks.run(sharded.compare, case.pooling, (3, 2, *case.sizes), SQUARE, dimensions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimensions", [(2, 4), (4, 3)], ids=str)
 def test_volumes_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int, int]) -> None:
     case = cases.case("ceil adds an overhang", "uneven padding", "dilated")
     ranks.run(sharded.compare, case.pooling, (1, 2, *case.sizes), SQUARE, dimensions)
 
 
+@pytest.mark.slow
 def test_every_data_type(ranks: Ranks) -> None:
     """Halos are moved as bytes, those of unsigned and half-precision types too."""
     case = cases.case("uneven padding", "padded")
@@ -47,6 +54,7 @@ def test_windows_side_by_side_need_no_exchange(ranks: Ranks) -> None:
     assert [exchanges for exchanges, _ in ranks.run(sharded.compare, case.pooling, (1, 1, 8), LINE, (2,))] == [0] * 4
 
 
+@pytest.mark.slow
 def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> None:
     """Past the sizes that ATen pools, a sum is made in the order of its taps wherever its window lies."""
     case = cases.case("uneven padding", "padded")

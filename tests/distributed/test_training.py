@@ -76,7 +76,7 @@ def compare_training(network: nn.Sequential, images: Tensor, labels: Tensor, how
     return expected[0].item(), expected[-1].item()
 
 
-@pytest.mark.parametrize("how", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("how", ["DDP", pytest.param("FSDP2", marks=pytest.mark.slow)])
 def test_training_equals_the_single_process(ranks: Ranks, digits: Any, how: str) -> None:
     """Losses of every step and all parameters after the last; and it learns, so that there is something to compare."""
     for first, last in ranks.run(compare_training, *digits, how):

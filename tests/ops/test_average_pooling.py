@@ -17,9 +17,6 @@ import torch_dmlpool as dmlpool
 
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 DIVISORS = [(False, None), (True, None), (False, 5), (True, -3)]
-divisors = pytest.mark.parametrize(
-    ("include_padding", "divisor_override"), DIVISORS, ids=["counted taps", "padding counted", "by 5", "by -3"]
-)
 
 
 def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -38,17 +35,14 @@ def test_gradients(case: cases.Case, divisor: tuple[bool, int | None], device: t
     checks.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
 
 
-@pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS, include_padding=[False, True])
 def test_every_data_type(case: cases.Case, dtype: torch.dtype, include_padding: bool, device: torch.device) -> None:
     """A4: one rounding for half precision, and float64 within 2⁻⁵³."""
     checks.check_average(samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding)
     checks.check_average_gradient(arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding)
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
     """G7: any strided input and any strided incoming gradient."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -89,13 +83,10 @@ def test_average_of_a_constant(case: cases.Case, device: torch.device) -> None:
     assert 7.0 in output
 
 
-@cases.parametrized(cases.FEW)
-@divisors
-def test_the_gradient_is_the_adjoint(
-    case: cases.Case, include_padding: bool, divisor_override: int | None, device: torch.device
-) -> None:
+@cases.in_pairs(case=cases.FEW, divisor=DIVISORS)
+def test_the_gradient_is_the_adjoint(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
     """A6: ⟨avg(x), g⟩ = ⟨x, avg_grad(g)⟩."""
-    rest = {**case.arguments, "include_padding": include_padding, "divisor_override": divisor_override}
+    rest = {**case.arguments, "include_padding": divisor[0], "divisor_override": divisor[1]}
     input = samples.normal(2, 3, *case.sizes, dtype=torch.float64).to(device)
     gradient = arriving(case, torch.float64).to(device)
     left = (dmlpool.average_pooling(input, **rest) * gradient).sum()
@@ -120,10 +111,12 @@ def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, de
     assert (result == torch.tensor(2087.0).to(dtype).item()).all()
 
 
-@pytest.mark.parametrize("stride", [1, 2, 31])
-@pytest.mark.parametrize("window", [(9,), (65,), (31, 31), (15, 17), (9, 9, 9)], ids=str)
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-@pytest.mark.parametrize("large_first", [True, False], ids=["large first", "large last"])
+@cases.in_pairs(
+    window=[(9,), (65,), (31, 31), (15, 17), (9, 9, 9)],
+    stride=[1, 2, 31],
+    layout=["contiguous", "channels last"],
+    large_first=[True, False],
+)
 def test_small_addends_are_not_lost_one_by_one(
     large_first: bool, layout: str, window: tuple[int, ...], stride: int, device: torch.device
 ) -> None:
@@ -136,10 +129,12 @@ def test_small_addends_are_not_lost_one_by_one(
     checks.check_average(input, oracle.Pooling(window, (stride,) * len(window), *rest))
 
 
-@pytest.mark.parametrize("window", [2, 3, 4, 7, 16, 31], ids="window {}".format)
-@pytest.mark.parametrize("stride", [1, 2, 3], ids="stride {}".format)
-@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38, 1e30], ids=str)
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@cases.in_pairs(
+    window=[2, 3, 4, 7, 16, 31],
+    stride=[1, 2, 3],
+    value=[math.inf, math.nan, 3e38],
+    layout=["contiguous", "channels last"],
+)
 def test_an_element_stays_in_its_windows(
     layout: str, value: float, stride: int, window: int, device: torch.device
 ) -> None:

@@ -32,8 +32,7 @@ def assert_norms(result: Tensor, expected: np.ndarray, taps: int) -> None:
     assert (error <= bound).all()
 
 
-@norms
-@cases.parametrized(cases.LINES + cases.FEW)
+@cases.in_pairs(case=cases.LINES + cases.FEW, p=NORMS)
 def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
     """Over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has norm 0."""
     input = samples.normal(2, 3, *case.sizes).to(device)

@@ -33,15 +33,13 @@ def test_gradients(case: cases.Case, device: torch.device) -> None:
     checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
 
 
-@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS + samples.INTEGERS)
 def test_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M7: integers of every width pool exactly, their lowest and highest values included."""
     checks.check_maximum(samples.ties(2, 3, *case.sizes, dtype=dtype, seed=1).to(device), case.pooling)
 
 
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
 def test_gradients_of_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M5."""
     input = samples.ties(2, 3, *case.sizes, dtype=dtype, seed=2).to(device)
@@ -59,8 +57,7 @@ def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: 
     assert indices.tolist() == [[[1, 1, 3, 3, 4, 6, 6]]]
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
     """G7: any strided input gives the right answer."""
     checks.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
@@ -74,10 +71,10 @@ def test_layouts_of_narrow_types(layout: str, dtype: torch.dtype, device: torch.
     checks.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling)
 
 
-@pytest.mark.parametrize("input_layout", ["contiguous", "channels last", "sliced"])
-@pytest.mark.parametrize("gradient_layout", samples.LAYOUTS)
-@cases.parametrized(
-    [cases.case("padded"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")]
+@cases.in_pairs(
+    case=[cases.case("padded"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")],
+    gradient_layout=list(samples.LAYOUTS),
+    input_layout=["contiguous", "channels last", "sliced"],
 )
 def test_every_layout_of_the_gradient(
     case: cases.Case, gradient_layout: str, input_layout: str, device: torch.device
@@ -110,8 +107,7 @@ def with_special_values(case: cases.Case, seed: int) -> Tensor:
     return special[torch.randint(0, 7, sizes, generator=samples.seeded(*sizes, seed=seed))]
 
 
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
 def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M2 and M3: the first NaN wins, zeros tie, minus infinity beats padding."""
     input = with_special_values(case, 5).to(device, dtype)
@@ -134,8 +130,10 @@ def test_every_nan_wins(bits: int, device: torch.device) -> None:
     assert indices.tolist() == [[[2, 2, 2, 4]]]
 
 
-@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
-@cases.parametrized([cases.case("padding above half"), cases.case("taps straddle the input", "uneven padding")])
+@cases.in_pairs(
+    case=[cases.case("padding above half"), cases.case("taps straddle the input", "uneven padding")],
+    dtype=samples.FLOATS + samples.INTEGERS,
+)
 def test_nothing_but_the_lowest_value(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M1 and M2: such a window's index is its first tap inside, never padding; an empty one has -1."""
     lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min

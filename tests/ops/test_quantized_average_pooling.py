@@ -22,12 +22,10 @@ pool = dmlpool.quantized_linear_average_pooling
 operators = torch.ops.dmlpool
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 BOTH = list(itertools.product(quantities.TYPES, repeat=2))
-types = pytest.mark.parametrize("types", BOTH, ids=lambda pair: " to ".join(samples.name_of(dtype) for dtype in pair))
 include = pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])
 
 
-@include
-@cases.parametrized(ALL)
+@cases.in_pairs(case=ALL, include_padding=[False, True])
 def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.device) -> None:
     """Q1, Q2, A1-A3 and G4; types, forms and kinds of scale take turns."""
     number = 2 * ALL.index(case) + include_padding
@@ -38,8 +36,7 @@ def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.d
     quantities.check(input, parameters, case.pooling, include_padding, output_dtype=pair[1], forms=forms)
 
 
-@types
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
+@cases.in_pairs(layout=list(samples.LAYOUTS), types=BOTH)
 def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device) -> None:
     """G7, with parameters per channel and for all."""
     for case in cases.FEW[3:8:2] + cases.FEW[-1:]:
@@ -87,7 +84,7 @@ def every_sum(taps: int, dtype: torch.dtype, copies: int) -> Tensor:
 SCALES = [(1.0, 1.0), (0.5, 3.0), (3.0, 0.25), (0.1, 0.1), (0.02, 0.07), (1.0, 7.0), (0.3, 0.1), (2.0**-149, 2.0**-149)]
 
 
-@cases.in_pairs(taps=[1, 2, 4, 6, 7, 9, 12, 25, 36, 49], zeros=[(0, 0), (3, 5), (128, 1), (255, 254)])
+@cases.in_pairs(taps=[1, 2, 4, 6, 7, 9, 25, 49], zeros=[(0, 0), (3, 5), (128, 1), (255, 254)])
 def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> None:
     """Q1: no sum of a window is requantized wrongly, with many true ties, by few outputs and by many."""
     input_zero, output_zero = zeros
@@ -143,6 +140,7 @@ def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sums_past_32_bits(device: torch.device) -> None:
     """Q6: taps · 255 ≥ 2³¹."""
     taps = 2**31 // 255 + 9
