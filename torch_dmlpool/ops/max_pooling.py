@@ -82,7 +82,7 @@ def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, 
     if not per_plane:
         samples, channels, *spatial_sizes = sizes
         first = torch.arange(samples * channels, dtype=torch.int64, device=positions.device) * math.prod(spatial_sizes)
-        first = first.view(samples, channels, *(1 for _ in spatial_sizes))
+        first = registration.replicated_like(first.view(samples, channels, *(1 for _ in spatial_sizes)), positions)
         positions = torch.where(positions < 0, positions, positions + first)
     return positions.to(index_dtype)
 
