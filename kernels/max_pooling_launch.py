@@ -28,7 +28,8 @@ Three = tuple[int, int, int]
 
 # Comparisons in a lane's straight-line code: more take longer than 3 s to compile.
 FORWARD_STEPS = {"values": 480, "taps": 360, "plane indices": 360, "indices": 360}
-CHANNEL_STEP = 5  # what a step on vectors of channels costs the compiler, compared with one on columns
+CHANNEL_STEP = 5  # what a step on vectors of 8 channels costs the compiler, compared with one on columns
+SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 EXTENT = 64  # positions that one unrolled window may span
 
 
@@ -133,7 +134,7 @@ def max_block(problem: MaxProblem, layout: Layout, vector: int, with_: With) -> 
     | layout | rows | columns |
     |---|---|---|
     | columns | 4 at stride 1, 2 at stride 2, 1 at others | a vector |
-    | channels | as above where windows overlap | 2 where windows overlap |
+    | channels | as above where windows overlap; 8 of one byte | 2 where windows overlap; see ``channel_columns`` |
     | any | 8, 4, 1 | 1 |
     """
     axes, outputs = problem.axes, problem.outputs
@@ -147,13 +148,10 @@ def max_block(problem: MaxProblem, layout: Layout, vector: int, with_: With) -> 
     if layout == "columns":
         columns = vector
     elif layout == "channels":
-        steps = steps // CHANNEL_STEP
-        columns = 2 if axes.stride[2] < axes.window[2] else 1
+        columns, vector = channel_columns(axes, problem.element_size, vector, with_ != "values")
+        steps //= SHORT_CHANNEL_STEP if vector <= 4 else CHANNEL_STEP
+        rows = 8 if vector > 4 and problem.element_size == 1 and rows == 4 else rows
         rows = rows if stride < axes.window[1] else 1
-        if vector > 4 and 3 < axes.window[1] < 7:
-            rows = min(rows, 2)  # float16 at window 5: .74 of a copy by the static model, .63 with 4 (.42, .44 at 7)
-        if with_ != "values":
-            vector = gcd(vector, 4)  # a value and a number for each of the block's outputs fill the registers
     row_of_lane = columns if layout == "columns" else columns * vector
     while rows > 1 and (
         rows >= 2 * outputs[1]
@@ -166,6 +164,25 @@ def max_block(problem: MaxProblem, layout: Layout, vector: int, with_: With) -> 
     if _steps(axes, rows, columns) > steps:
         return None
     return Block(rows, columns, (_sharing(rows, axes, 1), _sharing(columns, axes, 2)), vector)
+
+
+def channel_columns(axes: Axes, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
+    """Columns of a lane and channels of its vectors: registers limit both.
+
+    | window at stride 1 | values | with taps |
+    |---|---|---|
+    | 2 to 4 | 2 columns, at most 8 channels | 2 columns, 4 of less than four bytes; 4 channels |
+    | 5, 6 | 2 columns, 4 of less than four bytes; 4 channels | 4 columns, 2 channels |
+    | 7 | the same | 2 columns, 2 channels |
+    | above, or another stride | 2 columns where windows overlap; 8 channels | the same; 4 channels |
+    """
+    window, stride = axes.window[2], axes.stride[2]
+    columns = 2 if stride < window else 1
+    large = stride == 1 and 5 <= window <= 7
+    vector = gcd(vector, 2 if with_taps and large else 4 if with_taps or large else 8)
+    if stride == 1 and (1 < window < 7 if with_taps else large) and (element_size < 4 or (with_taps and large)):
+        columns = 4
+    return columns, vector
 
 
 def extents(axes: Axes) -> list[int]:
