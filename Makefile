@@ -42,10 +42,11 @@ lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on a busy machine; twenty minutes
+bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on a busy machine, in models; half an hour
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks --load --row-seconds 1
 	$(BIN)/python -m benchmarks --scaling
+	$(BIN)/python -m benchmarks --models
 	$(BIN)/python -m benchmarks.report
 
 # The machine's own Python, PyTorch and Triton serve: nothing is installed where there may be no network.

@@ -2,7 +2,7 @@
 
 The blocks are written as in their papers' code, with random weights. Both contestants of a row are called in turn in
 one process on one thread, whose processor time is measured; a row's figure is the original's median over the
-converted's. The geometric mean of a column is the issue of all its rows.
+converted's. ``python -m benchmarks.report`` puts the table into the README.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,32 +209,40 @@ def measure(name: str, is_compiled: bool, is_training: bool, channels_last: bool
     return {**row, **medians, "ratio": medians["original"] / medians["converted"], "calls": len(times["original"])}
 
 
-def geometric_mean(ratios: list[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
+def markdown(results: dict[str, Any]) -> str:
+    """A table of ratios, a line for each block, contiguous and channels_last beside each other; where and when."""
+    found = {
+        (row["block"], row["compiled"], row["training"], row["channels_last"]): row["ratio"] for row in results["rows"]
+    }
+    columns = [(compiled, training) for compiled in (False, True) for training in (False, True)]
+    names = [f"{'compiled' if c else 'eager'}, {'training' if t else 'forward'}" for c, t in columns]
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(columns)]
+
+    def cell(ratios: Iterable[float | None]) -> str:
+        return " / ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+
+    for block in dict.fromkeys(row["block"] for row in results["rows"]):
+        cells = [cell(found.get((block, *column, last)) for last in (False, True)) for column in columns]
+        lines.append(f"| {block} | {' | '.join(cells)} |")
+    means = [cell(_mean(found, (*column, last)) for last in (False, True)) for column in columns]
+    lines.append(f"| **geometric mean** | {' | '.join(means)} |")
+    known = results["conditions"]
+    place = f"{known['machine']['processor']}, {known['machine']['cpu_capability']}"
+    threads = "one thread" if known["threads"] == 1 else f"{known['threads']} threads"
+    conditions = (
+        f"Contiguous / channels_last. {place}; {threads}; PyTorch {known['versions']['torch']}; {known['date'][:10]}."
+    )
+    return "\n".join([*lines, "", conditions])
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """A table of ratios: a line for each block, a column for each way of running it."""
-    ways = [(c, t, last) for c in (False, True) for t in (False, True) for last in (False, True)]
-    names = [
-        f"{'compiled' if c else 'eager'} {'training' if t else 'forward'}{', channels_last' if last else ''}"
-        for c, t, last in ways
-    ]
-    found = {(row["block"], row["compiled"], row["training"], row["channels_last"]): row["ratio"] for row in rows}
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(ways)]
-    for block in dict.fromkeys(row["block"] for row in rows):
-        cells = [f"{found[block, *way]:.2f}" if (block, *way) in found else "" for way in ways]
-        lines.append(f"| {block} | " + " | ".join(cells) + " |")
-    columns = [
-        [row["ratio"] for row in rows if (row["compiled"], row["training"], row["channels_last"]) == way]
-        for way in ways
-    ]
-    means = [f"{geometric_mean(column):.2f}" if column else "" for column in columns]
-    return "\n".join([*lines, "| **geometric mean** | " + " | ".join(means) + " |"])
+def _mean(found: dict[Any, float], way: tuple[bool, bool, bool]) -> float | None:
+    """The geometric mean of what was run that way."""
+    ratios = [ratio for (_, *run), ratio in found.items() if tuple(run) == way]
+    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
 
 
 def run(named: str, seconds: float, path: Path) -> int:
-    """Measure the blocks whose name contains ``named``, print each row as it comes, and write JSON and markdown."""
+    """Measure the blocks whose name contains ``named``, print each row as it comes, and write JSON."""
     torch.set_num_threads(1)
     rows = []
     for case in cases(named):
@@ -254,9 +262,8 @@ def run(named: str, seconds: float, path: Path) -> int:
         "versions": machine.versions(),
         "seconds": seconds,
     }
+    results = {"conditions": conditions, "rows": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n")
-    table = markdown(rows)
-    path.with_suffix(".md").write_text(table + "\n")
-    print(table)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    print(markdown(results))
     return 0

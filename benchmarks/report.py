@@ -1,17 +1,20 @@
-"""From measurements to documentation: docs/benchmarks.md with its pictures.
+"""From measurements to documentation: docs/benchmarks.md with its pictures, and the README's table of models.
 
 ``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of each kind (device,
-threads, alone or beside busy processes, rows or curves; not the quick ones), and writes all of them.
+threads, alone or beside busy processes, rows or curves; not the quick ones), and writes all of them. The models'
+are in a file of their own, models.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import goals, plots, tables
+from benchmarks import goals, models, plots, tables
 from benchmarks.results import Results
 from benchmarks.workloads import GROUPS
 
@@ -19,6 +22,7 @@ IMAGES = "images"
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+MODELS = RESULTS / "models.json"
 
 INTRODUCTION = """# Benchmarks
 
@@ -129,16 +133,33 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def with_models(page: str, table: str) -> str:
+    """``page`` with ``table`` between its marks."""
+    filled, count = re.subn(
+        r"(<!-- models -->\n).*?(<!-- /models -->)",
+        lambda marks: f"{marks[1]}{table}\n{marks[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise ValueError("the README must have <!-- models --> and <!-- /models --> once, each at the start of a line")
+    return filled
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
     parser.add_argument("files", type=Path, nargs="*", help="JSON files (default: all in benchmarks/results)")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
     options = parser.parse_args(arguments)
-    results = [Results.load(path) for path in options.files or sorted(RESULTS.glob("*.json"))]
+    results = [Results.load(path) for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS})]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
     chosen = newest(results)
     drawn = plots.draw(chosen, options.docs.parent / IMAGES)
     options.docs.write_text(documentation(chosen), encoding="utf-8")
+    if MODELS.exists():
+        readme = ROOT / "README.md"
+        table = models.markdown(json.loads(MODELS.read_text(encoding="utf-8")))
+        readme.write_text(with_models(readme.read_text(encoding="utf-8"), table), encoding="utf-8")
     print(f"Written: {options.docs} and {tables.count(len(drawn), 'picture')}")
     return 0
 

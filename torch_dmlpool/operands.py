@@ -128,9 +128,9 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
 def checked_output_size(output_size: int | Sequence[int | None] | None, input: Tensor) -> tuple[int, ...]:
     """``output_size`` as one int per spatial dimension of ``input``, at least 0 each; None keeps the input's size."""
     rank = input.dim() - 2
-    if torch.jit.is_tracing():  # sizes are tensors: the operator looks at them, and -1 stands for them
-        return output_sizes(output_size, (-1,) * rank)
     sizes = input.shape[2:]
+    if type(sizes[0]) is not int and torch.jit.is_tracing():  # sizes are tensors: the operator looks at them, and -1
+        return output_sizes(output_size, (-1,) * rank)  # stands for them
     for size in sizes:
         if size < 1:
             check_spatial_sizes("the input", sizes, rank)

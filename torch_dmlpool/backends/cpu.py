@@ -133,14 +133,19 @@ def _planned(
     return _problem(shape, outputs, axes, channels_last, threads)
 
 
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[torch.memory_format, bool]:
+    """The memory format of results for an input of ``strides``, and whether the input is in it."""
+    like = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    memory_format = operands.suggested_memory_format(like)
+    return memory_format, like.is_contiguous(memory_format=memory_format)
+
+
 @functools.lru_cache(maxsize=4096)
 def _arranged(
     shape: tuple[int, ...], strides: tuple[int, ...], window: Window, threads: int
 ) -> tuple[int, tuple[int, ...], torch.memory_format, bool, int, Problem]:
     """The same for an input of ``strides``: also the format of results, whether the input is in it, and the taps."""
-    like = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    memory_format = operands.suggested_memory_format(like)
-    is_laid_out = like.is_contiguous(memory_format=memory_format)
+    memory_format, is_laid_out = _layout(shape, strides)
     address, sizes, problem = _planned(shape, window, memory_format is not torch.contiguous_format, threads)
     return address, sizes, memory_format, is_laid_out, window.taps, problem
 
@@ -417,17 +422,35 @@ def _planned_average(
     return address, ctypes.addressof(counting), sizes, (problem, counting)
 
 
+@functools.lru_cache(maxsize=4096)
+def _arranged_average(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    window: Window,
+    include_padding: bool,
+    divisor: int | None,
+    threads: int,
+) -> tuple[int, int, tuple[int, ...], torch.memory_format, bool, Any]:
+    """The same for an input of ``strides``: also the format of the result, and whether the input is in it."""
+    memory_format, is_laid_out = _layout(shape, strides)
+    channels_last = memory_format is not torch.contiguous_format
+    address, counting, sizes, structs = _planned_average(
+        shape, window, include_padding, divisor, channels_last, threads
+    )
+    return address, counting, sizes, memory_format, is_laid_out, structs
+
+
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Averages of windows."""
-    memory_format = operands.suggested_memory_format(input)
-    channels_last = memory_format is not torch.contiguous_format
-    address, counting, sizes, _ = _planned_average(
-        input.shape, window, include_padding, divisor_override, channels_last, torch.get_num_threads()
+    dtype = input.dtype
+    address, counting, sizes, memory_format, is_laid_out, _ = _arranged_average(
+        input.shape, input.stride(), window, include_padding, divisor_override, torch.get_num_threads()
     )
-    output = _empty(sizes, input.dtype, memory_format)
-    if output.numel():
-        input = _laid_out(input, memory_format)
-        library.dmlpool_average_pooling(DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), address, counting)
+    output = torch.empty(sizes, dtype=dtype, device=_CPU, memory_format=memory_format)
+    if not is_laid_out:
+        input = input.contiguous(memory_format=memory_format)
+    if 0 not in sizes:
+        library.dmlpool_average_pooling(DATA_TYPES[dtype], input.data_ptr(), output.data_ptr(), address, counting)
     return output
 
 

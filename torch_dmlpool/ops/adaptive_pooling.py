@@ -76,7 +76,7 @@ def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | 
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
     if torch.compiler.is_compiling():
         return _window_of_bins(sizes, output_sizes)
-    if torch.jit.is_tracing():  # a window would hold the sizes of the image that is traced
+    if type(sizes[0]) is not int and torch.jit.is_tracing():  # a window would hold the sizes of the traced image
         return None
     try:
         return _cached_window_of_bins(sizes, output_sizes)
