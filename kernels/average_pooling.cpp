@@ -658,75 +658,66 @@ struct Requantize {
             const int64_t c = channels == 1 ? 0 : lanes > 1 ? (lane + at) % lanes : (plane + (is_lane ? at : 0)) % channels;
             n = std::min(count - at, is_lane ? channels - c : g.is_uniform ? count : (g.same[o_at] - o_at) * lanes - at % lanes);
             const int64_t inside = taken * g.taps[2][o_at].count, divisor = counted * g.counted[2][o_at];
-            for (int64_t i = 0; i < n; i += BLOCK) {
-                const int64_t size = std::min(n - i, BLOCK);
-                if (is_lane) store<true>(sums + at + i, size, c + i, inside, divisor, to + at + i);
-                else store<false>(sums + at + i, size, c, inside, divisor, to + at + i);
-            }
+            if (is_lane) store<true>(sums + at, n, c, inside, divisor, to + at);
+            else store<false>(sums + at, n, c, inside, divisor, to + at);
         }
     }
 
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
     // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
     template <bool of_channels, class L, class T>
-    void store(const L *sums, int64_t n, int64_t channel, int64_t inside, int64_t divisor, T *to) const {
+    void store(const L *sums, int64_t count, int64_t channel, int64_t inside, int64_t divisor, T *to) const {
         using Difference = std::conditional_t<std::is_same_v<L, int64_t>, int64_t, int32_t>;
-        using Reals = float __attribute__((vector_size(4 * BLOCK)));
-        using Integers = int32_t __attribute__((vector_size(4 * BLOCK)));
+        using Reals = Sixteen<float>;
+        using Integers = Sixteen<int32_t>;
         constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
-        const int32_t *zero = output_zeros.data() + channel;
+        const int32_t *const zeros = output_zeros.data() + channel, *const input_zero = input_zeros.data() + channel;
+        const float *const factors = scales.data() + channel;
+        const float inverse = float(1 / double(divisor));
+        const int32_t least = low, most = high;
+        const bool is_certain = are_certain;
         const Difference taken = Difference(inside);
-        L from[BLOCK] = {};
-        Difference input_zero[BLOCK];
-        float differences[BLOCK];
-        if (n == BLOCK) std::memcpy(from, sums, sizeof(from));
-        else for (int64_t k = 0; k < n; ++k) from[k] = sums[k];
-        for (int64_t k = 0; k < BLOCK; ++k) input_zero[k] = taken * input_zeros[channel + (of_channels ? k : 0)];
-        for (int64_t k = 0; k < BLOCK; ++k) differences[k] = float(Difference(from[k]) - input_zero[k]);
-        Reals real, scale = Reals{} + scales[channel];
-        Integers added = Integers{} + zero[0];
-        std::memcpy(&real, differences, sizeof(real));
-        if (of_channels) std::memcpy(&scale, &scales[channel], sizeof(scale)), std::memcpy(&added, zero, sizeof(added));
-        real *= scale * float(1 / double(divisor));
-        real = real < -400.f ? Reals{} - 400.f : real, real = real > 400.f ? Reals{} + 400.f : real;
-        const Reals near = (real + GRID) - GRID, shifted = near + WHOLE, rest = near - (shifted - WHOLE);
-        Integers result;
-        std::memcpy(&result, &shifted, sizeof(result));
-        result += added - bits_as<int32_t>(WHOLE);
-        result = result < low ? Integers{} + low : result, result = result > high ? Integers{} + high : result;
-        using Bytes = uint8_t __attribute__((vector_size(BLOCK)));
-        const Bytes bytes = __builtin_convertvector(result, Bytes);
-        if (n == BLOCK) std::memcpy(to, &bytes, sizeof(bytes));
-        else for (int64_t k = 0; k < n; ++k) to[k] = T(bytes[k]);
-        if (are_certain) return;
-        const Integers are_halves = (rest == .5f) | (rest == -.5f);
-        int32_t halves[BLOCK], any = 0;
-        std::memcpy(halves, &are_halves, sizeof(halves));
-        for (int64_t k = 0; k < BLOCK; ++k) any |= halves[k];
-        if (!any) return;
-        if (!are_exact) {
-            for (int64_t k = 0; k < n; ++k)
-                if (halves[k]) {
-                    const int64_t c = of_channels ? k : 0;
-                    const int32_t exact = ratios[channel + c].rounded(int64_t(sums[k]) - inside * input_zeros[channel + c], divisor);
-                    to[k] = T(std::clamp(exact + zero[c], low, high));
-                }
-            return;
+        Reals factor = Reals{} + factors[0] * inverse;
+        Integers added = Integers{} + zeros[0];
+        Sixteen<Difference> subtracted = Sixteen<Difference>{} + taken * input_zero[0];
+        for (int64_t i = 0; i < count; i += BLOCK) {
+            const int64_t n = std::min(count - i, BLOCK);
+            Sixteen<L> from = {};
+            if (n == BLOCK) std::memcpy(&from, sums + i, sizeof(from));
+            else std::memcpy(&from, sums + i, size_t(n) * sizeof(L));
+            if (of_channels) {
+                Integers input;
+                std::memcpy(&factor, factors + i, sizeof(factor)), std::memcpy(&added, zeros + i, sizeof(added));
+                std::memcpy(&input, input_zero + i, sizeof(input));
+                factor *= inverse, subtracted = __builtin_convertvector(input, Sixteen<Difference>) * taken;
+            }
+            const Reals difference = __builtin_convertvector(__builtin_convertvector(from, Sixteen<Difference>) - subtracted, Reals);
+            Reals real = difference * factor;
+            real = real < -400.f ? Reals{} - 400.f : real, real = real > 400.f ? Reals{} + 400.f : real;
+            const Reals near = (real + GRID) - GRID, shifted = near + WHOLE;
+            Integers result = Integers(shifted) - (bits_as<int32_t>(WHOLE) - added);
+            result = result < least ? Integers{} + least : result, result = result > most ? Integers{} + most : result;
+            const Sixteen<uint8_t> bytes = __builtin_convertvector(result, Sixteen<uint8_t>);
+            std::memcpy(to + i, &bytes, size_t(n) < sizeof(bytes) ? size_t(n) : sizeof(bytes));
+            if (is_certain) continue;
+            const Reals rest = near - (shifted - WHOLE);
+            const Sixteen<uint8_t> halves = __builtin_convertvector((rest == .5f) | (rest == -.5f), Sixteen<uint8_t>);
+            uint64_t any[2];
+            std::memcpy(any, &halves, sizeof(any));
+            for (int64_t k = 0; (any[0] | any[1]) && k < n; ++k)
+                if (halves[k]) to[i + k] = T(exact(int64_t(sums[i + k]), difference[k], near[k], channel + (of_channels ? i + k : 0), inside, divisor));
         }
-        // Both sides of sum * numerator <> half * divisor * denominator are exact in float64.
-        float nears[BLOCK];
-        int32_t rounded[BLOCK];
-        std::memcpy(nears, &near, sizeof(nears)), std::memcpy(rounded, &result, sizeof(rounded));
-        const double *above = numerators.data() + channel, *below = denominators.data() + channel;
-        for (int64_t k = 0; k < BLOCK; ++k) {
-            const int64_t c = of_channels ? k : 0;
-            const int32_t odd_half = int32_t(nears[k] * 2), whole = (odd_half - 1) >> 1;
-            const double twice = double(differences[k]) * above[c], half = double(odd_half) * (double(divisor) * below[c]);
-            const int32_t up = (twice > half) | ((twice == half) & whole);
-            const int32_t exact = std::min(std::max(whole + (up & 1) + zero[c], low), high);
-            rounded[k] = halves[k] ? exact : rounded[k];
-        }
-        for (int64_t k = 0; k < n; ++k) to[k] = T(rounded[k]);
+    }
+
+    // The result next to a half; both sides of sum * numerator <> half * divisor * denominator are exact in float64, or
+    // integers tell.
+    int32_t exact(int64_t sum, float difference, float near, int64_t c, int64_t inside, int64_t divisor) const {
+        int32_t whole = int32_t(std::floor(near));
+        if (are_exact) {
+            const double twice = double(difference) * numerators[c], half = double(2 * whole + 1) * double(divisor) * denominators[c];
+            whole += twice > half || (twice == half && whole % 2);
+        } else whole = ratios[c].rounded(sum - inside * input_zeros[c], divisor);
+        return std::clamp(whole + output_zeros[c], low, high);
     }
 };
 
