@@ -203,16 +203,16 @@ inline void sum_rows_into(const T *const *rows, int64_t count, int64_t length, L
     sum_rows<L>(rows, count, length, sums, [=](int64_t i, L value) { out[i] = value; });
 }
 
-// sums[i] += element i of each of so many rows, which lie one after the other.
+// sums[i] += element i of each of so many rows, `pitch` elements apart.
 template <class L, class T>
-inline void add_rows(const T *row, int64_t count, int64_t length, Long<L> *__restrict sums) {
+inline void add_rows(const T *row, int64_t count, int64_t pitch, int64_t length, Long<L> *__restrict sums) {
     const auto add = [=](int64_t i, L value) { sums[i] += value; };
-    for (; count >= 8; count -= 8, row += 8 * length) {
+    for (; count >= 8; count -= 8, row += 8 * pitch) {
         const T *rows[8];
-        for (int k = 0; k < 8; ++k) rows[k] = row + k * length;
+        for (int k = 0; k < 8; ++k) rows[k] = row + k * pitch;
         sum_few<L, 8>(rows, length, add);
     }
-    for (; count > 0; --count, row += length) sum_few<L, 1>(&row, length, add);
+    for (; count > 0; --count, row += pitch) sum_few<L, 1>(&row, length, add);
 }
 
 template <class V>
@@ -261,7 +261,7 @@ inline Long<L> sum_of(const T *elements, int64_t count) {
         return sum += loaded[0];
     }
     Long<L> sums[LENGTH] = {};
-    add_rows<L>(elements, count / LENGTH, LENGTH, sums);
+    add_rows<L>(elements, count / LENGTH, LENGTH, LENGTH, sums);
     const T *rest = elements + count / LENGTH * LENGTH;
     for (int64_t i = 0; i < count % LENGTH; ++i) sums[i] += L(widen(rest[i]));
     for (int64_t half = LENGTH / 2; half > 0; half /= 2)
@@ -291,8 +291,10 @@ void pool_planes(const T *input, U *output, const Problem &p, const Finish &fini
             if (lanes == 1) sums[0] = sum_of<L>(elements, count);
             else {
                 std::fill_n(sums, width, Long<L>());
-                add_rows<L>(elements, count / together, width, sums);
-                add_rows<L>(elements + count / together * width, count % together, lanes, sums);
+                // So many lanes that their sums stay in the first-level cache.
+                for (int64_t i = 0; i < width; i += 512)
+                    add_rows<L>(elements + i, count / together, width, std::min<int64_t>(512, width - i), sums + i);
+                add_rows<L>(elements + count / together * width, count % together, lanes, lanes, sums);
                 for (int64_t k = lanes; k < width; k += lanes)
                     for (int64_t i = 0; i < lanes; ++i) sums[i] += sums[k + i];
             }
@@ -336,7 +338,7 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
         same[o] = one.begin == other.begin && one.count == other.count ? same[o + 1] : o + 1;
     }
     parallel(p, p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
-        std::vector<const T *> rows(lanes == 1 ? most_rows : most_rows * most_taps);
+        std::vector<const T *> rows(lanes == 1 ? most_rows : most_rows * most_taps), read;
         std::vector<Long<L>> sums;
         std::vector<L> staged, made(tile * lanes);
         for (int64_t number = begin; number < end; ++number) {
@@ -355,12 +357,16 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
             U *const out = output + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes;
             if (lanes > 1) {
                 sums.resize(lanes);
+                read.clear();
+                for_rows([&](const T *row) { read.push_back(row); });
+                const int64_t step = w.dilation * lanes;
                 const auto sum_windows = [&](auto *to, auto store_in) {
                     for (int64_t k = 0; k < outputs; count = 0) {
-                        for_rows([&](const T *row) {
-                            const T *element = row + of_w[k].begin * lanes;
-                            for (int64_t t = 0; t < of_w[k].count; ++t, element += w.dilation * lanes) rows[count++] = element;
-                        });
+                        const int64_t begin = of_w[k].begin * lanes, end_of_taps = begin + of_w[k].count * step;
+                        const T **next = rows.data();
+                        for (const T *row : read)
+                            for (int64_t at = begin; at < end_of_taps; at += step) *next++ = row + at;
+                        count = next - rows.data();
                         auto *first = to + k * lanes;
                         sum_rows<L>(rows.data(), count, lanes, sums.data(), store_in(first));
                         const int64_t end = std::min(same[o + k] - o, outputs);
@@ -369,9 +375,16 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                 };
                 if constexpr (Finish::is_division)
                     if (g.is_uniform) {
-                        sum_windows(out, [&](U *__restrict to) {
-                            return [to, by = finish.uniform_factor()](int64_t i, L value) { to[i] = narrow<U>(Wide<U>(Finish::quotient(double(value), by))); };
-                        });
+                        const auto divide_by = [&](auto by) {
+                            sum_windows(out, [by](U *__restrict to) {
+                                return [to, by](int64_t i, L value) { to[i] = narrow<U>(Wide<U>(Finish::quotient(decltype(by)(value), by))); };
+                            });
+                        };
+                        // A power of two changes no digit: float32 will do.
+                        const double by = finish.uniform_factor();
+                        int exponent;
+                        if (std::is_same_v<L, float> && std::frexp(by, &exponent) == .5) divide_by(float(by));
+                        else divide_by(by);
                         continue;
                     }
                 sum_windows(made.data(), [](L *__restrict to) { return [to](int64_t i, L value) { to[i] = value; }; });
@@ -453,7 +466,8 @@ struct Divide {
     bool is_uniform() const { return g.is_uniform; }
     double uniform_factor() const { return factor(g.counted[0][0] * g.counted[1][0] * g.counted[2][0]); }
     static double factor(int64_t divisor) { return std::is_same_v<L, double> ? double(divisor) : 1 / double(divisor); }
-    static double quotient(double value, double factor) {
+    template <class V>
+    static V quotient(V value, V factor) {
         return std::is_same_v<L, double> ? value / factor : value * factor;
     }
     template <class S, class U>
@@ -641,7 +655,6 @@ struct Requantize {
         for (const auto &counted : g.counted) divisor *= double(*std::max_element(counted.begin(), counted.end()));
         are_certain = parts * divisor <= 1024;
         are_exact = most < 0x1p23 && divisor < 0x1p18;  // float32 holds the differences too
-        numerators.resize(channels + BLOCK), denominators.resize(channels + BLOCK);
         scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK), output_zeros.resize(channels + BLOCK);
     }
     bool is_uniform() const { return g.is_uniform; }
