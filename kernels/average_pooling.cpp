@@ -380,11 +380,15 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                                 return [to, by](int64_t i, L value) { to[i] = narrow<U>(Wide<U>(Finish::quotient(decltype(by)(value), by))); };
                             });
                         };
-                        // A power of two changes no digit: float32 will do.
+                        // A power of two changes no digit: float32 will do. (GCC makes no vectors of halves divided so.)
                         const double by = finish.uniform_factor();
-                        int exponent;
-                        if (std::is_same_v<L, float> && std::frexp(by, &exponent) == .5) divide_by(float(by));
-                        else divide_by(by);
+                        [[maybe_unused]] int exponent;
+                        if constexpr (std::is_same_v<L, float> && std::is_same_v<T, U> && std::is_same_v<U, float>)
+                            if (std::frexp(by, &exponent) == .5) {
+                                divide_by(float(by));
+                                continue;
+                            }
+                        divide_by(by);
                         continue;
                     }
                 sum_windows(made.data(), [](L *__restrict to) { return [to](int64_t i, L value) { to[i] = value; }; });
