@@ -168,9 +168,9 @@ inline auto tree(const T *const *rows, int64_t i) {
     else return Op::of(tree<Op, from, middle>(rows, i), tree<Op, middle, to>(rows, i));
 }
 
-// store(i, sum) for the sums of so many rows.
+// store(i, sum) for the sums of so many rows. Flat: GCC makes no vectors of a loop in which it leaves a call.
 template <class L, int count, class T, class Store>
-inline void sum_few(const T *const *rows, int64_t length, Store store) {
+__attribute__((flatten)) inline void sum_few(const T *const *rows, int64_t length, Store store) {
     const T *each[count];
     for (int k = 0; k < count; ++k) each[k] = rows[k];
     VECTORIZE
@@ -375,20 +375,18 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
                 };
                 if constexpr (Finish::is_division)
                     if (g.is_uniform) {
-                        const auto divide_by = [&](auto by) {
-                            sum_windows(out, [by](U *__restrict to) {
-                                return [to, by](int64_t i, L value) { to[i] = narrow<U>(Wide<U>(Finish::quotient(decltype(by)(value), by))); };
-                            });
-                        };
-                        // A power of two changes no digit: float32 will do. (GCC makes no vectors of halves divided so.)
-                        const double by = finish.uniform_factor();
+                        // A power of two changes no digit: float32 will do.
                         [[maybe_unused]] int exponent;
-                        if constexpr (std::is_same_v<L, float> && std::is_same_v<T, U> && std::is_same_v<U, float>)
-                            if (std::frexp(by, &exponent) == .5) {
-                                divide_by(float(by));
+                        if constexpr (std::is_same_v<T, float> && std::is_same_v<U, float>)
+                            if (std::frexp(finish.uniform_factor(), &exponent) == .5) {
+                                sum_windows(out, [&](U *__restrict to) {
+                                    return [to, by = float(finish.uniform_factor())](int64_t i, L value) { to[i] = value * by; };
+                                });
                                 continue;
                             }
-                        divide_by(by);
+                        sum_windows(out, [&](U *__restrict to) {
+                            return [to, by = finish.uniform_factor()](int64_t i, L value) { to[i] = narrow<U>(Wide<U>(Finish::quotient(double(value), by))); };
+                        });
                         continue;
                     }
                 sum_windows(made.data(), [](L *__restrict to) { return [to](int64_t i, L value) { to[i] = value; }; });
