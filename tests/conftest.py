@@ -15,7 +15,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILER_CACHE
 
 import pytest  # noqa: E402
 
-pytest.register_assert_rewrite("checks", "samples")
+pytest.register_assert_rewrite("samples")
 
 import torch  # noqa: E402
 
@@ -95,6 +95,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line that says what these tests have proved something of."""
+    import platform
+    from importlib import metadata
+
+    import torch_dmlpool.backends
+
+    if config.option.collectonly:
+        return
+    device = config.getoption("--device")
+    backend = torch_dmlpool.backends.serving(torch.device(device).type).__name__.split(".")[-1]
+    kind = {"cpu": "compiled C++", "reference": "PyTorch's own operations", "triton": "Triton's compiled kernels"}
+    served = kind.get(backend, backend)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        served += ", kernels by Triton's interpreter"
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        triton = "absent"
+    terminalreporter.write_line(
+        f"tested on {device}: backend {backend} ({served}); GPUs: {torch.cuda.device_count()}; torch "
+        f"{torch.__version__}, triton {triton}, Python {platform.python_version()}, {platform.machine()}"
+    )
 
 
 def pytest_unconfigure() -> None:

@@ -1,13 +1,18 @@
-"""Tensors to pool and ways to compare results: types, data with many ties, layouts, the error bound of averages."""
+"""Tensors to pool, in every type and layout; how results are compared with the oracle."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import oracle
 import torch
 from torch import Tensor
+
+import torch_dmlpool as dmlpool
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
@@ -130,3 +135,185 @@ def assert_average(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, ta
 def assert_gradient(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, terms: int) -> None:
     """A sum of ``terms`` gradients: one rounding for each share and one for each addition, in any order."""
     _assert_within(result, exact, magnitudes, 2 + terms)
+
+
+operators = torch.ops.dmlpool
+
+
+def spelled_out(pooling: oracle.Pooling) -> tuple[object, ...]:
+    """The six window arguments of the registered operators."""
+    return tuple(list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values())
+
+
+def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
+    """Values, both kinds of index, and taps."""
+    expected = oracle.maximum(to_numpy(input), pooling)
+    arguments = spelled_out(pooling)
+    assert_same(dmlpool.max_pooling(input, **vars(pooling)), expected.values)
+    values, indices = dmlpool.max_pooling(input, **vars(pooling), return_indices=True)
+    assert_same(values, expected.values)
+    assert_same(indices, expected.indices)
+    assert values.dtype == input.dtype
+    assert indices.dtype == torch.int64
+    values, taps = operators.max_pooling_with_taps(input, *arguments)
+    assert_same(values, expected.values)
+    assert_same(taps, expected.taps)
+    values, positions = operators.max_pooling_with_indices(input, *arguments, torch.int32, True)
+    assert_same(values, expected.values)
+    assert_same(positions, expected.plane_indices)
+    for per_plane, numbers in ((False, expected.indices), (True, expected.plane_indices)):
+        decoded = operators.max_pooling_indices(taps, input.shape[2:], *arguments, torch.int64, per_plane)
+        assert_same(decoded, numbers)
+
+
+def whole_gradient(input: Tensor, pooling: oracle.Pooling, seed: int = 1) -> Tensor:
+    """An incoming gradient of small whole numbers: sums are exact in every type, so results must be equal."""
+    sizes = (*input.shape[:2], *oracle.output_sizes(pooling, input.shape[2:]))
+    return ties(*sizes, dtype=input.dtype, seed=seed).to(input.device)
+
+
+def check_maximum_gradient(input: Tensor, gradient: Tensor, pooling: oracle.Pooling) -> None:
+    """The gradient operator, autograd's backward pass, and the two operators in between."""
+    values = to_numpy(input)
+    expected = oracle.maximum_grad(values, to_numpy(gradient), pooling)
+    arguments = spelled_out(pooling)
+    assert_same(dmlpool.max_pooling_grad(input, gradient, **vars(pooling)), expected)
+
+    leaf = input.detach().requires_grad_()
+    (through_autograd,) = torch.autograd.grad(dmlpool.max_pooling(leaf, **vars(pooling)), leaf, gradient)
+    assert_same(through_autograd, expected)
+
+    _, taps = operators.max_pooling_with_taps(input, *arguments)
+    for channels_last in (False, True)[: input.dim() - 2]:
+        spread = operators.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], *arguments, channels_last)
+        assert_same(spread, expected)
+    maximum = oracle.maximum(values, pooling)
+    gathered = np.where(maximum.plane_indices < 0, 0, maximum.values)
+    assert_same(operators.max_pooling_gather(input, taps, *arguments), gathered)
+
+
+def check_average(
+    input: Tensor, pooling: oracle.Pooling, include_padding: bool = False, divisor_override: int | None = None
+) -> None:
+    """The average within the bound of E6."""
+    result = dmlpool.average_pooling(
+        input, **vars(pooling), include_padding=include_padding, divisor_override=divisor_override
+    )
+    assert result.dtype == input.dtype
+    expected = oracle.average(to_numpy(input), pooling, include_padding, divisor_override)
+    assert_average(result, *expected, math.prod(pooling.window_size))
+
+
+def check_average_gradient(
+    gradient: Tensor,
+    sizes: Sequence[int],
+    pooling: oracle.Pooling,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
+) -> None:
+    """The gradient operator, and autograd's backward pass."""
+    divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
+    expected = oracle.average_grad(to_numpy(gradient), sizes, pooling, **divisor)
+    input_size = (*gradient.shape[:2], *sizes)
+    result = dmlpool.average_pooling_grad(gradient, input_size, **vars(pooling), **divisor)
+    assert result.dtype == gradient.dtype
+    assert_gradient(result, *expected, math.prod(pooling.window_size))
+    leaf = torch.zeros(input_size, dtype=gradient.dtype, device=gradient.device, requires_grad=True)
+    output = dmlpool.average_pooling(leaf, **vars(pooling), **divisor)
+    (through_autograd,) = torch.autograd.grad(output, leaf, gradient)
+    assert_gradient(through_autograd, *expected, math.prod(pooling.window_size))
+
+
+QUANTIZED_TYPES = [torch.uint8, torch.int8]
+PARAMETER_FORMS = ["number", "0-D", "one element", "per channel", "per channel, spread"]
+TIES = [0.25, 0.5, 1.0, 1.5, 2.0, 3.0]
+"""Scales whose quotients make many true ties."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The four parameters, an entry per channel each."""
+
+    input_scales: tuple[float, ...]
+    input_zeros: tuple[int, ...]
+    output_scales: tuple[float, ...]
+    output_zeros: tuple[int, ...]
+
+    def given(self, forms: list[str], types: tuple[torch.dtype, torch.dtype], rank: int) -> list[object]:
+        """The arguments of the public function; a form for all channels takes the first one's entry."""
+        kinds = (torch.float32, types[0], torch.float32, types[1])
+        return [given(*row, rank) for row in zip(vars(self).values(), forms, kinds, strict=True)]
+
+    def understood(self, forms: list[str]) -> Parameters:
+        """What arguments given in ``forms`` mean."""
+        entries = zip(vars(self).values(), forms, strict=True)
+        return Parameters(*(entry if "channel" in form else entry[:1] * len(entry) for entry, form in entries))
+
+
+def given(entries: tuple[float, ...], form: str, dtype: torch.dtype, rank: int) -> object:
+    tensor = torch.tensor(entries, dtype=dtype)
+    return {
+        "number": entries[0],
+        "0-D": tensor[0],
+        "one element": tensor[:1].view([1] * (rank + 2)),
+        "per channel": tensor,
+        "per channel, spread": tensor.view(1, -1, *[1] * rank),
+    }[form]
+
+
+def float32(number: float) -> float:
+    return float(np.float32(number))
+
+
+def drawn(seed: int, channels: int, types: tuple[torch.dtype, torch.dtype], ties: bool = False) -> Parameters:
+    """Parameters of no special kind, or of many ties; the result mostly neither constant nor cut off."""
+    chosen = random.Random(seed)
+
+    def scales() -> tuple[float, ...]:
+        if ties:
+            return tuple(chosen.choice(TIES) for _ in range(channels))
+        return tuple(float32(chosen.uniform(0.05, 0.2)) for _ in range(channels))
+
+    def zeros(dtype: torch.dtype) -> tuple[int, ...]:
+        ends = torch.iinfo(dtype)
+        return tuple(chosen.randint(ends.min, ends.max) for _ in range(channels))
+
+    return Parameters(scales(), zeros(types[0]), scales(), zeros(types[1]))
+
+
+def integers(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    ends = torch.iinfo(dtype)
+    generator = seeded(*sizes, seed=seed)
+    return torch.randint(ends.min, ends.max + 1, sizes, generator=generator).to(dtype)
+
+
+def numpy_type(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def check_quantized(
+    input: Tensor,
+    parameters: Parameters,
+    pooling: oracle.Pooling,
+    include_padding: bool = False,
+    *,
+    output_dtype: torch.dtype | None = None,
+    forms: list[str] | None = None,
+) -> Tensor:
+    """Q1, Q2 and G7 for one call: the exact result, in the memory format of the input."""
+    forms = ["number"] * 4 if forms is None else forms
+    output_dtype = output_dtype or input.dtype
+    arguments = [
+        argument.to(input.device) if isinstance(argument, Tensor) else argument
+        for argument in parameters.given(forms, (input.dtype, output_dtype), input.dim() - 2)
+    ]
+    result = dmlpool.quantized_linear_average_pooling(
+        input, *arguments, **vars(pooling), include_padding=include_padding, output_dtype=output_dtype
+    )
+    expected = oracle.quantized_average(
+        to_numpy(input), *vars(parameters.understood(forms)).values(), pooling, include_padding,
+        numpy_type(output_dtype),
+    )  # fmt: skip
+    assert result.dtype == output_dtype
+    assert_same(result, expected)
+    return result

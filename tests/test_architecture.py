@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
+import pytest
 import torch
 
 import torch_dmlpool
@@ -202,6 +205,33 @@ def test_operators_are_registered_at_import() -> None:
         "print(torch.get_num_threads() == threads, torch.get_default_dtype() == dtype, torch.is_grad_enabled())"
     )
     assert output.split() == ["dmlpool::max_pooling", "dmlpool::average_pooling", "True", "True", "True"]
+
+
+def files_touched(call: Callable[[], object]) -> set[str]:
+    """The files of the package in which a second call runs any function."""
+    touched = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            touched.add(frame.f_code.co_filename)
+
+    call()
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return touched
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("function", [torch_dmlpool.max_pooling, torch_dmlpool.average_pooling])
+def test_an_eager_call_runs_through_at_most_8_files(function: Callable[..., object], gradient: bool) -> None:
+    """What a reader has to open to follow a call, and what a call pays for."""
+    input = torch.ones(2, 3, 8, 8, requires_grad=gradient)
+    touched = files_touched(lambda: function(input, 3, 2, 1, 1))
+    assert 2 <= len(touched) <= 8, sorted(touched)
 
 
 def test_public_names() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cases
-import checks
 import pytest
 import samples
 import torch
@@ -39,7 +38,7 @@ def average_arguments(case: cases.Case) -> dict[str, object]:
 def check_max(case: cases.Case, input: Tensor) -> None:
     """Values, and indices inside each plane; ATen's index of an empty window is no index and is left out (M1)."""
     expected, positions = MAX_POOLS[case.rank](input, **case.aten, return_indices=True)
-    values, indices = operators.max_pooling_with_indices(input, *checks.spelled_out(case.pooling), torch.int64, True)
+    values, indices = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), torch.int64, True)
     samples.assert_same(values, expected)
     samples.assert_same(dmlpool.max_pooling(input, **case.arguments), expected)
     samples.assert_same(torch.where(indices < 0, positions, indices), positions)

@@ -23,15 +23,6 @@ def test_a_neighbour_in_ceil_mode_still_reaches_its_edge(case: cases.Case) -> No
         assert edge.outputs == size
 
 
-def test_the_tables_hold_both_kinds() -> None:
-    for table in (cases.LINES, cases.PLANES, cases.VOLUMES, cases.FEW):
-        assert any(case.has_empty_windows for case in table)
-        assert any(case.pooling.ceil_mode for case in table)
-        assert sum(case.aten is not None for case in table) >= 2
-        assert any(case.aten is None for case in table)
-    assert any(case.has_empty_windows for case in cases.SMALL)
-
-
 def test_pairs_of_arguments_are_all_there_every_day() -> None:
     """Every two values of different arguments meet, in far fewer rows than there are; none is lost to the slow run."""
     values = {"first": range(5), "second": "abc", "third": range(10, 17)}

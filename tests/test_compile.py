@@ -69,18 +69,6 @@ def test_forward_and_backward(pool: str, form: tuple[tuple[int, ...], bool], dev
         check_forward_and_backward(function, lambda x: POOLS[pool](x.cos()) * 2, input)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["max with indices", "average"])
-def test_inductor(pool: str, device: torch.device) -> None:
-    """E2: the default backend, dynamic, in a small network with neighbours to fuse with.
-
-    Every day tests/test_inductor.py compiles with it, and tests/test_export.py ahead of time.
-    """
-    function = lambda x: POOLS[pool](x.relu() + 1).sigmoid()  # noqa: E731 - compiled and called as it is
-    input = samples.normal(2, 3, 9, 8).to(device)
-    check_forward_and_backward(compiled(function, "inductor", dynamic=True), function, input)
-
-
 @pytest.mark.parametrize("pool", ["max", "average"])
 def test_no_recompilation_for_new_sizes(pool: str, device: torch.device) -> None:
     """E2: a new batch size or image size is served by the same graph, forward and backward."""
@@ -132,16 +120,6 @@ def test_operators_of_the_gradients(device: torch.device) -> None:
         gradient = samples.normal(2, 3, (height + 1) // 2, (width + 1) // 2, dtype=torch.float64).to(device)
         torch.testing.assert_close(function(input, gradient), both(input, gradient))
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
-def test_indices(index_dtype: torch.dtype, device: torch.device) -> None:
-    """E2 and M4."""
-    function = lambda x: dmlpool.max_pooling(x, 2, 1, 2, return_indices=True, index_dtype=index_dtype)  # noqa: E731
-    input = samples.ties(2, 3, 5, 4).to(device)
-    for dynamic in (index_dtype == torch.int64,):
-        for result, expected in zip(compiled(function, dynamic=dynamic)(input), function(input), strict=True):
-            samples.assert_same(result, expected)
 
 
 def loss(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -202,19 +180,6 @@ def test_decomposed_export_keeps_the_operators(device: torch.device) -> None:
     code = program.run_decompositions().graph_module.code
     assert "dmlpool.max_pooling_with_indices" in code
     assert "dmlpool.average_pooling" in code
-
-
-@pytest.mark.slow
-def test_aot_inductor(device: torch.device, tmp_path: object) -> None:
-    """E2: a package compiled ahead of time, loaded and run on another batch size."""
-    dimensions = {0: torch.export.Dim("batch", min=2)}
-    program = torch.export.export(
-        Network(), (samples.normal(2, 3, 9, 8).to(device),), dynamic_shapes=(dimensions,), strict=False
-    )
-    package = torch._inductor.aoti_compile_and_package(program, package_path=f"{tmp_path}/network.pt2")
-    input = samples.normal(5, 3, 9, 8).to(device)
-    for result, expected in zip(torch._inductor.aoti_load_package(package)(input), Network()(input), strict=True):
-        torch.testing.assert_close(result, expected)
 
 
 def test_fake_tensors_of_symbolic_sizes(device: torch.device) -> None:

@@ -6,10 +6,8 @@ import math
 from typing import Any
 
 import cases
-import checks
 import oracle
 import pytest
-import quantities
 import samples
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @cases.parametrized(CASES)
 def test_maxima(case: cases.Case) -> None:
     """M1 to M4: NaN, -inf and empty windows as ever."""
-    arguments = checks.spelled_out(case.pooling)
+    arguments = samples.spelled_out(case.pooling)
     for dtype in (torch.float32, torch.uint8):
         input = special(2, 3, *case.sizes, dtype=dtype)
         expected = oracle.maximum(samples.to_numpy(input), case.pooling)
@@ -49,14 +47,14 @@ def test_maxima(case: cases.Case) -> None:
 @cases.parametrized(CASES)
 def test_averages(case: cases.Case) -> None:
     """A1 to A5 and E6, and Q1 of integers."""
-    arguments = checks.spelled_out(case.pooling)
+    arguments = samples.spelled_out(case.pooling)
     taps = math.prod(case.pooling.window_size)
     for dtype in (torch.float32, torch.float16):
         input = samples.normal(2, 3, *case.sizes, dtype=dtype)
         for divisor in [(False, None), (True, None), (False, -3)]:
             exact = oracle.average(samples.to_numpy(input), case.pooling, *divisor)
             samples.assert_average(TABLE[operators.average_pooling.default](input, *arguments, *divisor), *exact, taps)
-    integers = quantities.integers(2, 3, *case.sizes, dtype=torch.int8)
+    integers = samples.integers(2, 3, *case.sizes, dtype=torch.int8)
     for include_padding in (False, True):
         rest = (torch.tensor([1.5, 0.5, 3.0]), torch.tensor([3], dtype=torch.int8), torch.tensor([0.75]), None)
         everything = (integers, *rest, *arguments, include_padding, torch.uint8)
@@ -69,7 +67,7 @@ def test_wide_unsigned_integers_are_taken_apart(dtype: torch.dtype) -> None:
     """M7: although ATen does not compare them."""
     case = cases.case("uneven padding", "padded")
     input = samples.ties(2, 3, *case.sizes, dtype=dtype)
-    arguments = checks.spelled_out(case.pooling)
+    arguments = samples.spelled_out(case.pooling)
     expected = oracle.maximum(samples.to_numpy(input), case.pooling)
     samples.assert_same(TABLE[operators.max_pooling.default](input, *arguments), expected.values)
     values, indices = TABLE[operators.max_pooling_with_indices.default](input, *arguments, torch.int64, False)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import cases
-import families
+import models
 import pytest
 import samples
 import torch
@@ -30,17 +30,17 @@ def deterministic() -> Iterator[None]:
 
 
 def bits_of(name: str, image: torch.Tensor) -> list[bytes]:
-    return [samples.bits(tensor).tobytes() for tensor in families.EVERYTHING[name](image)]
+    return [samples.bits(tensor).tobytes() for tensor in models.EVERYTHING[name](image)]
 
 
-@cases.in_pairs(name=list(families.EVERYTHING), layout=list(LAYOUTS))
+@cases.in_pairs(name=list(models.EVERYTHING), layout=list(LAYOUTS))
 def test_a_hundred_runs_give_the_same_bits(name: str, layout: str) -> None:
     image = LAYOUTS[layout](samples.normal(3, 3, 21, 18))
     first = bits_of(name, image)
     assert all(bits_of(name, image) == first for _ in range(99))
 
 
-@cases.in_pairs(name=list(families.EVERYTHING), layout=list(LAYOUTS))
+@cases.in_pairs(name=list(models.EVERYTHING), layout=list(LAYOUTS))
 def test_deterministic_algorithms_refuse_nothing_and_change_nothing(
     name: str, layout: str, deterministic: None
 ) -> None:
@@ -51,12 +51,12 @@ def test_deterministic_algorithms_refuse_nothing_and_change_nothing(
 
 
 # Indices count over the whole tensor (M4), so that those of a sample depend on where it stands.
-@cases.in_pairs(name=[name for name in families.EVERYTHING if not name.endswith(", indices")], layout=list(LAYOUTS))
+@cases.in_pairs(name=[name for name in models.EVERYTHING if not name.endswith(", indices")], layout=list(LAYOUTS))
 def test_a_batch_gives_the_bits_of_its_parts(name: str, layout: str) -> None:
     image = LAYOUTS[layout](samples.normal(7, 3, 30, 26))
-    whole = families.EVERYTHING[name](image)
+    whole = models.EVERYTHING[name](image)
     for sizes in ([1, 6], [3, 4], [2, 2, 2, 1]):
-        parts = zip(*(families.EVERYTHING[name](part) for part in image.split(sizes)), strict=True)
+        parts = zip(*(models.EVERYTHING[name](part) for part in image.split(sizes)), strict=True)
         for result, pieces in zip(whole, parts, strict=True):
             joined = torch.cat([piece.contiguous() for piece in pieces])
             if name in POWERS:

@@ -20,8 +20,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 PAGES["README.md"] = README
 
-MARKS = {".torchrun"}
-"""What a block may say after its language: ``.torchrun`` is run by four processes, in a slow test."""
 PYTORCH_ANNOUNCES = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and")
 ABOUT_QUANTIZED_TENSORS = {"docs/quantization.md", "docs/operators/quantized_average_pooling.md"}
 
@@ -75,15 +73,6 @@ def test_the_code_of_a_page_runs(
     assert any("assert " in block for block in code)
     for block in code:
         exec(compile(block, page, "exec"), namespace)
-
-
-def test_few_blocks_are_left_out() -> None:
-    marked = [block for text in PAGES.values() for block in blocks(text, "python") if block.mark]
-    assert {block.mark for block in marked} <= MARKS
-    assert len(marked) <= 2
-    languages = {language for text in PAGES.values() for language in re.findall(r"^```([^`\n]+)$", text, re.MULTILINE)}
-    spelled = {"cpp", "console", "text", "python", *(f"python {{{mark}}}" for mark in MARKS)}
-    assert languages <= spelled, "a block that is spelled in another way would not be run"
 
 
 @pytest.mark.slow
@@ -197,17 +186,6 @@ def test_the_navigation_has_every_page() -> None:
 def test_the_files_a_page_links_to_exist(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)):
         assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).is_file(), target
-
-
-def test_the_names_of_the_ways_to_integers_exist() -> None:
-    """The table of docs/quantization.md."""
-    table = PAGES["docs/quantization.md"].partition("| the program has | use |")[2].partition("\n\n")[0]
-    names = re.findall(r"`([\w.]+)`", table)
-    assert len(names) == 5
-    for name in names:
-        found: Any = dmlpool.nn.quantized if name.startswith("AvgPool") else dmlpool
-        for part in name.split("."):
-            found = getattr(found, part)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/examples.md"])

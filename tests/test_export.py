@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import quantities
 import samples
 import torch
 import torch.utils.cpp_extension
@@ -56,7 +55,7 @@ class Network(torch.nn.Module):
 
 
 def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
-    integers = quantities.integers(batch, 3, 8, 6, dtype=torch.uint8)
+    integers = samples.integers(batch, 3, 8, 6, dtype=torch.uint8)
     return samples.normal(batch, 3, 14, 13), integers
 
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 
 import cases
-import checks
 import oracle
 import pytest
 import samples
@@ -73,7 +72,7 @@ def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[oracle.Pooling]) -> list[Tensor]:
     results = []
     for input, gradient, pooling in zip(inputs, gradients, requests, strict=True):
-        arguments = checks.spelled_out(pooling)
+        arguments = samples.spelled_out(pooling)
         values, taps = operators.max_pooling_with_taps(input, *arguments)
         results += [operators.max_pooling(input, *arguments), values, taps]
         results += operators.max_pooling_with_indices(input, *arguments, torch.int64, False)
@@ -89,7 +88,7 @@ def check_maxima(
     requests = [case.pooling for case in chosen]
     lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
     inputs = [lay_out(special(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
-    gradients = [checks.whole_gradient(input, pooling) for input, pooling in zip(inputs, requests, strict=True)]
+    gradients = [samples.whole_gradient(input, pooling) for input, pooling in zip(inputs, requests, strict=True)]
     found = compiled(lambda x, g: maxima_of(x, g, requests), **rest)(inputs, gradients)
     for result, expected in zip(found, maxima_of(inputs, gradients, requests), strict=True):
         assert result.dtype == expected.dtype
@@ -129,7 +128,7 @@ def averages_of(
     results = []
     for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
         for divisor in divisors:
-            arguments = (*checks.spelled_out(case.pooling), *divisor)
+            arguments = (*samples.spelled_out(case.pooling), *divisor)
             results.append(operators.average_pooling(input, *arguments))
             results.append(operators.average_pooling_grad(gradient, input.shape[2:], *arguments))
     return results
@@ -311,7 +310,7 @@ def test_one_graph_for_all_sizes(pool: str, device: torch.device) -> None:
             leaf = samples.distinct(*sizes, dtype=torch.float32).to(device).requires_grad_()
             output = pooled(leaf)
             output.backward(
-                checks.whole_gradient(output, oracle.Pooling(*((1, 1),) * 2, *((0, 0),) * 2, (1, 1), False))
+                samples.whole_gradient(output, oracle.Pooling(*((1, 1),) * 2, *((0, 0),) * 2, (1, 1), False))
             )
             results.append((output, leaf.grad))
         torch.testing.assert_close(*results)

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import families
+import models
 import pytest
 import samples
 import torch
@@ -52,7 +52,7 @@ def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
 
 def everything() -> dict[str, Callable[[], object]]:
     image = samples.normal(4, 3, 32, 32)
-    return {name: functools.partial(call, image) for name, call in families.EVERYTHING.items()}
+    return {name: functools.partial(call, image) for name, call in models.EVERYTHING.items()}
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is not what is measured")
@@ -60,7 +60,7 @@ def everything() -> dict[str, Callable[[], object]]:
 @pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
     """Per call of each operator, forward and backward, far less than one result (3 KiB at least) stays behind."""
-    each = times // len(families.EVERYTHING)
+    each = times // len(models.EVERYTHING)
     for name, call in everything().items():
         # A cache may fill once more where the machine is busy: what leaks does so again.
         objects, memory = map(min, zip(left_behind(call, each), left_behind(call, each), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-import families
+import models
 import pytest
 import samples
 import torch
@@ -18,7 +18,7 @@ strategies = hypothesis.strategies
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
 # A power by PyTorch has last bits of its own for every alignment: see lp_pooling.
-NAMES = [name for name in families.EVERYTHING if "p 3" not in name]
+NAMES = [name for name in models.EVERYTHING if "p 3" not in name]
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def test_layouts_splits_threads_and_defaults_change_no_bit(
     name: str, sizes: tuple[int, int, int], layout: str, neighbour: str, seed: int
 ) -> None:
     """E3 and E6."""
-    call, (batch, *spatial) = families.EVERYTHING[name], sizes
+    call, (batch, *spatial) = models.EVERYTHING[name], sizes
     if "quantized_average" in name or "quantized_max" in name:
         hypothesis.assume(neighbour not in ("default device",))  # PyTorch's own quantize_per_tensor minds it
     image = samples.normal(batch, 3, *spatial, seed=seed)

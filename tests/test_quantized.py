@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import os
-import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,25 +65,9 @@ def ties_of(case: cases.Case, values: Tensor, zero_point: int, include_padding: 
     return (doubled == doubled.round()) & (doubled.remainder(2) == 1)
 
 
-FEW_ATEN_CASES = [case for case in cases.FEW if case in ATEN_CASES] + [
-    cases.case("ceil adds an overhang", "plain", "padded"),
-    cases.case("window is the input", "adjacent windows", "padded"),
-]
-
-
 @cases.parametrized(ATEN_CASES)
 def test_atens_results(case: cases.Case) -> None:
     check_against_aten(case, torch.quint8, channels_last=False)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "channels_last"),
-    [(torch.quint8, True), (torch.qint8, False), (torch.qint8, True)],
-    ids=["quint8, channels last", "qint8", "qint8, channels last"],
-)
-@cases.parametrized(FEW_ATEN_CASES)
-def test_atens_results_of_both_types_in_both_layouts(case: cases.Case, dtype: torch.dtype, channels_last: bool) -> None:
-    check_against_aten(case, dtype, channels_last)
 
 
 def check_against_aten(case: cases.Case, dtype: torch.dtype, channels_last: bool) -> None:
@@ -272,132 +252,10 @@ def test_scales_are_rounded_to_float32_first() -> None:
     assert pooled.int_repr().item() == 1  # −2.5 is a tie too, and goes to −2
 
 
-@schemes
-@pytest.mark.parametrize("samples_and_channels", [(0, CHANNELS), (2, 0)], ids=["no samples", "no channels"])
-def test_nothing_to_pool(scheme: str, samples_and_channels: tuple[int, int]) -> None:
-    """G5."""
-    values = integers(*samples_and_channels, 4, 5)
-    tensor = per_channel(values, SCALES[: values.shape[1]]) if scheme == "per channel" else per_tensor(values)
-    pooled = dmlpool.quantized_average_pooling(tensor, 2)
-    assert pooled.shape == (*samples_and_channels, 3, 4)
-    assert pooled.qscheme() is tensor.qscheme()
-
-
 # Refusals.
 
 
-def refused(kind: type[Exception], message: str, call: Callable[[], object]) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
-        call()
-
-
 PLANES = (1, CHANNELS, 4, 5)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "kind", "message"),
-    [
-        (lambda: 3, TypeError, "input must be a torch.Tensor, got int"),
-        (
-            lambda: torch.ones(PLANES),
-            TypeError,
-            "input has data type float32; supported are quint8, qint8",
-        ),
-        (lambda: integers(*PLANES), TypeError, "input has data type uint8; supported are quint8, qint8"),
-        (
-            lambda: torch.quantize_per_tensor(torch.ones(PLANES), 0.5, 3, torch.qint32),
-            TypeError,
-            "input has data type qint32; supported are quint8, qint8",
-        ),
-        (
-            lambda: per_tensor(integers(4, 5)),
-            ValueError,
-            "input must be (N, C, *spatial) with 1 to 3 spatial dimensions, got 2 dimensions: shape (4, 5)",
-        ),
-        (
-            lambda: per_channel(integers(CHANNELS, 2, 4, 5), axis=0),
-            ValueError,
-            "input must be quantized along axis 1, its channels, got axis 0",
-        ),
-        (
-            lambda: torch.quantize_per_channel(torch.ones(PLANES), SCALES, torch.zeros(CHANNELS), 1, torch.quint8),
-            ValueError,
-            "input must be quantized per_tensor_affine or per_channel_affine, got per_channel_affine_float_qparams",
-        ),
-        (
-            lambda: per_tensor(integers(*PLANES), 1e-60),
-            ValueError,
-            "input_scale must be finite and above 0 in float32, got 1e-60",
-        ),
-        (
-            lambda: per_tensor(integers(*PLANES), float("inf")),
-            ValueError,
-            "input_scale must be finite and above 0 in float32, got inf",
-        ),
-        (
-            lambda: per_channel(integers(*PLANES), torch.tensor([0.5, 0.0, 0.5])),
-            ValueError,
-            "input_scale must be finite and above 0 in float32, got 0.0 in channel 1",
-        ),
-        (
-            lambda: per_tensor(integers(*PLANES), 1.0, 300),
-            ValueError,
-            "input_zero_point must be 0 to 255, the range of uint8, got 300",
-        ),
-        (
-            lambda: torch._make_per_channel_quantized_tensor(integers(*PLANES), SCALES, torch.tensor([1, -1, 2]), 1),
-            ValueError,
-            "input_zero_point must be 0 to 255, the range of uint8, got -1",
-        ),
-    ],
-)
-def test_inputs(tensor: Callable[[], Any], kind: type[Exception], message: str) -> None:
-    """G1, G6, Q4 and Q5."""
-    refused(kind, message, lambda: dmlpool.quantized_average_pooling(tensor(), 2))
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "message"),
-    [
-        ({"output_scale": 0.0}, ValueError, "output_scale must be finite and above 0 in float32, got 0.0"),
-        ({"output_scale": float("nan")}, ValueError, "output_scale must be finite and above 0 in float32, got nan"),
-        ({"output_scale": "1"}, TypeError, "output_scale must be a number or a tensor, got '1' of type str"),
-        (
-            {"output_scale": torch.ones(2)},
-            ValueError,
-            "output_scale must have one element or one per channel, shape (3,) or (1, 3, 1, 1), got shape (2,)",
-        ),
-        (
-            {"output_zero_point": 256},
-            ValueError,
-            "output_zero_point must be 0 to 255, the range of uint8, got 256",
-        ),
-        (
-            {"output_zero_point": torch.tensor([0, 1, -2])},
-            ValueError,
-            "output_zero_point must be 0 to 255, the range of uint8, got -2",
-        ),
-        (
-            {"output_zero_point": torch.zeros(3)},
-            TypeError,
-            "output_zero_point has data type float32; supported are uint8",
-        ),
-        (
-            {"output_dtype": torch.qint8, "output_zero_point": 200},
-            ValueError,
-            "output_zero_point must be -128 to 127, the range of int8, got 200",
-        ),
-        ({"output_dtype": torch.qint32}, TypeError, "output_dtype must be one of quint8, qint8, got qint32"),
-        ({"output_dtype": "quint8"}, TypeError, "output_dtype must be one of quint8, qint8, got 'quint8'"),
-        ({"include_padding": 1}, TypeError, "include_padding must be a bool, got 1 of type int"),
-        ({"strides": 0}, ValueError, "strides must be at least 1, got 0 in spatial dimension H (strides=0)"),
-    ],
-    ids=str,
-)
-def test_arguments(given: dict[str, Any], kind: type[Exception], message: str) -> None:
-    """G5, G6, Q3 and Q4."""
-    tensor = per_tensor(integers(*PLANES))
-    refused(kind, message, lambda: dmlpool.quantized_average_pooling(tensor, 2, **given))
 
 
 # Warnings, and a PyTorch without quantized tensors.
@@ -420,45 +278,6 @@ def test_nothing_is_warned_of_in_here(scheme: str, every_warning_an_error: None)
     filters = list(warnings.filters)
     dmlpool.quantized_average_pooling(tensor, 2)
     assert warnings.filters == filters
-
-
-WITHOUT_QUANTIZED_TENSORS = """
-import torch
-for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4", "per_tensor_affine", "per_channel_affine",
-             "per_tensor_symmetric", "per_channel_symmetric", "per_channel_affine_float_qparams", "quantize_per_tensor",
-             "quantize_per_channel", "_empty_affine_quantized", "_empty_per_channel_affine_quantized",
-             "_make_per_tensor_quantized_tensor", "_make_per_channel_quantized_tensor"):
-    delattr(torch, name)
-import torch_dmlpool as dmlpool
-image = torch.arange(16).view(1, 1, 4, 4)
-print(dmlpool.average_pooling(image.float(), 4).item(), dmlpool.max_pooling(image.float(), 2, 2).flatten().tolist())
-print(dmlpool.quantized_linear_average_pooling(image.byte(), 0.5, 1, 0.25, 3, 4).item())
-print(dmlpool.nn.quantized.AvgPool2d(4, input_scale=0.5, output_scale=0.25)(image.byte()).item())
-try:
-    dmlpool.quantized_average_pooling(image.byte(), 2)
-except NotImplementedError as error:
-    print(error)
-"""
-
-
-def test_a_pytorch_without_quantized_tensors() -> None:
-    """The package imports, everything else works, and the function says what to use instead."""
-    completed = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_QUANTIZED_TENSORS],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    lines = completed.stdout.splitlines()
-    # 7.5 steps of 0.5 above 0: 6.5 from zero point 1, in steps of 0.25 from 3; and 7.5 from 0.
-    assert lines[:3] == ["7.5 [5.0, 7.0, 13.0, 15.0]", "16", "15"]
-    assert lines[3] == (
-        f"PyTorch {torch.__version__} has no quantized tensors (torch.quint8, torch.qint8); "
-        "quantized_linear_average_pooling pools int8 and uint8 tensors with scales and zero points of their own"
-    )
 
 
 def test_the_example_runs() -> None:

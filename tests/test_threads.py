@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 
-import families
+import models
 import pytest
 import samples
 import torch
@@ -79,7 +79,7 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
     """The right bits in every thread."""
     expected = {
         (name, number): bits_of(call(image))
-        for name, call in families.EVERYTHING.items()
+        for name, call in models.EVERYTHING.items()
         for number, image in enumerate(IMAGES)
     }
     filters = list(warnings.filters)
@@ -89,14 +89,14 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
             requests = list(expected) * 2
             random.Random(seed).shuffle(requests)
             for name, number in requests:
-                found = bits_of(families.EVERYTHING[name](IMAGES[number]))
+                found = bits_of(models.EVERYTHING[name](IMAGES[number]))
                 assert found == expected[name, number], f"{name} of image {number}"
 
         return call_everything
 
     # Quantized tensors are made here under catch_warnings, which no two threads may do at once.
-    images = {id(image): families.quantized(image) for image in IMAGES}
-    monkeypatch.setattr(families, "quantized", lambda image: images[id(image)])
+    images = {id(image): models.quantized(image) for image in IMAGES}
+    monkeypatch.setattr(models, "quantized", lambda image: images[id(image)])
     at_once([caller(seed) for seed in range(THREADS)])
     assert warnings.filters == filters
 
@@ -136,12 +136,12 @@ def test_replicas_in_threads(one_thread: None) -> None:
 
 def _in_child(sender: object, images: list[Tensor]) -> None:
     torch.set_num_threads(1)
-    sender.send([bits_of(call(image)) for call in families.EVERYTHING.values() for image in images])
+    sender.send([bits_of(call(image)) for call in models.EVERYTHING.values() for image in images])
 
 
 def test_a_forked_child_pools_after_its_parent() -> None:
     """What the parent cached serves the child: results and gradients, bit for bit."""
-    expected = [bits_of(call(image)) for call in families.EVERYTHING.values() for image in IMAGES]
+    expected = [bits_of(call(image)) for call in models.EVERYTHING.values() for image in IMAGES]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_in_child, args=(sender, IMAGES))

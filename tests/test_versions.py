@@ -351,8 +351,3 @@ sys.meta_path.insert(0, Broken())
 import torch_dmlpool as dmlpool
 """
     assert run_python(source + POOLING, TRITON_INTERPRET="0") == POOLED
-
-
-def test_the_readme_says_how_to_test_another_pytorch() -> None:
-    readme = (PACKAGE.parent / "README.md").read_text()
-    assert re.search(r"make test TORCH=", readme)

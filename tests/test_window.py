@@ -183,12 +183,6 @@ def test_empty_windows_for_any_geometry(pooling: oracle.Pooling, size: int) -> N
         assert axis_of(pooling).empty_windows(size) == expected
 
 
-def test_a_window_whose_many_taps_step_over_the_input() -> None:
-    """M1: 301 taps lie before the only element and all others after it."""
-    assert Axis(1000, 1, 901, 2200, 3, False).first_tap_inside(0, 1) == 1000
-    assert Axis(1000, 1, 900, 2200, 3, False).first_tap_inside(0, 1) == 300
-
-
 def test_a_window_is_empty_where_it_is_empty_along_one_axis() -> None:
     """M1."""
     window = Window.directml(2, 2, 1, (1, 2), (1, 0))
@@ -199,45 +193,6 @@ def test_a_window_is_empty_where_it_is_empty_along_one_axis() -> None:
         window.has_empty_windows((3,))
     with pytest.raises(ValueError, match="zip"):
         window.output_sizes((3, 4, 5))
-
-
-def test_windows_of_plain_ints_are_built_once() -> None:
-    """And no other number is taken for an int that it equals."""
-    assert Window.directml(2, 2, 1) is Window.directml(2, 2, 1)
-    assert Window.directml(2, (2, 3), [1, 1]) is Window.directml(2, [2, 3], (1, 1))
-    assert Window.directml(1, 2, 1) is not Window.directml(1, np.int64(2), 1)
-    for wrong in (2.0, True, (1, 1.0), [True, 1], (1, None)):
-        Window.directml(2, 2, 1)
-        Window.directml(2, (1, 1), 1)
-        with pytest.raises(TypeError, match="window_size must be ints"):
-            Window.directml(2, wrong, 1)
-    with pytest.raises(TypeError, match="ceil_mode must be a bool, got 0 of type int"):
-        Window.directml(2, 2, ceil_mode=0)
-
-
-def test_a_window_hashes_its_numbers_once() -> None:
-    window, twin = (Window((Axis(3, 2, 1, 0, 1, True),)) for _ in range(2))
-    assert hash(window) == hash(window.axes) == hash(twin)
-    assert window == twin == Window(window.axes)
-    assert "_hash" not in repr(window)
-    assert hash(pickle.loads(pickle.dumps(window))) == hash(Window(window.axes))
-
-
-def test_same_padding_by_hand() -> None:
-    """E8: without sizes a window is built all the same, so that a layer can refuse the rest of its arguments."""
-    (axis,) = Window.pytorch(1, 4, 1, "same", 3).axes
-    assert (axis.start_padding, axis.end_padding, axis.stride) == (4, 5, 1)
-    (axis,) = Window.pytorch(1, 5, 2, "same", sizes=[8]).axes
-    assert (axis.start_padding, axis.end_padding) == (1, 2)
-    (axis,) = Window.pytorch(1, 1, 3, "same", sizes=[8]).axes
-    assert (axis.start_padding, axis.end_padding) == (0, 0)
-    rows, columns = Window.pytorch(2, (2, 3), (1, 2), "same", sizes=[5, 6]).axes
-    assert (rows.start_padding, rows.end_padding, columns.start_padding, columns.end_padding) == (0, 1, 0, 1)
-    (axis,) = Window.pytorch(1, 5, 2, "same").axes
-    assert (axis.start_padding, axis.end_padding) == (1, 2)
-    for sizes in ([8, 9], [8, 9, 10, 11]):
-        with pytest.raises(ValueError, match="zip"):
-            Window.pytorch(3, 5, 2, "same", sizes=sizes)
 
 
 def symbols(*numbers: int) -> tuple[torch.Size, list[Any]]:
@@ -263,23 +218,6 @@ def test_symbolic_sizes_and_windows(ceil_mode: bool) -> None:
         (axis,) = Window.pytorch(1, symbolic[1], 3, "same", sizes=symbolic[:1]).axes
         (plain,) = Window.pytorch(1, window_size, 3, "same", sizes=[size]).axes
         assert (int(axis.start_padding), int(axis.end_padding)) == (plain.start_padding, plain.end_padding)
-
-
-def test_closed_forms_ask_nothing_of_symbols() -> None:
-    """E2: a graph serves every size and every window, whichever of the two is a symbol."""
-    (size, window_size, stride), guards = symbols(11, 6, 3)
-    outputs: list[Any] = []
-    for ceil_mode in (False, True):
-        for symbol_or_number in (window_size, 6):
-            (axis,) = Window.directml(1, symbol_or_number, 2, 1, 2, 1, ceil_mode).axes
-            outputs += [axis.output_size(size), axis.output_size(11)]
-            for step in (7, stride):
-                Window.pytorch(1, symbol_or_number, step, "same", ceil_mode=ceil_mode, sizes=[size])
-                Window.pytorch(1, symbol_or_number, step, "same", ceil_mode=ceil_mode, sizes=[11])
-    # The one question is entries()'s: whether 32 bits hold the window and the stride.
-    assert [str(guard.expr).split(" ", 1)[1] for guard in guards] == [f"<= {LARGEST_ARGUMENT}"] * 2
-    # Asked for their values, they are right: 14 padded positions, 6 taps, every second window.
-    assert [int(output) for output in outputs] == [5] * 8
 
 
 def test_same_padding_of_symbols_is_never_negative() -> None:

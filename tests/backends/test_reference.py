@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 
 import cases
-import checks
 import numpy as np
 import oracle
 import pytest
-import quantities
 import samples
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
 from torch_dmlpool.backends import reference, reference_max
-from torch_dmlpool.window import Window
 
 CASES = [*cases.LINES, *cases.PLANES[::4], *cases.VOLUMES[::7]]
 LAYOUTS = list(samples.LAYOUTS)[:7]
@@ -31,11 +28,6 @@ def in_turn(**arguments: Sequence[object]) -> pytest.MarkDecorator:
         for number, case in enumerate(CASES)
     ]
     return pytest.mark.parametrize(("case", *arguments), rows)
-
-
-@pytest.fixture(autouse=True)
-def served_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
 
 
 def special(case: cases.Case, dtype: torch.dtype) -> Tensor:
@@ -51,14 +43,14 @@ def special(case: cases.Case, dtype: torch.dtype) -> Tensor:
 @in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS)
 def test_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
     """M1 to M4 and M6: values, both kinds of index, taps."""
-    checks.check_maximum(samples.LAYOUTS[layout](special(case, dtype)), case.pooling)
+    samples.check_maximum(samples.LAYOUTS[layout](special(case, dtype)), case.pooling)
 
 
 @in_turn(dtype=samples.FLOATS, layout=LAYOUTS)
 def test_gradients_of_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
     """M5."""
     input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype))
-    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
 
 @in_turn(dtype=samples.FLOATS, divisor=[(False, None), (True, None), (False, -3)], layout=LAYOUTS)
@@ -67,19 +59,21 @@ def test_averages_and_their_gradients(
 ) -> None:
     """A1 to A6 and E6."""
     with_layout = samples.LAYOUTS[layout]
-    checks.check_average(with_layout(samples.normal(2, 3, *case.sizes, dtype=dtype)), case.pooling, *divisor)
+    samples.check_average(with_layout(samples.normal(2, 3, *case.sizes, dtype=dtype)), case.pooling, *divisor)
     gradient = with_layout(samples.normal(2, 3, *case.output_sizes, dtype=dtype))
-    checks.check_average_gradient(gradient, case.sizes, case.pooling, *divisor)
+    samples.check_average_gradient(gradient, case.sizes, case.pooling, *divisor)
 
 
 @in_turn(
-    types=[(torch.int8, torch.uint8), (torch.uint8, torch.uint8)], form=quantities.FORMS, ties=[True, False, False]
+    types=[(torch.int8, torch.uint8), (torch.uint8, torch.uint8)],
+    form=samples.PARAMETER_FORMS,
+    ties=[True, False, False],
 )
 def test_quantized_averages(case: cases.Case, types: tuple[torch.dtype, ...], form: str, ties: bool) -> None:
     """Q1 to Q3."""
-    input = quantities.integers(2, 3, *case.sizes, dtype=types[0])
+    input = samples.integers(2, 3, *case.sizes, dtype=types[0])
     forms = [form, "number", form, "per channel"]
-    quantities.check(input, quantities.drawn(1, 3, types, ties), case.pooling, output_dtype=types[1], forms=forms)
+    samples.check_quantized(input, samples.drawn(1, 3, types, ties), case.pooling, output_dtype=types[1], forms=forms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.uint64], ids=str)
@@ -105,42 +99,6 @@ def test_bins(outputs: tuple[int, int], dtype: torch.dtype) -> None:
         samples.assert_gradient(spread, *expected, math.prod(outputs))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_many_planes_give_what_each_sample_gives_alone(layout: str) -> None:
-    """E6: larger tensors are pooled a few planes at a time."""
-    input = samples.LAYOUTS[layout](samples.ties(37, 64, 12, 11))
-    window = Window.directml(2, 3, 2, 1, 1)
-    values, taps = reference.max_pooling_with_taps(input, window)
-    gradient = samples.normal(*values.shape)
-    whole = [
-        values,
-        taps,
-        *reference.max_pooling_with_indices(input, window, torch.int32, True),
-        reference.max_pooling_grad_from_taps(gradient, taps, (12, 11), window, layout != "contiguous"),
-        reference.average_pooling(input, window, False, None),
-        reference.average_pooling_grad(gradient, (12, 11), window, True, None),
-        reference.quantized_linear_average_pooling(
-            input.to(torch.int8), 0.5, 1, torch.linspace(0.1, 1, 64), None, window, False, torch.uint8
-        ),
-    ]
-    for sample in (0, 20, 36):
-        one, part = input[sample : sample + 1], gradient[sample : sample + 1]
-        values, taps = reference.max_pooling_with_taps(one, window)
-        alone = [
-            values,
-            taps,
-            *reference.max_pooling_with_indices(one, window, torch.int32, True),
-            reference.max_pooling_grad_from_taps(part, taps, (12, 11), window, False),
-            reference.average_pooling(one, window, False, None),
-            reference.average_pooling_grad(part, (12, 11), window, True, None),
-            reference.quantized_linear_average_pooling(
-                one.to(torch.int8), 0.5, 1, torch.linspace(0.1, 1, 64), None, window, False, torch.uint8
-            ),
-        ]
-        for result, single in zip(whole, alone, strict=True):
-            assert torch.equal(result[sample : sample + 1], single)
-
-
 WIDE = [
     oracle.Pooling((1000, 3), (1, 1), (999, 0), (5, 0), (1, 1)),
     oracle.Pooling((2, 3), (400, 1), (1000, 0), (1000, 0), (1, 1)),
@@ -152,14 +110,14 @@ WIDE = [
 @pytest.mark.parametrize("pooling", WIDE, ids=str)
 def test_windows_strides_and_padding_far_beyond_the_input(pooling: oracle.Pooling) -> None:
     input = samples.ties(2, 2, 5, 6)
-    checks.check_maximum(input, pooling)
-    checks.check_maximum_gradient(input, checks.whole_gradient(input, pooling), pooling)
+    samples.check_maximum(input, pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
     outputs = oracle.output_sizes(pooling, (5, 6))
     for include_padding in (False, True):
-        checks.check_average(samples.normal(2, 2, 5, 6), pooling, include_padding)
-        checks.check_average_gradient(samples.normal(2, 2, *outputs), (5, 6), pooling, include_padding)
-    quantities.check(
-        quantities.integers(1, 3, 5, 6, dtype=torch.int8), quantities.drawn(1, 3, (torch.int8,) * 2), pooling
+        samples.check_average(samples.normal(2, 2, 5, 6), pooling, include_padding)
+        samples.check_average_gradient(samples.normal(2, 2, *outputs), (5, 6), pooling, include_padding)
+    samples.check_quantized(
+        samples.integers(1, 3, 5, 6, dtype=torch.int8), samples.drawn(1, 3, (torch.int8,) * 2), pooling
     )
 
 

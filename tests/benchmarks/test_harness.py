@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +14,58 @@ import torch
 
 pytest.importorskip("benchmarks.harness")
 
-from measurements import results, row_result
 
-from benchmarks import harness, load, peers, report, tables
-from benchmarks.results import Quartiles, Results
+from benchmarks import harness, load, peers, plots, report, scaling
+from benchmarks.results import Curve, Quartiles, Results, RowResult
+from benchmarks.slopes import Slope, logarithms, per_doubling, slope
 from benchmarks.workloads import WORKLOADS, select
+
+
+def row_result(
+    name: str = "max 8x64x112x112 window 3/1 pad 1",
+    groups=("core",),
+    kind: str = "forward, contiguous, float32",
+    window=(3, 3),
+    **milliseconds: float,
+) -> RowResult:
+    seconds = {peer: Quartiles(0.9e-3 * time, 1e-3 * time, 1.1e-3 * time) for peer, time in milliseconds.items()}
+    return RowResult(name, groups, "", kind, 200, 100, 5, 1, seconds, window=window)
+
+
+def results(*rows: RowResult, **changes) -> Results:
+    conditions = {
+        "date": "2030-01-31T12:00:00+00:00",
+        "machine": {"processor": "a processor", "cores": 2, "caches": {"L2": "1024K"}, "cpu_capability": "AVX2"},
+        "device": "cpu",
+        "threads": 2,
+        "busy_processes": 0,
+        "load_average": {"start": 0.1, "end": 0.2},
+        "rounds": 5,
+        "scaling": False,
+        "quick": False,
+        "versions": {"python": "3.11.0"},
+        "peers": {"ours": "1", "copy": "2", "ATen": "2", "oneDNN": "3"},
+        "absent": {"JAX": "not installed"},
+    }
+    return Results({**conditions, **changes}, rows)
+
+
+def curve(variable: str, values, cost, outputs: int = 10, **others) -> Curve:
+    """Of calls that take ``cost(value)`` seconds, ours, and what ``others`` take."""
+    contestants = {"ours": cost, **others}
+    rows = tuple(
+        RowResult(
+            f"{variable} {value}",
+            ("scaling",),
+            "",
+            "forward, contiguous, float32",
+            *(2, 1, 1, 1),
+            {name: Quartiles.of([seconds(value)]) for name, seconds in contestants.items()},
+            outputs=outputs,
+        )
+        for value in values
+    )
+    return Curve("a curve", variable, tuple(values), rows)
 
 
 def test_quartiles() -> None:
@@ -24,26 +73,6 @@ def test_quartiles() -> None:
     assert Quartiles.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Quartiles(2.0, 3.0, 4.0)
     assert Quartiles(1, 2, 3).overlaps(Quartiles(3, 4, 5))
     assert not Quartiles(1, 2, 3).overlaps(Quartiles(4, 5, 6))
-
-
-def test_ratios_means_and_rows_behind() -> None:
-    fast, slow = row_result("fast", ours=1, copy=0.5, ATen=8), row_result("slow", ours=4, copy=0.5, ATen=2, oneDNN=8)
-    tiny = row_result("tiny", ours=0.03, ATen=0.02)
-    measured = results(fast, slow, tiny)
-    assert fast.ratio("ATen") == pytest.approx(8)
-    assert fast.ratio("oneDNN") is None
-    assert fast.copy_fraction == pytest.approx(0.5)  # 200 bytes of ours beside 2 · 100 of the copy's
-    assert tiny.small
-    assert not fast.small
-    assert measured.peers == ["ATen", "oneDNN"]
-    ((mean, count),) = [means["ATen"] for means in measured.geometric_means().values()]
-    assert mean == pytest.approx(2)  # of 8 and 1/2; the tiny row does not count
-    assert count == 2
-    assert measured.behind() == [slow]
-    summary = "\n".join(tables.summary(measured))
-    assert "ATen 2.00x (2), oneDNN 2.00x (1)" in summary
-    assert "Rows slower than ATen: 1\n  slow: 0.50x" in summary
-    assert "Rows under 50 µs: at most +10.0 µs beside ATen (tiny)" in summary
 
 
 def test_json_keeps_everything(tmp_path: Path) -> None:
@@ -73,16 +102,6 @@ def test_every_contestant_has_a_sample_of_every_round() -> None:
     assert set(clocked) == runs  # all inputs of all contestants
     stopped = harness._rounds(calls, clock, harness.Settings(torch.device("cpu"), rounds=50, row_seconds=0.0))[0]
     assert len(stopped["ours"]) == harness.LEAST_ROUNDS
-
-
-def test_inputs_are_random_seeded_and_in_the_layout_asked_for() -> None:
-    for row in select("1x64x56x56"):
-        tensors = harness.problem(row, harness.Settings(torch.device("cpu"), 1, 0.0, seed=3))
-        again = harness.problem(row, harness.Settings(torch.device("cpu"), 1, 0.0, seed=3))
-        assert len(tensors.inputs) == harness.INPUTS
-        assert all(torch.equal(one, other) for one, other in zip(tensors.inputs, again.inputs, strict=True))
-        assert not torch.equal(tensors.inputs[0], tensors.inputs[1])
-        assert tensors.inputs[0].is_contiguous(memory_format=row.memory_format)
 
 
 def test_busy_processes_run_and_end() -> None:
@@ -155,3 +174,66 @@ def test_the_documentation_takes_the_newest_of_each_kind() -> None:
     assert "7.50x" not in text
     assert "JAX took no part: not installed" in text
     assert "Nothing has been measured yet" in report.documentation([])
+
+
+def test_slopes_of_known_laws() -> None:
+    found = slope([1, 2, 4, 8], [3, 12, 48, 192])
+    assert found.exponent == pytest.approx(2)
+    assert found.error == pytest.approx(0, abs=1e-9)
+    assert slope([1, 10], [5, 50]) == Slope(pytest.approx(1), 0.0)
+    assert slope([1, 2, 4], [1, 3, 4]).error > 0.1
+    assert logarithms([2, 8]) == [1, 3]
+    assert per_doubling([2, 4, 8, 32], [1, 2, 3, 5]) == pytest.approx(1)
+    assert not Slope(1.1, 0.1).faster_than_proportional
+    assert Slope(1.3, 0.1).faster_than_proportional
+
+
+def test_the_points() -> None:
+    points = list(scaling.points("cpu", quick=False))
+    assert len({point.name for point in points}) == len(points)
+    windows = [point for point in points if point.variable == "window"]
+    assert {point.value for point in windows} == set(scaling.WINDOWS)
+    assert {point.workload.mode for point in windows} == {"forward", "training"}
+    for point in points:
+        row = point.workload
+        if point.variable == "window":
+            assert set(row.window) == {point.value}
+            assert 2 * row.padding[0] <= point.value
+        if point.variable == "elements":
+            assert math.prod(row.sizes) == point.value
+    assert min(scaling.ELEMENTS) == 2**10
+    assert max(scaling.ELEMENTS) == 2**28
+    assert scaling.thread_counts(1) == []
+    assert scaling.thread_counts(6) == [1, 2, 4, 6]
+    assert not [point for point in scaling.points("cuda", quick=False) if point.variable == "threads"]
+
+
+@pytest.mark.slow
+def test_documentation_shows_every_picture_that_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = results(
+        row_result("fast", ours=1, copy=0.5, ATen=8, oneDNN=0.7),
+        row_result("other", kind="quantized, contiguous, uint8", ours=1, copy=0.5, ATen=2),
+        row_result("tiny", ("overhead",), ours=0.03, ATen=0.02),
+    )
+    loaded = Results({**rows.conditions, "busy_processes": 2}, rows.rows)
+    curves = Results(
+        rows.conditions,
+        (),
+        (
+            curve("window", (2, 4, 8), math.log2, ATen=float),
+            curve("window", (2, 4, 8), math.log2),
+            curve("window", (2, 4, 8), math.log2),
+            curve("elements", (2**18, 2**20), float),
+            curve("threads", (1, 2), float),
+        ),
+    )
+    runs = report.newest([rows, loaded, curves])
+    assert len(runs) == 3
+    drawn = plots.draw(runs, tmp_path / report.IMAGES)
+    for path in drawn:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    shown = re.findall(r"!\[[^]]+\]\(images/([^)]+)\)", report.documentation(runs))
+    assert sorted(shown) == sorted(path.name for path in drawn)
+    assert len(set(shown)) == 7
+    assert plots.pictures(results(row_result("tiny", ("overhead",), ours=0.03, ATen=0.02))) == []

@@ -48,15 +48,6 @@ def test_everyone_agrees_or_says_why_not(row) -> None:
         assert len(bound) == harness.INPUTS, peer.name
 
 
-def test_plain_rows_have_their_peers() -> None:
-    """What is installed takes part where it can: absences are for reasons, not for typing errors."""
-    row = next(row for row in REDUCED if row.rank == 2 and row.mode == "forward" and not row.channels_last)
-    calls, _ = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
-    taking_part = {peer.name for peer in calls}
-    for name in {peer.name for peer in PRESENT} - {"our layer", "our integers", peers.DETOUR, peers.BY_AXIS}:
-        assert name in taking_part
-
-
 def peer_that_returns(change) -> peers.Peer:
     """ATen with its results changed."""
 

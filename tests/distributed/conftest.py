@@ -10,7 +10,7 @@ torch_distributed = pytest.importorskip("torch.distributed")
 if not torch_distributed.is_available() or not torch_distributed.is_gloo_available():
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
-from ranks import Ranks  # noqa: E402
+from sharded import Ranks  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import oracle
 import pytest
 import sharded
-from ranks import Ranks
+from sharded import Ranks
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import samples
 import sharded
 import torch
 import torch.distributed as dist
-from ranks import Ranks
+from sharded import Ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 

@@ -10,7 +10,7 @@ import pytest
 import samples
 import sharded
 import torch
-from ranks import Ranks
+from sharded import Ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode

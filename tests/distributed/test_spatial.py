@@ -6,8 +6,7 @@ import cases
 import pytest
 import samples
 import sharded
-import torch
-from ranks import Ranks
+from sharded import Ranks
 
 LINE, SQUARE = (4,), (2, 2)
 
@@ -67,17 +66,3 @@ def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> N
 def test_every_plane(ranks: Ranks, case: cases.Case) -> None:
     for mesh, dimensions in ((LINE, (2,)), (LINE, (3,)), (SQUARE, (2, 3)), (SQUARE, (3, 2)), (SQUARE, (3, 0))):
         ranks.run(sharded.compare, case.pooling, (2, 2, *case.sizes), mesh, dimensions)
-
-
-@pytest.mark.slow
-@cases.parametrized(cases.VOLUMES)
-def test_every_volume(ranks: Ranks, case: cases.Case) -> None:
-    for mesh, dimensions in ((LINE, (2,)), (LINE, (4,)), (SQUARE, (2, 3)), (SQUARE, (4, 2))):
-        ranks.run(sharded.compare, case.pooling, (1, 2, *case.sizes), mesh, dimensions)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [*samples.FLOATS, *samples.INTEGERS], ids=samples.name_of)
-@cases.parametrized(cases.FEW)
-def test_every_data_type_on_few_cases(ranks: Ranks, case: cases.Case, dtype: torch.dtype) -> None:
-    ranks.run(sharded.compare, case.pooling, (2, 3, *case.sizes), LINE, (2,), [dtype])

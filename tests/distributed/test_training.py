@@ -9,7 +9,7 @@ import pytest
 import sharded
 import torch
 import torch.distributed as dist
-from ranks import Ranks
+from sharded import Ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

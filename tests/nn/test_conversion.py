@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import doctest
 import itertools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -131,15 +129,6 @@ def test_a_model_that_is_a_pool(name: str, device: torch.device) -> None:
     assert repr(pool) == text
     assert str(report) == f"replaced 1, left 0\n  replaced  (root)  {name}: {report.effects['']}"
     torch.testing.assert_close(results(pool, input), expected)
-
-
-def test_unpooling(device: torch.device) -> None:
-    """Layers that take two tensors."""
-    values, indices = torch.nn.functional.max_pool2d(image(device), 2, return_indices=True)
-    unpool = torch.nn.MaxUnpool2d(2)
-    expected = unpool(values, indices, (35, 38))
-    assert convert(unpool).replaced == {"": "MaxUnpool2d"}
-    assert torch.equal(unpool(values, indices, (35, 38)), expected)
 
 
 def test_converting_twice_changes_nothing() -> None:
@@ -276,12 +265,6 @@ def test_same_is_timms(
         torch.testing.assert_close(results(pool, input), expected)
 
 
-def test_timm_is_not_imported_for_its_layers() -> None:
-    loaded = "timm" in sys.modules
-    convert(torch.nn.Sequential(models.MaxPool2dSame((2, 2), (2, 2))))
-    assert ("timm" in sys.modules) == loaded
-
-
 # Inside PyTorch's machinery.
 
 
@@ -300,15 +283,6 @@ def test_a_compiled_model_compiles_anew(fresh_compiler: None, device: torch.devi
     torch.testing.assert_close(model(input), expected)
     assert graphs[-1] == ["dmlpool.max_pooling.default", "dmlpool.average_pooling.default"]
     assert len(graphs) == 2
-
-
-def test_symbolic_tracing_keeps_converted_layers_whole(device: torch.device) -> None:
-    model, input = network("ResNet", device).eval(), image(device)
-    expected = model(input)
-    traced = torch.fx.symbolic_trace(convert(model).model)
-    names = [node.target.__name__ for node in traced.graph.nodes if "pool" in str(node.target)]
-    assert names == ["max_pool2d", "avg_pool2d"]
-    torch.testing.assert_close(copy.deepcopy(traced)(input), expected)
 
 
 def test_the_example_runs() -> None:

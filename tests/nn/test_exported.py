@@ -157,21 +157,6 @@ def test_the_pattern_is_replaced(pool: str, input: str, output: str) -> None:
     assert not difference[(steps.frac().abs() - 0.5).abs() > 1e-3].any()
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_powers_of_two_are_exact(pool: str) -> None:
-    """Nothing is rounded on the way, so the two must be equal, ties included: with any divisor, as sums are exact."""
-    rank, function = POOLS[pool]
-    scales = 2.0 ** torch.tensor([-3, -5, -4])
-    for input, output in (
-        (Quantization(0.125, 119, torch.uint8), Quantization(0.25, -3, torch.int8)),
-        (Quantization(scales, torch.tensor([1, 200, 3]), torch.uint8), Quantization(0.0625, 30, torch.uint8)),
-        (Quantization(0.125, -8, torch.int8), Quantization(scales, torch.tensor([1, -20, 3]), torch.int8)),
-    ):
-        example = integers(*SHAPES[rank], dtype=input.dtype)
-        program = export(Pattern(function, input, output), (example,))
-        samples.assert_same(integer_pooling(program).module()(example), program.module()(example))
-
-
 def test_image_sizes_that_are_left_open() -> None:
     """E2: and a window that is as large as the image, whatever that is."""
     pool = Pattern(lambda real: dmlpool.average_pooling(real, real.shape[2:]), UINT8, QUANTIZATIONS["per channel"])
@@ -313,16 +298,6 @@ def test_an_average_that_is_needed_elsewhere() -> None:
     program = export(Shared(lambda _, average: average.relu()), (example,))
     pooled = integer_pooling(program)
     assert operators_in(pooled) == operators_in(program)
-    assert_equal_programs(pooled, program, example)
-
-
-def test_an_average_that_is_quantized_twice() -> None:
-    """Each becomes a pool of its own."""
-    example = integers(*SHAPES[2])
-    program = export(Shared(lambda _, average: UINT8.quantize(average)), (example,))
-    pooled = integer_pooling(program)
-    assert is_replaced(pooled)
-    assert operators_in(pooled)[INTEGER] == 2
     assert_equal_programs(pooled, program, example)
 
 

@@ -150,25 +150,6 @@ def test_the_last_of_several_is_written_and_has_the_gradient(device: torch.devic
     assert torch.autograd.grad(output, leaf, torch.ones_like(output))[0].tolist() == [[[0, 1, 1]]]
 
 
-@pytest.mark.parametrize("rank", RANKS)
-def test_the_ceil_mode_requests_reach_the_overhang(rank: int, image: Image) -> None:
-    """G3: the rows above that are named after ``ceil_mode`` have one window more than without it."""
-    for arguments in (PADDED["ceil_mode"], PADDED["ceil_mode overlapping"], REQUESTS["max_pool"]["dilated, ceil_mode"]):
-        with_overhang = ours("max_pool", rank)(image(rank), **arguments)
-        assert with_overhang.numel() > ours("max_pool", rank)(image(rank), **{**arguments, "ceil_mode": False}).numel()
-
-
-@pytest.mark.parametrize("dtype", samples.INTEGERS, ids=samples.name_of)
-def test_integer_maxima_are_exact(dtype: torch.dtype, image: Image) -> None:
-    """M7: in every integer type, those that ATen does not pool included."""
-    numbers = (image(2) * 40).round().clamp(-100, 100) + (0 if dtype.is_signed else 100)
-    values, indices = pooling.max_pool2d(numbers.to(torch.int64).to(dtype), 3, 2, 1, return_indices=True)
-    expected, expected_indices = torch.nn.functional.max_pool2d(numbers, 3, 2, 1, return_indices=True)
-    assert values.dtype is dtype
-    assert torch.equal(values.to(torch.int64), expected.to(torch.int64))
-    assert torch.equal(indices, expected_indices)
-
-
 # Layouts (G7): PyTorch's output strides; where its own code differs by the path it takes, the input's layout is kept.
 
 
@@ -369,64 +350,6 @@ def test_a_trace_that_holds_sizes_warns(function: Callable[[Tensor], Tensor]) ->
     with pytest.warns(torch.jit.TracerWarning, match="Converting a tensor to a Python"):
         traced = trace(function, example)
     torch.testing.assert_close(traced(example), function(example))
-
-
-@pytest.mark.parametrize("family", ["avg_pool", "max_pool"])
-@pytest.mark.parametrize("padding", [1, "same", ((0, 1), (2, 0))])
-def test_compiles_without_a_break_and_without_recompiling_for_a_new_size(family: str, padding: Any) -> None:
-    """E2."""
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph
-
-    @torch.compile(fullgraph=True, dynamic=True, backend=backend)
-    def pooled(tensor):
-        return ours(family, 2)(tensor, 3, 2, padding)
-
-    for sizes in ((2, 3, 9, 11), (5, 3, 9, 11), (2, 3, 16, 14)):
-        tensor = samples.normal(*sizes)
-        assert torch.equal(pooled(tensor), ours(family, 2)(tensor, 3, 2, padding))
-    assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("rank", RANKS)
-def test_transforms_nest(rank: int, image: Image) -> None:
-    """E1: grad, jvp and vmap through the batched and the unbatched form."""
-    tensor, tangent = image(rank), image(rank).flip(0)
-    for family in ("avg_pool", "max_pool"):
-
-        def pooled(sample, family=family):
-            return ours(family, rank)(sample, 3, 2, "same")
-
-        def loss(sample, pooled=pooled):
-            return pooled(sample).square().sum()
-
-        torch.testing.assert_close(torch.func.vmap(pooled)(tensor), pooled(tensor))
-        gradients = torch.func.vmap(torch.func.grad(loss))(tensor)
-        torch.testing.assert_close(gradients, torch.func.grad(loss)(tensor))
-        _, directional = torch.func.jvp(loss, (tensor,), (tangent,))
-        torch.testing.assert_close(directional, (gradients * tangent).sum())
-
-
-def test_no_samples_and_no_channels() -> None:
-    """G5: a batch may be empty, channels may not, but of adaptive averages; as in PyTorch."""
-    for family in ("avg_pool", "max_pool", "adaptive_max_pool"):
-        assert ours(family, 2)(torch.ones(0, 3, 6, 6), 2).shape[:2] == (0, 3)
-        with pytest.raises(RuntimeError, match=f"^{family}2d: input must have at least one channel, got shape"):
-            ours(family, 2)(torch.ones(2, 0, 6, 6), 2)
-    assert pooling.adaptive_avg_pool2d(torch.ones(2, 0, 6, 6), 2).shape == (2, 0, 2, 2)
-
-
-@pytest.mark.parametrize("size", [0, (0, 2), (None, 0)])
-def test_an_output_size_of_0_is_empty(size: Any, image: Image) -> None:
-    """As in PyTorch, whose averages then have no gradient; ours is 0."""
-    for family in ("adaptive_avg_pool2d", "adaptive_max_pool2d"):
-        leaf = image(2).requires_grad_()
-        output = getattr(pooling, family)(leaf, size)
-        assert output.shape == getattr(torch.nn.functional, family)(leaf, size).shape
-        assert not torch.autograd.grad(output.sum(), leaf)[0].any()
 
 
 def test_indices_changed_in_place_never_give_a_wrong_gradient(image: Image) -> None:

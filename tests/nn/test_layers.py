@@ -6,9 +6,7 @@ import copy
 import doctest
 import inspect
 import pickle
-import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -157,46 +155,6 @@ def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> Non
         layer(batch)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "Un" not in name])
-def test_a_torch_layer_becomes_ours_by_its_class(name: str, device: torch.device) -> None:
-    """A torch layer's attributes are enough for ours."""
-    layer = built(torch.nn, name)
-    expected = layer(batch_for(name, device))
-    layer.__class__ = getattr(layers, name)
-    torch.testing.assert_close(layer(batch_for(name, device)), expected)
-    assert repr(layer) == repr(built(layers, name))
-
-
-MISTAKES: dict[str, Callable[[], Any]] = {
-    "kernel_size must be at least 1, got 0 in spatial dimension W": lambda: layers.MaxPool2d((3, 0)),
-    "kernel_size must be ints, got {2, 3} of type set": lambda: layers.MaxPool2d({2, 3}),
-    "stride must be at least 1, got 0 in spatial dimension H": lambda: layers.MaxUnpool2d(2, stride=0),
-    "padding must be 2 pairs (start, end), one each for H, W": lambda: layers.AvgPool2d(2, padding=((0, 1), 2)),
-    "dilation must be at least 1": lambda: layers.LPPool2d(2, 2, dilation=0),
-    "norm_type must be a number": lambda: layers.LPPool2d("2", 2),
-    "output_size must be one int or 3 ints": lambda: layers.AdaptiveMaxPool3d((2, 2)),
-    "output_size must be at least 0": lambda: layers.AdaptiveAvgPool2d((2, -1)),
-    "divisor_override must not be 0": lambda: layers.AvgPool2d(2, divisor_override=0),
-    "count_include_pad must be a bool": lambda: layers.AvgPool1d(2, count_include_pad=0),
-    "return_indices must be a bool": lambda: layers.AdaptiveMaxPool2d(2, 1),
-}
-
-
-@pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_is_refused_when_the_layer_is_built(message: str) -> None:
-    """G5 and G6: by the names that torch has for its arguments."""
-    with pytest.raises((TypeError, RuntimeError), match=f"^{re.escape(message)}"):
-        MISTAKES[message]()
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_a_nested_tensor_is_refused_in_words() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(3, 4, 5)] * 2)
-    for layer in (layers.MaxPool2d(2), layers.AvgPool2d(2), layers.AdaptiveAvgPool2d(1)):
-        with pytest.raises(TypeError, match=r"^input must be a dense tensor \(torch.strided\), got a nested tensor$"):
-            layer(nested)
-
-
 @pytest.mark.parametrize("name", ["MaxPool1d", "AdaptiveAvgPool2d", "LPPool3d", "MaxUnpool2d"])
 def test_torchscript_is_told_what_to_do(name: str) -> None:
     """In one sentence, wherever in a model the layer stands."""
@@ -223,31 +181,6 @@ def test_a_network_compiles_with_gradients_and_without_a_break(device: torch.dev
     for height, width in ((12, 13), (14, 12)):
         batch = samples.normal(2, 3, height, width).to(device)
         torch.testing.assert_close(results(compiled, batch), results(network, batch))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name[:3] in ("Avg", "Max") and "Un" not in name])
-def test_exports_and_transforms(name: str, device: torch.device) -> None:
-    """E1 and E2: torch.export with a batch size left open; per-sample gradients through ``functional_call``."""
-    layer, batch = getattr(layers, name)(3, 2, "same"), batch_for(name, device)
-    program = torch.export.export(layer, (batch,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    larger = torch.cat([batch, -batch, batch])
-    torch.testing.assert_close(program.module()(larger), layer(larger), rtol=0, atol=0)
-
-    def loss(sample: Tensor) -> Tensor:
-        return torch.func.functional_call(layer, {}, (sample,)).square().sum()
-
-    gradients = torch.func.vmap(torch.func.grad(loss))(batch)
-    leaf = batch.clone().requires_grad_()
-    layer(leaf).square().sum().backward()
-    torch.testing.assert_close(gradients, leaf.grad)
-
-
-@pytest.mark.parametrize("name", ["AvgPool3d", "MaxPool3d"])
-def test_autocast_never_changes_the_type(name: str, device: torch.device) -> None:
-    """E5: torch.nn's 3-D layers turn to float32 under CPU autocast; these do not."""
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            assert getattr(layers, name)(2)(batch_for(name, device).to(dtype)).dtype is dtype
 
 
 def test_the_examples_run() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import doctest
 import inspect
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,16 +99,6 @@ def test_plain_integers(name: str, window: str, given: str, device: torch.device
         samples.assert_same(pooled, expected)
         samples.assert_same(alone, expected[0])
         assert pooled.dtype is alone.dtype is dtype
-
-
-@names
-def test_the_output_type_is_chosen(name: str, device: torch.device) -> None:
-    """Q3: uint8 to int8 and back."""
-    for dtype, output_dtype in ((torch.uint8, torch.int8), (torch.int8, torch.uint8)):
-        layer = getattr(layers, name)(2, **PARAMETERS["per channel"], output_dtype=output_dtype).to(device)
-        input = integers(name, dtype).to(device)
-        samples.assert_same(layer(input), expected_of(input, "per channel", "plain", output_dtype))
-        assert layer(input).dtype is output_dtype
 
 
 # Quantized tensors bring scale and zero point of their own.
@@ -244,49 +232,7 @@ def test_from_a_float_layer(name: str) -> None:
     samples.assert_same(again(input), layer(3, 2, "same", True, dilation=2, **PARAMETERS["per channel"])(input))
 
 
-REFUSALS: dict[str, Callable[[], Any]] = {
-    "stride must be at least 1, got 0": lambda: layers.AvgPool2d(2, (1, 0)),
-    "input_scale must be finite and above 0 in float32, got 0": lambda: layers.AvgPool2d(2, input_scale=0),
-    "output_scale must be finite and above 0 in float32, got nan in channel 1": lambda: layers.AvgPool2d(
-        2, output_scale=torch.tensor([1.0, float("nan")])
-    ),
-    "input_zero_point must be -128 to 127, the range of int8, got 128": lambda: layers.AvgPool2d(
-        2, input_zero_point=torch.tensor([-1, 128])
-    ),
-    "output_zero_point must be 0 to 255, the range of uint8, got -1": lambda: layers.AvgPool2d(
-        2, output_zero_point=-1, output_dtype=torch.uint8
-    ),
-    "input has data type float32; supported are int8, uint8": lambda: layers.AvgPool2d(2)(torch.ones(1, 1, 4, 4)),
-    "input_scale must have one element or one per channel, shape (2,)": lambda: layers.AvgPool2d(
-        2, **PARAMETERS["per channel"]
-    )(integers("AvgPool2d")[:, :2]),
-    "input_zero_point must be 0 to 255, the range of uint8, got -1": lambda: layers.AvgPool2d(2, input_zero_point=-1)(
-        integers("AvgPool2d")
-    ),
-    "layer must be a torch.nn.AvgPool2d, got AvgPool1d": lambda: layers.AvgPool2d.from_float(torch.nn.AvgPool1d(2)),
-    "layer must have no divisor_override": lambda: layers.AvgPool2d.from_float(
-        torch.nn.AvgPool2d(2, divisor_override=3)
-    ),
-}
-
-
-@pytest.mark.parametrize("message", REFUSALS)
-def test_refusals(message: str) -> None:
-    """G1, G5, G6, Q3, Q4: when the layer is built where that is possible, else when it is called."""
-    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
-        REFUSALS[message]()
-
-
 # Inside PyTorch's machinery, on plain integers.
-
-
-@pytest.mark.parametrize("given", ["inherited", "per channel"])
-def test_compiles_without_a_break(given: str, device: torch.device, fresh_compiler: None) -> None:
-    """E2."""
-    layer = layers.AvgPool2d(3, 2, "same", **PARAMETERS[given]).to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    input = integers("AvgPool2d").to(device)
-    samples.assert_same(compiled(input), layer(input))
 
 
 @names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import oracle
@@ -34,9 +33,6 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "all even": ((6, 8), (3, 2)),
     "uneven volume": ((5, 4, 7), (2, 3, 3)),
     "volume with one kept": ((3, 5, 6), (3, 4, 1)),
-}
-UNEVEN = {
-    name: sizes for name, sizes in ADAPTED.items() if any(size % output for size, output in zip(*sizes, strict=True))
 }
 adapted = pytest.mark.parametrize("name", ADAPTED)
 FEW = ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"]
@@ -72,14 +68,6 @@ def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
     assert positions.dtype is torch.int32
     samples.assert_same(values, expected.values)
     samples.assert_same(positions, expected.plane_indices)
-
-
-def test_the_table_has_uneven_bins_of_two_widths() -> None:
-    """The rows say what they are named after."""
-    for name in ("bins alternate", "both uneven"):
-        sizes, _, bins = requested(name)
-        assert len({len(reading.taps) for reading in oracle.readings(bins, sizes)}) > 1
-    assert len(UNEVEN) >= 10
 
 
 @adapted
@@ -123,12 +111,6 @@ def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) ->
     whole = samples.ties(2, 3, *outputs, dtype=dtype, seed=2).to(device)
     found = operators.scatter_positions(whole, positions, list(sizes), True, False)
     samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins))
-
-
-@pytest.mark.parametrize("dtype", samples.INTEGERS, ids=samples.name_of)
-def test_integers(dtype: torch.dtype, device: torch.device) -> None:
-    """M7: exactly, unsigned types of every width too."""
-    check_maximum(samples.ties(2, 3, 7, 9, dtype=dtype).to(device), (3, 4))
 
 
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
@@ -194,22 +176,6 @@ def test_equality_with_aten(name: str, device: torch.device) -> None:
     samples.assert_same(operators.adaptive_max_pooling(input, list(outputs))[1].long(), indices)
 
 
-def test_even_bins_are_an_ordinary_window(device: torch.device) -> None:
-    """Where every size divides, values, taps and gradients are those of the window, bit for bit."""
-    input = samples.normal(2, 3, 12, 9).to(device)
-    window = {"window_size": (3, 3), "strides": (3, 3)}
-    for size in ((4, 3), [4, 3]):
-        assert torch.equal(dmlpool.adaptive_average_pooling(input, size), dmlpool.average_pooling(input, **window))
-        assert torch.equal(dmlpool.adaptive_max_pooling(input, size), dmlpool.max_pooling(input, **window))
-    assert torch.equal(dmlpool.adaptive_average_pooling(input, None), input)
-    assert torch.equal(
-        dmlpool.adaptive_average_pooling(input, (None, 1)), input.mean(3, keepdim=True)
-    ) or torch.allclose(dmlpool.adaptive_average_pooling(input, (None, 1)), input.mean(3, keepdim=True))
-    leaf = input.requires_grad_()
-    assert dmlpool.adaptive_max_pooling(leaf, 3).grad_fn.name() == "MaxPoolingBackward"
-    assert dmlpool.adaptive_max_pooling(leaf, 5).grad_fn.name() == "AdaptiveMaxPoolingBackward"
-
-
 def test_empty_batches(device: torch.device) -> None:
     """G5."""
     for shape in ((0, 3, 7, 6), (2, 0, 7, 6)):
@@ -273,44 +239,3 @@ def test_exported_with_dynamic_sizes(device: torch.device) -> None:
     assert "dmlpool.adaptive" in program.graph_module.code
     program = torch.export.export(Network(), (samples.normal(2, 3, 9, 12).to(device),), strict=False)
     assert "dmlpool.adaptive" not in program.graph_module.code
-
-
-@pytest.mark.parametrize(
-    ("size", "kind", "message"),
-    [
-        ((3, -1), ValueError, "output_size must be at least 0, got -1 in spatial dimension W (output_size=[3, -1])"),
-        ((3,), ValueError, "output_size must be one int or 2 ints (H, W), got 1 entries: (3,)"),
-        ((None, 1, 1), ValueError, "output_size must be one int or 2 ints (H, W), got 3 entries: (None, 1, 1)"),
-        (2.0, TypeError, "output_size must be ints, got 2.0 of type float (output_size=2.0)"),
-        ((2, True), TypeError, "output_size must be ints, got True of type bool (output_size=[2, True])"),
-    ],
-    ids=repr,
-)
-def test_output_sizes(size: object, kind: type[Exception], message: str) -> None:
-    """G5 and G6."""
-    for pool in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
-        for device in ("cpu", "meta"):
-            with pytest.raises(kind, match=f"^{re.escape(message)}$"):
-                pool(torch.ones(2, 3, 4, 5, device=device), size)
-
-
-def test_refusals_that_all_pools_share() -> None:
-    """G1, G5, G6, M4."""
-    refusals = [
-        (TypeError, "input must be a torch.Tensor, got int", (3, 2), {}),
-        (ValueError, "the input has size 0 in spatial dimension W", (torch.ones(1, 1, 4, 0), 2), {}),
-        (ValueError, "input must be (N, C, *spatial) with 1 to 3 spatial dimensions", (torch.ones(4, 5), 2), {}),
-        (TypeError, "input has data type bool", (torch.ones(1, 1, 4, dtype=torch.bool), 2), {}),
-    ]
-    for kind, message, arguments, rest in refusals:
-        for pool in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
-            with pytest.raises(kind, match=f"^{re.escape(message)}"):
-                pool(*arguments, **rest)
-    with pytest.raises(
-        TypeError, match=r"^input has data type int32; supported are float32, float16, bfloat16, float64$"
-    ):
-        dmlpool.adaptive_average_pooling(torch.ones(1, 1, 4, dtype=torch.int32), 2)
-    with pytest.raises(TypeError, match=r"^index_dtype must be one of"):
-        dmlpool.adaptive_max_pooling(torch.ones(1, 1, 4), 3, index_dtype=torch.int8)
-    with pytest.raises(TypeError, match=r"^return_indices must be a bool"):
-        dmlpool.adaptive_max_pooling(torch.ones(1, 1, 4), 3, return_indices=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import cases
-import checks
 import numpy as np
 import oracle
 import pytest
@@ -26,30 +25,30 @@ def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
 @cases.in_pairs(case=ALL, divisor=DIVISORS)
 def test_averages(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
     """A1, A2, A3 and A5 over every geometry (G4), within the bound of E6."""
-    checks.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, *divisor)
+    samples.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, *divisor)
 
 
 @cases.in_pairs(case=ALL, divisor=DIVISORS)
 def test_gradients(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
     """A3, A5 and A6 over every geometry."""
-    checks.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
+    samples.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
 
 
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS, include_padding=[False, True])
 def test_every_data_type(case: cases.Case, dtype: torch.dtype, include_padding: bool, device: torch.device) -> None:
     """A4: one rounding for half precision, and float64 within 2⁻⁵³."""
-    checks.check_average(samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding)
-    checks.check_average_gradient(arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding)
+    samples.check_average(samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding)
+    samples.check_average_gradient(arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding)
 
 
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
     """G7: any strided input and any strided incoming gradient."""
     for dtype in (torch.float32, torch.bfloat16):
-        checks.check_average(
+        samples.check_average(
             samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling
         )
-        checks.check_average_gradient(
+        samples.check_average_gradient(
             samples.LAYOUTS[layout](arriving(case, dtype).to(device)), case.sizes, case.pooling
         )
 
@@ -126,7 +125,7 @@ def test_small_addends_are_not_lost_one_by_one(
     input[..., 0 if large_first else -1] = 1.0
     input = samples.LAYOUTS[layout](input.view(1, 2, *sizes).to(device))
     rest = [(entry,) * len(window) for entry in (0, 0, 1)]
-    checks.check_average(input, oracle.Pooling(window, (stride,) * len(window), *rest))
+    samples.check_average(input, oracle.Pooling(window, (stride,) * len(window), *rest))
 
 
 @cases.in_pairs(
@@ -162,7 +161,7 @@ def test_an_element_stays_in_its_windows(
 def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch.device) -> None:
     """G5: legal, and empty."""
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        checks.check_average(layout(torch.zeros(*sizes, *case.sizes, device=device)), case.pooling)
-        checks.check_average_gradient(
+        samples.check_average(layout(torch.zeros(*sizes, *case.sizes, device=device)), case.pooling)
+        samples.check_average_gradient(
             layout(torch.zeros(*sizes, *case.output_sizes, device=device)), case.sizes, case.pooling
         )

@@ -6,7 +6,6 @@ import functools
 import math
 
 import cases
-import checks
 import numpy as np
 import oracle
 import pytest
@@ -23,27 +22,27 @@ ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 @cases.parametrized(ALL)
 def test_values_indices_and_taps(case: cases.Case, device: torch.device) -> None:
     """M1, M2, M4 and M6 over every geometry (G4), with ties and negative zeros."""
-    checks.check_maximum(samples.ties(2, 3, *case.sizes).to(device), case.pooling)
+    samples.check_maximum(samples.ties(2, 3, *case.sizes).to(device), case.pooling)
 
 
 @cases.parametrized(ALL)
 def test_gradients(case: cases.Case, device: torch.device) -> None:
     """M5 over every geometry."""
     input = samples.ties(2, 3, *case.sizes, seed=3).to(device)
-    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
 
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS + samples.INTEGERS)
 def test_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M7: integers of every width pool exactly, their lowest and highest values included."""
-    checks.check_maximum(samples.ties(2, 3, *case.sizes, dtype=dtype, seed=1).to(device), case.pooling)
+    samples.check_maximum(samples.ties(2, 3, *case.sizes, dtype=dtype, seed=1).to(device), case.pooling)
 
 
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
 def test_gradients_of_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M5."""
     input = samples.ties(2, 3, *case.sizes, dtype=dtype, seed=2).to(device)
-    checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32, torch.uint32], ids=samples.name_of)
@@ -60,7 +59,7 @@ def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: 
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
     """G7: any strided input gives the right answer."""
-    checks.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
+    samples.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint16, torch.int8], ids=samples.name_of)
@@ -68,7 +67,9 @@ def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> No
 def test_layouts_of_narrow_types(layout: str, dtype: torch.dtype, device: torch.device) -> None:
     """G7 and M7 together."""
     case = cases.case("padded", "uneven padding")
-    checks.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling)
+    samples.check_maximum(
+        samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling
+    )
 
 
 @cases.in_pairs(
@@ -81,8 +82,8 @@ def test_every_layout_of_the_gradient(
 ) -> None:
     """G7: incoming gradients are often expanded or strided."""
     input = samples.LAYOUTS[input_layout](samples.ties(2, 3, *case.sizes).to(device))
-    gradient = samples.LAYOUTS[gradient_layout](checks.whole_gradient(input, case.pooling))
-    checks.check_maximum_gradient(input, gradient, case.pooling)
+    gradient = samples.LAYOUTS[gradient_layout](samples.whole_gradient(input, case.pooling))
+    samples.check_maximum_gradient(input, gradient, case.pooling)
 
 
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
@@ -95,7 +96,7 @@ def test_index_types(case: cases.Case, index_dtype: torch.dtype, device: torch.d
     _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
     assert indices.dtype == index_dtype
     samples.assert_same(indices, expected.indices.astype(kind))
-    _, positions = operators.max_pooling_with_indices(input, *checks.spelled_out(case.pooling), index_dtype, True)
+    _, positions = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), index_dtype, True)
     samples.assert_same(positions, expected.plane_indices.astype(kind))
 
 
@@ -112,8 +113,8 @@ def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.devi
     """M2 and M3: the first NaN wins, zeros tie, minus infinity beats padding."""
     input = with_special_values(case, 5).to(device, dtype)
     for layout in ("contiguous", "channels last"):
-        checks.check_maximum(samples.LAYOUTS[layout](input), case.pooling)
-        gradient = checks.whole_gradient(input, case.pooling)
+        samples.check_maximum(samples.LAYOUTS[layout](input), case.pooling)
+        gradient = samples.whole_gradient(input, case.pooling)
         expected = oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(gradient), case.pooling)
         found = dmlpool.max_pooling_grad(samples.LAYOUTS[layout](input), gradient, **case.arguments)
         samples.assert_same(found, expected)
@@ -138,7 +139,7 @@ def test_nothing_but_the_lowest_value(case: cases.Case, dtype: torch.dtype, devi
     """M1 and M2: such a window's index is its first tap inside, never padding; an empty one has -1."""
     lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
     input = torch.full((2, 2, *case.sizes), lowest, dtype=dtype, device=device)
-    checks.check_maximum(input, case.pooling)
+    samples.check_maximum(input, case.pooling)
 
 
 @pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (0, 0)], ids=["no samples", "no channels", "neither"])
@@ -149,8 +150,8 @@ def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch
     """G5: legal, and empty."""
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
         input = layout(torch.zeros(*sizes, *case.sizes, device=device))
-        checks.check_maximum(input, case.pooling)
-        checks.check_maximum_gradient(input, checks.whole_gradient(input, case.pooling), case.pooling)
+        samples.check_maximum(input, case.pooling)
+        samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_taps_of_large_windows(
     for axis, extent in enumerate(window):
         windows = windows.unfold(2 + axis, extent, 1)
     expected, taps = windows.flatten(-len(window)).max(-1)
-    arguments = checks.spelled_out(oracle.Pooling(window, *[(entry,) * len(window) for entry in (1, 0, 0, 1)]))
+    arguments = samples.spelled_out(oracle.Pooling(window, *[(entry,) * len(window) for entry in (1, 0, 0, 1)]))
     values, found = operators.max_pooling_with_taps(input, *arguments)
     assert found.dtype == dtype
     samples.assert_same(values, expected)

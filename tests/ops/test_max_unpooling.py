@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import cases
 import numpy as np
 import oracle
@@ -51,16 +49,6 @@ def test_elements_return_to_their_maxima(case: cases.Case, index_dtype: torch.dt
     samples.assert_same(operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected)
 
 
-def test_the_cases_have_collisions_and_empty_windows(device: torch.device) -> None:
-    """Otherwise the tests here would show less than they say."""
-    kept = []
-    for case in POOLED:
-        input, _, positions = pooled(case, device)
-        kept.append(oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)[1])
-    assert any(((positions >= 0).cpu().numpy() & ~kept[2]).any() for positions in [pooled(POOLED[2], device)[2]])
-    assert POOLED[3].has_empty_windows
-
-
 @cases.parametrized(POOLED)
 def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.device) -> None:
     """An overwritten element has none; the gradient of the gradient is unpooled again."""
@@ -92,17 +80,6 @@ def test_equality_with_aten_where_indices_are_unique(rank: int, device: torch.de
         results.append((output, *torch.autograd.grad(output, leaf, input)))
     for expected, found in zip(*results, strict=True):
         samples.assert_same(found, expected)
-
-
-@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
-def test_every_data_type(dtype: torch.dtype, device: torch.device) -> None:
-    """M7: integers unpool exactly."""
-    input = samples.ties(2, 3, 6, 8, dtype=dtype).to(device)
-    values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
-    found = dmlpool.max_unpooling(values, indices, input.shape)
-    assert found.dtype is dtype
-    positions = indices.cpu().numpy() % 48
-    samples.assert_same(found, oracle.unpooled(samples.to_numpy(values), positions, (6, 8))[0])
 
 
 @pytest.mark.parametrize("layout", samples.LAYOUTS)
@@ -198,71 +175,4 @@ def test_an_exported_program_shows_it_whole(device: torch.device) -> None:
     samples.assert_same(program.module()(input), Network()(input))
 
 
-def test_empty_batches(device: torch.device) -> None:
-    """G5."""
-    for shape in ((0, 3, 2, 2), (2, 0, 2, 2)):
-        indices = torch.zeros(shape, dtype=torch.int64, device=device)
-        output = dmlpool.max_unpooling(torch.zeros(shape, device=device), indices, (*shape[:2], 4, 4))
-        assert output.shape == (*shape[:2], 4, 4)
-
-
 VALUES, INDICES = torch.ones(2, 3, 2, 2), torch.zeros(2, 3, 2, 2, dtype=torch.int64)
-OUTSIDE = (
-    "indices must lie in the output's plane of their own sample and channel, from 16 to 31, or be -1 for no element; "
-    "got 0 at (0, 1, 0, 0)"
-)
-REFUSALS = [
-    ((VALUES, None, (2, 3, 4, 4)), TypeError, "indices must be a torch.Tensor, got NoneType"),
-    (
-        (VALUES, INDICES.short(), (2, 3, 4, 4)),
-        TypeError,
-        "indices has data type int16; supported are int32, int64, uint32, uint64",
-    ),
-    (
-        (VALUES, INDICES[:1], (2, 3, 4, 4)),
-        ValueError,
-        "indices must have the input's shape (2, 3, 2, 2), got shape (1, 3, 2, 2)",
-    ),
-    (
-        (VALUES, INDICES.to("meta"), (2, 3, 4, 4)),
-        ValueError,
-        "indices must be on the input's device cpu, got meta",
-    ),
-    (
-        (VALUES, INDICES, (4, 4)),
-        ValueError,
-        "output_size must be the full size (N, C, *spatial) with 4 entries, got (4, 4)",
-    ),
-    (
-        (VALUES, INDICES, (1, 3, 4, 4)),
-        ValueError,
-        "output_size must begin with the input's N and C (2, 3), got (1, 3, 4, 4)",
-    ),
-    ((VALUES, INDICES, 4), TypeError, "output_size must be a sequence of ints (N, C, *spatial), got 4 of type int"),
-    (
-        (VALUES, INDICES, (2, 3, 0, 4)),
-        ValueError,
-        "the output has size 0 in spatial dimension H; every spatial size must be at least 1",
-    ),
-    ((VALUES, INDICES, (2, 3, 4, 4)), ValueError, OUTSIDE),
-    (
-        (VALUES > 0, INDICES, (2, 3, 4, 4)),
-        TypeError,
-        "input has data type bool; supported are float32, float16, bfloat16, float64, int8, int16, int32, int64, "
-        "uint8, uint16, uint32, uint64",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "kind", "message"), REFUSALS, ids=[row[2][:40] for row in REFUSALS])
-def test_refusals(arguments: tuple[object, ...], kind: type[Exception], message: str) -> None:
-    """G5, G6, G8: what is wrong, and what would be right."""
-    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
-        dmlpool.max_unpooling(*arguments)
-
-
-def test_an_index_below_minus_one_is_refused() -> None:
-    wrong = torch.full((2, 3, 2, 2), -1)
-    wrong[1, 2, 0, 1] = -2
-    with pytest.raises(ValueError, match=re.escape("got -2 at (1, 2, 0, 1)")):
-        dmlpool.max_unpooling(VALUES, wrong, (2, 3, 4, 4))

@@ -9,7 +9,6 @@ import cases
 import numpy as np
 import oracle
 import pytest
-import quantities
 import samples
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ import torch_dmlpool as dmlpool
 pool = dmlpool.quantized_linear_average_pooling
 operators = torch.ops.dmlpool
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
-BOTH = list(itertools.product(quantities.TYPES, repeat=2))
+BOTH = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
 include = pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])
 
 
@@ -30,38 +29,38 @@ def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.d
     """Q1, Q2, A1-A3 and G4; types, forms and kinds of scale take turns."""
     number = 2 * ALL.index(case) + include_padding
     pair = BOTH[number % 4]
-    forms = [quantities.FORMS[(number + 2 * i) % 5] for i in range(4)]
-    parameters = quantities.drawn(number, 3, pair, ties=number % 3 == 0)
-    input = quantities.integers(1, 3, *case.sizes, dtype=pair[0]).to(device)
-    quantities.check(input, parameters, case.pooling, include_padding, output_dtype=pair[1], forms=forms)
+    forms = [samples.PARAMETER_FORMS[(number + 2 * i) % 5] for i in range(4)]
+    parameters = samples.drawn(number, 3, pair, ties=number % 3 == 0)
+    input = samples.integers(1, 3, *case.sizes, dtype=pair[0]).to(device)
+    samples.check_quantized(input, parameters, case.pooling, include_padding, output_dtype=pair[1], forms=forms)
 
 
 @cases.in_pairs(layout=list(samples.LAYOUTS), types=BOTH)
 def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device) -> None:
     """G7, with parameters per channel and for all."""
     for case in cases.FEW[3:8:2] + cases.FEW[-1:]:
-        input = samples.LAYOUTS[layout](quantities.integers(2, 3, *case.sizes, dtype=types[0]).to(device))
+        input = samples.LAYOUTS[layout](samples.integers(2, 3, *case.sizes, dtype=types[0]).to(device))
         for form in ("number", "per channel"):
-            parameters = quantities.drawn(5, 3, types)
-            result = quantities.check(input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4)
+            parameters = samples.drawn(5, 3, types)
+            result = samples.check_quantized(input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4)
             assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
 
 
-@pytest.mark.parametrize("form", quantities.FORMS)
+@pytest.mark.parametrize("form", samples.PARAMETER_FORMS)
 @pytest.mark.parametrize("which", range(4), ids=["input scale", "input zero", "output scale", "output zero"])
 def test_every_form_of_a_parameter(which: int, form: str, device: torch.device) -> None:
     """Q3: each of the four on its own."""
     for case in (cases.case("padded", "plain"), cases.case("plain"), cases.case("padded", "uneven padding", "plain")):
         forms = ["per channel" if form == "number" else "number"] * 4
         forms[which] = form
-        input = quantities.integers(2, 4, *case.sizes, dtype=torch.int8).to(device)
-        parameters = quantities.drawn(which, 4, (torch.int8, torch.uint8))
-        quantities.check(input, parameters, case.pooling, output_dtype=torch.uint8, forms=forms)
+        input = samples.integers(2, 4, *case.sizes, dtype=torch.int8).to(device)
+        parameters = samples.drawn(which, 4, (torch.int8, torch.uint8))
+        samples.check_quantized(input, parameters, case.pooling, output_dtype=torch.uint8, forms=forms)
 
 
 def test_data_types_that_follow(device: torch.device) -> None:
     """Q3: a zero point is 0 unless given; the output has its zero point's type, or the input's."""
-    input = quantities.integers(1, 2, 4, 6, dtype=torch.int8).to(device)
+    input = samples.integers(1, 2, 4, 6, dtype=torch.int8).to(device)
     zero = torch.tensor(7, dtype=torch.uint8, device=device)
     assert pool(input, 0.1, None, 0.1, None, 2).dtype == torch.int8
     assert pool(input, 0.1, None, 0.1, zero, 2).dtype == torch.uint8
@@ -92,7 +91,7 @@ def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> N
     many = few.expand(1 + 2**15 // (few.shape[2] // taps), 1, few.shape[2]) if taps <= 12 else few
     sums = range(-taps * input_zero, taps * (255 - input_zero) + 1)
     for input_scale, output_scale in SCALES[taps % 2 :: 2] if taps > 12 else SCALES:
-        scales = quantities.float32(input_scale), quantities.float32(output_scale)
+        scales = samples.float32(input_scale), samples.float32(output_scale)
         expected = torch.tensor(
             [oracle.requantized(each, taps, *scales, output_zero, np.uint8) for each in sums], dtype=torch.uint8
         ).to(device)
@@ -116,12 +115,12 @@ EXTREMES = [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1e-30, 1.0, 1e30, 2.0**127, (2.
 @pytest.mark.parametrize("input_scale", EXTREMES)
 def test_scales_far_apart(input_scale: float, form: str, device: torch.device) -> None:
     """Q1 and Q4: subnormal scales and quotients past every range."""
-    input = quantities.integers(1, 2, 9, 16, dtype=torch.uint8).to(device)
-    scale = quantities.float32(input_scale)
-    for output_scale in map(quantities.float32, EXTREMES):
-        parameters = quantities.Parameters((scale,) * 2, (100, 3), (output_scale,) * 2, (7, 40))
+    input = samples.integers(1, 2, 9, 16, dtype=torch.uint8).to(device)
+    scale = samples.float32(input_scale)
+    for output_scale in map(samples.float32, EXTREMES):
+        parameters = samples.Parameters((scale,) * 2, (100, 3), (output_scale,) * 2, (7, 40))
         pooling = oracle.Pooling((3, 3), (2, 2), (1, 1), (1, 0), (1, 1))
-        quantities.check(input, parameters, pooling, forms=[form] * 4)
+        samples.check_quantized(input, parameters, pooling, forms=[form] * 4)
 
 
 @pytest.mark.parametrize("window", [(129,), (12, 11), (40, 9), (5, 6, 7)], ids=str)
@@ -129,12 +128,12 @@ def test_scales_far_apart(input_scale: float, form: str, device: torch.device) -
 def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -> None:
     """Q6: past 128 taps sums leave 16 bits."""
     sizes = [size + 3 for size in window]
-    input = quantities.integers(2, 3, *sizes, dtype=torch.uint8)
+    input = samples.integers(2, 3, *sizes, dtype=torch.uint8)
     input[:, 1] = 255
     rest = [(entry,) * len(window) for entry in (1, 1, 2, 1)]
     for ties in (False, True):
-        parameters = quantities.drawn(len(window), 3, (torch.uint8, torch.int8), ties)
-        quantities.check(
+        parameters = samples.drawn(len(window), 3, (torch.uint8, torch.int8), ties)
+        samples.check_quantized(
             samples.LAYOUTS[layout](input.to(device)), parameters, oracle.Pooling(window, *rest),
             output_dtype=torch.int8, forms=["per channel", "number"] * 2,
         )  # fmt: skip
@@ -148,7 +147,7 @@ def test_sums_past_32_bits(device: torch.device) -> None:
     assert pool(input, 0.5, 0, 0.5, 0, taps).item() == 255
     input[..., : taps // 2] = 0
     input[..., taps // 2 : taps // 2 + 3] = 254
-    scales = quantities.float32(0.3), quantities.float32(0.7)
+    scales = samples.float32(0.3), samples.float32(0.7)
     expected = oracle.requantized(int(input.sum(dtype=torch.int64)), taps, *scales, 5, np.uint8)
     assert pool(input, *scales[:1], 0, *scales[1:], 5, taps).item() == expected
 
@@ -163,7 +162,7 @@ def test_nothing_to_pool(shape: tuple[int, int], device: torch.device) -> None:
 
 def test_a_sample_does_not_depend_on_its_batch(device: torch.device) -> None:
     """E6: by few outputs or by many, which are requantized in other ways."""
-    input = quantities.integers(16, 8, 32, 32, dtype=torch.uint8).to(device)
+    input = samples.integers(16, 8, 32, 32, dtype=torch.uint8).to(device)
     together = pool(input, 0.031, 100, 0.043, 7, 3, 1, 1, 1)
     for sample in range(0, 16, 5):
         alone = pool(input[sample : sample + 1].clone(), 0.031, 100, 0.043, 7, 3, 1, 1, 1)
@@ -174,7 +173,7 @@ def test_a_sample_does_not_depend_on_its_batch(device: torch.device) -> None:
 @include
 def test_per_channel_is_as_exact_as_for_all(include_padding: bool, layout: str, device: torch.device) -> None:
     """E6: the same numbers given for each channel take another way to the same bits."""
-    input = samples.LAYOUTS[layout](quantities.integers(4, 16, 40, 36, dtype=torch.int8).to(device))
+    input = samples.LAYOUTS[layout](samples.integers(4, 16, 40, 36, dtype=torch.int8).to(device))
     for scale, window in ((0.07, 2), (0.05, 3), (0.11, 7)):
         rest = (window, 1, window // 2, window // 2, 1, include_padding)
         vector = torch.full((16,), scale, device=device)
@@ -188,7 +187,7 @@ def test_per_channel_is_as_exact_as_for_all(include_padding: bool, layout: str, 
 
 def test_a_gradient_is_refused() -> None:
     """Q: integers have none, and a scale's would be silently lost."""
-    input = quantities.integers(1, 2, 5, 6, dtype=torch.uint8)
+    input = samples.integers(1, 2, 5, 6, dtype=torch.uint8)
     scale = torch.tensor(0.5)
 
     def pooled(scale: Tensor) -> Tensor:
@@ -214,7 +213,7 @@ def test_a_gradient_is_refused() -> None:
 
 def test_vmap() -> None:
     """E1: over the input, over scales and zero points, over all of them, in any dimension."""
-    input = quantities.integers(4, 2, 3, 6, 5, dtype=torch.uint8)
+    input = samples.integers(4, 2, 3, 6, 5, dtype=torch.uint8)
     scales, vectors = torch.rand(4) + 0.5, torch.rand(3, 4) + 0.5
     zeros = torch.arange(4, dtype=torch.uint8)
 
@@ -240,7 +239,7 @@ def test_vmap() -> None:
 
 def registered(case: cases.Case, channels_last: bool = False) -> tuple[object, ...]:
     """Arguments of the registered operator."""
-    input = quantities.integers(2, 3, *case.sizes, dtype=torch.uint8)
+    input = samples.integers(2, 3, *case.sizes, dtype=torch.uint8)
     if channels_last:
         input = samples.channels_last(input)
     window = [list(entry) if isinstance(entry, tuple) else entry for entry in vars(case.pooling).values()]
@@ -277,49 +276,18 @@ def test_compiled(function: Callable[[Tensor], Tensor], device: torch.device) ->
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
     for sizes in ((2, 3, 9, 8), (5, 3, 9, 8), (3, 4, 17, 12)):
-        input = quantities.integers(*sizes, dtype=torch.uint8).to(device)
+        input = samples.integers(*sizes, dtype=torch.uint8).to(device)
         result, expected = compiled(input), function(input)
         assert torch.equal(result, expected)
         assert result.stride() == expected.stride()
     assert counter.frame_count == 1
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_inductor(device: torch.device) -> None:
-    """E2: the default backend."""
-    input = samples.channels_last(quantities.integers(2, 3, 9, 8, dtype=torch.uint8)).to(device)
-    result, expected = torch.compile(numbers, fullgraph=True)(input), numbers(input)
-    assert torch.equal(result, expected)
-    assert result.stride() == expected.stride()
-
-
-class Pooled(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor([0.1, 0.2, 0.3]))
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pool(input, self.scale, 3, 0.2, 5, 3, 2, 1, 1)
-
-
-def test_export() -> None:
-    """E2: the program keeps the operator whole and serves other sizes."""
-    dimensions = {0: torch.export.Dim("batch", min=2), 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
-    input = quantities.integers(2, 3, 9, 8, dtype=torch.uint8)
-    program = torch.export.export(Pooled(), (input,), dynamic_shapes=(dimensions,), strict=False)
-    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
-    assert called == ["dmlpool.quantized_linear_average_pooling.default"]
-    for sizes in ((2, 3, 9, 8), (5, 3, 14, 21)):
-        input = quantities.integers(*sizes, dtype=torch.uint8)
-        assert torch.equal(program.module()(input), Pooled()(input))
-
-
 def test_fake_and_meta_tensors() -> None:
     """E2 and G7: sizes, type and strides of the real result, values unseen: a scale of 0 is not looked at (Q4)."""
     case = cases.case("padded", "plain")
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        real = layout(quantities.integers(2, 3, *case.sizes, dtype=torch.uint8))
+        real = layout(samples.integers(2, 3, *case.sizes, dtype=torch.uint8))
         expected = pool(real, 0.1, 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
         with FakeTensorMode() as mode:
             fake = pool(mode.from_tensor(real), torch.zeros(3), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
