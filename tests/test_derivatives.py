@@ -221,18 +221,6 @@ def test_vmap_over_one_operand_of_the_gradient(in_dims: tuple[int | None, int | 
         samples.assert_same(found[index], dmlpool.max_pooling_grad(input, gradient, 2))
 
 
-@pools
-def test_dual_numbers(pool: str, device: torch.device) -> None:
-    """E1: forward mode without torch.func, and a tangent that needs a gradient itself."""
-    input, direction = samples.distinct(2, 2, 5, 6).to(device), tangents((2, 2, 5, 6)).to(device).requires_grad_()
-    results = []
-    for function in POOLS[pool]:
-        with forward_ad.dual_level():
-            tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(input, direction))).tangent
-            results.append((tangent.detach(), *torch.autograd.grad(tangent.pow(2).sum(), direction)))
-    torch.testing.assert_close(*results)
-
-
 def test_the_gradient_operator_is_constant_in_its_input(device: torch.device) -> None:
     """M6: no gradient to the input, the gather of its gradient to the other operand."""
     input = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
@@ -258,15 +246,3 @@ def test_integers_are_not_differentiable(device: torch.device) -> None:
         whole = samples.ties(1, 1, 4, 4, dtype=torch.int32).to(device)
         samples.assert_same(dmlpool.max_pooling(whole, 4), samples.to_numpy(whole.amax((2, 3), keepdim=True)))
     assert not dmlpool.max_pooling(whole, 2).requires_grad
-
-
-@pools
-def test_checkpointing(pool: str, device: torch.device) -> None:
-    """E1: torch.utils.checkpoint recomputes what was saved."""
-    from torch.utils.checkpoint import checkpoint
-
-    leaf = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
-    ours, atens = POOLS[pool]
-    (found,) = torch.autograd.grad(checkpoint(lambda x: ours(x.sin()), leaf, use_reentrant=False).pow(2).sum(), leaf)
-    (expected,) = torch.autograd.grad(atens(leaf.sin()).pow(2).sum(), leaf)
-    torch.testing.assert_close(found, expected)

@@ -197,9 +197,7 @@ def chosen(given: Any, inherited: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64).flatten().expand(CHANNELS)
 
 
-@pytest.mark.parametrize("zero_point", ZERO_POINT_GIVEN)
-@pytest.mark.parametrize("scale", SCALE_GIVEN)
-@schemes
+@cases.in_pairs(scheme=list(QUANTIZED), scale=list(SCALE_GIVEN), zero_point=list(ZERO_POINT_GIVEN))
 def test_what_is_not_given_is_inherited(scheme: str, scale: str, zero_point: str) -> None:
     """Q5: per channel where the scale or the zero point of the output is, given or inherited."""
     tensor = QUANTIZED[scheme](integers(1, CHANNELS, 4, 3))

@@ -37,9 +37,7 @@ def assert_kept(result: Tensor, input: Tensor) -> None:
         assert (result.q_scale(), result.q_zero_point()) == (input.q_scale(), input.q_zero_point())
 
 
-@types
-@pytest.mark.parametrize("per_channel", [False, True], ids=["per tensor", "per channel"])
-@cases.parametrized(cases.FEW)
+@cases.in_pairs(case=cases.FEW, per_channel=[False, True], dtype=list(TYPES.values()))
 def test_values_and_indices(case: cases.Case, per_channel: bool, dtype: torch.dtype) -> None:
     """Those of the integers; and, where no window is empty, those of the numbers that they stand for."""
     input = quantized_tensor((2, 3, *case.sizes), dtype, per_channel)

@@ -59,10 +59,3 @@ def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> N
     case = cases.case("uneven padding", "padded")
     answers = ranks.run(sharded.compare, case.pooling, (1, 256, 61, 67), LINE, (2,))
     assert [different for _, different in answers] == [0] * 4
-
-
-@pytest.mark.slow
-@cases.parametrized(cases.PLANES)
-def test_every_plane(ranks: Ranks, case: cases.Case) -> None:
-    for mesh, dimensions in ((LINE, (2,)), (LINE, (3,)), (SQUARE, (2, 3)), (SQUARE, (3, 2)), (SQUARE, (3, 0))):
-        ranks.run(sharded.compare, case.pooling, (2, 2, *case.sizes), mesh, dimensions)

@@ -203,22 +203,3 @@ def test_negative_bit() -> None:
     assert torch.equal(
         backend.average_pooling(negated, window, False, None), -backend.average_pooling(input, window, False, None)
     )
-
-
-def test_kernels_and_vectors(ran: list) -> None:
-    """Each layout is served by the form made for it, and nothing is copied."""
-    window = Window.directml(2, 3, 1, 1, 1)
-    for layout, shape, expected in [
-        ("contiguous", (2, 4, 6, 16), (0, 4)),
-        ("contiguous", (2, 4, 6, 14), (0, 2)),
-        ("contiguous", (2, 4, 6, 15), (0, 1)),
-        ("storage offset", (2, 4, 6, 16), (0, 1)),
-        ("channels last", (2, 4, 6, 15), (1, 4)),
-        ("channels last", (2, 3, 6, 16), (1, 1)),
-        ("transposed", (2, 4, 6, 16), (0, 1)),
-        ("expanded over channels", (2, 4, 6, 16), (0, 4)),
-    ]:
-        ran.clear()
-        backend.average_pooling(samples.LAYOUTS[layout](samples.normal(*shape)), window, False, None)
-        ((kernel, constants),) = ran
-        assert (kernel, constants["LAYOUT"], constants["V"]) == ("sum_tile", *expected), layout

@@ -157,26 +157,6 @@ def test_unrolled_gradient(layout: str, window: str, ran: list[Ran]) -> None:
     assert forms <= ({"grad_tile, channels"} if layout == "channels last" else {"grad_tile, any", "grad_tile, columns"})
 
 
-def test_gradient_in_columns(ran: list[Ran]) -> None:
-    """M5: whole vectors of windows make whole vectors of inputs, at strides 1 and 2."""
-    assert_gradient(awkward(1, 2, 6, 8), Window.directml(2, 3, 1, 1, 1))
-    assert ran[-1].form == "grad_tile, columns"
-    assert_gradient(awkward(1, 2, 6, 16), Window.directml(2, 2, 2))
-    assert ran[-1].form == "grad_tile, columns"
-    assert ran[-1].constants["Q"] == 2 * ran[-1].constants["V"]
-
-
-def test_a_row_is_stored_by_the_widest_vector_that_divides_it(ran: list[Ran]) -> None:
-    """M6: 12 outputs of float16 from 24 inputs are three stores of 4, though they are read by 8."""
-    window = Window.directml(2, 2, 2)
-    input = awkward(1, 2, 4, 24, dtype=torch.float16)
-    expected = oracle.maximum(samples.to_numpy(input), pooling_of(window))
-    values, taps = backend.max_pooling_with_taps(input, window)
-    samples.assert_same(values, expected.values)
-    samples.assert_same(taps, expected.taps)
-    assert (ran[-1].constants["V"], ran[-1].constants["STORE"]) == (8, 4)
-
-
 @pytest.mark.parametrize("layout", ["contiguous", pytest.param("channels last", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
 def test_data_types(dtype: torch.dtype, layout: str) -> None:
@@ -227,21 +207,6 @@ def test_axis_by_axis(name: str, layout: str, ran: list[Ran]) -> None:
     ran.clear()
     assert_gradient(input, window, samples.LAYOUTS[layout])
     assert [one.kernel for one in ran] == ["max_axis", "max_axis", "grad_axis", "grad_axis"]
-
-
-def test_axis_forms(ran: list[Ran]) -> None:
-    """M2: a looped axis shares its core between 8 rows, reads vectors along the others; 3 axes take 3 passes."""
-    assert_forward(awkward(1, 1, 12, 8), Window.directml(2, (70, 3), 1, (40, 1), (40, 1)))
-    rows = [one.constants for one in ran if one.kernel == "max_axis"]
-    # Of so few elements lanes own one row each; of many, 8.
-    assert {(one["R"], one["V"], one["AXIS_INNERMOST"]) for one in rows} == {(1, 1, True), (1, 4, False)}
-    passes = launches.max_passes(_request((64, 64, 112, 112), Window.directml(2, 31, 1, 15, 15)), "taps")
-    assert [dict(step.launch.constants)["R"] for step in passes] == [8, 8]
-    ran.clear()
-    window = Window.directml(3, (70, 2, 3), 1, (40, 0, 1), (40, 1, 0))
-    assert_forward(awkward(1, 2, 3, 2, 3), window)
-    assert_gradient(awkward(1, 2, 3, 2, 3), window)
-    assert [one.kernel for one in ran if one.kernel == "grad_axis"] == ["grad_axis"] * 3
 
 
 @pytest.mark.parametrize("edge", cases.EDGES, ids=lambda edge: edge.name)
@@ -313,13 +278,6 @@ def test_wide_arithmetic(ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> Non
         forget_launches()
 
 
-def _request(shape: tuple[int, ...], window: Window) -> launches.Request:
-    """Contiguous float32 on CUDA."""
-    outputs = (*shape[:2], *window.output_sizes(shape[2:]))
-    strides, out_strides = (torch.empty(sizes, device="meta").stride() for sizes in (shape, outputs))
-    return launches.Request(window, shape, strides, outputs, out_strides, out_strides, 4, True, True)
-
-
 @pytest.mark.parametrize("sizes", [(0, 3, 6, 6), (2, 0, 6, 6)], ids=["no samples", "no channels"])
 def test_nothing_to_pool(sizes: tuple[int, ...], ran: list[Ran]) -> None:
     """G5: an empty batch and no channels are legal, and launch nothing."""
@@ -329,18 +287,6 @@ def test_nothing_to_pool(sizes: tuple[int, ...], ran: list[Ran]) -> None:
     assert backend.max_pooling_grad(torch.empty(sizes), values, window).shape == sizes
     assert backend.max_pooling_gather(torch.empty(sizes), taps, window).shape == sizes
     assert not ran
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 9, 13, 31])
-def test_every_window_size(size: int, layout: str) -> None:
-    """M1 to M5, G7: windows from 1 to 31 at strides 1 and 2 with uneven padding, in every layout."""
-    input = samples.LAYOUTS[layout](awkward(2, 4, 6, 8))
-    for stride, dilation in ((1, 1), (2, 1), (1, 2)):
-        window = Window.directml(2, size, stride, size // 2, size * dilation, dilation, ceil_mode=stride == 2)
-        assert_forward(input, window)
-        assert_gradient(input, window, samples.LAYOUTS["sliced"])
 
 
 @pytest.mark.slow

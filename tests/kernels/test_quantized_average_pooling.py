@@ -185,53 +185,6 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
         assert result.tolist() == [round(quotient.exact) for quotient in quotients]
 
 
-def test_kernels_and_vectors(ran: list) -> None:
-    """Each layout is served by the form made for it, and nothing is copied."""
-    for layout, shape, expected in [
-        ("contiguous", (2, 4, 6, 32), (0, 16)),
-        ("contiguous", (2, 4, 6, 24), (0, 8)),
-        ("contiguous", (2, 4, 6, 14), (0, 1)),
-        ("storage offset", (2, 4, 6, 32), (0, 1)),
-        ("channels last", (2, 32, 6, 15), (1, 8)),
-        ("channels last", (2, 6, 6, 16), (1, 1)),
-        ("expanded over channels", (2, 4, 6, 32), (0, 16)),
-    ]:
-        ran.clear()
-        input = samples.LAYOUTS[layout](samples.integers(*shape, dtype=torch.uint8))
-        dmlpool.quantized_linear_average_pooling(input, 0.1, 3, 0.1, 3, 3, 1, 1, 1)
-        ((kernel, constants),) = ran
-        assert (kernel, constants["LAYOUT"], constants["V"]) == ("quantized_tile", *expected), layout
-
-
-def test_numbers_are_handed_on_as_numbers(ran: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E4: no tensor is filled for them, and no new kernel is made for new ones."""
-    seen: list[object] = []
-    run = backend.launch
-    monkeypatch.setattr(backend, "launch", lambda how, *rest: (seen.extend(rest[2:]), run(how, *rest)))
-    input = samples.integers(1, 2, 4, 16, dtype=torch.uint8)
-    dmlpool.quantized_linear_average_pooling(input, 0.5, 16, 0.25, None, 2)
-    assert seen == [0.5, 16, 0.25, 0]
-    ((_, constants),) = ran
-    assert constants["KINDS"] == (0, 0, 0, 0)
-
-
-def test_a_batch_makes_no_new_kernel() -> None:
-    """What is compiled follows from window, types and layout: not from batch, channels or size."""
-
-    def constants(shape: tuple[int, ...]) -> object:
-        window = Window.directml(2, 3, 1, 1, 1)
-        strides = torch.empty(shape, device="meta").stride()
-        request = average_pooling_launch.Request(
-            window, shape, strides, window.output_sizes(shape[2:]), 1, True, False, False, False, None
-        )
-        (launch,) = quantized_launch.quantized_launches(request, (1, 1, 1, 1))
-        return launch.constants
-
-    first = constants((1, 4, 16, 16))
-    for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
-        assert constants(shape) == first
-
-
 def test_empty(ran: list) -> None:
     """G5."""
     for shape in ((0, 3, 5, 6), (2, 0, 5, 6)):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import cases
 import pytest
 import samples
 import torch
@@ -134,15 +135,14 @@ INT8 = QUANTIZATIONS["int8"]
 PAIRS = [("uint8", "int8"), ("per channel", "uint8"), ("a tensor", "per channel, int8"), ("per channel, int8",) * 2]
 
 
-@pytest.mark.parametrize(("input", "output"), PAIRS, ids=[" → ".join(pair) for pair in PAIRS])
-@pytest.mark.parametrize("pool", POOLS)
-def test_the_pattern_is_replaced(pool: str, input: str, output: str) -> None:
+@cases.in_pairs(pool=list(POOLS), types=PAIRS)
+def test_the_pattern_is_replaced(pool: str, types: tuple[str, str]) -> None:
     """Q1, Q3: by the operator's exact result, which is the float program's but where that one's rounding errors decide.
 
     There, within a thousandth of a tie, it is one step off at most.
     """
     rank, function = POOLS[pool]
-    pattern = Pattern(function, QUANTIZATIONS[input], QUANTIZATIONS[output])
+    pattern = Pattern(function, *(QUANTIZATIONS[name] for name in types))
     example = integers(*SHAPES[rank], dtype=pattern.input.dtype)
     program = export(pattern, (example,))
     pooled = integer_pooling(program)

@@ -99,8 +99,8 @@ def with_gradient(function: Callable[..., Any], tensor: Tensor, **arguments: Any
     return [*outputs, *torch.autograd.grad(outputs[0], leaf, incoming)]
 
 
-@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUEST)
+@pytest.mark.parametrize("batched", [True, False])
 def test_results_and_gradients_are_torchs(family: str, rank: int, name: str, batched: bool, image: Image) -> None:
     """A1, A2, A5, A6, M1, M2, M4 (per plane), M5: maxima and indices bit for bit, on images full of ties."""
     tensor = image(rank) if batched else image(rank)[0]
@@ -230,18 +230,6 @@ def test_pairs_pad_each_end_on_its_own(rank: int, kernel_size: int, stride: int,
     assert torch.equal(torch.where(indices < 0, -math.inf, read), values)
 
 
-def test_a_window_of_padding_alone() -> None:
-    """M1 and A3: −inf with index −1, an average of 0, and no gradient."""
-    leaf = torch.tensor([[[5.0, 7.0]]], requires_grad=True)
-    values, indices = pooling.max_pool1d(leaf, 2, padding=((2, 0),), return_indices=True)
-    assert (values.tolist(), indices.tolist()) == ([[[-math.inf, 7.0]]], [[[-1, 1]]])
-    values[..., 0].sum().backward()
-    assert leaf.grad.tolist() == [[[0.0, 0.0]]]
-    for count_include_pad in (True, False):
-        average = pooling.avg_pool1d(leaf, 2, padding=((2, 0),), count_include_pad=count_include_pad)
-        assert average.tolist() == [[[0.0, 6.0]]]
-
-
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize(("kernel_size", "stride", "dilation"), [(2, 1, 1), (4, 1, 2), (3, 2, 1), (2, 3, 2), (1, 3, 1)])
 def test_same_pads_as_tensorflow_does(rank: int, kernel_size: int, stride: int, dilation: int, image: Image) -> None:
@@ -267,10 +255,6 @@ def test_norms_take_what_torchs_do_not(image: Image) -> None:
     cubes = image(2).abs() ** 3
     sums = pooling.avg_pool2d(cubes, 3, 2, ((0, 1), (2, 0)), divisor_override=1, dilation=(1, 2))
     torch.testing.assert_close(norms, sums ** (1 / 3))
-
-
-def test_one_dimension_has_a_divisor_too() -> None:
-    assert pooling.avg_pool1d(torch.ones(1, 1, 4), 2, divisor_override=4).tolist() == [[[0.5, 0.5]]]
 
 
 # What a caller, a type checker and a tool see of the functions.

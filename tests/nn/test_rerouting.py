@@ -6,6 +6,7 @@ import doctest
 import threading
 from collections.abc import Callable
 
+import cases
 import models
 import pytest
 import samples
@@ -57,8 +58,7 @@ def tensors(output: object) -> list[Tensor]:
     return list(output) if isinstance(output, tuple) else [output]
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("batched", [True, False])
+@cases.in_pairs(name=list(CALLS), batched=[True, False])
 def test_a_call_is_served_by_us_with_torchs_results(name: str, batched: bool, device: torch.device) -> None:
     """Values and indices, and a gradient that our operators alone can have."""
     rank, call = CALLS[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import cases
 import numpy as np
 import oracle
 import pytest
@@ -124,8 +125,7 @@ def test_index_types(index_dtype: torch.dtype, outputs: tuple[int, ...], device:
     samples.assert_same(indices.to(torch.int64), expected)
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-@few
+@cases.in_pairs(name=list(FEW), layout=list(samples.LAYOUTS))
 def test_every_layout(name: str, layout: str, device: torch.device) -> None:
     """G7: any strided input and incoming gradient, results in the suggested format."""
     sizes, outputs, bins = requested(name)

@@ -73,15 +73,6 @@ def test_a_window_that_counts_nothing(case: cases.Case, device: torch.device) ->
         assert not spread.any()
 
 
-@cases.parametrized(cases.FEW)
-def test_average_of_a_constant(case: cases.Case, device: torch.device) -> None:
-    """A1: the constant itself where padding does not count."""
-    full = torch.full((1, 2, *case.sizes), 7.0, device=device)
-    output = dmlpool.average_pooling(full, **case.arguments)
-    assert set(output.unique().tolist()) <= {0.0, 7.0}
-    assert 7.0 in output
-
-
 @cases.in_pairs(case=cases.FEW, divisor=DIVISORS)
 def test_the_gradient_is_the_adjoint(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
     """A6: ⟨avg(x), g⟩ = ⟨x, avg_grad(g)⟩."""

@@ -62,16 +62,6 @@ def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> No
     samples.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint16, torch.int8], ids=samples.name_of)
-@pytest.mark.parametrize("layout", ["channels last", "sliced", "transposed", "one element everywhere"])
-def test_layouts_of_narrow_types(layout: str, dtype: torch.dtype, device: torch.device) -> None:
-    """G7 and M7 together."""
-    case = cases.case("padded", "uneven padding")
-    samples.check_maximum(
-        samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype).to(device)), case.pooling
-    )
-
-
 @cases.in_pairs(
     case=[cases.case("padded"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")],
     gradient_layout=list(samples.LAYOUTS),
