@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
+import re
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -24,7 +26,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
-from benchmarks import compiler
+from benchmarks import compiler, sass
 from torch_dmlpool import kernels
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.window import Window
@@ -302,8 +304,36 @@ def test_machine_code_of_some(family: str, target: str, launches_of: Collector) 
     assert_compiles(launches[: 30 if family == "max" else 12], target, compile_wholly)
 
 
+OTHER_TARGETS = [pytest.param(target, marks=pytest.mark.slow) for target in TARGETS if target != "sm_90"]
+
+
+@pytest.mark.parametrize("target", ["sm_90", *OTHER_TARGETS])
+def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: Collector) -> None:
+    """E7: a contiguous float16 batch under window 3: maxima, with taps, averages, and their gradients."""
+    launches_of.target = TARGETS[target][1]
+    window = Window.directml(2, 3, 1, 1, 1)
+    input = torch.empty((32, 64, 112, 112), dtype=torch.float16, device="meta")
+    output, taps = backend.max_pooling_with_taps(input, window)
+    backend.max_pooling(input, window)
+    backend.max_pooling_grad_from_taps(output, taps, input.shape[2:], window, False)
+    backend.average_pooling(input, window, True, None)
+    backend.average_pooling_grad(output, input.shape[2:], window, True, None)
+    assert len(launches_of.made) == 5
+    for made in launches_of.made:
+        hip = target == "gfx942"
+        binary = compiler.binary(
+            made.request()._replace(warps=made.launch.num_warps // (2 if hip else 1)), TARGETS[target][0]
+        )
+        if hip:
+            assert re.search(r"load_dwordx4", binary.asm["amdgcn"]), made
+            assert re.findall(r"\.[sv]gpr_spill_count: +(\d+)", binary.asm["amdgcn"]) == ["0", "0"], made
+        else:
+            assert re.search(r"ld\.global\S*\.v4\.b32", binary.asm["ptx"]), made
+            assert sass.machine_code(binary.asm["cubin"]).spills == 0, made
+
+
 def test_every_kernel_is_launched(launches_of: Collector) -> None:
-    """A new kernel is compiled here, too."""
+    """A new kernel is compiled here, too; ten are enough."""
     launched = {
         made.launch.kernel.split(".")[1]
         for family, (_, dtypes) in FAMILIES.items()
@@ -317,3 +347,11 @@ def test_every_kernel_is_launched(launches_of: Collector) -> None:
             if getattr(one, "do_not_specialize", None):  # a kernel, not a function within one
                 exist.add(one.fn.__name__)
     assert launched == exist
+    assert len(exist) <= 10
+
+
+def test_little_assembly() -> None:
+    """At most two pieces, each of which needs a reason beside it and an instruction that the emulator knows."""
+    sources = [path.read_text() for folder in kernels.__path__ for path in Path(folder).glob("*.py")]
+    assert sources
+    assert sum(source.count("inline_asm_elementwise(") for source in sources) <= 2
