@@ -20,30 +20,18 @@ from torch_dmlpool.backends.reference import gather_positions, unique_positions
 from torch_dmlpool.window import Window
 
 __all__ = [
-    "adaptive_average_pooling",
-    "adaptive_average_pooling_grad",
-    "adaptive_max_pooling",
-    "average_pooling",
-    "average_pooling_grad",
-    "gather_positions",
-    "max_pooling",
-    "max_pooling_gather",
-    "max_pooling_grad",
-    "max_pooling_grad_from_taps",
-    "max_pooling_indices",
-    "max_pooling_with_indices",
-    "max_pooling_with_taps",
-    "quantized_linear_average_pooling",
-    "scatter_positions",
-    "unique_positions",
-]
+    "adaptive_average_pooling", "adaptive_average_pooling_grad", "adaptive_max_pooling", "average_pooling",
+    "average_pooling_grad", "gather_positions", "max_pooling", "max_pooling_gather", "max_pooling_grad",
+    "max_pooling_grad_from_taps", "max_pooling_indices", "max_pooling_with_indices", "max_pooling_with_taps",
+    "quantized_linear_average_pooling", "scatter_positions", "unique_positions",
+]  # fmt: skip
 
 # --- How kernels are launched ---
 
 
 @lru_cache
 def kernel_named(module: str, name: str) -> Any:
-    """A kernel by name; the statement ``import`` would cost each call some microseconds."""
+    """A kernel or a launch function by name; the statement ``import`` would cost each call some microseconds."""
     return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
 
 
@@ -166,7 +154,7 @@ def _maxima(
         return values, codes
     asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
     request = _request(window, input, values, values, is_aligned(input), asm)
-    passes = _max_launches().max_passes(request, with_)
+    passes = kernel_named("max_pooling_launch", "max_passes")(request, with_)
     if passes[0].launch.kernel == "max_pooling.max_tile":
         launch(passes[0].launch, input, values, codes)
         return values, codes
@@ -214,7 +202,8 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Window, with_: Any) -> Tensor:
     """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
     if result.numel() > 0:
-        how = _grad_launches().tap_lookup(_request(window, input, result, taps, False), with_)
+        request = _request(window, input, result, taps, False)
+        how = kernel_named("max_pooling_grad_launch", "tap_lookup")(request, with_)
         launch(how, input if with_ == "values" else taps, taps, result)
     return result
 
@@ -235,7 +224,8 @@ def max_pooling_grad_from_taps(
     if gradient.numel() == 0:
         return gradient
     source = input_gradient.resolve_neg()
-    passes = _grad_launches().grad_passes(_request(window, gradient, source, taps, is_aligned(source, taps)))
+    request = _request(window, gradient, source, taps, is_aligned(source, taps))
+    passes = kernel_named("max_pooling_grad_launch", "grad_passes")(request)
     if passes[0].launch.kernel == "max_pooling_grad.grad_tile":
         launch(passes[0].launch, source, taps, gradient)
     else:
@@ -248,20 +238,10 @@ def max_pooling_grad_from_taps(
 def _request(
     window: Window | None, input: Tensor, output: Tensor, taps: Tensor, aligned: bool, asm: bool = False
 ) -> Any:
-    return _max_launches().Request(
+    return kernel_named("max_pooling_launch", "Request")(
         window, tuple(input.shape), input.stride(), tuple(output.shape), output.stride(), taps.stride(), input.itemsize,
         aligned, asm,
     )  # fmt: skip
-
-
-@cache
-def _max_launches() -> Any:
-    return importlib.import_module("torch_dmlpool.kernels.max_pooling_launch")
-
-
-@cache
-def _grad_launches() -> Any:
-    return importlib.import_module("torch_dmlpool.kernels.max_pooling_grad_launch")
 
 
 # --- Averages ---
@@ -310,17 +290,10 @@ def _averages(
         return target
     source = source.resolve_neg()  # kernels read raw memory
     request = launches.Request(
-        window,
-        tuple(source.shape),
-        source.stride(),
-        tuple(target_sizes),
-        source.dtype.itemsize,
-        is_aligned(source, target),
-        memory_format is not torch.contiguous_format,
-        adjoint,
-        include_padding,
+        window, tuple(source.shape), source.stride(), tuple(target_sizes), source.dtype.itemsize,
+        is_aligned(source, target), memory_format is not torch.contiguous_format, adjoint, include_padding,
         divisor_override,
-    )
+    )  # fmt: skip
     accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
     *steps, last = launches.bin_launches(request) if window is None else launches.average_launches(request)
     for step in steps:
@@ -354,17 +327,9 @@ def quantized_linear_average_pooling(
         for each in (input_scale, input_zero_point, output_scale, output_zero_point)
     ]
     request = average_pooling_launch.Request(
-        window,
-        tuple(input.shape),
-        input.stride(),
-        sizes,
-        1,
-        is_aligned(input, output),
-        memory_format is not torch.contiguous_format,
-        False,
-        include_padding,
-        None,
-    )
+        window, tuple(input.shape), input.stride(), sizes, 1, is_aligned(input, output),
+        memory_format is not torch.contiguous_format, False, include_padding, None,
+    )  # fmt: skip
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
     *steps, last = quantized_launch.quantized_launches(request, kinds)
     source, kind = input, torch.int32 if window.taps * 255 < 2**31 else torch.int64
