@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("benchmarks.harness")
 
 
-from benchmarks import harness, load, peers, plots, report, scaling
+from benchmarks import harness, load, models, peers, plots, report, scaling
 from benchmarks.results import Curve, Quartiles, Results, RowResult
 from benchmarks.slopes import Slope, logarithms, per_doubling, slope
 from benchmarks.workloads import WORKLOADS, select
@@ -237,3 +237,12 @@ def test_documentation_shows_every_picture_that_is_drawn(tmp_path: Path) -> None
     assert sorted(shown) == sorted(path.name for path in drawn)
     assert len(set(shown)) == 7
     assert plots.pictures(results(row_result("tiny", ("overhead",), ours=0.03, ATen=0.02))) == []
+
+
+def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
+    """``python -m benchmarks.report`` has been run since the models were."""
+    table = models.markdown(json.loads(report.MODELS.read_text(encoding="utf-8")))
+    page = (report.ROOT / "README.md").read_text(encoding="utf-8")
+    assert report.with_models(page, table) == page
+    with pytest.raises(ValueError, match="once"):
+        report.with_models("no marks", table)
