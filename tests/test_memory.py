@@ -104,7 +104,7 @@ def caches() -> dict[str, Callable[..., object]]:
         if ".kernels" in module.name or "triton" in module.name or module.name.endswith("__main__"):
             continue
         for name, member in vars(importlib.import_module(module.name)).items():
-            if hasattr(member, "cache_parameters") and member.__module__.startswith("torch_dmlpool"):
+            if isinstance(member, type(functools.cache(len))) and member.__module__.startswith("torch_dmlpool"):
                 found[f"{member.__module__}.{name}"] = member
     return found
 

@@ -70,11 +70,16 @@ def test_layouts_splits_threads_and_defaults_change_no_bit(
     if "quantized_average" in name or "quantized_max" in name:
         hypothesis.assume(neighbour not in ("default device",))  # PyTorch's own quantize_per_tensor minds it
     image = samples.normal(batch, 3, *spatial, seed=seed)
-    expected = call(image)
+    laid_out = samples.LAYOUTS[layout](image)
+    expected, alone = call(image), call(laid_out)
     with NEIGHBOURS[neighbour]():
-        found = call(samples.LAYOUTS[layout](image))
-    for result, right in zip(found, expected, strict=True):
-        samples.assert_same(result, right)
+        found = call(laid_out)
+    for result, same, right in zip(found, alone, expected, strict=True):
+        samples.assert_same(result, same)
+        if result.is_floating_point() and any(word in name for word in ("average", "lp_", "Avg", "max_pooling_grad")):
+            torch.testing.assert_close(result, right)  # the order of a sum follows the layout, within E6
+        else:
+            samples.assert_same(result, right)
     if "indices" not in name:
         for result, right in zip(split(call, image), expected, strict=True):
             samples.assert_same(result, right)

@@ -150,6 +150,7 @@ PRIVATE_NAMES = {
     "torch._C._nn": {"nn.rerouting"},
     "torch._VF": {"ops.registration"},
     "torch._VF._unpack_dual": {"ops.registration"},
+    "torch._C._functorch.is_functorch_wrapped_tensor": {"ops.registration"},
     "torch._functorch.autograd_function.enable_single_level_autograd_function": {"ops.registration"},
     "torch.autograd.forward_ad._set_fwd_grad_enabled": {"ops.registration"},
     "torch.autograd.forward_ad._current_level": {"ops.registration"},

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import _VF, Tensor
 from torch._C import _AutoDispatchBelowAutograd, _dispatch_tls_local_include_set
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
@@ -314,7 +315,8 @@ def is_bare(*tensors: Tensor) -> bool:
         if kind is not Tensor and kind is not torch.nn.Parameter:
             _require_rules(kind)
             return False
-        if tensor.is_meta or tensor.is_neg():
+        # A tensor that a transform has saved stays wrapped when the transform is over.
+        if tensor.is_meta or tensor.is_neg() or is_functorch_wrapped_tensor(tensor):
             return False
     return True
 
