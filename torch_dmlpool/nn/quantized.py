@@ -33,8 +33,12 @@ class _AvgPool(torch.nn.Module):
     holds them. One loaded from another layer brings its number of entries along.
 
     Args:
-        kernel_size, stride, padding, ceil_mode, count_include_pad, dilation: Those of
-            :class:`torch_dmlpool.nn.AvgPool{rank}d`; padding stands for the real number 0.
+        kernel_size: As in :class:`torch_dmlpool.nn.AvgPool{rank}d`, and so are the arguments up to ``dilation``.
+        stride: See there.
+        padding: See there; padding stands for the real number 0.
+        ceil_mode: See there.
+        count_include_pad: See there.
+        dilation: See there.
         input_scale: Real numbers per step of a plain input: a number for all channels, or a tensor of ``(C,)``.
         input_zero_point: The integer that stands for 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
