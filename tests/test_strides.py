@@ -1,0 +1,173 @@
+"""Tensors of any strides (rule G7): slices, transposes, expanded and one-sized dimensions, offsets."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import oracle
+import pytest
+import samples
+import torch
+from test_properties import requests
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
+
+
+class Dimension(NamedTuple):
+    """How a dimension lies in memory."""
+
+    step: int
+    before: int
+    after: int
+    is_expanded: bool
+    stride_of_one: int
+    """The stride it has if its size is 1, where any will do."""
+
+
+class Layout(NamedTuple):
+    """How a tensor lies in memory: its dimensions from the outermost to the innermost, and each of them."""
+
+    order: list[int]
+    dimensions: list[Dimension]
+
+
+@strategies.composite
+def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
+    few = strategies.sampled_from([0, 0, 1, 2])
+    dimensions = strategies.builds(
+        Dimension,
+        strategies.sampled_from([1, 1, 1, 2, 3]),
+        few,
+        few,
+        strategies.sampled_from([False] * 9 + [True]),
+        strategies.integers(0, 40),
+    )
+    channels_last = [0, *range(2, rank), 1]
+    order = draw(strategies.one_of(strategies.just(channels_last), strategies.permutations(list(range(rank)))))
+    return Layout(list(order), draw(strategies.lists(dimensions, min_size=rank, max_size=rank)))
+
+
+def laid_out(values: Tensor, layout: Layout) -> Tensor:
+    """``values`` in that layout; where a dimension is expanded, those of its first element."""
+    dimensions = layout.dimensions
+    sizes = [
+        along.before + size * along.step + along.after for size, along in zip(values.shape, dimensions, strict=True)
+    ]
+    memory = torch.zeros([sizes[number] for number in layout.order], dtype=values.dtype)
+    view = memory.permute([layout.order.index(number) for number in range(values.dim())])
+    for number, (size, along) in enumerate(zip(values.shape, dimensions, strict=True)):
+        view = view.narrow(number, along.before, size * along.step)
+        view = view[(slice(None),) * number + (slice(None, None, along.step),)]
+    view.copy_(values)
+    strides = [
+        along.stride_of_one if size == 1 else 0 if along.is_expanded else stride
+        for size, stride, along in zip(view.shape, view.stride(), dimensions, strict=True)
+    ]
+    return view.as_strided(view.shape, strides, view.storage_offset())
+
+
+@hypothesis.given(request=requests(), data=strategies.data(), seed=strategies.integers(0, 2**16))
+def test_strides_change_nothing(
+    request: tuple[oracle.Pooling, tuple[int, ...]], data: strategies.DataObject, seed: int
+) -> None:
+    """Maxima and averages of either direction, input and gradient laid out independently."""
+    pooling, sizes = request
+    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (3, 2), (2, 9)]))
+    dtype = data.draw(strategies.sampled_from(samples.FLOATS + samples.INTEGERS))
+    input = laid_out(samples.ties(*leading, *sizes, dtype=dtype, seed=seed), data.draw(layouts(len(sizes) + 2)))
+    samples.check_maximum(input, pooling)
+    if not dtype.is_floating_point:
+        return
+    gradient = laid_out(samples.whole_gradient(input, pooling), data.draw(layouts(len(sizes) + 2)))
+    samples.check_maximum_gradient(input, gradient, pooling)
+    include_padding = data.draw(strategies.booleans())
+    samples.check_average(input, pooling, include_padding)
+    samples.check_average_gradient(gradient, sizes, pooling, include_padding)
+
+
+def test_slices_of_volumes_in_channels_last() -> None:
+    """One channel of several, whose strides look like those of channels_last."""
+    whole = samples.normal(3, 7, 6, 5, 4).movedim(-1, 1)
+    input = whole[:, :1]
+    assert input.shape == (3, 1, 7, 6, 5)
+    assert input.stride() == (840, 1, 120, 20, 4)
+    pooling = oracle.Pooling((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 1, 1), (1, 1, 1), False)
+    samples.check_maximum(input, pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+
+
+def test_volumes_of_the_lowest_value_in_channels_last() -> None:
+    """M2: the first tap inside the input wins, of one channel too."""
+    input = torch.full((2, 1, 4, 5, 3), -math.inf).contiguous(memory_format=torch.channels_last_3d)
+    pooling = oracle.Pooling((2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 1, 2), (1, 1, 1), False)
+    samples.check_maximum(input, pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+
+
+def test_gradients_of_bfloat16_with_gaps_between_windows() -> None:
+    input = samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16)
+    pooling = oracle.Pooling((1, 2, 2), (2, 5, 5), (0, 0, 0), (0, 0, 0), (1, 1, 1), False)
+    gradient = samples.whole_gradient(input, pooling)
+    for layout in (input, samples.channels_last(input)):
+        samples.check_maximum_gradient(layout, gradient, pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=samples.name_of)
+def test_narrow_integers_in_any_layout(dtype: torch.dtype) -> None:
+    """Rows whose strides are not contiguous, and volumes in channels_last."""
+    rows = samples.ties(2, 24, 4, dtype=dtype).transpose(1, 2)
+    samples.check_maximum(rows, oracle.Pooling((3,), (2,), (1,), (1,), (1,), False))
+    volumes = samples.channels_last(samples.ties(2, 3, 4, 5, 6, dtype=dtype))
+    samples.check_maximum(volumes, oracle.Pooling((2, 3, 2), (2, 1, 2), (1, 1, 0), (1, 1, 0), (1, 1, 1), False))
+
+
+def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
+    """Windows of 2³¹ − 1 elements, which are nearly all padding: two of them meet in the input."""
+    largest = 2**31 - 1
+    arguments = {"strides": largest, "start_padding": largest - 3, "end_padding": largest}
+    planes = samples.normal(2, 3, 5, 6)
+    padded = torch.nn.functional.pad(planes, (0, 0, 0, 1), value=-math.inf)
+    for layout in (planes, samples.channels_last(planes)):
+        values = dmlpool.max_pooling(layout, largest, **arguments)
+        assert torch.equal(values, torch.nn.functional.max_pool2d(padded, 3))
+    rows = samples.normal(2, 3, 6).requires_grad_()
+    values, indices = dmlpool.max_pooling(rows, largest, **arguments, return_indices=True)
+    expected, positions = torch.nn.functional.max_pool1d(rows, 3, return_indices=True)
+    assert torch.equal(values, expected)
+    assert torch.equal(indices, positions + 6 * torch.arange(6).view(2, 3, 1))
+    found, wanted = (torch.autograd.grad(result.sum(), rows)[0] for result in (values, expected))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_every_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    """E3, of sums that overlap, in both layouts and all float types."""
+    before = torch.get_num_threads()
+
+    def results() -> list[Tensor]:
+        found = []
+        for dtype in samples.FLOATS:
+            for layout in (torch.contiguous_format, torch.channels_last):
+                leaf = samples.normal(2, 24, 65, 67, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
+                for values in (
+                    dmlpool.max_pooling(leaf, 5, 1, 2, 2),
+                    dmlpool.max_pooling(leaf, 3, 2, 1, 1),
+                    dmlpool.average_pooling(leaf, 3, 2, 1, 1),
+                    dmlpool.average_pooling(leaf, 31, 1, 15, 15),
+                ):
+                    found += [values.detach(), torch.autograd.grad(values, leaf, torch.sin(values.detach()))[0]]
+        return found
+
+    try:
+        torch.set_num_threads(1)
+        expected = results()
+        torch.set_num_threads(threads)
+        for one, other in zip(results(), expected, strict=True):
+            assert (samples.bits(one) == samples.bits(other)).all()
+    finally:
+        torch.set_num_threads(before)
