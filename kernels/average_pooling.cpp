@@ -144,7 +144,9 @@ struct Geometry {
     bool reads_all(int a) const {
         return axis(a).outputs == 1 && taps[a][0].count == axis(a).size && (axis(a).dilation == 1 || axis(a).size == 1);
     }
-    bool is_one_sum() const { return p.d().size * p.d().outputs * p.h().size * p.h().outputs == 1 && reads_all(2); }
+    bool is_one_sum() const {
+        return p.d().size * p.h().size == 1 && reads_all(0) && reads_all(1) && reads_all(2);
+    }
 
     void merge(int a) {
         Axis &inner = p.axes[a], &outer = p.axes[a - 1];

@@ -171,3 +171,11 @@ def test_every_number_of_threads_gives_the_same_bits(threads: int) -> None:
             assert (samples.bits(one) == samples.bits(other)).all()
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_window_in_depth_padding_over_whole_planes_is_empty() -> None:
+    """A3: the planes are one long sum, of which an empty window along the dilated depth reads nothing."""
+    input = samples.ties(1, 1, 1, 2, 1, dtype=torch.float64)
+    pooling = oracle.Pooling((1, 2, 1), (2, 1, 1), (1, 0, 0), (0, 0, 0), (2, 1, 1), False)
+    samples.check_average(input, pooling)
+    samples.check_average_gradient(samples.whole_gradient(input, pooling), (1, 2, 1), pooling)
