@@ -146,13 +146,6 @@ class Window:
             taps = taps * axis.window
         return taps
 
-    @property
-    def has_pytorchs_padding(self) -> bool:
-        """Whether PyTorch's own pools take the padding: as much at the end as at the start, half a window at most."""
-        return all(
-            axis.start_padding == axis.end_padding and 2 * axis.start_padding <= axis.window for axis in self.axes
-        )
-
     def has_empty_windows(self, spatial_sizes: Sequence[int]) -> bool:
         """Whether some window has no tap inside an input of ``spatial_sizes``."""
         return any(axis.empty_windows(size) for axis, size in zip(self.axes, spatial_sizes, strict=True))
