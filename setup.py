@@ -1,9 +1,9 @@
 """Builds the CPU kernels as plain shared libraries, tied to no version of Python or PyTorch; optional: see below."""
 
 import os
+import platform
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -24,7 +24,8 @@ X86_LEVELS = {
 
 def libraries() -> list[Extension]:
     """One library for each level of vector instructions. Where one cannot be built the install succeeds without."""
-    levels = X86_LEVELS if sysconfig.get_platform().endswith(("x86_64", "amd64")) else {"default": []}
+    # The machine, not sysconfig's platform: a Python for both of a Mac's processors says "universal2".
+    levels = X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {"default": []}
     depends = ["kernels/pooling.h"]
     return [
         Extension(

@@ -24,7 +24,7 @@ DATA_TYPES = {dtype: number for number, dtype in enumerate((
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 ))}  # fmt: skip
 """The numbers of the data types in kernels/pooling.h."""
-LEVELS = {"AVX512": ("avx512", "avx2"), "AVX2": ("avx2",)}
+LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that suit a processor, the fastest first, by what PyTorch says that it can do."""
 
 
@@ -72,7 +72,7 @@ def _load() -> tuple[Any, str | None]:
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return None, (
-            f"{names[-1]} was not built: install a C++ compiler (g++ or clang++), then torch_dmlpool again, from source"
+            f"{names[0]} was not built: install a C++ compiler (g++ or clang++), then torch_dmlpool again, from source"
         )
     try:
         library = ctypes.CDLL(str(path))
