@@ -21,26 +21,26 @@ KERNELS = PACKAGE.parent / "kernels"
 ROOMS = [
     "distributed",
     "decompositions",
-    "onnx",
     "nn",
     "quantized",
     "functional",
     "ops",
     "inductor",
+    "onnx",
     "backends",
     "kernels",
 ]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands", "docstrings"}
 NOT_NEIGHBOURS = {
-    "distributed": {"nn", "quantized", "functional", "kernels"},
-    "decompositions": {"onnx", "nn", "quantized", "functional", "ops", "kernels"},
-    "onnx": {"nn", "quantized", "functional", "ops", "backends", "kernels"},
-    "nn": {"backends", "kernels"},
-    "quantized": {"nn", "backends", "kernels"},
-    "functional": {"backends", "kernels"},
+    "distributed": {"nn", "quantized", "functional", "onnx", "kernels"},
+    "decompositions": {"nn", "quantized", "functional", "ops", "onnx", "kernels"},
+    "nn": {"onnx", "backends", "kernels"},
+    "quantized": {"onnx", "nn", "backends", "kernels"},
+    "functional": {"onnx", "backends", "kernels"},
     "ops": {"kernels"},
-    "inductor": {"backends", "kernels"},
+    "inductor": {"onnx", "backends", "kernels"},
+    "onnx": {"backends", "kernels"},
     "kernels": LEAVES,
 }
 """nn and quantized call functional or ops, functional calls ops, ops calls a backend; kernels know triton alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -294,11 +295,11 @@ def test_exact(dynamic: bool) -> None:
 class Network(torch.nn.Module):
     """Layers, parameters that require gradients, and indices put back."""
 
-    def __init__(self) -> None:
+    def __init__(self, padding: str | int = "same") -> None:
         super().__init__()
         self.features = torch.nn.Sequential(
             torch.nn.Conv2d(3, 4, 3),
-            dmlpool.nn.MaxPool2d(3, 2, "same"),
+            dmlpool.nn.MaxPool2d(3, 2, padding),
             dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), ceil_mode=True, dilation=2),
         )
         self.last = dmlpool.nn.MaxPool2d(2, return_indices=True)
@@ -323,6 +324,48 @@ def test_a_network_of_layers() -> None:
         for image in [input] if gradients else [input, samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]:
             for result, expected in zip(exported.run(image), network(image), strict=True):
                 torch.testing.assert_close(result, expected.detach())
+
+
+def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
+    """By the TorchScript exporter, in a program of any batch and image size."""
+    import io
+
+    import onnx
+
+    file, axes = io.BytesIO(), {"x": dict.fromkeys([0, *range(2, input.dim())], "size")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.onnx.export(model.eval(), (input,), file, dynamo=False, input_names=["x"], dynamic_axes=axes, **options)
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    nodes = [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node]
+    return Exported(nodes, lambda image: [torch.from_numpy(array) for array in session.run(None, {"x": image.numpy()})])
+
+
+def test_the_older_exporter() -> None:
+    """``dynamo=False`` needs no table: a network of layers, adaptive ones among them, and every kind of window."""
+    network, input = Network(1), samples.normal(2, 3, 14, 13)
+    exported = older(network, input)
+    for image in (input, samples.normal(3, 3, 17, 16)):
+        for result, expected in zip(exported.run(image), network(image), strict=True):
+            torch.testing.assert_close(result, expected.detach())
+    for case in FEW[:3]:
+        image = samples.ties(2, 3, *case.sizes)
+        check(case, image, older(Model([all_of(case)]), image).run(image))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_what_the_older_exporter_refuses() -> None:
+    """In words that say what to do."""
+    layer, image = dmlpool.nn.MaxPool2d(2), samples.normal(1, 1, 4, 4)
+    with pytest.raises(ValueError, match=r"opset 18 and later, got opset_version=17: export with a later one"):
+        older(layer, image, opset_version=17)
+    unpool = Model(
+        [lambda image: dmlpool.max_unpooling(image, torch.zeros_like(image, dtype=torch.int64), image.shape)]
+    )
+    with pytest.raises(
+        ValueError, match=r"max_unpooling cannot be written for ONNX: torch_dmlpool\.onnx\.translations"
+    ):
+        older(unpool, image)
 
 
 @pytest.mark.slow

@@ -158,6 +158,7 @@ PRIVATE_NAMES = {
     "torch._ops.OpOverload": set(),
     "torch.distributed._functional_collectives": {"distributed.exchange"},
     "torch.autograd.profiler._is_profiler_enabled": {"ops.registration"},
+    "torch.onnx.symbolic_helper._parse_arg": {"onnx.torchscript"},
     "torch.nn.modules.pooling._AdaptiveAvgPoolNd": {"nn.conversion"},
     "torch.nn.modules.pooling._AdaptiveMaxPoolNd": {"nn.conversion"},
     "torch.nn.modules.pooling._LPPoolNd": {"nn.conversion"},

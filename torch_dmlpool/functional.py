@@ -299,7 +299,6 @@ def lp_pooling(
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     operands.check_norm("p", p)
-    window.output_sizes(input.shape[2:])
     return _lp.lp_pooling(input, window, float(p))
 
 

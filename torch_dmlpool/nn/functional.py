@@ -254,8 +254,6 @@ def lp_pool(
     batched, added = with_batch("lp_pool", rank, input, operands.FLOAT_TYPES)
     window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
     operands.check_norm("norm_type", norm_type)
-    if not torch.jit.is_tracing():
-        window.output_sizes(batched.shape[2:])
     return without(_lp.lp_pooling(batched, window, float(norm_type)), added)
 
 

@@ -73,4 +73,5 @@ def _elements(emit: Emitter, input: Any, positions: Tensor) -> Any:
 
 
 def _shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
-    return emit.op.Reshape(flat, emit.integers([0, 0, *output_sizes]))
+    # One -1, because PyTorch's older exporter fails on shapes that copy sizes and have none.
+    return emit.op.Reshape(flat, emit.integers([0, -1, *output_sizes]))

@@ -70,7 +70,7 @@ def covered(input: Any, window_size: Sequence[Any]) -> list[bool]:
     """Which of a window's sizes are the input's own, known before the model runs or not."""
     whole = []
     for size, entry in zip(input.shape[2:], window_size, strict=True):
-        if isinstance(entry, int) or isinstance(size, int):
+        if entry is size or isinstance(entry, int) or isinstance(size, int):
             whole.append(entry == size)
         else:
             origin = entry.producer()

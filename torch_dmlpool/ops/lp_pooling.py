@@ -16,6 +16,7 @@ from torch_dmlpool.window import Window
 def lp_pooling(input: Tensor, window: Window, p: float) -> Tensor:
     """The p-norm of every window of ``input``; operands are checked already."""
     if registration.is_bare(input):
+        window.output_sizes(input.shape[2:])  # refused before any work
         return _norms(input, window, p)
     return _lp_pooling(input, *window.arguments, p)
 

@@ -309,6 +309,10 @@ def is_bare(*tensors: Tensor) -> bool:
     if _plain_dispatch_state() not in _PLAIN_STATES or forward_ad._current_level >= 0:
         for tensor in tensors:
             _require_rules(type(tensor))
+        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+            from torch_dmlpool.onnx import torchscript
+
+            torchscript.register()
         return False
     for tensor in tensors:
         kind = type(tensor)
