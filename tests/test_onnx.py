@@ -515,3 +515,15 @@ def test_onnxscript_is_imported_when_it_is_needed() -> None:
     completed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240, check=False)
     assert completed.stderr.strip().endswith("which is not installed: pip install torch-dmlpool[onnx]")
     assert "ImportError" in completed.stderr
+
+
+@pytest.mark.slow
+def test_an_export_without_the_table_says_where_it_is() -> None:
+    source = (
+        "import torch, torch_dmlpool as dmlpool\n"
+        "model = torch.nn.Sequential(dmlpool.nn.MaxPool2d(2)).eval()\n"
+        "torch.onnx.export(model, (torch.ones(1, 1, 4, 4),), dynamo=True, verbose=False)\n"
+    )
+    completed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240, check=False)
+    assert "custom_translation_table=torch_dmlpool.onnx.translations()" in completed.stderr
+    assert "TypeError" in completed.stderr

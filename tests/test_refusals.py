@@ -41,6 +41,8 @@ def test_torchs_names_are_answered_by_directmls() -> None:
         refused(TypeError, message, lambda name=name: dmlpool.max_pooling(PLANES, 2, **{name: 2}))
     message = "average_pooling has no argument count_include_pad: did you mean include_padding?"
     refused(TypeError, message, lambda: dmlpool.average_pooling(PLANES, 2, count_include_pad=True))
+    message = "avg_pool2d has no argument include_padding: did you mean count_include_pad?"
+    refused(TypeError, message, lambda: dmlpool.nn.functional.avg_pool2d(PLANES, 2, include_padding=True))
     with pytest.raises(TypeError, match="unexpected keyword argument 'count_include_pad'"):
         dmlpool.max_pooling(PLANES, 2, count_include_pad=True)
 

@@ -16,6 +16,7 @@ _PYTORCHS_NAMES = {
     "padding": "start_padding and end_padding",
     "dilation": "dilations",
     "count_include_pad": "include_padding",
+    "norm_type": "p",
 }
 _WINDOW = """\
     window_size: Taps of the window, at least 1: one int for all spatial dimensions or one each, in ``D, H, W`` order.

@@ -99,6 +99,7 @@ def test_a_function_is_decorated(device: torch.device) -> None:
 
     input = image(2, device).requires_grad_()
     assert pooled(input).grad_fn.name() == "MaxPoolingBackward"
+    assert rerouted(lambda input: functional.max_pool2d(input, 2))(input).grad_fn.name() == "MaxPoolingBackward"
     assert (pooled.__name__, pooled.__doc__) == ("pooled", "Its documentation.")
     assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
 

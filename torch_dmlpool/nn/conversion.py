@@ -60,7 +60,7 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
 
     Args:
         model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not found, nor are
-            calls of functions: :class:`~torch_dmlpool.nn.rerouted` serves both.
+            calls of functions: :func:`~torch_dmlpool.nn.rerouted` serves both.
         inplace: Whether to change the model itself rather than a deep copy of it.
 
     Returns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -25,20 +25,6 @@ from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, entries
 
-__all__ = [
-    f"{family}{rank}d{suffix}"
-    for family, suffixes in (
-        ("adaptive_avg_pool", ("",)),
-        ("adaptive_max_pool", ("", "_with_indices")),
-        ("avg_pool", ("",)),
-        ("lp_pool", ("",)),
-        ("max_pool", ("", "_with_indices")),
-        ("max_unpool", ("",)),
-    )
-    for rank in (1, 2, 3)
-    for suffix in suffixes
-]
-
 Sizes: TypeAlias = int | Sequence[int]
 """One int for every spatial dimension, or one per dimension."""
 
@@ -46,6 +32,16 @@ Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["sa
 """Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_DIRECTML = {
+    "window_size": "kernel_size",
+    "strides": "stride",
+    "start_padding": "padding",
+    "end_padding": "padding",
+    "dilations": "dilation",
+    "include_padding": "count_include_pad",
+    "p": "norm_type",
+}
+"""DirectML's names of arguments, and PyTorch's."""
 
 
 def described(text: str, rank: int) -> str:
@@ -65,13 +61,16 @@ def _of_rank(function: Callable[Concatenate[int, Tensor, _P], _R], rank: int) ->
     def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps torch.nn's layers
             return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
+        for given in kwargs:
+            if given in _DIRECTML:
+                raise TypeError(f"{name} has no argument {given}: did you mean {_DIRECTML[given]}?")
         return function(rank, input, *args, **kwargs)
 
+    name = pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
     _, *parameters = inspect.signature(function).parameters.values()
     pool.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
-    pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
     pool.__doc__ = described(inspect.cleandoc(function.__doc__ or ""), rank)
-    pool.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name != "rank"}
+    pool.__annotations__ = {given: kind for given, kind in function.__annotations__.items() if given != "rank"}
     return pool
 
 
@@ -112,27 +111,19 @@ def _unsqueezed(input: Tensor) -> Tensor:
     return input.movedim(0, -1).unsqueeze(0).movedim(-1, 1) if is_channels_last else batched
 
 
-def without(output: Tensor, added: int | None) -> Tensor:
-    return output if added is None else output.squeeze(added)
+def without(output: Any, added: int | None) -> Any:
+    """A result, or a pair of them, without the dimension that was added."""
+    if added is None:
+        return output
+    return output.squeeze(added) if isinstance(output, Tensor) else tuple(one.squeeze(added) for one in output)
 
 
-def _both_without(output: tuple[Tensor, Tensor], added: int | None) -> tuple[Tensor, Tensor]:
-    return output if added is None else (output[0].squeeze(added), output[1].squeeze(added))
-
-
-def window_of(
-    rank: int,
-    batched: Tensor,
-    added: int | None,
-    kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Padding,
-    dilation: Sizes,
-    ceil_mode: bool,
-) -> Window:
+def window_of(rank: int, batched: Tensor, added: int | None, *arguments: Any) -> Window:
+    """The window of :meth:`Window.pytorch`'s ``arguments`` for what is pooled."""
+    _, stride, padding, *_ = arguments
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
-    window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes=sizes)
-    return Window((Axis(1, 1, 0, 0, 1, ceil_mode), *window.axes)) if added == 2 else window
+    window = Window.pytorch(rank, *arguments, sizes=sizes)
+    return Window((Axis(1, 1, 0, 0, 1, window.axes[0].ceil_mode), *window.axes)) if added == 2 else window
 
 
 def _numbers(sizes: Sequence[int]) -> list[int]:
@@ -209,7 +200,7 @@ def max_pool(
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
-        return _both_without(_max.max_pooling_with_indices(batched, window, torch.int64, per_plane=True), added)
+        return without(_max.max_pooling_with_indices(batched, window, torch.int64, per_plane=True), added)
     return without(_max.max_pooling(batched, window), added)
 
 
@@ -225,8 +216,7 @@ def max_pool_with_indices(
     return_indices: bool = False,  # noqa: ARG001 - ignored, as in torch.nn.functional
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool{rank}d` with ``return_indices=True``, whatever is given for it."""
-    both = max_pool[rank - 1](input, kernel_size, stride, padding, dilation, ceil_mode, True)
-    return cast(tuple[Tensor, Tensor], both)
+    return max_pool[rank - 1](input, kernel_size, stride, padding, dilation, ceil_mode, True)  # type: ignore[return-value]
 
 
 @_for_one_to_three
@@ -280,7 +270,7 @@ def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_
     operands.check_flag("return_indices", return_indices)
     sizes = _output_size(added, batched, output_size)
     if return_indices:
-        return _both_without(_adaptive.adaptive_max_pooling_with_indices(batched, sizes, torch.int64, True), added)
+        return without(_adaptive.adaptive_max_pooling_with_indices(batched, sizes, torch.int64, True), added)
     return without(_adaptive.adaptive_max_pooling(batched, sizes), added)
 
 
@@ -292,7 +282,7 @@ def adaptive_max_pool_with_indices(
     return_indices: bool = False,  # noqa: ARG001 - ignored, as in torch.nn.functional
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool{rank}d` with ``return_indices=True``, whatever is given for it."""
-    return cast(tuple[Tensor, Tensor], adaptive_max_pool[rank - 1](input, output_size, True))
+    return adaptive_max_pool[rank - 1](input, output_size, True)  # type: ignore[return-value]
 
 
 @_for_one_to_three
@@ -394,3 +384,4 @@ adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[_Adap
 adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = (
     adaptive_max_pool_with_indices
 )
+__all__ = [name for name in dict(globals()) if re.search(r"pool\dd", name)]

@@ -27,17 +27,12 @@ __all__ = [f"{family}{rank}d" for family in FAMILIES for rank in (1, 2, 3)]
 
 
 class Pool(torch.nn.Module):
-    """What the layers share; it stands before torch's class among a layer's bases."""
+    """What the layers share; it stands before torch's class among a layer's bases, which declares the attributes."""
 
+    __call__: Callable[..., Tensor]
     _rank: ClassVar[int]
     _function: ClassVar[Callable[..., Any]]
     _description: ClassVar[str]
-    kernel_size: Any
-    stride: Any
-    # On the class, because some of torch's own layers lack them.
-    padding: Any = 0
-    dilation: Any = 1
-    ceil_mode: Any = False
 
     def __init_subclass__(cls, rank: int = 0, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -48,10 +43,6 @@ class Pool(torch.nn.Module):
             cls.__doc__ = functional.described(cls._description, rank)
             words = re.sub(r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__)
             cls._function = staticmethod(getattr(functional, words.lower()))
-
-    def _check_window(self) -> None:
-        window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        Window.pytorch(self._rank, *window)
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise NotImplementedError(
@@ -76,10 +67,10 @@ class _MaxPool(Pool):
     tensor([4., 4., 4., 3.])
     """
 
-    return_indices: Any
+    __call__: Callable[..., Any]  # a tensor, or with return_indices a pair
 
     def __init__(
-        self,
+        self: Any,
         kernel_size: Sizes,
         stride: Sizes | None = None,
         padding: Padding = 0,
@@ -88,23 +79,12 @@ class _MaxPool(Pool):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-        self._check_window()
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self, input: Tensor) -> Pooled:
-        pool = self._function
-        return pool(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
-        )
-
-
-class MaxPool1d(_MaxPool, torch.nn.MaxPool1d, rank=1): ...
-
-
-class MaxPool2d(_MaxPool, torch.nn.MaxPool2d, rank=2): ...
-
-
-class MaxPool3d(_MaxPool, torch.nn.MaxPool3d, rank=3): ...
+    def forward(self: Any, input: Tensor) -> Pooled:
+        window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return self._function(input, *window, self.return_indices)
 
 
 class _AvgPool(Pool):
@@ -123,11 +103,12 @@ class _AvgPool(Pool):
     tensor([2., 3.])
     """
 
-    count_include_pad: Any
-    divisor_override: Any = None
+    # What some of torch's own layers lack.
+    divisor_override: int | None = None
+    dilation: Sizes = 1
 
     def __init__(
-        self,
+        self: Any,
         kernel_size: Sizes,
         stride: Sizes | None = None,
         padding: Padding = 0,
@@ -139,28 +120,19 @@ class _AvgPool(Pool):
     ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
-            self.padding = padding
+            vars(self)["padding"] = padding
         self.divisor_override, self.dilation = divisor_override, dilation
-        self._check_window()
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("count_include_pad", count_include_pad)
         operands.check_divisor(divisor_override)
 
-    def extra_repr(self) -> str:
+    def extra_repr(self: Any) -> str:
         ones = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,)
         return super().extra_repr() + (f", dilation={self.dilation}" if any(one != 1 for one in ones) else "")
 
-    def forward(self, input: Tensor) -> Tensor:
-        pool, window = self._function, (self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        return pool(input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation)
-
-
-class AvgPool1d(_AvgPool, torch.nn.AvgPool1d, rank=1): ...
-
-
-class AvgPool2d(_AvgPool, torch.nn.AvgPool2d, rank=2): ...
-
-
-class AvgPool3d(_AvgPool, torch.nn.AvgPool3d, rank=3): ...
+    def forward(self: Any, input: Tensor) -> Tensor:
+        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        return self._function(input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation)
 
 
 class _LPPool(Pool):
@@ -181,10 +153,11 @@ class _LPPool(Pool):
     tensor([5.])
     """
 
-    norm_type: Any
+    padding: Padding = 0
+    dilation: Sizes = 1
 
     def __init__(
-        self,
+        self: Any,
         norm_type: float,
         kernel_size: Sizes,
         stride: Sizes | None = None,
@@ -196,25 +169,16 @@ class _LPPool(Pool):
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         self.padding, self.dilation = padding, dilation
         operands.check_norm("norm_type", norm_type)
-        self._check_window()
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
-    def extra_repr(self) -> str:
+    def extra_repr(self: Any) -> str:
         more = {"padding": (self.padding, 0), "dilation": (self.dilation, 1)}
         given = [f", {name}={value}" for name, (value, usual) in more.items() if value != usual]
         return super().extra_repr() + "".join(given)
 
-    def forward(self, input: Tensor) -> Tensor:
-        pool, window = self._function, (self.kernel_size, self.stride, self.ceil_mode)
-        return pool(input, self.norm_type, *window, padding=self.padding, dilation=self.dilation)
-
-
-class LPPool1d(_LPPool, torch.nn.LPPool1d, rank=1): ...
-
-
-class LPPool2d(_LPPool, torch.nn.LPPool2d, rank=2): ...
-
-
-class LPPool3d(_LPPool, torch.nn.LPPool3d, rank=3): ...
+    def forward(self: Any, input: Tensor) -> Tensor:
+        window = (self.kernel_size, self.stride, self.ceil_mode)
+        return self._function(input, self.norm_type, *window, padding=self.padding, dilation=self.dilation)
 
 
 class _AdaptiveAvgPool(Pool):
@@ -227,23 +191,12 @@ class _AdaptiveAvgPool(Pool):
     tensor([1.5000, 2.5000])
     """
 
-    output_size: Any
-
-    def __init__(self, output_size: OutputSize) -> None:
+    def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.output_sizes(functional.shared(output_size), (1,) * self._rank)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self: Any, input: Tensor) -> Tensor:
         return self._function(input, self.output_size)
-
-
-class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1): ...
-
-
-class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2): ...
-
-
-class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3): ...
 
 
 class _AdaptiveMaxPool(Pool):
@@ -257,25 +210,15 @@ class _AdaptiveMaxPool(Pool):
     tensor([2., 2.])
     """
 
-    output_size: Any
-    return_indices: Any
+    __call__: Callable[..., Any]
 
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+    def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
         operands.output_sizes(functional.shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self, input: Tensor) -> Pooled:
+    def forward(self: Any, input: Tensor) -> Pooled:
         return self._function(input, self.output_size, self.return_indices)
-
-
-class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d, rank=1): ...
-
-
-class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d, rank=2): ...
-
-
-class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d, rank=3): ...
 
 
 class _MaxUnpool(Pool):
@@ -291,20 +234,33 @@ class _MaxUnpool(Pool):
     tensor([0., 4., 3., 0.])
     """
 
-    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> None:
+    def __init__(self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> None:
         super().__init__(kernel_size, stride, padding)
         if isinstance(padding, str):  # torch's has split the word into letters
-            self.padding = padding
+            vars(self)["padding"] = padding
         Window.pytorch(self._rank, kernel_size, stride, padding)
 
-    def forward(self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+    def forward(self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         return self._function(input, indices, self.kernel_size, self.stride, self.padding, output_size)
 
 
+# fmt: off
+class MaxPool1d(_MaxPool, torch.nn.MaxPool1d, rank=1): ...
+class MaxPool2d(_MaxPool, torch.nn.MaxPool2d, rank=2): ...
+class MaxPool3d(_MaxPool, torch.nn.MaxPool3d, rank=3): ...
+class AvgPool1d(_AvgPool, torch.nn.AvgPool1d, rank=1): ...
+class AvgPool2d(_AvgPool, torch.nn.AvgPool2d, rank=2): ...
+class AvgPool3d(_AvgPool, torch.nn.AvgPool3d, rank=3): ...
+class LPPool1d(_LPPool, torch.nn.LPPool1d, rank=1): ...
+class LPPool2d(_LPPool, torch.nn.LPPool2d, rank=2): ...
+class LPPool3d(_LPPool, torch.nn.LPPool3d, rank=3): ...
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1): ...
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2): ...
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3): ...
+class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d, rank=1): ...
+class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d, rank=2): ...
+class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d, rank=3): ...
 class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d, rank=1): ...
-
-
 class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d, rank=2): ...
-
-
 class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d, rank=3): ...
+# fmt: on

@@ -7,6 +7,7 @@ quantized tensor brings its own), ``output_scale`` and ``output_zero_point``, wh
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -50,6 +51,7 @@ class _AvgPool(torch.nn.Module):
     tensor([ 5, 15], dtype=torch.uint8)
     """
 
+    __call__: Callable[..., Tensor]
     _rank: ClassVar[int]
     input_scale: Tensor
     input_zero_point: Tensor

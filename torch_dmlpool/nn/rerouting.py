@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +15,8 @@ from torch_dmlpool.nn import functional
 
 __all__ = ["rerouted"]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _Route = tuple[Callable[..., Any], tuple[torch.dtype, ...]]
 
 
@@ -39,27 +40,8 @@ def _routes() -> dict[Callable[..., Any], _Route]:
 _ROUTES = _routes()
 
 
-class rerouted(TorchFunctionMode, contextlib.ContextDecorator):  # noqa: N801 - a context manager, named as PyTorch names its own
-    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
-
-    ``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``, the adaptive forms of both (all maxima with
-    indices too) and their forms in ``torch`` are served by the functions of :mod:`torch_dmlpool.nn.functional`; so are
-    the torch.nn layers that call them. It holds for the calling thread and may be entered again; ``@rerouted()`` before
-    a function enters it for each call. Under ``torch.compile`` it works around the compiled function and inside it.
-
-    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
-    this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
-    under ``torch.utils.checkpoint`` has to enter the region itself: it is computed again outside.
-
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.rand(1, 3, 8, 8, requires_grad=True)
-        >>> with dmlpool.nn.rerouted():
-        ...     pooled = torch.nn.functional.max_pool2d(image, 2)
-        >>> pooled.grad_fn.name()
-        'MaxPoolingBackward'
-
-    """
+class _Region(TorchFunctionMode, contextlib.ContextDecorator):
+    """What :func:`rerouted` enters."""
 
     def __torch_function__(
         self,
@@ -72,19 +54,43 @@ class rerouted(TorchFunctionMode, contextlib.ContextDecorator):  # noqa: N801 - 
         route = _ROUTES.get(func)
         if route is not None:
             ours, dtypes = route
-            if _takes(dtypes, args[0] if args else kwargs.get("input"), kwargs) and not _is_asked_by_a_backend():
+            if _takes(dtypes, args[0] if args else kwargs.get("input"), kwargs):
                 return ours(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+@overload
+def rerouted() -> _Region: ...
+@overload
+def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
+def rerouted(function: Callable[..., Any] | None = None) -> Any:
+    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
+
+    ``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``, the adaptive forms of both (all maxima with
+    indices too) and their forms in ``torch`` are served by the functions of :mod:`torch_dmlpool.nn.functional`; so are
+    the torch.nn layers that call them. It holds for the calling thread and may be entered again; ``@rerouted`` before
+    a function enters it for each call. Under ``torch.compile`` it works around the compiled function and inside it.
+
+    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
+    this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
+    under ``torch.utils.checkpoint`` has to enter the region itself: it is computed again outside.
+
+    Args:
+        function: What is decorated; left out in ``with rerouted():``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.rand(1, 3, 8, 8, requires_grad=True)
+        >>> with dmlpool.nn.rerouted():
+        ...     pooled = torch.nn.functional.max_pool2d(image, 2)
+        >>> pooled.grad_fn.name()
+        'MaxPoolingBackward'
+
+    """
+    return _Region() if function is None else _Region()(function)
 
 
 def _takes(dtypes: tuple[torch.dtype, ...], input: Any, keywords: dict[str, Any]) -> bool:
     if not isinstance(input, Tensor) or keywords.get("out") is not None:
         return False
     return input.layout is torch.strided and not input.is_nested and input.dtype in dtypes
-
-
-def _is_asked_by_a_backend() -> bool:
-    """Whether it is our own backend that calls PyTorch's function; a compiler never traces into a backend."""
-    if torch.compiler.is_compiling():
-        return False
-    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch_dmlpool.backends")

@@ -53,7 +53,7 @@ def define(
     _library.impl(name, implementation, "CompositeExplicitAutograd")
     if "ScalarType" in schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13":
         fake = _refused_in_packages(name, fake)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _seen_by_inductor(fake), lib=_library)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _seen_by_compilers(fake), lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
@@ -75,11 +75,17 @@ def _refused_in_packages(name: str, fake: Callable[..., Any]) -> Callable[..., A
     return refusing
 
 
-def _seen_by_inductor(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor has the operators traced with fake tensors before it lowers them: then it gets the lowerings."""
+def _seen_by_compilers(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Compilers trace with fake tensors first: Inductor gets the lowerings then, ONNX's exporter wants the table."""
 
     def seen(*arguments: Any) -> Any:
         inductor.register()
+        onnx = sys.modules.get("torch.onnx")
+        if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
+            raise TypeError(
+                "torch.onnx.export needs the table of torch_dmlpool's operators: import torch_dmlpool.onnx, and pass "
+                "dynamo=True, custom_translation_table=torch_dmlpool.onnx.translations()"
+            )
         return fake(*arguments)
 
     return seen
