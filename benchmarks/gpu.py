@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.gpu_prepare import CACHE, relocate
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/test_cuda.py", "tests/ops", "tests/test_aten.py")
+TESTS = ("tests/test_cuda.py", "tests/ops", "tests/nn/test_functional.py")
 SAMPLE = 12  # of tests with parameters each so-manieth: each compiles kernels of its own
 PROCESSES = 14
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")

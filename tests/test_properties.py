@@ -1,9 +1,9 @@
-"""What holds whatever the geometry: properties that need no expected result (A6, M1, M4, M5, E3, E6)."""
+"""What holds whatever the geometry and however tensors lie in memory: drawn requests and strides against the oracle."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import math
+from typing import NamedTuple
 
 import oracle
 import pytest
@@ -12,24 +12,11 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import reference
-from torch_dmlpool.window import Window
 
 hypothesis = pytest.importorskip("hypothesis")
 strategies = hypothesis.strategies
 
 DIVISORS = [(False, None), (True, None), (False, 5), (True, -3)]
-LEADING = [(1, 1), (2, 1), (1, 3), (2, 4), (3, 2)]
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.uint16,
-]
 
 
 @strategies.composite
@@ -47,89 +34,136 @@ def requests(draw: strategies.DrawFn) -> tuple[oracle.Pooling, tuple[int, ...]]:
     return pooling, sizes
 
 
+class Dimension(NamedTuple):
+    """How a dimension lies in memory."""
+
+    step: int
+    before: int
+    after: int
+    is_expanded: bool
+    stride_of_one: int
+    """The stride it has if its size is 1, where any will do."""
+
+
+class Layout(NamedTuple):
+    """How a tensor lies in memory: its dimensions from the outermost to the innermost, and each of them."""
+
+    order: list[int]
+    dimensions: list[Dimension]
+
+
 @strategies.composite
-def problems(draw: strategies.DrawFn) -> tuple[dict[str, object], oracle.Pooling, tuple[int, ...]]:
-    """Window arguments as keywords, the oracle's request, and the input's full size."""
-    pooling, sizes = draw(requests())
-    return dict(vars(pooling)), pooling, (*draw(strategies.sampled_from(LEADING)), *sizes)
+def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
+    few = strategies.sampled_from([0, 0, 1, 2])
+    dimensions = strategies.builds(
+        Dimension,
+        strategies.sampled_from([1, 1, 1, 2, 3]),
+        few,
+        few,
+        strategies.sampled_from([False] * 9 + [True]),
+        strategies.integers(0, 40),
+    )
+    channels_last = [0, *range(2, rank), 1]
+    order = draw(strategies.one_of(strategies.just(channels_last), strategies.permutations(list(range(rank)))))
+    return Layout(list(order), draw(strategies.lists(dimensions, min_size=rank, max_size=rank)))
 
 
-def seeds() -> strategies.SearchStrategy[int]:
-    return strategies.integers(0, 2**16)
+def laid_out(values: Tensor, layout: Layout) -> Tensor:
+    """``values`` in that layout; where a dimension is expanded, those of its first element."""
+    dimensions = layout.dimensions
+    sizes = [
+        along.before + size * along.step + along.after for size, along in zip(values.shape, dimensions, strict=True)
+    ]
+    memory = torch.zeros([sizes[number] for number in layout.order], dtype=values.dtype, device=values.device)
+    view = memory.permute([layout.order.index(number) for number in range(values.dim())])
+    for number, (size, along) in enumerate(zip(values.shape, dimensions, strict=True)):
+        view = view.narrow(number, along.before, size * along.step)
+        view = view[(slice(None),) * number + (slice(None, None, along.step),)]
+    view.copy_(values)
+    strides = [
+        along.stride_of_one if size == 1 else 0 if along.is_expanded else stride
+        for size, stride, along in zip(view.shape, view.stride(), dimensions, strict=True)
+    ]
+    return view.as_strided(view.shape, strides, view.storage_offset())
 
 
-def results(input: Tensor, arguments: dict[str, object], include_padding: bool) -> Iterator[tuple[str, Tensor]]:
-    """Every forward operator and, of floats, every gradient."""
-    values, indices = dmlpool.max_pooling(input, **arguments, return_indices=True)
-    yield "maxima", values
-    if input.dtype in (torch.int8, torch.uint8):
-        quantized = {**arguments, "include_padding": include_padding}
-        yield "quantized", dmlpool.quantized_linear_average_pooling(input, 0.5, 3, 0.25, 5, **quantized)
-    if input.dtype.is_floating_point:
-        gradient = samples.ties(*values.shape, dtype=input.dtype, seed=1).to(input.device)
-        yield "gradient of maxima", dmlpool.max_pooling_grad(input, gradient, **arguments)
-        average = {**arguments, "include_padding": include_padding}
-        yield "averages", dmlpool.average_pooling(input, **average)
-        yield "gradient of averages", dmlpool.average_pooling_grad(gradient, input.shape, **average)
-    plane = max(1, input[0, 0].numel())
-    yield "positions", torch.where(indices < 0, indices, indices % plane)
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs the kernels on CPU tensors")
-@hypothesis.given(
-    problem=problems(), dtype=strategies.sampled_from(DTYPES), include_padding=strategies.booleans(), seed=seeds()
-)
-@hypothesis.settings(max_examples=25)
-def test_both_backends_agree(
-    problem: tuple[dict[str, object], oracle.Pooling, tuple[int, ...]],
-    dtype: torch.dtype,
-    include_padding: bool,
-    seed: int,
+@hypothesis.given(request=requests(), data=strategies.data(), seed=strategies.integers(0, 2**16))
+def test_any_geometry_in_any_strides(
+    request: tuple[oracle.Pooling, tuple[int, ...]], data: strategies.DataObject, seed: int, device: torch.device
 ) -> None:
-    """E6: the Triton kernels, here under the interpreter, and plain PyTorch."""
-    arguments, _, sizes = problem
-    input = samples.ties(*sizes, dtype=dtype, seed=seed)
-    window = Window.directml(len(sizes) - 2, *arguments.values())
-    found = dict(results(input, arguments, include_padding))
-    values, positions = reference.max_pooling_with_indices(input, window, torch.int64, True)
-    samples.assert_same(found["maxima"], values)
-    samples.assert_same(found["positions"], positions)
-    if dtype.is_floating_point:
-        gradient = samples.ties(*values.shape, dtype=dtype, seed=1)
-        samples.assert_same(found["gradient of maxima"], reference.max_pooling_grad(input, gradient, window))
-        unit = 64 * torch.finfo(dtype).eps
-        for name, expected in (
-            ("averages", reference.average_pooling(input, window, include_padding, None)),
-            (
-                "gradient of averages",
-                reference.average_pooling_grad(gradient, sizes[2:], window, include_padding, None),
-            ),
-        ):
-            torch.testing.assert_close(found[name], expected, rtol=0, atol=unit)
-
-
-@hypothesis.given(data=strategies.data())
-def test_averages_of_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
-    """A1-A6 and E6 for whatever geometry, divisor, data type and layout."""
-    pooling, sizes = data.draw(requests())
+    """A1-A6, M1-M6, G4, G7 and E6: either direction, input and gradient laid out independently."""
+    pooling, sizes = request
+    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (3, 2), (2, 9)]))
+    dtype = data.draw(strategies.sampled_from(samples.FLOATS + samples.INTEGERS))
+    given = samples.ties(*leading, *sizes, dtype=dtype, seed=seed).to(device)
+    input = laid_out(given, data.draw(layouts(len(sizes) + 2)))
+    samples.check_maximum(input, pooling)
+    if not dtype.is_floating_point:
+        return
+    gradient = laid_out(samples.whole_gradient(input, pooling), data.draw(layouts(len(sizes) + 2)))
+    samples.check_maximum_gradient(input, gradient, pooling)
     divisor = data.draw(strategies.sampled_from(DIVISORS))
-    dtype = data.draw(strategies.sampled_from(samples.FLOATS))
-    layout = samples.LAYOUTS[data.draw(strategies.sampled_from(list(samples.LAYOUTS)))]
-    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
-    samples.check_average(layout(samples.normal(*leading, *sizes, dtype=dtype).to(device)), pooling, *divisor)
-    output_sizes = oracle.output_sizes(pooling, sizes)
-    gradient = layout(samples.normal(*leading, *output_sizes, dtype=dtype).to(device))
+    samples.check_average(input, pooling, *divisor)
     samples.check_average_gradient(gradient, sizes, pooling, *divisor)
 
 
-@hypothesis.given(data=strategies.data())
-def test_maxima_of_any_geometry(data: strategies.DataObject, device: torch.device) -> None:
-    """M1-M6 and G4 for whatever geometry, data type and layout."""
-    pooling, sizes = data.draw(requests())
-    dtype = data.draw(strategies.sampled_from(samples.FLOATS + samples.INTEGERS))
-    layout = data.draw(strategies.sampled_from(list(samples.LAYOUTS)))
-    leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (2, 4), (3, 9)]))
-    input = samples.LAYOUTS[layout](samples.ties(*leading, *sizes, dtype=dtype).to(device))
+def test_slices_of_volumes_in_channels_last() -> None:
+    """One channel of several, whose strides look like those of channels_last."""
+    whole = samples.normal(3, 7, 6, 5, 4).movedim(-1, 1)
+    input = whole[:, :1]
+    assert input.shape == (3, 1, 7, 6, 5)
+    assert input.stride() == (840, 1, 120, 20, 4)
+    pooling = oracle.Pooling((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 1, 1), (1, 1, 1), False)
     samples.check_maximum(input, pooling)
-    if dtype.is_floating_point:
-        samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+
+
+def test_volumes_of_the_lowest_value_in_channels_last() -> None:
+    """M2: the first tap inside the input wins, of one channel too."""
+    input = torch.full((2, 1, 4, 5, 3), -math.inf).contiguous(memory_format=torch.channels_last_3d)
+    pooling = oracle.Pooling((2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 1, 2), (1, 1, 1), False)
+    samples.check_maximum(input, pooling)
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+
+
+def test_gradients_of_bfloat16_with_gaps_between_windows() -> None:
+    input = samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16)
+    pooling = oracle.Pooling((1, 2, 2), (2, 5, 5), (0, 0, 0), (0, 0, 0), (1, 1, 1), False)
+    gradient = samples.whole_gradient(input, pooling)
+    for layout in (input, samples.channels_last(input)):
+        samples.check_maximum_gradient(layout, gradient, pooling)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=samples.name_of)
+def test_narrow_integers_in_any_layout(dtype: torch.dtype) -> None:
+    """Rows whose strides are not contiguous, and volumes in channels_last."""
+    rows = samples.ties(2, 24, 4, dtype=dtype).transpose(1, 2)
+    samples.check_maximum(rows, oracle.Pooling((3,), (2,), (1,), (1,), (1,), False))
+    volumes = samples.channels_last(samples.ties(2, 3, 4, 5, 6, dtype=dtype))
+    samples.check_maximum(volumes, oracle.Pooling((2, 3, 2), (2, 1, 2), (1, 1, 0), (1, 1, 0), (1, 1, 1), False))
+
+
+def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
+    """Windows of 2³¹ − 1 elements, which are nearly all padding: two of them meet in the input."""
+    largest = 2**31 - 1
+    arguments = {"strides": largest, "start_padding": largest - 3, "end_padding": largest}
+    planes = samples.normal(2, 3, 5, 6)
+    padded = torch.nn.functional.pad(planes, (0, 0, 0, 1), value=-math.inf)
+    for layout in (planes, samples.channels_last(planes)):
+        values = dmlpool.max_pooling(layout, largest, **arguments)
+        assert torch.equal(values, torch.nn.functional.max_pool2d(padded, 3))
+    rows = samples.normal(2, 3, 6).requires_grad_()
+    values, indices = dmlpool.max_pooling(rows, largest, **arguments, return_indices=True)
+    expected, positions = torch.nn.functional.max_pool1d(rows, 3, return_indices=True)
+    assert torch.equal(values, expected)
+    assert torch.equal(indices, positions + 6 * torch.arange(6).view(2, 3, 1))
+    found, wanted = (torch.autograd.grad(result.sum(), rows)[0] for result in (values, expected))
+    assert torch.equal(found, wanted)
+
+
+def test_a_window_in_depth_padding_over_whole_planes_is_empty() -> None:
+    """A3: the planes are one long sum, of which an empty window along the dilated depth reads nothing."""
+    input = samples.ties(1, 1, 1, 2, 1, dtype=torch.float64)
+    pooling = oracle.Pooling((1, 2, 1), (2, 1, 1), (1, 0, 0), (0, 0, 0), (2, 1, 1), False)
+    samples.check_average(input, pooling)
+    samples.check_average_gradient(samples.whole_gradient(input, pooling), (1, 2, 1), pooling)

@@ -30,6 +30,12 @@ def in_turn(**arguments: Sequence[object]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("case", *arguments), rows)
 
 
+@pytest.fixture(autouse=True)
+def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by what is compiled for this machine."""
+    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
+
+
 def special(case: cases.Case, dtype: torch.dtype) -> Tensor:
     """Many ties, with NaN and -inf where there are."""
     input = samples.ties(2, 3, *case.sizes, dtype=dtype)

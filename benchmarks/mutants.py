@@ -1,0 +1,220 @@
+"""How many mistakes the tests see: ``python -m benchmarks.mutants cpu`` makes them, one at a time, and runs the tests.
+
+A mutant is a source of a backend with one comparison, operator, number or condition changed, drawn by a seed. Each is
+tested in a copy of the package until a first test fails. What was found is kept in .mutants, so that a run goes on
+where it was ended; docs/trust.md has the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+SOURCES = {
+    "reference": ["torch_dmlpool/backends/reference*.py"],
+    "cpu": ["kernels/*.cpp", "kernels/*.h"],
+    "triton": ["kernels/*.py"],
+}
+OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_numerics.py", "tests/test_determinism.py"]
+TESTS = {
+    "reference": ["tests/backends/test_reference.py"],
+    "cpu": [*OPERATORS, "tests/test_neighbours.py", "tests/test_functional.py"],
+    "triton": ["tests/kernels"],
+}
+COMPILE = ["-std=c++17", "-O1", "-mavx2", "-mfma", "-ffp-contract=off", "-fPIC", "-w"]
+"""One level of vector instructions, and no more optimization than compiles soon."""
+
+PAIRS = [("<", "<="), (">", ">="), ("==", "!="), ("+", "-"), ("+=", "-="), ("&&", "||"), ("and", "or")]
+PAIRS += [("min", "max"), ("minimum", "maximum"), ("amin", "amax"), ("true", "false"), ("True", "False")]
+SWAPS = {before: after for pair in PAIRS for before, after in (pair, pair[::-1])}
+SWAPS |= {"*": "+", "/": "*", "//": "*", "%": "*", "not ": "", "!": ""}
+# Binary operators stand between blanks, by the formatters of either language.
+PLACES = re.compile(
+    r"(?<= )(?:[<>=!]=|[-+]=|//|&&|\|\||[-+*/%<>])(?= )|\b(?:and|or|[Tt]rue|[Ff]alse|a?min|a?max|minimum|maximum)\b"
+    r"|(?<![\w.])\d+(?![\w.])|\bnot (?!in )|!(?=\w)|\bif (?:constexpr )?\(?(?=\S)"
+)
+DECLARED = r"^\s*(?:#|@|import |from |using |template|static_assert|assert )[^\n]*"
+UNREAD = {
+    ".py": re.compile(rf'"""[\s\S]*?"""|"[^"\n]*"|#[^\n]*|{DECLARED}', re.MULTILINE),
+    ".cpp": re.compile(rf'"(?:\\.|[^"\\\n])*"|//[^\n]*|{DECLARED}', re.MULTILINE),
+}
+UNREAD[".h"] = UNREAD[".cpp"]
+
+
+class Mutant(NamedTuple):
+    """One change of one source."""
+
+    path: str
+    line: int
+    start: int
+    before: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        source = (ROOT / self.path).read_text()
+        return source[: self.start] + self.after + source[self.start + len(self.before) :]
+
+    @property
+    def name(self) -> str:
+        """Where it is and what is changed."""
+        source = (ROOT / self.path).read_text()
+        column = self.start - source.rfind("\n", 0, self.start)
+        line = source.splitlines()[self.line - 1].strip()
+        return f"{self.path}:{self.line}:{column}: {self.before.strip()} → {self.after.strip() or 'nothing'} in {line}"
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """Every change of a source; what stands in comments, texts and declarations is left."""
+    source = path.read_text()
+    code = UNREAD[path.suffix].sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
+    for number, found in enumerate(PLACES.finditer(code)):
+        before = found[0]
+        if before.startswith("if "):
+            python = path.suffix == ".py"
+            dropped = [("False and ", "True or "), ("false && ", "true || ")][not python][number % 2]
+            after = before + dropped
+        else:
+            after = str(int(before) + 1) if before.isdigit() else SWAPS[before]
+        line = source.count("\n", 0, found.start()) + 1
+        yield Mutant(str(path.relative_to(ROOT)), line, found.start(), before, after)
+
+
+def drawn(backend: str, seed: int) -> list[Mutant]:
+    """All mutants of a backend in the order in which they are tried."""
+    paths = sorted(path for pattern in SOURCES[backend] for path in ROOT.glob(pattern))
+    found = [mutant for path in paths for mutant in mutants(path)]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+class Copy:
+    """The package and its tests in a folder, with the mutant that is tested."""
+
+    def __init__(self, backend: str, folder: Path) -> None:
+        self.backend, self.folder = backend, folder
+        for name in ("torch_dmlpool", "tests", "benchmarks", "docs"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        self.kernels = folder / "torch_dmlpool" / "kernels"
+        shutil.copytree(ROOT / "kernels", self.kernels, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / name, folder)
+        if backend == "cpu":
+            for library in self.kernels.glob("*.so"):
+                library.unlink()
+            assert self.built([path.name for path in self.kernels.glob("*.cpp")])
+
+    def place_of(self, path: str) -> Path:
+        return self.kernels / Path(path).name if path.startswith("kernels/") else self.folder / path
+
+    def built(self, sources: list[str]) -> bool:
+        """Whether the library with these sources compiled anew could be made; other objects are as they were."""
+        objects = {path.name: path.with_suffix(".o") for path in self.kernels.glob("*.cpp")}
+        for name in sources:
+            given = objects[name]
+            objects[name] = given if not given.exists() else given.with_suffix(".mutant")
+            command = ["g++", *COMPILE, "-c", self.kernels / name, "-o", objects[name]]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return False
+        library = self.kernels / "cpu_avx2.so"
+        library.unlink(missing_ok=True)
+        return not subprocess.run(["g++", "-shared", *objects.values(), "-o", library], check=False).returncode
+
+    def outcome(self, mutant: Mutant | None, limit: float) -> tuple[str, str]:
+        """What becomes of a mutant, and the test that saw it; None is the package as it is."""
+        if mutant is None:
+            return self.tested(limit)
+        place = self.place_of(mutant.path)
+        given = place.read_text()
+        place.write_text(mutant.text)
+        try:
+            if self.backend == "cpu":
+                every = [path.name for path in self.kernels.glob("*.cpp")]
+                if not self.built([place.name] if place.suffix == ".cpp" else every):
+                    return "no program", ""
+            return self.tested(limit)
+        finally:
+            place.write_text(given)
+
+    def tested(self, limit: float) -> tuple[str, str]:
+        log = self.folder / "log"
+        child = multiprocessing.get_context("fork").Process(target=run_tests, args=(self.backend, self.folder, log))
+        child.start()
+        child.join(limit)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return "caught", "hangs"
+        if child.exitcode == 0:
+            return "survived", ""
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
+        return "caught", failed[1] if failed else f"ends with {child.exitcode}"
+
+
+def run_tests(backend: str, folder: Path, log: Path) -> None:
+    """In a process of its own, which imports the copy: PyTorch and pytest are imported already."""
+    import pytest
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1), os.dup2(output, 2)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    options = ["-x", "-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    os._exit(pytest.main([*options, *TESTS[backend]]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description="mutants that the tests catch")
+    parser.add_argument("backend", choices=SOURCES)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no mutant after so long")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds after which the tests are said to hang")
+    chosen = parser.parse_args()
+    # Plugins, which take most of the time, are not needed.
+    os.environ |= {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    if chosen.backend == "triton":
+        os.environ["TRITON_INTERPRET"] = "1"
+    for module in ("numpy", "torch", "triton", "hypothesis", "pytest"):
+        __import__(module)
+    kept = ROOT / ".mutants" / f"{chosen.backend}.json"
+    known: dict[str, list[str]] = json.loads(kept.read_text()) if kept.exists() else {}
+    counts = dict.fromkeys(("caught", "survived"), 0)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
+        copy = Copy(chosen.backend, Path(folder))
+        before = copy.outcome(None, 10 * chosen.limit)
+        assert before[0] == "survived", f"without a mutant: {before}"
+        print(f"the tests take {time.monotonic() - start:.0f} s", flush=True)
+        for mutant in drawn(chosen.backend, chosen.seed):
+            if sum(counts.values()) == chosen.count or time.monotonic() - start > 60 * chosen.minutes:
+                break
+            if mutant.name not in known:
+                began = time.monotonic()
+                known[mutant.name] = list(copy.outcome(mutant, chosen.limit))
+                print(f"{time.monotonic() - began:4.0f} s  {known[mutant.name]}  {mutant.name}", flush=True)
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_text(json.dumps(known, indent=1, ensure_ascii=False))
+            outcome, _ = known[mutant.name]
+            if outcome in counts:
+                counts[outcome] += 1
+            if outcome == "survived":
+                print(f"survived: {mutant.name}", flush=True)
+    print(f"{chosen.backend}: {counts['caught']} of {sum(counts.values())} mutants are caught")
+
+
+if __name__ == "__main__":
+    main()
