@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -153,60 +151,6 @@ def test_no_assert_stands_for_a_refusal() -> None:
         assert all(ast.unparse(node.test).endswith(" is not None") for node in asserts), name
 
 
-def run_python(source: str, **environment: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-W", "error", "-c", source],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    return completed.stdout
-
-
-WITHOUT_TRITON = """
-import sys
-sys.modules["triton"] = None  # from here on, Python finds no triton and every import of it raises
-import torch, torch_dmlpool as dmlpool
-input = torch.arange(16.0).view(1, 1, 4, 4).requires_grad_()
-values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
-values.sum().backward()
-print(values.flatten().tolist(), indices.flatten().tolist(), int(input.grad.sum()))
-print(dmlpool.average_pooling(input, 4).item())
-"""
-
-
-def test_the_package_works_without_triton() -> None:
-    """E7: blocked, so that any import of it would raise."""
-    assert run_python(WITHOUT_TRITON).split("\n")[:2] == ["[5.0, 7.0, 13.0, 15.0] [5, 7, 13, 15] 4", "7.5"]
-
-
-def test_importing_and_pooling_on_the_cpu_loads_no_triton() -> None:
-    """E7: neither triton nor the kernels, nor the backend that would load them."""
-    loaded = run_python(
-        "import sys, torch; before = set(sys.modules); import torch_dmlpool as dmlpool\n"
-        "dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2); dmlpool.average_pooling(torch.ones(1, 1, 4, 4), 2)\n"
-        "print(*sorted(name for name in set(sys.modules) - before), sep='\\n')",
-        TRITON_INTERPRET="0",
-    ).split()
-    assert "torch_dmlpool.ops.max_pooling" in loaded
-    assert "torch_dmlpool.backends.cpu" in loaded
-    unwanted = ("triton", "torch_dmlpool.kernels", "torch_dmlpool.backends.triton")
-    assert not [name for name in loaded if name.startswith(unwanted)]
-
-
-def test_operators_are_registered_at_import() -> None:
-    """Before the first call, so that a saved program finds them; and importing does nothing else."""
-    output = run_python(
-        "import torch; threads, dtype = torch.get_num_threads(), torch.get_default_dtype(); import torch_dmlpool\n"
-        "for name in ('max_pooling', 'average_pooling'): print(getattr(torch.ops.dmlpool, name).default._schema.name)\n"
-        "print(torch.get_num_threads() == threads, torch.get_default_dtype() == dtype, torch.is_grad_enabled())"
-    )
-    assert output.split() == ["dmlpool::max_pooling", "dmlpool::average_pooling", "True", "True", "True"]
-
-
 def files_touched(call: Callable[[], object]) -> set[str]:
     """The files of the package in which a second call runs any function."""
     touched = set()
@@ -232,16 +176,6 @@ def test_an_eager_call_runs_through_at_most_8_files(function: Callable[..., obje
     input = torch.ones(2, 3, 8, 8, requires_grad=gradient)
     touched = files_touched(lambda: function(input, 3, 2, 1, 1))
     assert 2 <= len(touched) <= 8, sorted(touched)
-
-
-def test_public_names() -> None:
-    functions = ["average_pooling", "average_pooling_grad", "max_pooling", "max_pooling_grad"]
-    functions += ["quantized_average_pooling", "quantized_linear_average_pooling"]
-    for name in [*functions, "__version__", "nn"]:
-        assert name in torch_dmlpool.__all__
-        assert hasattr(torch_dmlpool, name)
-    assert (PACKAGE / "py.typed").is_file()
-    assert torch.ops.dmlpool is not None
 
 
 def test_rules_that_are_cited_are_in_the_specification() -> None:
