@@ -25,7 +25,7 @@ struct Axis {
     int64_t size, outputs, window, stride, padding, dilation;
 
     int64_t first(int64_t output) const { return output * stride - padding; }
-    int64_t extent() const { return window == 0 ? stride + 1 : (window - 1) * dilation + 1; }
+    int64_t extent() const { return window == 0 ? stride + 2 : (window - 1) * dilation + 1; }
     // Input positions that `count` windows in a row span, the first and the last included.
     int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
     // The first tap inside the input, and the one after the last.
@@ -68,20 +68,6 @@ struct Problem {
 };
 
 namespace dmlpool {
-
-// Calls visit(od, oh, td, th) for the output rows that cover an input row, in their order, and by which taps they do.
-template <class Visit>
-inline void for_covering(const Problem &p, int64_t z, int64_t y, Visit visit) {
-    const auto for_axis = [](const Axis &axis, int64_t position, auto found) {
-        for (int64_t tap = axis.window - 1; tap >= 0; --tap) {
-            const int64_t from = position + axis.padding - tap * axis.dilation;
-            if (from >= 0 && from % axis.stride == 0 && from / axis.stride < axis.outputs) found(from / axis.stride, tap);
-        }
-    };
-    for_axis(p.d(), z, [&](int64_t od, int64_t td) {
-        for_axis(p.h(), y, [&](int64_t oh, int64_t th) { visit(od, oh, td, th); });
-    });
-}
 
 // Threads: PyTorch's own, through the C function torch_parallel_for of libtorch, so that there is one pool of them.
 
@@ -192,31 +178,18 @@ void with_type(int type, Act act) {
 }
 
 // Combinations. An Op has a value that changes nothing, the combination of two, and how elements become its values:
-//     identity<L>(), of(first, second), load(element), store<T>(value)
-
-// The same for values that have been loaded already.
+//     identity<L>(), of(first, second), load(element)
+// One that tells which of its elements is the result has numbers of taps: load(element, number), later(value, number).
 template <class Op>
-struct Loaded : Op {
-    template <class L>
-    static L load(L value) {
-        return value;
-    }
-};
+constexpr bool has_numbers = false;
 
-// finish(i, value) for the combination of one to four rows.
-template <class Op, class L, class S, class Finish>
-inline void combine_few(const S *const *rows, int64_t count, int64_t length, Finish finish) {
-    const S *__restrict a = rows[0], *__restrict b = rows[count > 1];
-    const S *__restrict c = rows[count > 2 ? 2 : 0], *__restrict d = rows[count > 3 ? 3 : 0];
-    const auto each = [=](auto value_of) {
-        VECTORIZE
-        for (int64_t i = 0; i < length; ++i) finish(i, value_of(i));
-    };
-    const auto two = [=](int64_t i) { return Op::of(Op::load(a[i]), Op::load(b[i])); };
-    if (count == 1) each([=](int64_t i) { return Op::load(a[i]); });
-    else if (count == 2) each(two);
-    else if (count == 3) each([=](int64_t i) { return Op::of(two(i), Op::load(c[i])); });
-    else each([=](int64_t i) { return Op::of(two(i), Op::of(Op::load(c[i]), Op::load(d[i]))); });
+// The value of an element, or of what has been combined already, `number` taps after the first.
+template <bool is_loaded, class Op, class S>
+inline auto value_of(const Op &op, S element, [[maybe_unused]] int64_t number) {
+    if constexpr (is_loaded && has_numbers<Op>) return op.later(element, number);
+    else if constexpr (is_loaded) return element;
+    else if constexpr (has_numbers<Op>) return op.load(element, number);
+    else return op.load(element);
 }
 
 inline int64_t left_part(int64_t count) {
@@ -225,38 +198,45 @@ inline int64_t left_part(int64_t count) {
     return part;
 }
 
-// A tree, so that the error of a sum grows with the logarithm of its terms; scratch holds a row for each level.
-template <class Op, class L, class S>
-void combine_into(const S *const *rows, int64_t count, int64_t length, L *__restrict out, L *__restrict scratch) {
-    if (count <= 4) return combine_few<Op, L>(rows, count, length, [=](int64_t i, L value) { out[i] = value; });
-    const int64_t part = left_part(count);
-    combine_into<Op>(rows, part, length, out, scratch);
-    combine_into<Op>(rows + part, count - part, length, scratch, scratch + length);
-    VECTORIZE
-    for (int64_t i = 0; i < length; ++i) out[i] = Op::of(out[i], scratch[i]);
-}
-
-// finish(i, value) for the combination of any number of rows; scratch holds tree_rows(count) of them.
-template <class Op, class L, class S, class Finish>
-inline void combine(const S *const *rows, int64_t count, int64_t length, L *__restrict scratch, Finish finish) {
-    if (count <= 4) return combine_few<Op, L>(rows, count, length, finish);
-    const int64_t part = left_part(count);
-    L *__restrict right = scratch + length;
-    combine_into<Op>(rows, part, length, scratch, right);
-    combine_into<Op>(rows + part, count - part, length, right, right + length);
-    VECTORIZE
-    for (int64_t i = 0; i < length; ++i) finish(i, Op::of(scratch[i], right[i]));
+// out = the combination of rows, as a tree, so that the error of a sum grows with the logarithm of its terms; scratch
+// holds a row for each level.
+template <bool is_loaded, class Op, class S, class L>
+__attribute__((noinline)) void combine(const Op &op, const S *const *rows, const int64_t *numbers, int64_t count,
+                                       int64_t length, L *__restrict out, L *__restrict scratch) {
+    if (count > 4) {
+        const int64_t part = left_part(count);
+        combine<is_loaded>(op, rows, numbers, part, length, out, scratch);
+        combine<is_loaded>(op, rows + part, numbers + part, count - part, length, scratch, scratch + length);
+        VECTORIZE
+        for (int64_t i = 0; i < length; ++i) out[i] = Op::of(out[i], scratch[i]);
+        return;
+    }
+    const auto row = [&](int64_t k) {
+        k = k < count ? k : 0;
+        return [op, from = rows[k], number = has_numbers<Op> ? numbers[k] : 0](int64_t i) {
+            return value_of<is_loaded>(op, from[i], number);
+        };
+    };
+    const auto a = row(0), b = row(1), c = row(2), d = row(3);
+    const auto each = [=](auto value) {
+        VECTORIZE
+        for (int64_t i = 0; i < length; ++i) out[i] = value(i);
+    };
+    if (count == 1) each(a);
+    else if (count == 2) each([=](int64_t i) { return Op::of(a(i), b(i)); });
+    else if (count == 3) each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), c(i)); });
+    else each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), Op::of(c(i), d(i))); });
 }
 
 inline int64_t tree_rows(int64_t count) {
-    int64_t rows = 3;
+    int64_t rows = 1;
     for (; count > 4; count = (count + 1) / 2) ++rows;
     return rows;
 }
 
 // Every stride-th element of a row in a row of its own: phases[phase * length + i] = row[i * stride + phase].
 template <int64_t fixed, class L>
-inline void split_by(int64_t any, const L *__restrict row, L *__restrict phases, int64_t length) {
+__attribute__((noinline)) void split_by(int64_t any, const L *__restrict row, L *__restrict phases, int64_t length) {
     const int64_t stride = fixed ? fixed : any;
     for (int64_t phase = 0; phase < stride; ++phase)
         VECTORIZE
@@ -270,71 +250,86 @@ inline void split(const L *row, L *phases, int64_t length, int64_t stride) {
     else split_by<0>(stride, row, phases, length);
 }
 
-// The combination of contiguous values, as a tree of which the leaves are vectors.
+// The combination of contiguous values, each a tap after the one before.
 template <class Op, class L>
-L reduce(const L *__restrict row, int64_t count) {
-    constexpr int64_t LANES = 64 / sizeof(L) * 2;
-    if (count > 4 * LANES) {
-        const int64_t half = (count / 2 + LANES - 1) / LANES * LANES;
-        return Op::of(reduce<Op>(row, half), reduce<Op>(row + half, count - half));
+__attribute__((noinline)) L reduce(const Op &op, const L *__restrict row, int64_t count) {
+    constexpr int64_t LANES = 128 / sizeof(L);
+    L result = Op::template identity<L>();
+    int64_t at = 0;
+    if (count >= LANES) {
+        L total[LANES];
+        std::fill_n(total, LANES, result);
+        for (; count - at >= LANES; at += LANES)
+            for (int64_t i = 0; i < LANES; ++i) total[i] = Op::of(total[i], value_of<true>(op, row[at + i], at));
+        for (int64_t i = 0; i < LANES; ++i) total[i] = value_of<true>(op, total[i], i);
+        for (int64_t half = LANES / 2; half > 0; half /= 2)
+            for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
+        result = total[0];
     }
-    L total[LANES];
-    std::fill_n(total, LANES, Op::template identity<L>());
-    for (; count >= LANES; row += LANES, count -= LANES)
-        for (int64_t i = 0; i < LANES; ++i) total[i] = Op::of(total[i], row[i]);
-    for (int64_t i = 0; i < count; ++i) total[i] = Op::of(total[i], row[i]);
-    for (int64_t half = LANES / 2; half > 0; half /= 2)
-        for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
-    return total[0];
+    for (; at < count; ++at) result = Op::of(result, value_of<true>(op, row[at], at));
+    return result;
 }
 
-// Windows of contiguous taps, so many of them that each is reduced for itself.
-inline bool has_long_rows(const Axis &w, int64_t lanes) { return lanes == 1 && w.dilation == 1 && w.window >= 16; }
-
-// finish(i, value) for the windows along a row that begins with the first tap of the first of them.
-template <class Op, class L, class Finish>
-inline void combine_taps(const L *__restrict row, const Axis &w, int64_t outputs, int64_t lanes, const L **taps,
-                         L *scratch, Finish finish) {
+// out = the combinations of windows along a row that begins with the first tap of the first of them.
+template <class Op, class L>
+void combine_taps(const Op &op, const L *__restrict row, const Axis &w, const int64_t *numbers, int64_t outputs,
+                  int64_t lanes, const L **taps, L *__restrict out, L *scratch) {
     const int64_t count = w.window;
     if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (count == 2 || count == 3)) {
+        const auto first = [=](int64_t i) { return Op::of(row[2 * i], value_of<true>(op, row[2 * i + 1], 1)); };
         if (count == 2)
             VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) finish(i, Op::of(row[2 * i], row[2 * i + 1]));
+            for (int64_t i = 0; i < outputs; ++i) out[i] = first(i);
         else
             VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i)
-                finish(i, Op::of(Op::of(row[2 * i], row[2 * i + 1]), row[2 * i + 2]));
-    } else if (has_long_rows(w, lanes)) {
-        for (int64_t o = 0; o < outputs; ++o) finish(o, reduce<Op>(row + o * w.stride, count));
+            for (int64_t i = 0; i < outputs; ++i) out[i] = Op::of(first(i), value_of<true>(op, row[2 * i + 2], 2));
     } else if (w.stride == 1) {
         for (int64_t t = 0; t < count; ++t) taps[t] = row + t * w.dilation * lanes;
-        combine<Op>(taps, count, outputs * lanes, scratch, finish);
+        combine<true>(op, taps, numbers, count, outputs * lanes, out, scratch);
     } else if (lanes == 1) {
         const int64_t length = outputs + (w.extent() - 1) / w.stride;
         split(row, scratch, length, w.stride);
         for (int64_t t = 0; t < count; ++t)
             taps[t] = scratch + t * w.dilation % w.stride * length + t * w.dilation / w.stride;
-        combine<Op>(taps, count, outputs, scratch + w.stride * length, finish);
+        combine<true>(op, taps, numbers, count, outputs, out, scratch + w.stride * length);
     } else
         for (int64_t o = 0; o < outputs; ++o) {
             for (int64_t t = 0; t < count; ++t) taps[t] = row + (o * w.stride + t * w.dilation) * lanes;
-            combine<Op>(taps, count, lanes, scratch, [&](int64_t i, L value) { finish(o * lanes + i, value); });
+            combine<true>(op, taps, numbers, count, lanes, out + o * lanes, scratch);
         }
+}
+
+// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
+inline bool is_wide(const Axis &axis) {
+    int64_t steps = 1;
+    while ((int64_t(1) << steps) < axis.window) ++steps;
+    return axis.window > 5 && steps * axis.stride < axis.window - 1;
+}
+
+// A window that is much larger than what it pools: nothing may cost what it spans.
+inline bool is_huge(const Axis &axis) { return axis.extent() > 64 + 4 * axis.size; }
+
+// Whether each window along W is combined for itself, from its taps inside the input: long ones, huge ones, and bins.
+inline bool is_by_range(const Problem &p) {
+    const Axis &w = p.w();
+    if (w.window == 0 || is_huge(p.d()) || is_huge(p.h()) || is_huge(w)) return true;
+    return p.lanes == 1 && w.dilation == 1 && w.window >= 16;
 }
 
 // Blocks of outputs that are made at once: short rows together, as every loop has a price; long rows in tiles that stay
 // in the first-level cache.
 struct Blocks {
     const Problem &p;
+    bool is_by_range;
     int64_t tile, tiles, rows, groups, pitch;
 
     // About `elements` input elements of a row in a tile, and short rows up to `together` of them.
-    Blocks(const Problem &p, int64_t elements, int64_t together) : p(p) {
+    Blocks(const Problem &p, bool is_by_range, int64_t elements, int64_t together) : p(p), is_by_range(is_by_range) {
         const Axis &w = p.w();
-        tile = std::clamp<int64_t>(elements / (p.lanes * w.stride), 1, w.outputs);
+        tile = std::clamp<int64_t>(elements / p.lanes / w.stride, 1, w.outputs);
         tiles = (w.outputs + tile - 1) / tile;
-        pitch = (w.span(tile) + w.stride - 1) / w.stride * w.stride;  // positions of a scratch row
-        rows = std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
+        pitch = is_by_range ? 0 : (w.span(tile) + w.stride - 1) / w.stride * w.stride;  // positions of a scratch row
+        rows = is_by_range ? 1 : std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
         groups = (p.h().outputs + rows - 1) / rows;
     }
     int64_t count() const { return p.planes * p.d().outputs * groups * tiles; }
@@ -350,6 +345,12 @@ struct Blocks {
         b.o = number % tiles * tile, number /= tiles, b.outputs = std::min(tile, w.outputs - b.o);
         b.oh = number % groups * rows, number /= groups, b.rows = std::min(rows, p.h().outputs - b.oh);
         b.od = number % p.d().outputs, b.plane = number / p.d().outputs;
+        b.first = 0, b.low = w.size, b.high = 0;
+        for (int64_t o = b.o; is_by_range && o < b.o + b.outputs; ++o) {
+            const auto range = w.range(o);
+            if (range.count > 0) b.low = std::min(b.low, range.start), b.high = std::max(b.high, range.end());
+        }
+        if (is_by_range) return b;
         b.first = w.first(b.o);
         const int64_t last = b.first + w.span(b.outputs);
         b.low = std::clamp<int64_t>(0, b.first, last), b.high = std::clamp<int64_t>(w.size, b.low, last);
@@ -357,48 +358,83 @@ struct Blocks {
     }
 };
 
-// What becomes of combined values: finish(plane, od, oh, o, lane, count, values, to) stores so many of them, which begin at
-// a lane of output o. This one stores them as they are, so that rows are stored where they are combined.
-template <class Op>
-struct Store {
-    static constexpr bool is_direct = true;
-    bool is_uniform() const { return true; }
-    template <class L, class U>
-    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const L *__restrict values, U *__restrict to) const {
-        VECTORIZE
-        for (int64_t i = 0; i < count; ++i) to[i] = Op::template store<U>(values[i]);
-    }
-};
-
-// Windows of few taps: for each output row the input rows are combined into one scratch row, and that row's taps into
-// outputs.
+// For each output row the input rows are combined into one scratch row, and that row's taps into outputs. What becomes of
+// them: finish(plane, od, oh, o, lane, count, values, to) stores so many, which begin at a lane of output o; where it is
+// direct they are stored as they are, where they are combined.
 template <class Op, class T, class U, class Finish>
-void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish) {
-    using L = decltype(Op::load(T()));
+void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish, const Op &op = Op()) {
+    using L = decltype(value_of<false>(op, T(), 0));
     constexpr int64_t VECTOR = 64 / sizeof(L);  // scratch is written in whole vectors
+    constexpr bool is_plain = std::is_same_v<T, L> && std::is_floating_point_v<T>;
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const Blocks blocks(p, 4096, 256);
-    const int64_t lanes = p.lanes, pitch = blocks.pitch * lanes, made_pitch = pitch / w.stride;
-    const int64_t most = d.window * h.window;
+    const bool by_range = is_by_range(p), is_binned = w.window == 0;
+    const Blocks blocks(p, by_range, 16384 / sizeof(L), 1024 / std::min<int64_t>(4, sizeof(L)));
+    const int64_t lanes = p.lanes, pitch = blocks.pitch * lanes, made_pitch = by_range ? 0 : pitch / w.stride;
+    const int64_t chunk = std::clamp<int64_t>(4096 / lanes, 1, w.size);  // positions of which windows are combined by range
+    const int64_t made_size = by_range ? blocks.tile * lanes : blocks.rows * pitch;
+    const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
+    const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
     const L identity = Op::template identity<L>();
     const T *const end_of_input = input + p.planes * p.plane();
-    const double cost = double(blocks.rows * blocks.tile * lanes) * double(most * w.stride + w.window);
+    const double cost = double(blocks.rows * lanes) * (double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window));
     parallel(p, blocks.count(), cost, [&](int64_t begin, int64_t end) {
         std::vector<const T *> rows(most);
-        std::vector<const L *> taps(w.window);
-        std::vector<L> staged(blocks.rows * pitch + VECTOR), made(blocks.rows * pitch);
-        std::vector<L> scratch((staged.size() + VECTOR) * (1 + tree_rows(std::max(most, w.window))));
+        std::vector<const L *> taps(by_range ? 0 : w.window);
+        std::vector<int64_t> numbers(most), tap_numbers(taps.size());
+        for (size_t t = 0; t < taps.size(); ++t) tap_numbers[t] = int64_t(t);
+        std::vector<L> staged((by_range ? chunk * lanes : blocks.rows * pitch) + VECTOR), made(made_size);
+        std::vector<L> scratch((staged.size() + VECTOR) * (1 + tree_rows(std::max<int64_t>(most, taps.size()))));
+        const auto find_rows = [&](int64_t plane, int64_t od, int64_t oh, int64_t low) {
+            const auto depth = d.range(od), height = h.range(oh);
+            int64_t count = 0;
+            for (int64_t td = 0; td < depth.count; ++td)
+                for (int64_t th = 0; th < height.count; ++th, ++count) {
+                    const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
+                    const int64_t tap_row = (depth.tap + td) * h.window + height.tap + th;
+                    rows[count] = input + ((plane * d.size + z) * h.size + y) * p.row() + low * lanes;
+                    if (has_numbers<Op>) numbers[count] = is_binned ? (z * h.size + y) * w.size : tap_row * w.window;
+                }
+            return count;
+        };
         for (int64_t number = begin; number < end; ++number) {
             const auto b = blocks[number];
+            U *__restrict out = output + ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * lanes;
+            L *results = made.data();
+            if (by_range) {
+                const int64_t rows_read = find_rows(b.plane, b.od, b.oh, b.low);
+                std::fill_n(results, b.outputs * lanes, identity);
+                for (int64_t start = b.low; rows_read > 0 && start < b.high; start += chunk) {
+                    const int64_t stop = std::min(start + chunk, b.high);
+                    const L *source = staged.data();
+                    if constexpr (is_plain) source = rows_read == 1 ? rows[0] : source;
+                    if (source == staged.data())
+                        combine<false>(op, rows.data(), numbers.data(), rows_read, (stop - start) * lanes, staged.data(),
+                                       scratch.data());
+                    for (int64_t r = 0; r < rows_read; ++r) rows[r] += chunk * lanes;
+                    for (int64_t o = 0; o < b.outputs; ++o) {
+                        const auto range = w.range(b.o + o);
+                        const int64_t skipped = std::max<int64_t>(0, (start - range.start + range.step - 1) / range.step);
+                        const int64_t first = range.start + skipped * range.step - start;
+                        const int64_t count = std::min(range.count - skipped, (stop - start - first + range.step - 1) / range.step);
+                        const int64_t at = skipped + (is_binned ? range.start : range.tap);
+                        if (lanes == 1 && range.step == 1 && count > 0)
+                            results[o] = Op::of(results[o], value_of<true>(op, reduce(op, source + first, count), at));
+                        else
+                            for (int64_t t = 0; t < count; ++t) {
+                                const L *__restrict tap = source + (first + t * range.step) * lanes;
+                                L *__restrict to = results + o * lanes;
+                                VECTORIZE
+                                for (int64_t i = 0; i < lanes; ++i) to[i] = Op::of(to[i], value_of<true>(op, tap[i], at + t));
+                            }
+                    }
+                }
+                finish(b.plane, b.od, b.oh, b.o, 0, b.outputs * lanes, results, out);
+                continue;
+            }
             const int64_t inside = (b.high - b.low) * lanes, before = (b.low - b.first) * lanes;
             const L *source = staged.data();
             for (int64_t r = 0; r < b.rows; ++r) {
-                int64_t count = 0;
-                for (int64_t td = d.low(b.od); td < d.high(b.od); ++td)
-                    for (int64_t th = h.low(b.oh + r); th < h.high(b.oh + r); ++th) {
-                        const int64_t z = d.first(b.od) + td * d.dilation, y = h.first(b.oh + r) + th * h.dilation;
-                        rows[count++] = input + ((b.plane * d.size + z) * h.size + y) * p.row() + b.low * lanes;
-                    }
+                const int64_t count = find_rows(b.plane, b.od, b.oh + r, b.low);
                 L *__restrict into = staged.data() + r * pitch;
                 std::fill_n(into, count ? before : pitch, identity);
                 if (count == 0) continue;
@@ -406,75 +442,65 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
                 else
                     for (int64_t t = std::max<int64_t>(0, count - h.stride); t < count; ++t)
                         prefetch(rows[t] + inside, inside);
-                if constexpr (std::is_same_v<T, L>)
+                if constexpr (is_plain)
                     if (count == 1 && b.rows == 1 && inside == w.span(b.outputs) * lanes) {
                         source = rows[0];
                         continue;
                     }
                 const int64_t vectors = (inside + VECTOR - 1) / VECTOR * VECTOR;
-                L *__restrict to = into + before;
-                combine<Op>(rows.data(), count, std::min(vectors, int64_t(end_of_input - rows[count - 1])),
-                            scratch.data(), [=](int64_t i, L value) { to[i] = value; });
+                combine<false>(op, rows.data(), numbers.data(), count, std::min(vectors, int64_t(end_of_input - rows[count - 1])),
+                               into + before, scratch.data());
                 for (int64_t i = before + inside; i < pitch; ++i) into[i] = identity;
             }
-            U *__restrict out =
-                output + ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * lanes;
-            if constexpr (Finish::is_direct)
-                if (b.rows == 1) {
-                    combine_taps<Loaded<Op>>(source, w, b.outputs, lanes, taps.data(), scratch.data(),
-                                             [=](int64_t i, L value) { out[i] = Op::template store<U>(value); });
-                    continue;
-                }
-            L *__restrict results = made.data();
-            combine_taps<Loaded<Op>>(source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
-                                     scratch.data(), [=](int64_t i, L value) { results[i] = value; });
-            if (blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform()) {
+            const bool is_together = blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform();
+            bool is_stored = false;
+            if constexpr (std::is_same_v<U, L>)
+                if (finish.is_direct && (b.rows == 1 || is_together)) results = out, is_stored = true;
+            combine_taps(op, source, w, tap_numbers.data(), (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes,
+                         taps.data(), results, scratch.data());
+            if (is_stored) continue;
+            if (is_together)
                 finish(b.plane, b.od, b.oh, 0, 0, b.rows * made_pitch, results, out);
-                continue;
-            }
-            for (int64_t r = 0; r < b.rows; ++r)
-                finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, results + r * made_pitch, out + r * p.output_row());
+            else
+                for (int64_t r = 0; r < b.rows; ++r)
+                    finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, results + r * made_pitch, out + r * p.output_row());
         }
     });
 }
 
-// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
-
-inline bool is_wide(const Axis &axis) {
-    int64_t steps = 1;
-    while ((int64_t(1) << steps) < axis.window) ++steps;
-    return axis.window > 5 && steps * axis.stride < axis.window - 1;
-}
-
-// Pools data[span][n], which begins at the first tap of output 0 and is used up, into out[outputs][n].
+// Pools data[span][n], which begins at the first tap of output 0 and is used up, into out[outputs][n]; numbers of taps
+// along the axis are multiples of `unit`.
 template <class Op, class L>
-void pool_by_doubling(L *__restrict data, int64_t n, const Axis &axis, int64_t outputs, L *__restrict out) {
+__attribute__((noinline)) void pool_by_doubling(const Op &op, L *__restrict data, int64_t n, const Axis &axis, int64_t unit,
+                                                int64_t outputs, L *__restrict out) {
     const int64_t k = axis.window, step = axis.stride * n, length = axis.span(outputs) * n;
-    const auto take = [=](const L *__restrict part, bool is_first) {
-        const int64_t together = axis.stride == 1 ? outputs : 1;
+    const auto take = [=](int64_t tap, bool is_first) {
+        const L *__restrict part = data + tap * axis.dilation * n;
+        const int64_t together = axis.stride == 1 ? outputs : 1, number = tap * unit;
         for (int64_t o = 0; o < outputs; o += together)
             if (is_first)
                 VECTORIZE
-                for (int64_t i = 0; i < together * n; ++i) out[o * n + i] = part[o * step + i];
+                for (int64_t i = 0; i < together * n; ++i) out[o * n + i] = value_of<true>(op, part[o * step + i], number);
             else
                 VECTORIZE
-                for (int64_t i = 0; i < together * n; ++i) out[o * n + i] = Op::of(out[o * n + i], part[o * step + i]);
+                for (int64_t i = 0; i < together * n; ++i)
+                    out[o * n + i] = Op::of(out[o * n + i], value_of<true>(op, part[o * step + i], number));
     };
     int64_t power = 1, taken = 0;
     for (; 2 * power <= k; power *= 2) {
-        if (!Op::takes_twice && (k & power)) take(data + taken * axis.dilation * n, taken == 0), taken += power;
-        const int64_t shift = power * axis.dilation * n;
+        if (!Op::takes_twice && (k & power)) take(taken, taken == 0), taken += power;
+        const int64_t shift = power * axis.dilation * n, number = power * unit;
         VECTORIZE
-        for (int64_t i = 0; i < length - shift; ++i) data[i] = Op::of(data[i], data[i + shift]);
+        for (int64_t i = 0; i < length - shift; ++i) data[i] = Op::of(data[i], value_of<true>(op, data[i + shift], number));
     }
-    take(data + taken * axis.dilation * n, taken == 0);
-    if (Op::takes_twice && power < k) take(data + (k - power) * axis.dilation * n, false);
+    take(taken, taken == 0);
+    if (Op::takes_twice && power < k) take(k - power, false);
 }
 
 // Windows of many taps that overlap: a box of the input is pooled along W, then along H, then along D.
 template <class Op, class T, class U, class Finish>
-void pool_boxes(const T *input, U *output, const Problem &p, const Finish &finish) {
-    using L = decltype(Op::load(T()));
+void pool_boxes(const T *input, U *output, const Problem &p, const Finish &finish, const Op &op = Op()) {
+    using L = decltype(value_of<false>(op, T(), 0));
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     // Outputs of a box along an axis: so many that boxes share little of what they read.
     const auto tile_of = [](const Axis &axis, int64_t least) {
@@ -510,17 +536,20 @@ void pool_boxes(const T *input, U *output, const Problem &p, const Finish &finis
                 }
                 const T *source = input + (((plane * d.size + z) * h.size + y) * w.size + first) * lanes + lane;
                 std::fill(into, into + low * b, identity), std::fill(into + high * b, into + width * b, identity);
-                const int64_t together = b == lanes ? high - low : 1;
-                for (int64_t x = low; x < high; x += together)
-                    VECTORIZE
-                    for (int64_t i = 0; i < together * b; ++i) into[x * b + i] = Op::load(source[x * lanes + i]);
-                pool_by_doubling<Op>(into, b, w, outputs_w, out);
+                const int64_t together = b == lanes ? high - low : 1, none = 0;
+                for (int64_t x = low; x < high; x += together) {
+                    const T *const from = source + x * lanes;
+                    combine<false>(op, &from, &none, 1, together * b, into + x * b, into);
+                }
+                pool_by_doubling(op, into, b, w, 1, outputs_w, out);
             }
             for (int64_t z = 0; z < depth; ++z)
-                pool_by_doubling<Op>(read.data() + z * height * n, n, h, outputs_h, pooled.data() + z * outputs_h * n);
+                pool_by_doubling(op, read.data() + z * height * n, n, h, w.window, outputs_h, pooled.data() + z * outputs_h * n);
             const L *results = pooled.data();
-            if (d.window > 1 || d.stride > 1)
-                pool_by_doubling<Op>(pooled.data(), outputs_h * n, d, outputs_d, read.data()), results = read.data();
+            if (d.window > 1 || d.stride > 1) {
+                pool_by_doubling(op, pooled.data(), outputs_h * n, d, h.window * w.window, outputs_d, read.data());
+                results = read.data();
+            }
             for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {
                 const int64_t z = od + at / outputs_h, y = oh + at % outputs_h;
                 U *const out = output + (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
@@ -530,12 +559,6 @@ void pool_boxes(const T *input, U *output, const Problem &p, const Finish &finis
             }
         }
     });
-}
-
-template <class Op, class T, class U, class Finish>
-void pool(const T *input, U *output, const Problem &p, const Finish &finish) {
-    if (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w())) pool_boxes<Op>(input, output, p, finish);
-    else pool_rows<Op>(input, output, p, finish);
 }
 
 }  // namespace dmlpool
