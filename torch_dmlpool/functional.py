@@ -171,9 +171,10 @@ def max_pooling(
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    operands.check_index_type(index_dtype, input.shape)
+    if return_indices or index_dtype is not torch.int64:
+        operands.check_index_type(index_dtype, input.shape)
     if return_indices:
-        return _max.max_pooling_with_indices(input, window, index_dtype, per_plane=False)
+        return _max.max_pooling_with_indices(input, window, index_dtype, False)
     return _max.max_pooling(input, window)
 
 

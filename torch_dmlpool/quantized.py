@@ -166,7 +166,7 @@ def quantized_max_pooling(
     operands.check_index_type(index_dtype, input.shape)
     indices = None
     if return_indices:
-        values, indices = _max.max_pooling_with_indices(integers, window, index_dtype, per_plane=False)
+        values, indices = _max.max_pooling_with_indices(integers, window, index_dtype, False)
     else:
         values = _max.max_pooling(integers, window)
     scale, zero_point = _parameters(input)

@@ -107,7 +107,7 @@ class Window:
     ) -> Window:
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
         arguments = (window_size, strides, start_padding, end_padding, dilations)
-        key = _cache_key(arguments)
+        key = _cache_key(arguments, ceil_mode)
         return _directml(rank, ceil_mode, *arguments) if key is None else _cached_directml(rank, ceil_mode, *key)
 
     @classmethod
@@ -131,7 +131,7 @@ class Window:
         arguments = (kernel_size, stride, padding, dilation)
         if isinstance(padding, str) and sizes is not None and stride != 1:
             return _pytorch(rank, ceil_mode, *arguments, sizes)
-        key = _cache_key(arguments)
+        key = _cache_key(arguments, ceil_mode)
         return _pytorch(rank, ceil_mode, *arguments) if key is None else _cached_pytorch(rank, ceil_mode, *key)
 
     @property
@@ -248,19 +248,26 @@ def _window(
 
 
 # Building a window costs microseconds; plain ints, which nothing can change, are looked up instead.
-_cached_directml = functools.lru_cache(maxsize=1024, typed=True)(_directml)
-_cached_pytorch = functools.lru_cache(maxsize=1024, typed=True)(_pytorch)
+_cached_directml = functools.lru_cache(maxsize=1024)(_directml)
+_cached_pytorch = functools.lru_cache(maxsize=1024)(_pytorch)
 
 
-def _cache_key(arguments: Iterable[Any]) -> tuple[Any, ...] | None:
+def _cache_key(arguments: tuple[Any, ...], ceil_mode: bool) -> tuple[Any, ...] | None:
     """``arguments`` as a key if all are ints, words or lists of them: 1, 1.0 and True must not be confused."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(ceil_mode) is not bool:
         return None
+    for value in arguments:
+        if type(value) is not int:
+            return _nested_key(arguments)
+    return arguments
+
+
+def _nested_key(arguments: Iterable[Any]) -> tuple[Any, ...] | None:
     key = []
     for value in arguments:
         kind = type(value)
         if kind is tuple or kind is list:
-            value = _cache_key(value)
+            value = _nested_key(value)
             if value is None:
                 return None
         elif kind is not int and kind is not str and value is not None:

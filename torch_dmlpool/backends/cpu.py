@@ -7,22 +7,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.cpu_library import (
-    COUNTING_ALL,
-    DATA_TYPES,
-    Problem,
-    Quantization,
-    arranged,
-    arranged_average,
-    library,
-    missing,
-    planned,
-    planned_average_of_bins,
-    planned_bins,
-)
+from torch_dmlpool.backends.cpu_library import DATA_TYPES, Quantization, library, missing, planned
 from torch_dmlpool.window import Window
 
 __all__ = [
@@ -47,19 +35,11 @@ __all__ = [
 ]
 
 
-# As an object: a name takes PyTorch 0.4 µs more.
-_CPU = torch.device("cpu")
-
-
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """``tensor`` in one of the two layouts that the kernels read."""
     return (
         tensor if tensor.is_contiguous(memory_format=memory_format) else tensor.contiguous(memory_format=memory_format)
     )
-
-
-def _empty(sizes: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
-    return torch.empty(sizes, dtype=dtype, device=_CPU, memory_format=memory_format)
 
 
 # Max pooling.
@@ -70,15 +50,13 @@ TAPS, POSITIONS, INDICES = range(3)
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima alone."""
-    address, sizes, strides, memory_format, is_laid_out, _, _ = arranged(
-        input.shape, input.stride(), window, torch.get_num_threads()
-    )
-    output = input.new_empty_strided(sizes, strides)
-    if not is_laid_out:
-        input = input.contiguous(memory_format=memory_format)
-    if 0 not in sizes:
-        library.dmlpool_max_pooling(DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), None, 0, 0, address)
-    return output
+    plan = planned(input.shape, input.stride(), window, None, None, None, get_num_threads())
+    values = input.new_empty_strided(plan.output_sizes, plan.output_strides)
+    if not plan.is_empty:
+        source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
+        pointers = source.data_ptr(), values.data_ptr(), None
+        library.dmlpool_max_pooling(DATA_TYPES[input.dtype], *pointers, 0, 0, plan.problem)
+    return values
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -93,32 +71,36 @@ def max_pooling_with_indices(
     return _with_winners(input, window, index_dtype, POSITIONS if per_plane else INDICES)
 
 
+def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of bins and their positions in the plane."""
+    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    return _with_winners(input, tuple(output_sizes), dtype, POSITIONS)
+
+
 def _with_winners(
-    input: Tensor, window: Window, winner_dtype: torch.dtype | None, numbering: int, only_winners: bool = False
+    input: Tensor,
+    window: Window | tuple[int, ...],
+    winner_dtype: torch.dtype | None,
+    numbering: int,
+    only_winners: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    address, sizes, strides, memory_format, is_laid_out, taps, _ = arranged(
-        input.shape, input.stride(), window, torch.get_num_threads()
-    )
+    """Maxima, or the input itself where they are not wanted, and which element of each window they are."""
+    plan = planned(input.shape, input.stride(), window, None, None, None, get_num_threads())
     if winner_dtype is None:
-        winner_dtype = operands.tap_dtype(taps)
-    if taps > 2**15 and input.dtype.itemsize <= 2:
-        # The kernel compares elements in lanes of two bytes, which do not hold the numbers of so many taps.
-        values, winners = _with_winners(input.to(torch.float32), window, winner_dtype, numbering, only_winners)
-        return values.to(input.dtype), winners
-    values = input if only_winners else input.new_empty_strided(sizes, strides)
-    winners = input.new_empty_strided(sizes, strides, dtype=winner_dtype)
-    if not is_laid_out:
-        input = input.contiguous(memory_format=memory_format)
-    if 0 not in sizes:
-        library.dmlpool_max_pooling(
-            DATA_TYPES[input.dtype],
-            input.data_ptr(),
-            None if only_winners else values.data_ptr(),
-            winners.data_ptr(),
-            winner_dtype.itemsize,
-            numbering,
-            address,
-        )
+        winner_dtype = operands.tap_dtype(plan.taps)
+    # The kernel numbers taps, and positions in bins, in lanes as wide as an element and of two bytes at least.
+    if plan.taps > 2**15 or plan.taps == 0:
+        lane_type = torch.float64 if plan.taps == 0 and winner_dtype is torch.int64 else torch.float32
+        if input.dtype.itemsize < lane_type.itemsize:
+            values, winners = _with_winners(input.to(lane_type), window, winner_dtype, numbering, only_winners)
+            return values.to(input.dtype), winners
+    values = input if only_winners else input.new_empty_strided(plan.output_sizes, plan.output_strides)
+    winners = input.new_empty_strided(plan.output_sizes, plan.output_strides, dtype=winner_dtype)
+    if not plan.is_empty:
+        source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
+        pointers = source.data_ptr(), None if only_winners else values.data_ptr(), winners.data_ptr()
+        numbers = winner_dtype.itemsize, numbering
+        library.dmlpool_max_pooling(DATA_TYPES[input.dtype], *pointers, *numbers, plan.problem)
     return values, winners
 
 
@@ -126,16 +108,13 @@ def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """Indices that tap numbers stand for."""
-    memory_format = operands.suggested_memory_format(taps)
-    indices = _empty(taps.shape, index_dtype, memory_format)
-    if indices.numel():
-        taps = _laid_out(taps, memory_format)
-        channels_last = memory_format is not torch.contiguous_format
-        shape = (*taps.shape[:2], *spatial_sizes)
-        address, _, _ = planned(shape, window, channels_last, torch.get_num_threads())
+    plan = planned(taps.shape, taps.stride(), window, tuple(spatial_sizes), None, None, get_num_threads())
+    indices = taps.new_empty_strided(plan.output_sizes, plan.output_strides, dtype=index_dtype)
+    if not plan.is_empty:
+        source = _laid_out(taps, plan.memory_format)
         numbering = POSITIONS if per_plane else INDICES
         library.dmlpool_max_pooling_indices(
-            taps.data_ptr(), taps.itemsize, indices.data_ptr(), indices.itemsize, numbering, address
+            source.data_ptr(), taps.itemsize, indices.data_ptr(), indices.itemsize, numbering, plan.problem
         )
     return indices
 
@@ -151,54 +130,24 @@ def max_pooling_grad_from_taps(
 ) -> Tensor:
     """Each window's gradient, added to its winner's."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    shape = (*taps.shape[:2], *spatial_sizes)
-    gradient = _empty(shape, input_gradient.dtype, memory_format)
-    if gradient.numel():
-        input_gradient, taps = _laid_out(input_gradient, memory_format), _laid_out(taps, memory_format)
-        address, _, _ = planned(shape, window, channels_last, torch.get_num_threads())
-        library.dmlpool_max_pooling_grad(
-            DATA_TYPES[gradient.dtype],
-            input_gradient.data_ptr(),
-            taps.data_ptr(),
-            taps.itemsize,
-            gradient.data_ptr(),
-            address,
-        )
+    plan = planned(taps.shape, taps.stride(), window, tuple(spatial_sizes), None, memory_format, get_num_threads())
+    gradient = input_gradient.new_empty_strided(plan.sizes, plan.strides)
+    if not plan.is_empty:
+        arriving, winners = _laid_out(input_gradient, memory_format), _laid_out(taps, memory_format)
+        pointers = arriving.data_ptr(), winners.data_ptr(), taps.itemsize, gradient.data_ptr()
+        library.dmlpool_max_pooling_grad(DATA_TYPES[gradient.dtype], *pointers, plan.problem)
     return gradient
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element at each window's tap, 0 where the window is empty."""
-    memory_format = operands.suggested_memory_format(taps)
-    gathered = _empty(taps.shape, input.dtype, memory_format)
-    if gathered.numel():
-        input, taps = _laid_out(input, memory_format), _laid_out(taps, memory_format)
-        channels_last = memory_format is not torch.contiguous_format
-        address, _, _ = planned(input.shape, window, channels_last, torch.get_num_threads())
-        library.dmlpool_max_pooling_gather(
-            input.data_ptr(), input.itemsize, taps.data_ptr(), taps.itemsize, gathered.data_ptr(), address
-        )
+    plan = planned(taps.shape, taps.stride(), window, input.shape[2:], None, None, get_num_threads())
+    gathered = input.new_empty_strided(plan.output_sizes, plan.output_strides)
+    if not plan.is_empty:
+        source, winners = _laid_out(input, plan.memory_format), _laid_out(taps, plan.memory_format)
+        pointers = source.data_ptr(), input.itemsize, winners.data_ptr(), taps.itemsize, gathered.data_ptr()
+        library.dmlpool_max_pooling_gather(*pointers, plan.problem)
     return gathered
-
-
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of bins and their positions in the plane."""
-    plane = math.prod(input.shape[2:])
-    lane_type = torch.float32 if input.dtype.itemsize <= 2 else torch.float64 if plane >= 2**31 else input.dtype
-    if lane_type is not input.dtype and input.dtype.itemsize < 8:
-        # The kernel numbers positions in lanes as wide as an element.
-        values, positions = adaptive_max_pooling(input.to(lane_type), output_sizes)
-        return values.to(input.dtype), positions
-    memory_format = operands.suggested_memory_format(input)
-    channels_last = memory_format is not torch.contiguous_format
-    address, sizes, _ = planned_bins(input.shape, tuple(output_sizes), channels_last, torch.get_num_threads())
-    values = _empty(sizes, input.dtype, memory_format)
-    positions = _empty(sizes, operands.position_dtype(plane), memory_format)
-    if values.numel():
-        input = _laid_out(input, memory_format)
-        data_type, pointers = DATA_TYPES[input.dtype], (input.data_ptr(), values.data_ptr(), positions.data_ptr())
-        library.dmlpool_max_pooling(data_type, *pointers, positions.itemsize, POSITIONS, address)
-    return values, positions
 
 
 # Elements by their positions in the plane.
@@ -206,27 +155,26 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
-    memory_format = operands.suggested_memory_format(positions)
-    unique = _empty(positions.shape, operands.position_dtype(math.prod(spatial_sizes)), memory_format)
-    if unique.numel():
-        positions = _laid_out(positions, memory_format)
-        address, _, _ = _planned_positions(positions, spatial_sizes, memory_format)
-        library.dmlpool_unique_positions(
-            positions.data_ptr(), positions.itemsize, unique.data_ptr(), unique.itemsize, address
-        )
+    sizes, outputs = tuple(spatial_sizes), positions.shape[2:]
+    plan = planned(positions.shape, positions.stride(), outputs, sizes, None, None, get_num_threads())
+    dtype = operands.position_dtype(math.prod(sizes))
+    unique = positions.new_empty_strided(plan.output_sizes, plan.output_strides, dtype=dtype)
+    if not plan.is_empty:
+        source = _laid_out(positions, plan.memory_format)
+        pointers = source.data_ptr(), positions.itemsize, unique.data_ptr(), unique.itemsize
+        library.dmlpool_unique_positions(*pointers, plan.problem)
     return unique
 
 
 def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
     """The element at each position, 0 where it lies outside the plane."""
-    memory_format = operands.suggested_memory_format(positions)
-    gathered = _empty(positions.shape, input.dtype, memory_format)
-    if gathered.numel():
-        input, positions = _laid_out(input, memory_format), _laid_out(positions, memory_format)
-        address, _, _ = _planned_positions(positions, input.shape[2:], memory_format)
-        library.dmlpool_gather_positions(
-            input.data_ptr(), input.itemsize, positions.data_ptr(), positions.itemsize, gathered.data_ptr(), address
-        )
+    sizes, outputs = input.shape[2:], positions.shape[2:]
+    plan = planned(positions.shape, positions.stride(), outputs, sizes, None, None, get_num_threads())
+    gathered = input.new_empty_strided(plan.output_sizes, plan.output_strides)
+    if not plan.is_empty:
+        source, places = _laid_out(input, plan.memory_format), _laid_out(positions, plan.memory_format)
+        pointers = source.data_ptr(), input.itemsize, places.data_ptr(), positions.itemsize, gathered.data_ptr()
+        library.dmlpool_gather_positions(*pointers, plan.problem)
     return gathered
 
 
@@ -239,23 +187,15 @@ def scatter_positions(
 ) -> Tensor:
     """Zeros with each element added at its position."""
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
-    scattered = _empty((*input.shape[:2], *spatial_sizes), input.dtype, memory_format)
-    if scattered.numel():
-        input, positions = _laid_out(input, memory_format), _laid_out(positions, memory_format)
-        address, _, _ = _planned_positions(positions, spatial_sizes, memory_format)
-        data_type = DATA_TYPES[input.dtype]
-        library.dmlpool_scatter_positions(
-            data_type, input.data_ptr(), positions.data_ptr(), positions.itemsize, scattered.data_ptr(), address
-        )
+    sizes, outputs = tuple(spatial_sizes), positions.shape[2:]
+    plan = planned(positions.shape, positions.stride(), outputs, sizes, None, memory_format, get_num_threads())
+    scattered = input.new_empty_strided(plan.sizes, plan.strides)
+    if plan.is_empty:
+        return scattered.zero_()
+    source, places = _laid_out(input, memory_format), _laid_out(positions, memory_format)
+    pointers = source.data_ptr(), places.data_ptr(), positions.itemsize, scattered.data_ptr()
+    library.dmlpool_scatter_positions(DATA_TYPES[input.dtype], *pointers, plan.problem)
     return scattered
-
-
-def _planned_positions(
-    positions: Tensor, spatial_sizes: Sequence[int], memory_format: torch.memory_format
-) -> tuple[int, tuple[int, ...], Problem]:
-    shape = (*positions.shape[:2], *spatial_sizes)
-    channels_last = memory_format is not torch.contiguous_format
-    return planned_bins(shape, tuple(positions.shape[2:]), channels_last, torch.get_num_threads())
 
 
 # Average pooling.
@@ -263,14 +203,21 @@ def _planned_positions(
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Averages of windows."""
-    address, counting, sizes, strides, memory_format, is_laid_out, _ = arranged_average(
-        input.shape, input.stride(), None, window, include_padding, divisor_override, torch.get_num_threads()
-    )
-    output = input.new_empty_strided(sizes, strides)
-    if not is_laid_out:
-        input = input.contiguous(memory_format=memory_format)
-    if 0 not in sizes:
-        library.dmlpool_average_pooling(DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), address, counting)
+    return _average(input, window, (include_padding, divisor_override))
+
+
+def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """Averages of bins."""
+    return _average(input, tuple(output_sizes), (False, None))
+
+
+def _average(input: Tensor, window: Window | tuple[int, ...], counted: tuple[bool, int | None]) -> Tensor:
+    plan = planned(input.shape, input.stride(), window, None, counted, None, get_num_threads())
+    output = input.new_empty_strided(plan.output_sizes, plan.output_strides)
+    if not plan.is_empty:
+        source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
+        pointers = source.data_ptr(), output.data_ptr()
+        library.dmlpool_average_pooling(DATA_TYPES[input.dtype], *pointers, plan.problem, plan.counting)
     return output
 
 
@@ -282,49 +229,27 @@ def average_pooling_grad(
     divisor_override: int | None,
 ) -> Tensor:
     """The adjoint of the average for an input of ``spatial_sizes``, in the layout of ``input_gradient``."""
-    given, inner, threads = input_gradient, tuple(spatial_sizes), torch.get_num_threads()
-    address, counting, sizes, strides, memory_format, is_laid_out, _ = arranged_average(
-        given.shape, given.stride(), inner, window, include_padding, divisor_override, threads
-    )
-    gradient = given.new_empty_strided(sizes, strides)
-    if not is_laid_out:
-        given = given.contiguous(memory_format=memory_format)
-    if 0 not in sizes:
-        data_type = DATA_TYPES[given.dtype]
-        library.dmlpool_average_pooling_grad(data_type, given.data_ptr(), gradient.data_ptr(), address, counting)
-    return gradient
-
-
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Averages of bins."""
-    memory_format = operands.suggested_memory_format(input)
-    channels_last = memory_format is not torch.contiguous_format
-    address, _ = planned_average_of_bins(input.shape, tuple(output_sizes), channels_last, torch.get_num_threads())
-    output = _empty((*input.shape[:2], *output_sizes), input.dtype, memory_format)
-    if output.numel():
-        input = _laid_out(input, memory_format)
-        library.dmlpool_average_pooling(
-            DATA_TYPES[input.dtype], input.data_ptr(), output.data_ptr(), address, ctypes.addressof(COUNTING_ALL)
-        )
-    return output
+    return _average_grad(input_gradient, spatial_sizes, window, (include_padding, divisor_override))
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The adjoint of averages of bins, in the layout of ``input_gradient``."""
-    memory_format = operands.suggested_memory_format(input_gradient)
-    channels_last = memory_format is not torch.contiguous_format
-    sizes = (*input_gradient.shape[:2], *spatial_sizes)
-    address, _ = planned_average_of_bins(sizes, tuple(input_gradient.shape[2:]), channels_last, torch.get_num_threads())
-    gradient = _empty(sizes, input_gradient.dtype, memory_format)
-    if gradient.numel():
-        arriving = _laid_out(input_gradient, memory_format)
-        library.dmlpool_average_pooling_grad(
-            DATA_TYPES[arriving.dtype],
-            arriving.data_ptr(),
-            gradient.data_ptr(),
-            address,
-            ctypes.addressof(COUNTING_ALL),
-        )
+    return _average_grad(input_gradient, spatial_sizes, input_gradient.shape[2:], (False, None))
+
+
+def _average_grad(
+    arriving: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window | tuple[int, ...],
+    counted: tuple[bool, int | None],
+) -> Tensor:
+    shape, strides = arriving.shape, arriving.stride()
+    plan = planned(shape, strides, window, tuple(spatial_sizes), counted, None, get_num_threads())
+    gradient = arriving.new_empty_strided(plan.sizes, plan.strides)
+    if not plan.is_empty:
+        source = arriving if plan.is_laid_out else arriving.contiguous(memory_format=plan.memory_format)
+        pointers = source.data_ptr(), gradient.data_ptr()
+        library.dmlpool_average_pooling_grad(DATA_TYPES[arriving.dtype], *pointers, plan.problem, plan.counting)
     return gradient
 
 
@@ -339,29 +264,22 @@ def quantized_linear_average_pooling(
     output_dtype: torch.dtype,
 ) -> Tensor:
     """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6)."""
-    address, counting, sizes, strides, memory_format, _, _ = arranged_average(
-        input.shape, input.stride(), None, window, include_padding, None, torch.get_num_threads()
-    )
-    output = input.new_empty_strided(sizes, strides, dtype=output_dtype)
-    if output.numel():
-        input = _laid_out(input, memory_format)
-        scales = [_vector(scale, torch.float32) for scale in (input_scale, output_scale)]
-        zeros = [_vector(0 if zero is None else zero, torch.int32) for zero in (input_zero_point, output_zero_point)]
-        vectors = scales + zeros
+    shape, strides = input.shape, input.stride()
+    plan = planned(shape, strides, window, None, (include_padding, None), None, get_num_threads())
+    output = input.new_empty_strided(plan.output_sizes, plan.output_strides, dtype=output_dtype)
+    if not plan.is_empty:
+        source = _laid_out(input, plan.memory_format)
+        vectors = [_vector(scale, torch.float32) for scale in (input_scale, output_scale)]
+        vectors += [_vector(0 if zero is None else zero, torch.int32) for zero in (input_zero_point, output_zero_point)]
+        pointers, counts = [vector.data_ptr() for vector in vectors], [vector.numel() for vector in vectors]
         limits = torch.iinfo(output_dtype)
-        quantization = Quantization(
-            *(vector.data_ptr() for vector in vectors),
-            *(vector.numel() for vector in vectors),
-            input.shape[1],
-            limits.min,
-            limits.max,
-        )
+        quantization = Quantization(*pointers, *counts, shape[1], limits.min, limits.max)
         library.dmlpool_quantized_average_pooling(
             input.dtype is torch.int8,
-            input.data_ptr(),
+            source.data_ptr(),
             output.data_ptr(),
-            address,
-            counting,
+            plan.problem,
+            plan.counting,
             ctypes.addressof(quantization),
         )
     return output

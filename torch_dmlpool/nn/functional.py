@@ -200,7 +200,7 @@ def max_pool(
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
-        return without(_max.max_pooling_with_indices(batched, window, torch.int64, per_plane=True), added)
+        return without(_max.max_pooling_with_indices(batched, window, torch.int64, True), added)
     return without(_max.max_pooling(batched, window), added)
 
 

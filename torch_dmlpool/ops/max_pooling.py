@@ -139,18 +139,18 @@ def _differentiable_grad(input: Tensor, input_gradient: Tensor, window: Window) 
     return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input))
 
 
-max_pooling: Operator = Operator(
-    "max_pooling(Tensor input, WINDOW) -> Tensor",
-    [operands.MAX_TYPES],
-    _check,
-    differentiable=lambda input, window: max_pooling_with_taps(input, window)[0],
-)
 max_pooling_with_taps: Operator = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_taps,
     results=lambda input, window: _both(input, operands.tap_dtype(window.taps)),
     tangent=lambda input, window: (max_pooling_gather, (window,)),
+)
+max_pooling: Operator = Operator(
+    "max_pooling(Tensor input, WINDOW) -> Tensor",
+    [operands.MAX_TYPES],
+    _check,
+    recorded_by=max_pooling_with_taps,
 )
 max_pooling_with_indices: Operator = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> (Tensor, Tensor)",

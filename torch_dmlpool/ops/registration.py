@@ -1,16 +1,17 @@
 """How an operator of this package is registered: schema, backends, fake tensors, derivatives, vmap.
 
-The operator's own ``Autograd`` implementation applies its ``torch.autograd.Function`` at a single level, as ATen's
-generated code does; ``Function.apply`` would go through a higher-order operator that the dispatcher cannot re-enter.
-Inside ``forward`` the operator is called again below autograd with the gradient modes switched on, so that the outer
-levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
+Python code calls an :class:`Operator`. Bare tensors go straight to the backend, or to the operator's
+``torch.autograd.Function``; all others through the dispatcher, whose ``Autograd`` key applies the same Function at a
+single level, as ATen's generated code does (``Function.apply`` would go through a higher-order operator that the
+dispatcher cannot re-enter). There ``forward`` calls the operator again below autograd with the gradient modes switched
+on, so that the outer levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order
+comes free.
 
 The private PyTorch names that this takes are used in this file alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
@@ -23,6 +24,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.compiler import is_compiling
 
 from torch_dmlpool import backends, inductor, operands
 from torch_dmlpool.ops.revision import mark_compiled_graphs
@@ -127,6 +129,7 @@ class Operator:
         vmap: Callable[..., Any] | None = None,
         adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
         tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
+        recorded_by: Operator | None = None,
         differentiable: Callable[..., Any] | None = None,
     ) -> None:
         """Register an operator.
@@ -142,40 +145,51 @@ class Operator:
             adjoint: Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
             tangent: Of one that chooses elements and returns them with what it chose: the linear operator that takes
                 the same choice again, and its arguments after the tensors.
+            recorded_by: Of one that chooses without saying what: the operator that says it, for the derivative.
             differentiable: Computes the result by other operators where a derivative is wanted.
 
         """
         self.name = schema.split("(", 1)[0]
         self.types, self.check, self.results, self.adjoint, self.tangent = types, check, results, adjoint, tangent
-        self.call, self.complete = call, complete
+        self.call, self.complete, self.differentiable = call, complete, differentiable
         self.overload = define(
             schema, implementation=self._computed, fake=self._fake, vmap=self._over_batches if vmap is None else vmap
         )
         names = [argument.name for argument in self.overload._schema.arguments]
-        self.tensors = names[: len(types)]
+        self.count, self.tensors = len(types), names[: len(types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
-        self.differentiable = differentiable
-        if adjoint is not None or tangent is not None:
+        self.recorder = self if adjoint is not None or tangent is not None else recorded_by
+        if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
-            function = type(title, (Derivative,), {})
-            self.differentiable = lambda input, *rest: apply(function, input, self, *rest)
-        if self.differentiable is not None:
+            self.apply = super(torch.autograd.Function, type(title, (Derivative,), {})).apply  # type: ignore[misc]
+        self.has_derivative = self.recorder is not None or differentiable is not None
+        if self.has_derivative:
             differentiate(self.overload, self._recorded)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The results for arguments that are checked already; those by name are the last, in their order."""
-        if named:
-            arguments += tuple(named.values())
-        tensors = arguments[: len(self.types)]
+    def __call__(self, *arguments: Any) -> Any:
+        """The results for arguments that are checked already."""
+        tensors = arguments[: self.count]
         if not is_bare(*tensors):
             return self.overload(*self._spelled_out(arguments))
-        if self.differentiable is not None and records_gradient(*tensors):
-            return self.differentiable(*arguments)
-        return self._called(arguments)
+        if self.has_derivative and records_gradient(*tensors):
+            return self._differentiated(True, arguments)
+        return self.called(*arguments)
 
-    def _called(self, arguments: tuple[Any, ...]) -> Any:
+    def called(self, *arguments: Any) -> Any:
+        """What the backend of the first tensor computes."""
         backend = backend_of(arguments[0])
         return getattr(backend, self.name)(*arguments) if self.call is None else self.call(backend, *arguments)
+
+    def _differentiated(self, are_bare: bool, arguments: tuple[Any, ...]) -> Any:
+        recorder = self.recorder
+        if recorder is None:
+            assert self.differentiable is not None
+            return self.differentiable(*arguments)
+        arguments = (arguments[0], recorder, are_bare, recorder is not self, *arguments[1:])
+        if are_bare:
+            return recorder.apply(*arguments)
+        with enable_single_level_autograd_function():
+            return recorder.apply(*arguments)
 
     def _spelled_out(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         at = self.window_at
@@ -194,7 +208,7 @@ class Operator:
         return arguments, self.check(*arguments)
 
     def _computed(self, *arguments: Any) -> Any:
-        return self._called(self._checked(arguments)[0])
+        return self.called(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any) -> Any:
         checked, sizes = self._checked(arguments)
@@ -205,63 +219,61 @@ class Operator:
         return made if len(made) > 1 else made[0]
 
     def _recorded(self, *arguments: Any) -> Any:
-        if records_derivative(*arguments[: len(self.types)]):
-            assert self.differentiable is not None
-            return self.differentiable(*self._checked(arguments)[0])
+        if records_derivative(*arguments[: self.count]):
+            return self._differentiated(False, self._checked(arguments)[0])
         with below_autograd():
             return self.overload(*arguments)
 
     def _over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
-        tensors = zip(arguments[: len(self.types)], dimensions, strict=False)
+        tensors = zip(arguments[: self.count], dimensions, strict=False)
         folded_tensors = [folded(tensor, dimension, info.batch_size) for tensor, dimension in tensors]
-        results = self.overload(*folded_tensors, *arguments[len(self.types) :])
+        results = self.overload(*folded_tensors, *arguments[self.count :])
         if isinstance(results, Tensor):
             return unfolded(results, info.batch_size), 0
         return tuple(unfolded(result, info.batch_size) for result in results), (0,) * len(results)
 
 
 class Derivative(torch.autograd.Function):
-    """An operator with its derivatives, which are operators: one that is linear is its own, of its adjoint backward."""
+    """An operator with its derivatives, which are operators: one that is linear is its own, of its adjoint backward.
+
+    A subclass for each operator gives a graph's nodes their names.
+    """
 
     @staticmethod
-    def forward(input: Tensor, operator: Operator, *rest: Any) -> Any:
-        with inside_forward(input):
-            return operator(input, *rest)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        input, operator, *rest = inputs
-        others = len(operator.types) - 1
-        ctx.linear, ctx.rest, chosen = operator, rest[others:], rest[:others]
+    def forward(ctx: Any, input: Tensor, operator: Operator, are_bare: bool, keeps_choice: bool, *rest: Any) -> Any:
+        if are_bare or is_bare(input, *rest[: operator.count - 1]):  # autograd has switched itself off in here
+            output = operator.called(input, *rest)
+        else:
+            with below_autograd():
+                output = operator(input, *rest)
+        linear, chosen, linear_rest = operator, rest[: operator.count - 1], rest[operator.count - 1 :]
         if operator.tangent is not None:
-            ctx.linear, ctx.rest = operator.tangent(input, *rest)
-            chosen = [output[1]]
-            ctx.mark_non_differentiable(*chosen)
-        ctx.adjoint, ctx.adjoint_rest = ctx.linear.adjoint(input, *chosen, *ctx.rest)
+            linear, linear_rest = operator.tangent(input, *rest)
+            output, *chosen = output
+            if not keeps_choice:
+                output = output, *chosen
+                ctx.mark_non_differentiable(*chosen)
+        adjoint, adjoint_rest = linear.adjoint(input, *chosen, *linear_rest)  # type: ignore[misc]
         ctx.save_for_backward(*chosen)
-        ctx.save_for_forward(*chosen)
         ctx.set_materialize_grads(False)
-        ctx.arguments, ctx.has_choice, ctx.shards = len(inputs), operator.tangent is not None, shards_of(input)
+        ctx.backwards = adjoint, adjoint_rest, None if are_bare else shards_of(input), (None,) * (3 + len(rest))
+        if not are_bare:
+            ctx.save_for_forward(*chosen)
+            ctx.forwards = linear, linear_rest, type(output) is tuple
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        adjoint, rest, shards, nothing = ctx.backwards
         if gradient is not None:
-            gradient = sharded_like(gradient, ctx.shards)
-            gradient = ctx.adjoint(gradient, *ctx.saved_tensors, *ctx.adjoint_rest)
-        return gradient, *(None for _ in range(ctx.arguments - 1))
+            gradient = adjoint(sharded_like(gradient, shards), *ctx.saved_tensors, *rest)
+        return gradient, *nothing
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
-        result = ctx.linear(tangent, *ctx.saved_tensors, *ctx.rest)
-        return (result, None) if ctx.has_choice else result
-
-
-def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply`` at a single level, for use inside an ``Autograd`` implementation or on bare tensors."""
-    if _plain_dispatch_state() in _PLAIN_STATES:
-        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
-    with enable_single_level_autograd_function():
-        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+        linear, rest, has_choice = ctx.forwards
+        result = linear(tangent, *ctx.saved_tensors, *rest)
+        return (result, None) if has_choice else result
 
 
 class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names its own
@@ -283,11 +295,6 @@ class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names 
             context.__exit__(kind, error, trace)
 
 
-def inside_forward(tensor: Tensor) -> below_autograd | contextlib.nullcontext[None]:
-    """What ``forward`` calls operators in: nothing for bare tensors, as autograd has switched itself off there."""
-    return contextlib.nullcontext() if is_bare(tensor) else below_autograd()
-
-
 def records_derivative(*tensors: Tensor) -> bool:
     """Whether autograd may ask for a derivative with respect to one of ``tensors``, in reverse or forward mode."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
@@ -298,21 +305,17 @@ def records_derivative(*tensors: Tensor) -> bool:
     return not is_bare(*tensors) and any(_VF._unpack_dual(tensor, level=0)[1] is not None for tensor in tensors)
 
 
-def _plain_dispatch_state() -> int:
-    state: int = _dispatch_tls_local_include_set().raw_repr()
-    return state
-
-
 with torch.inference_mode():
-    _PLAIN_STATES = frozenset((_plain_dispatch_state(),))
-_PLAIN_STATES |= {_plain_dispatch_state()}
+    _PLAIN_STATES = {_dispatch_tls_local_include_set().raw_repr()}
+_PLAIN_STATES.add(_dispatch_tls_local_include_set().raw_repr())
+"""The keys that a thread includes in every call where no transform, mode or trace is active."""
 
 
 def is_bare(*tensors: Tensor) -> bool:
     """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or compilation."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return False
-    if _plain_dispatch_state() not in _PLAIN_STATES or forward_ad._current_level >= 0:
+    if _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_STATES or forward_ad._current_level >= 0:
         for tensor in tensors:
             _require_rules(type(tensor))
         if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
@@ -322,7 +325,7 @@ def is_bare(*tensors: Tensor) -> bool:
         return False
     for tensor in tensors:
         kind = type(tensor)
-        if kind is not Tensor and kind is not torch.nn.Parameter:
+        if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
             return False
         # A tensor that a transform has saved stays wrapped when the transform is over.
