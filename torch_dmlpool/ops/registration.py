@@ -25,6 +25,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.compiler import is_compiling
+from torch.nn import Parameter
 
 from torch_dmlpool import backends, inductor, operands
 from torch_dmlpool.ops.revision import mark_compiled_graphs
