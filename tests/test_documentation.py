@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import inspect
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import torch_dmlpool as dmlpool
 
@@ -87,6 +89,16 @@ def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path) -
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@PYTORCH_ANNOUNCES
+@pytest.mark.parametrize("name", ["", "functional", "quantized", "nn", "nn.functional", "nn.quantized", "nn.conversion",
+                                  "nn.exported", "nn.rerouting"])  # fmt: skip
+def test_the_examples_of_docstrings_run(name: str) -> None:
+    module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
+    found = doctest.testmod(module, extraglobs={"torch": torch})
+    assert found.attempted >= 2
+    assert found.failed == 0
 
 
 def drawing(request: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import models
 import pytest
 import samples
 import torch
@@ -72,11 +72,6 @@ def test_signatures(function: Callable[..., Tensor]) -> None:
         assert parameter.default == DEFAULTS.get(parameter.name, parameter.empty), parameter.name
 
 
-def test_docstring_examples() -> None:
-    results = [doctest.testmod(module) for module in (torch_dmlpool, torch_dmlpool.functional)]
-    assert all(result.attempted > 0 and result.failed == 0 for result in results)
-
-
 def test_window_arguments_take_any_sequence(device: torch.device) -> None:
     input = samples.normal(1, 2, 6, 7).to(device)
     expected = dmlpool.average_pooling(input, (2, 3), (1, 2), (0, 1), (1, 0), (2, 1))
@@ -120,7 +115,7 @@ def test_autocast_never_changes_the_type(
 ) -> None:
     """E5, forward and backward."""
     input = samples.normal(*sizes, dtype=dtype).to(device).requires_grad_()
-    for pool in (dmlpool.average_pooling, dmlpool.max_pooling):
+    for pool in (dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.lp_pooling):
         expected = pool(input, 2)
         with torch.autocast(device.type, dtype=autocast):
             output = pool(input, 2)
@@ -160,6 +155,18 @@ def test_a_profiler_sees_pools_by_name(device: torch.device) -> None:
     names = {event.name for event in profile.function_events}
     assert {"dmlpool::max_pooling_with_taps", "dmlpool::max_pooling_grad_from_taps"} <= names
     assert {"dmlpool::average_pooling", "dmlpool::adaptive_average_pooling"} <= names
+
+
+@pytest.mark.parametrize("leading", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
+@pytest.mark.parametrize("name", [name for name in models.EVERYTHING if not name.startswith("nn.")])
+def test_nothing_to_pool(name: str, leading: tuple[int, int]) -> None:
+    """G5: legal, and empty, in either layout; gradients too."""
+    if leading == (2, 0) and "per channel" in name:
+        pytest.skip("has three scales")
+    sizes = [tuple(tensor.shape) for tensor in models.EVERYTHING[name](torch.zeros(2, 3, 8, 9))]
+    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
+        found = models.EVERYTHING[name](layout(torch.zeros(*leading, 8, 9)))
+        assert [tuple(tensor.shape) for tensor in found] == [(*leading, *size[2:]) for size in sizes]
 
 
 CHECKED_BY_MYPY = """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -15,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import quantized
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning")
 
@@ -248,37 +245,3 @@ def test_scales_are_rounded_to_float32_first() -> None:
     vector = per_channel(values, torch.tensor([scale], dtype=torch.float64))
     pooled = dmlpool.quantized_average_pooling(vector, (1, 2), output_scale=1.0, output_zero_point=3)
     assert pooled.int_repr().item() == 1  # −2.5 is a tie too, and goes to −2
-
-
-# Refusals.
-
-
-PLANES = (1, CHANNELS, 4, 5)
-
-
-# Warnings, and a PyTorch without quantized tensors.
-
-
-@pytest.fixture
-def every_warning_an_error() -> Iterator[None]:
-    """Whatever is warned of in the function itself ends the test."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@schemes
-def test_nothing_is_warned_of_in_here(scheme: str, every_warning_an_error: None) -> None:
-    """Creating a quantized tensor warns once in a process (PyTorch 2.13); the function's own output does not."""
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        tensor = QUANTIZED[scheme](integers(1, CHANNELS, 4, 4))
-    filters = list(warnings.filters)
-    dmlpool.quantized_average_pooling(tensor, 2)
-    assert warnings.filters == filters
-
-
-def test_the_example_runs() -> None:
-    found = doctest.testmod(quantized)
-    assert found.attempted >= 3
-    assert found.failed == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import inspect
 import pickle
 import warnings
@@ -164,26 +163,3 @@ def test_torchscript_is_told_what_to_do(name: str) -> None:
             NotImplementedError, match=rf"^torch.jit.script cannot compile torch_dmlpool.nn.{name}: use "
         ):
             torch.jit.script(torch.nn.Sequential(built(layers, name)))
-
-
-def test_a_network_compiles_with_gradients_and_without_a_break(device: torch.device, fresh_compiler: None) -> None:
-    """E2: one graph forward, one backward, and the eager numbers."""
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3, padding=1),
-        layers.MaxPool2d(3, 2, "same"),
-        layers.AvgPool2d(2, 1, padding=((0, 1), (1, 0)), dilation=2, count_include_pad=False),
-        layers.LPPool2d(2, 2, 1),
-        layers.AdaptiveMaxPool2d((3, None)),
-        layers.AdaptiveAvgPool2d(2),
-    ).to(device)
-    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-    for height, width in ((12, 13), (14, 12)):
-        batch = samples.normal(2, 3, height, width).to(device)
-        torch.testing.assert_close(results(compiled, batch), results(network, batch))
-
-
-def test_the_examples_run() -> None:
-    found = doctest.testmod(nn, extraglobs={"torch": torch})
-    assert found.attempted >= 20
-    assert found.failed == 0

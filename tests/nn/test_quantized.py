@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import inspect
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.nn import layers as float_layers
@@ -233,34 +231,3 @@ def test_from_a_float_layer(name: str) -> None:
 
 
 # Inside PyTorch's machinery, on plain integers.
-
-
-@names
-def test_exports(name: str, device: torch.device) -> None:
-    """E2: torch.export with a batch size left open; the scales are the program's buffers."""
-    layer, batch = getattr(layers, name)(2, **PARAMETERS["per channel"]).to(device), integers(name).to(device)
-    program = torch.export.export(layer, (batch,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    larger = torch.cat([batch, batch.flip(2), batch])
-    samples.assert_same(program.module()(larger), layer(larger))
-    assert set(program.state_dict) == {"input_scale", "input_zero_point", *OUTPUT}
-
-
-@parameters
-def test_fake_tensors(given: str) -> None:
-    """E2: built and called where nothing has a value, and looked at."""
-    with FakeTensorMode() as mode:
-        fake = {
-            name: mode.from_tensor(value) if isinstance(value, Tensor) else value
-            for name, value in PARAMETERS[given].items()
-        }
-        layer = layers.AvgPool2d(2, **fake)
-        pooled = layer(torch.empty(2, CHANNELS, 6, 8, dtype=torch.int8))
-        assert "input_scale=<" in repr(layer)
-    assert pooled.shape == (2, CHANNELS, 3, 4)
-    assert pooled.dtype is torch.int8
-
-
-def test_the_examples_run() -> None:
-    found = doctest.testmod(layers)
-    assert found.attempted >= 5
-    assert found.failed == 0

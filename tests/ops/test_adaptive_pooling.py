@@ -11,8 +11,6 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 
@@ -155,87 +153,3 @@ def test_not_a_number_and_infinity(name: str, device: torch.device) -> None:
     expected, _ = oracle.average(samples.to_numpy(input), bins)
     np.testing.assert_array_equal(np.isnan(samples.to_numpy(result)), np.isnan(expected))
     np.testing.assert_array_equal(np.isneginf(samples.to_numpy(result)), np.isneginf(expected))
-
-
-ATEN = {
-    1: (functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d),
-    2: (functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d),
-    3: (functional.adaptive_avg_pool3d, functional.adaptive_max_pool3d),
-}
-
-
-@adapted
-def test_equality_with_aten(name: str, device: torch.device) -> None:
-    """The bins are PyTorch's."""
-    sizes, outputs, _ = requested(name)
-    input = samples.distinct(2, 3, *sizes).to(device)
-    average, maximum = ATEN[len(sizes)]
-    torch.testing.assert_close(dmlpool.adaptive_average_pooling(input, outputs), average(input, outputs))
-    values, indices = maximum(input, outputs, return_indices=True)
-    samples.assert_same(dmlpool.adaptive_max_pooling(input, outputs), values)
-    samples.assert_same(operators.adaptive_max_pooling(input, list(outputs))[1].long(), indices)
-
-
-def test_empty_batches(device: torch.device) -> None:
-    """G5."""
-    for shape in ((0, 3, 7, 6), (2, 0, 7, 6)):
-        leaf = torch.empty(shape, device=device).requires_grad_()
-        for pool in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
-            output = pool(leaf, (3, 4))
-            assert output.shape == (*shape[:2], 3, 4)
-            assert torch.autograd.grad(output.sum(), leaf)[0].shape == shape
-
-
-def test_a_sample_does_not_depend_on_its_batch(device: torch.device) -> None:
-    """E6: bit for bit, values and gradients."""
-    input, gradient = samples.normal(5, 3, 19, 23).to(device), samples.normal(5, 3, 4, 5).to(device)
-    together = (
-        dmlpool.adaptive_average_pooling(input, (4, 5)),
-        operators.adaptive_average_pooling_grad(gradient, [19, 23]),
-    )
-    for i in range(5):
-        alone = input[i : i + 1].clone(), gradient[i : i + 1].clone()
-        assert torch.equal(together[0][i], dmlpool.adaptive_average_pooling(alone[0], (4, 5))[0])
-        assert torch.equal(together[1][i], operators.adaptive_average_pooling_grad(alone[1], [19, 23])[0])
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_for_every_size_at_once(device: torch.device) -> None:
-    """E2: one graph whether sizes divide or not, forward and backward, with eager's strides."""
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def ours(input: Tensor) -> Tensor:
-        average = dmlpool.adaptive_average_pooling(input.sin(), (3, 4))
-        values, indices = dmlpool.adaptive_max_pooling(input, (3, 4), return_indices=True)
-        return average + values + dmlpool.adaptive_average_pooling(input, 1) + indices
-
-    function = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
-    for sizes in [(2, 3, 7, 9), (3, 3, 6, 8), (5, 3, 11, 5)]:
-        results = []
-        for pool in (function, ours):
-            leaf = samples.channels_last(samples.distinct(*sizes).to(device)).requires_grad_()
-            output = pool(leaf)
-            (gradient,) = torch.autograd.grad(output.square().sum(), leaf)
-            results.append((output, gradient, torch.tensor(output.stride()), torch.tensor(gradient.stride())))
-        torch.testing.assert_close(*results)
-    assert counter.frame_count == 1
-
-
-def test_exported_with_dynamic_sizes(device: torch.device) -> None:
-    """E2: whole operators, which serve other sizes; where sizes are known to divide, the ordinary ones."""
-
-    class Network(torch.nn.Module):
-        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
-            return dmlpool.adaptive_average_pooling(input, (3, 4)), dmlpool.adaptive_max_pooling(input, (1, 1))
-
-    dimensions = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
-    input = samples.normal(2, 3, 9, 7).to(device)
-    program = torch.export.export(Network(), (input,), dynamic_shapes=(dimensions,), strict=False)
-    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
-    assert called == ["dmlpool.adaptive_average_pooling.default", "dmlpool.max_pooling.default"]
-    other = samples.normal(5, 3, 14, 21).to(device)
-    torch.testing.assert_close(program.module()(other), Network()(other))
-    program = torch.export.export(Network(), (input,), strict=False)
-    assert "dmlpool.adaptive" in program.graph_module.code
-    program = torch.export.export(Network(), (samples.normal(2, 3, 9, 12).to(device),), strict=False)
-    assert "dmlpool.adaptive" not in program.graph_module.code

@@ -73,17 +73,6 @@ def test_a_window_that_counts_nothing(case: cases.Case, device: torch.device) ->
         assert not spread.any()
 
 
-@cases.in_pairs(case=cases.FEW, divisor=DIVISORS)
-def test_the_gradient_is_the_adjoint(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
-    """A6: ⟨avg(x), g⟩ = ⟨x, avg_grad(g)⟩."""
-    rest = {**case.arguments, "include_padding": divisor[0], "divisor_override": divisor[1]}
-    input = samples.normal(2, 3, *case.sizes, dtype=torch.float64).to(device)
-    gradient = arriving(case, torch.float64).to(device)
-    left = (dmlpool.average_pooling(input, **rest) * gradient).sum()
-    right = (input * dmlpool.average_pooling_grad(gradient, input.shape, **rest)).sum()
-    torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -143,16 +132,3 @@ def test_an_element_stays_in_its_windows(
     assert (result[~touched] == 1).all()
     if not math.isfinite(value):
         np.testing.assert_array_equal(result[touched], value)
-
-
-@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (0, 0)], ids=["no samples", "no channels", "neither"])
-@cases.parametrized(
-    [cases.case("plain"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")]
-)
-def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch.device) -> None:
-    """G5: legal, and empty."""
-    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        samples.check_average(layout(torch.zeros(*sizes, *case.sizes, device=device)), case.pooling)
-        samples.check_average_gradient(
-            layout(torch.zeros(*sizes, *case.output_sizes, device=device)), case.sizes, case.pooling
-        )

@@ -11,7 +11,6 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_dmlpool as dmlpool
 
@@ -97,45 +96,3 @@ def test_the_norm_of_one_is_a_sum_and_that_of_infinity_a_maximum(device: torch.d
     summed = dmlpool.average_pooling(input.abs(), 3, 2, 1, 1, divisor_override=1)
     assert torch.equal(dmlpool.lp_pooling(input, 3, 2, 1, 1, p=1), summed)
     assert torch.equal(dmlpool.lp_pooling(input, 3, 2, 1, 1, p=math.inf), dmlpool.max_pooling(input.abs(), 3, 2, 1, 1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=samples.name_of)
-@norms
-def test_autocast_never_changes_the_type(p: float, dtype: torch.dtype) -> None:
-    """E5."""
-    input = samples.normal(1, 2, 6, 6, dtype=dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = dmlpool.lp_pooling(input, 2, p=p)
-    assert torch.equal(result, dmlpool.lp_pooling(input, 2, p=p))
-    assert result.dtype is dtype
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_with_a_window_that_follows_the_image(device: torch.device) -> None:
-    """E2: one graph for every size, forward and backward."""
-    counter = CompileCounterWithBackend("aot_eager")
-    ours = lambda x: dmlpool.lp_pooling(x.sin(), x.shape[2:], p=3)  # noqa: E731 - compiled and called as it is
-    function = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
-    for sizes in [(2, 3, 9, 8), (3, 3, 12, 11)]:
-        results = []
-        for pool in (function, ours):
-            leaf = samples.distinct(*sizes).to(device).requires_grad_()
-            output = pool(leaf)
-            results.append((output, *torch.autograd.grad(output.square().sum(), leaf)))
-        torch.testing.assert_close(*results)
-    assert counter.frame_count == 1
-
-
-def test_an_exported_program_shows_it_whole(device: torch.device) -> None:
-    """E2: one node to translate, which run_decompositions takes apart into what there is a translation for."""
-
-    class Network(torch.nn.Module):
-        def forward(self, input: Tensor) -> Tensor:
-            return dmlpool.lp_pooling(input, 3, 2, 1, 1, p=3)
-
-    input = samples.normal(2, 3, 9, 8).to(device)
-    batch = {0: torch.export.Dim("batch", min=2)}
-    program = torch.export.export(Network(), (input,), dynamic_shapes=(batch,), strict=False)
-    assert [str(n.target) for n in program.graph.nodes if "dmlpool" in str(n.target)] == ["dmlpool.lp_pooling.default"]
-    assert "dmlpool.average_pooling" in program.run_decompositions().graph_module.code
-    torch.testing.assert_close(program.module()(input.repeat(2, 1, 1, 1)), Network()(input).repeat(2, 1, 1, 1))

@@ -132,18 +132,6 @@ def test_nothing_but_the_lowest_value(case: cases.Case, dtype: torch.dtype, devi
     samples.check_maximum(input, case.pooling)
 
 
-@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (0, 0)], ids=["no samples", "no channels", "neither"])
-@cases.parametrized(
-    [cases.case("plain"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")]
-)
-def test_nothing_to_pool(case: cases.Case, sizes: tuple[int, int], device: torch.device) -> None:
-    """G5: legal, and empty."""
-    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        input = layout(torch.zeros(*sizes, *case.sizes, device=device))
-        samples.check_maximum(input, case.pooling)
-        samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
-
-
 @pytest.mark.parametrize(
     ("window", "size", "dtype"),
     [

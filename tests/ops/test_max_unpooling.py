@@ -9,8 +9,6 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 
@@ -23,7 +21,6 @@ POOLED = [
     cases.case("wide", "padded"),
     cases.case("adjacent windows", "padded", "adjacent windows"),
 ]
-UNPOOLS = {1: functional.max_unpool1d, 2: functional.max_unpool2d, 3: functional.max_unpool3d}
 
 
 def pooled(
@@ -62,24 +59,6 @@ def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.d
     samples.assert_same(found.detach(), np.where(kept, samples.to_numpy(gathered), 0))
     (second,) = torch.autograd.grad(found, gradient, input.detach())
     samples.assert_same(second, output.detach())
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_equality_with_aten_where_indices_are_unique(rank: int, device: torch.device) -> None:
-    """Per plane, forward and backward."""
-    input = samples.distinct(2, 3, *(8, 6, 4)[:rank], dtype=torch.float32).to(device)
-    pool = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}[rank]
-    values, indices = pool(input, 2, return_indices=True)
-    results = []
-    for unpool in (
-        lambda x: UNPOOLS[rank](x, indices, 2),
-        lambda x: operators.max_unpooling(x, indices, list(input.shape[2:]), True),
-    ):
-        leaf = values.detach().requires_grad_()
-        output = unpool(leaf)
-        results.append((output, *torch.autograd.grad(output, leaf, input)))
-    for expected, found in zip(*results, strict=True):
-        samples.assert_same(found, expected)
 
 
 @pytest.mark.parametrize("layout", samples.LAYOUTS)
@@ -139,40 +118,3 @@ def test_vmap_counts_inside_each_sample(device: torch.device) -> None:
     )
     narrow = indices.to(torch.uint32)
     samples.assert_same(torch.func.vmap(unpool)(values, narrow), torch.stack(expected))
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_pooling_and_unpooling(device: torch.device) -> None:
-    """E2: one graph for every size, both ways, the gradient too."""
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def ours(input: Tensor) -> Tensor:
-        values, indices = dmlpool.max_pooling(input, 3, 2, 1, 1, return_indices=True)
-        return dmlpool.max_unpooling(values.sin(), indices, input.shape)
-
-    function = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
-    for sizes in [(2, 3, 9, 8), (3, 3, 12, 11)]:
-        results = []
-        for pool in (function, ours):
-            leaf = samples.distinct(*sizes).to(device).requires_grad_()
-            output = pool(leaf)
-            results.append((output, *torch.autograd.grad(output.square().sum(), leaf)))
-        torch.testing.assert_close(*results)
-    assert counter.frame_count == 1
-
-
-def test_an_exported_program_shows_it_whole(device: torch.device) -> None:
-    """E2."""
-
-    class Network(torch.nn.Module):
-        def forward(self, input: Tensor) -> Tensor:
-            return dmlpool.max_unpooling(*dmlpool.max_pooling(input, 2, 2, return_indices=True), input.shape)
-
-    input = samples.normal(2, 3, 8, 6).to(device)
-    program = torch.export.export(Network(), (input,), strict=False)
-    called = [str(node.target) for node in program.graph.nodes if "dmlpool" in str(node.target)]
-    assert called == ["dmlpool.max_pooling_with_indices.default", "dmlpool.max_unpooling.default"]
-    samples.assert_same(program.module()(input), Network()(input))
-
-
-VALUES, INDICES = torch.ones(2, 3, 2, 2), torch.zeros(2, 3, 2, 2, dtype=torch.int64)

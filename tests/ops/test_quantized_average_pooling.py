@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import cases
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses import FakeTensorMode
 
 import torch_dmlpool as dmlpool
 
@@ -21,7 +18,6 @@ pool = dmlpool.quantized_linear_average_pooling
 operators = torch.ops.dmlpool
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 BOTH = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
-include = pytest.mark.parametrize("include_padding", [False, True], ids=["counted taps", "padding counted"])
 
 
 @cases.in_pairs(case=ALL, include_padding=[False, True])
@@ -39,9 +35,10 @@ def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.d
 def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device) -> None:
     """G7, with parameters per channel and for all."""
     for case in cases.FEW[3:8:2] + cases.FEW[-1:]:
-        input = samples.LAYOUTS[layout](samples.integers(2, 3, *case.sizes, dtype=types[0]).to(device))
+        channels = 1 + 2 * (case is not cases.FEW[-1])
+        input = samples.LAYOUTS[layout](samples.integers(2, channels, *case.sizes, dtype=types[0]).to(device))
         for form in ("number", "per channel"):
-            parameters = samples.drawn(5, 3, types)
+            parameters = samples.drawn(5, channels, types)
             result = samples.check_quantized(input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4)
             assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
 
@@ -139,6 +136,12 @@ def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -
         )  # fmt: skip
 
 
+def test_sums_of_a_large_image() -> None:
+    """Q6: 3000 x 3000 elements of 255."""
+    image = torch.full((1, 1, 3000, 3000), 255, dtype=torch.uint8)
+    assert pool(image, 0.1, None, 0.1, None, 3000).item() == 255
+
+
 @pytest.mark.slow
 def test_sums_past_32_bits(device: torch.device) -> None:
     """Q6: taps · 255 ≥ 2³¹."""
@@ -150,36 +153,6 @@ def test_sums_past_32_bits(device: torch.device) -> None:
     scales = samples.float32(0.3), samples.float32(0.7)
     expected = oracle.requantized(int(input.sum(dtype=torch.int64)), taps, *scales, 5, np.uint8)
     assert pool(input, *scales[:1], 0, *scales[1:], 5, taps).item() == expected
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
-def test_nothing_to_pool(shape: tuple[int, int], device: torch.device) -> None:
-    """G5: legal, and empty."""
-    input = torch.zeros(*shape, 5, 6, dtype=torch.uint8, device=device)
-    scale = torch.ones(shape[1], device=device)
-    assert pool(input, scale, 3, scale, 4, 2).shape == (*shape, 4, 5)
-
-
-def test_a_sample_does_not_depend_on_its_batch(device: torch.device) -> None:
-    """E6: by few outputs or by many, which are requantized in other ways."""
-    input = samples.integers(16, 8, 32, 32, dtype=torch.uint8).to(device)
-    together = pool(input, 0.031, 100, 0.043, 7, 3, 1, 1, 1)
-    for sample in range(0, 16, 5):
-        alone = pool(input[sample : sample + 1].clone(), 0.031, 100, 0.043, 7, 3, 1, 1, 1)
-        assert torch.equal(alone, together[sample : sample + 1])
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-@include
-def test_per_channel_is_as_exact_as_for_all(include_padding: bool, layout: str, device: torch.device) -> None:
-    """E6: the same numbers given for each channel take another way to the same bits."""
-    input = samples.LAYOUTS[layout](samples.integers(4, 16, 40, 36, dtype=torch.int8).to(device))
-    for scale, window in ((0.07, 2), (0.05, 3), (0.11, 7)):
-        rest = (window, 1, window // 2, window // 2, 1, include_padding)
-        vector = torch.full((16,), scale, device=device)
-        for_all = pool(input, scale, 11, 0.06, -3, *rest)
-        assert torch.equal(for_all, pool(input, vector, 11, 0.06, -3, *rest))
-        assert len(for_all.unique()) > 20
 
 
 # Derivatives, transforms, compilation.
@@ -235,64 +208,3 @@ def test_vmap() -> None:
                 for argument, dimension in zip(held, dimensions, strict=True)
             ]
             assert torch.equal(result[i], pooled(*each))
-
-
-def registered(case: cases.Case, channels_last: bool = False) -> tuple[object, ...]:
-    """Arguments of the registered operator."""
-    input = samples.integers(2, 3, *case.sizes, dtype=torch.uint8)
-    if channels_last:
-        input = samples.channels_last(input)
-    window = [list(entry) if isinstance(entry, tuple) else entry for entry in vars(case.pooling).values()]
-    zero = torch.tensor([3], dtype=torch.uint8)
-    return (input, torch.rand(3) + 0.5, zero, torch.tensor([0.3]), None, *window, False, torch.int8)
-
-
-@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
-@cases.parametrized([cases.case("padded"), cases.case("ceil adds an overhang", "padded")])
-def test_opcheck(case: cases.Case, channels_last: bool) -> None:
-    """E1: schema, fake tensors, and AOT dispatch with dynamic shapes."""
-    torch.library.opcheck(
-        operators.quantized_linear_average_pooling.default, registered(case, channels_last and case.rank > 1)
-    )
-
-
-def numbers(input: Tensor) -> Tensor:
-    return pool(input, 0.05, 7, 0.03, 11, 3, 2, 1, 1) ^ 1
-
-
-def tensors(input: Tensor) -> Tensor:
-    scale = input[0, :, 0, 0].float() * 0.01 + 0.1
-    return pool(input, scale, input[0, 0, 0, 0], 0.03, input[0, :, 0, 0].view(1, -1, 1, 1), 2, ceil_mode=True)
-
-
-def globally(input: Tensor) -> Tensor:
-    return pool(input, 0.05, 7, 0.03, 11, input.shape[2:], include_padding=True)
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("function", [numbers, tensors, globally])
-def test_compiled(function: Callable[[Tensor], Tensor], device: torch.device) -> None:
-    """E2: one whole graph for every size, with eager's numbers and strides."""
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
-    for sizes in ((2, 3, 9, 8), (5, 3, 9, 8), (3, 4, 17, 12)):
-        input = samples.integers(*sizes, dtype=torch.uint8).to(device)
-        result, expected = compiled(input), function(input)
-        assert torch.equal(result, expected)
-        assert result.stride() == expected.stride()
-    assert counter.frame_count == 1
-
-
-def test_fake_and_meta_tensors() -> None:
-    """E2 and G7: sizes, type and strides of the real result, values unseen: a scale of 0 is not looked at (Q4)."""
-    case = cases.case("padded", "plain")
-    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        real = layout(samples.integers(2, 3, *case.sizes, dtype=torch.uint8))
-        expected = pool(real, 0.1, 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
-        with FakeTensorMode() as mode:
-            fake = pool(mode.from_tensor(real), torch.zeros(3), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8)
-        meta = pool(
-            real.to("meta"), torch.zeros(3, device="meta"), 3, 0.2, 5, **case.arguments, output_dtype=torch.int8
-        )
-        for result in (fake, meta):
-            assert (result.shape, result.dtype, result.stride()) == (expected.shape, torch.int8, expected.stride())
