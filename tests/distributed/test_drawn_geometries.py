@@ -32,7 +32,7 @@ def drawn(seed: int) -> tuple[oracle.Pooling, tuple[int, ...], int]:
             return pooling, shape, draw.randrange(rank + 2)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 100))])
 def test_drawn_geometries_on_three_ranks(three_ranks: Ranks, seed: int) -> None:
     """Maxima, taps, indices, averages and all gradients; what arrives is the halo, to the byte."""
     pooling, shape, dimension = drawn(seed)
