@@ -12,8 +12,7 @@ import oracle
 import pytest
 import samples
 import torch
-from test_properties import requests
-from test_strides import laid_out, layouts
+from test_properties import laid_out, layouts, requests
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
