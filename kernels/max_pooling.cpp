@@ -23,6 +23,13 @@ constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
+// Without overflow, in lanes of the integer's own width.
+template <class S>
+inline S difference(S first, S second) {
+    using U = std::conditional_t<sizeof(S) == 8, uint64_t, uint32_t>;
+    return S(U(first) - U(second));
+}
+
 // Maxima alone: float32 and float64 as they are, others as integers, NaNs of half precision above infinity.
 template <class S>
 struct Max {
@@ -50,13 +57,12 @@ struct Max {
     }
     S load(S element) const {
         if constexpr (std::is_floating_point_v<S>) return element;
-        else return wrapped(flipped(element), -int64_t(offset));
+        else return difference(flipped(element), offset);
     }
     S store(S value) const {
         if constexpr (std::is_floating_point_v<S>) return value;
-        else return flipped(wrapped(value, offset));
+        else return flipped(difference(value, S(-offset)));
     }
-    static S wrapped(S value, int64_t added) { return S(uint64_t(value) + uint64_t(added)); }
     S flipped(S value) const {
         if constexpr (sizeof(S) == 2) return S(value ^ (value >> 15 & number_bits));
         else return value;
@@ -78,18 +84,18 @@ struct Values {
     }
 };
 
-// Maxima and which tap they are: an integer twice as wide as the element, of which the upper half orders elements and the
-// lower half, counted down, taps: the first wins of equals. Zeros of both signs are equal, and so are all NaNs.
+// Maxima and which tap they are: an integer twice as wide as the element, of which the upper part orders elements and the
+// lower part, counted down, numbers: the first wins of equals. Zeros of both signs are equal, and so are all NaNs.
 template <class S, class P>
 struct Winner {
-    using Unsigned = std::make_unsigned_t<S>;
     static constexpr bool takes_twice = true;
-    static constexpr int SHIFT = sizeof(P) == 4 ? 16 : 4 * sizeof(P);
-    static constexpr P FIRST = (P(1) << SHIFT) - 1, HALF = P(1) << (SHIFT - 1);  // of a tap the lower half has HALF set
-    S magnitudes = S(-1), signs = 0, infinity = HIGHEST<S>, flip = 0;
+    static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
+    static constexpr P FIRST = (P(1) << SHIFT) - 1, HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
+    S negative = LOWEST<S>, infinity = HIGHEST<S>, flip = 0;  // numbers below `negative` count down, without their sign
+    int64_t units[3];
 
-    explicit Winner(const DataType &type) {
-        if (type.infinity) magnitudes = HIGHEST<S>, signs = S(-1), infinity = S(type.infinity);
+    Winner(const DataType &type, const int64_t (&units)[3]) : units{units[0], units[1], units[2]} {
+        if (type.infinity) negative = 0, infinity = S(type.infinity);
         else if (type.is_unsigned) flip = LOWEST<S>;
     }
     template <class L>
@@ -97,22 +103,41 @@ struct Winner {
         return P(LOWEST<S>) * (P(1) << SHIFT) + HALF - 1;
     }
     static P of(P first, P second) { return second > first ? second : first; }
-    static P later(P value, int64_t taps) { return value - P(taps); }
-    P load(S element, int64_t tap) const {
-        const S magnitude = S(element & magnitudes), sign = S(element >> (8 * sizeof(S) - 1) & signs);
-        const S number = S(Unsigned(magnitude ^ sign) - Unsigned(sign));
-        const S key = magnitude > infinity ? HIGHEST<S> : S(number ^ flip);
-        return P(key) * (P(1) << SHIFT) + (FIRST - P(tap));
+    static P later(P value, int64_t number) { return value - P(number); }
+    S key(S element) const {
+        const S number = element < negative ? difference(LOWEST<S>, element) : element;
+        return (element & HIGHEST<S>) > infinity ? HIGHEST<S> : S(number ^ flip);
     }
+    static P of_key(S key, int64_t number) { return (P(key) << SHIFT) + (FIRST - P(number)); }
+    P load(S element, int64_t number) const { return of_key(key(element), number); }
     S value(P winner) const {
-        const S least = signs ? S(-infinity) : LOWEST<S>;
+        const S least = negative == 0 ? S(-infinity) : LOWEST<S>;
         S key = S(winner >> SHIFT);
         key = key > least ? key : least;
-        const S sign = S(key >> (8 * sizeof(S) - 1) & signs);
-        return S((S(Unsigned(key ^ sign) - Unsigned(sign)) | (sign & ~magnitudes)) ^ flip);
+        return S((key < negative ? difference(LOWEST<S>, key) : key) ^ flip);
     }
-    static int64_t tap(P winner) { return int64_t(FIRST - (winner & FIRST)); }
-    static bool is_tap(P winner) { return (winner & HALF) != 0; }
+    // Its number, -1 where there was no element.
+    static int64_t number(P winner) { return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1; }
+    // That of contiguous elements: each lane has its best key and in which vector that was.
+    P winner(const S *__restrict row, int64_t count) const {
+        constexpr int64_t LANES = 128 / sizeof(S);
+        const Winner op = *this;
+        P result = identity<P>();
+        int64_t at = 0;
+        if (count >= LANES) {
+            S best[LANES], vector[LANES] = {};
+            std::fill_n(best, LANES, LOWEST<S>);
+            for (S number = 0; count - at >= LANES; at += LANES, ++number)
+                for (int64_t i = 0; i < LANES; ++i) {
+                    const S challenger = op.key(row[at + i]);
+                    vector[i] = challenger > best[i] ? number : vector[i];
+                    best[i] = challenger > best[i] ? challenger : best[i];
+                }
+            for (int64_t i = 0; i < LANES; ++i) result = of(result, of_key(best[i], vector[i] * LANES + i));
+        }
+        for (; at < count; ++at) result = of(result, load(row[at], at));
+        return result;
+    }
 };
 
 }  // namespace
@@ -177,68 +202,62 @@ struct Taps {
 };
 
 // What is written for each winner: the number of its tap, its position in the plane, or its index in the whole tensor.
-// Adaptive pooling has positions alone.
 enum Numbering { TAPS, POSITIONS, INDICES };
 
-struct Numbers {
-    const Problem &p;
-    void *numbers;
-    int bytes;
-    bool is_direct;      // as they are found: taps, or the positions of adaptive pooling
-    int64_t plane_size;  // what indices count for a plane, 0 for positions
-    std::vector<Taps> taps;
-
-    Numbers(const Problem &p, void *numbers, int bytes, int numbering) : p(p), numbers(numbers), bytes(bytes) {
-        is_direct = numbering == TAPS || p.w().window == 0;
-        plane_size = numbering == INDICES ? p.plane() / p.lanes : 0;
-        if (!is_direct) taps.emplace_back(p, 1, plane_size);
-    }
-    // Stores those of elements [from, from + count) of a row.
-    void store(const void *which, int which_bytes, int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count) const {
-        const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row();
-        const int64_t origin = plane * p.lanes * plane_size;
-        const auto write = [=](int64_t at, int64_t n, const int64_t *from) {
-            with_numbers(bytes, [=](auto type) {
-                using N = typename decltype(type)::type;
-                N *__restrict out = static_cast<N *>(numbers) + row + at;
-                VECTORIZE
-                for (int64_t i = 0; i < n; ++i) out[i] = N(from[i]);
-            });
-        };
-        if (is_direct) return write(from, count, static_cast<const int64_t *>(which));
-        const void *const first = static_cast<const char *>(which) - from * which_bytes;
-        taps[0].each(first, which_bytes, od, oh, from, from + count, [=](int64_t at, int64_t n, int64_t *places) {
-            for (int64_t i = 0; i < n; ++i) places[i] = places[i] < 0 ? -1 : origin + places[i];
-            write(at, n, places);
-        });
-    }
-};
+inline void write_numbers(const int64_t *__restrict from, int64_t count, void *numbers, int bytes, int64_t at) {
+    with_numbers(bytes, [=](auto type) {
+        using N = typename decltype(type)::type;
+        N *__restrict out = static_cast<N *>(numbers) + at;
+        VECTORIZE
+        for (int64_t i = 0; i < count; ++i) out[i] = N(from[i]);
+    });
+}
 
 template <class S, class P>
 struct Winners {
     static constexpr bool is_direct = false;
+    const Problem &p;
     const Winner<S, P> op;
-    const Numbers numbers;
+    void *numbers;
+    int bytes, numbering;
     bool has_values;
-    int64_t none;  // the number of a window that is empty
+    int64_t plane_size;            // what indices count for a plane, 0 for positions
+    std::vector<int64_t> columns;  // what they count for each element in a row of outputs
 
-    bool is_uniform() const { return numbers.is_direct; }
+    Winners(const Problem &p, const Winner<S, P> &op, void *numbers, int bytes, int numbering, bool has_values)
+        : p(p), op(op), numbers(numbers), bytes(bytes), numbering(numbering), has_values(has_values) {
+        plane_size = numbering == INDICES ? p.plane() / p.lanes : 0;
+        for (int64_t o = 0; numbering != TAPS && o < p.w().outputs; ++o)
+            for (int64_t lane = 0; lane < p.lanes; ++lane) columns.push_back(begin(p.w(), o) + lane * plane_size);
+    }
+    bool is_uniform() const { return numbering == TAPS; }
+    // The position that numbers along an axis count from.
+    static int64_t begin(const Axis &axis, int64_t output) {
+        return axis.window == 0 ? axis.range(output).start : axis.first(output);
+    }
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t lane, int64_t count, const P *__restrict winners,
                     S *__restrict to) const {
         const Winner<S, P> by = op;
+        const int64_t from = o * p.lanes + lane;
+        const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
+        const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size + plane * p.lanes * plane_size;
         if (has_values)
             VECTORIZE
             for (int64_t i = 0; i < count; ++i) to[i] = by.value(winners[i]);
-        int64_t taps[Taps::PART];
-        const int64_t least = none;
+        int64_t found[Taps::PART];
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(Taps::PART, count - at);
-            VECTORIZE
-            for (int64_t i = 0; i < n; ++i) {
-                const P winner = winners[at + i];
-                taps[i] = by.is_tap(winner) ? by.tap(winner) : least;
-            }
-            numbers.store(taps, 8, plane, od, oh, o * numbers.p.lanes + lane + at, n);
+            const int64_t *__restrict column = columns.data() + from + at;
+            if (numbering == TAPS)
+                VECTORIZE
+                for (int64_t i = 0; i < n; ++i) found[i] = std::max<int64_t>(0, by.number(winners[at + i]));
+            else
+                VECTORIZE
+                for (int64_t i = 0; i < n; ++i) {
+                    const int64_t number = by.number(winners[at + i]);
+                    found[i] = number < 0 ? -1 : origin + column[i] + number;
+                }
+            write_numbers(found, n, numbers, bytes, row + at);
         }
     }
 };
@@ -455,8 +474,10 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
     const auto pool_as = [&](auto element, auto wide) {
         using S = decltype(element);
         using P = decltype(wide);
-        const Winner<S, P> op(data_type);
-        const Winners<S, P> finish{op, Numbers(*p, winners, bytes, numbering), output != nullptr, p->w().window == 0 ? -1 : 0};
+        const int64_t width = p->w().size, plane = p->h().size * width;
+        const Winner<S, P> op = numbering == TAPS ? Winner<S, P>(data_type, {p->h().window * p->w().window, p->w().window, 1})
+            : Winner<S, P>(data_type, {p->d().dilation * plane, p->h().dilation * width, p->w().dilation});
+        const Winners<S, P> finish(*p, op, winners, bytes, numbering, output != nullptr);
         S *const to = static_cast<S *>(output != nullptr ? output : winners);  // an address, not used where there is no output
         pool(static_cast<const S *>(input), to, *p, finish, op);
     };
@@ -481,9 +502,15 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
 void dmlpool_max_pooling_indices(const void *taps, int tap_bytes, void *indices, int bytes, int numbering,
                                  const Problem *p) {
     using namespace dmlpool;
-    const Numbers numbers(*p, indices, bytes, numbering);
+    const int64_t plane_size = numbering == INDICES ? p->plane() / p->lanes : 0;
+    const Taps places(*p, 1, plane_size);
     for_rows(*p, [&](int64_t plane, int64_t od, int64_t oh, int64_t row) {
-        numbers.store(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, plane, od, oh, 0, p->output_row());
+        const void *const which = static_cast<const char *>(taps) + row * tap_bytes;
+        const int64_t origin = plane * p->lanes * plane_size;
+        places.each(which, tap_bytes, od, oh, 0, p->output_row(), [=](int64_t at, int64_t n, int64_t *found) {
+            for (int64_t i = 0; i < n; ++i) found[i] = found[i] < 0 ? -1 : origin + found[i];
+            write_numbers(found, n, indices, bytes, row + at);
+        });
     });
 }
 

@@ -180,8 +180,14 @@ void with_type(int type, Act act) {
 // Combinations. An Op has a value that changes nothing, the combination of two, and how elements become its values:
 //     identity<L>(), of(first, second), load(element)
 // One that tells which of its elements is the result has numbers of taps: load(element, number), later(value, number).
+// and units of the numbers along each axis.
 template <class Op>
 constexpr bool has_numbers = false;
+template <class Op>
+inline int64_t unit_of(const Op &op, int axis) {
+    if constexpr (has_numbers<Op>) return op.units[axis];
+    else return 0;
+}
 
 // The value of an element, or of what has been combined already, `number` taps after the first.
 template <bool is_loaded, class Op, class S>
@@ -250,24 +256,28 @@ inline void split(const L *row, L *phases, int64_t length, int64_t stride) {
     else split_by<0>(stride, row, phases, length);
 }
 
-// The combination of contiguous values, each a tap after the one before.
-template <class Op, class L>
-__attribute__((noinline)) L reduce(const Op &op, const L *__restrict row, int64_t count) {
-    constexpr int64_t LANES = 128 / sizeof(L);
-    L result = Op::template identity<L>();
-    int64_t at = 0;
-    if (count >= LANES) {
-        L total[LANES];
-        std::fill_n(total, LANES, result);
-        for (; count - at >= LANES; at += LANES)
-            for (int64_t i = 0; i < LANES; ++i) total[i] = Op::of(total[i], value_of<true>(op, row[at + i], at));
-        for (int64_t i = 0; i < LANES; ++i) total[i] = value_of<true>(op, total[i], i);
-        for (int64_t half = LANES / 2; half > 0; half /= 2)
-            for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
-        result = total[0];
+// The combination of contiguous elements or values, each a tap after the one before.
+template <bool is_loaded, class Op, class S>
+__attribute__((noinline)) auto reduce(const Op &op, const S *__restrict row, int64_t count) {
+    using L = decltype(value_of<is_loaded>(op, S(), 0));
+    if constexpr (has_numbers<Op> && !is_loaded) return op.winner(row, count);
+    else {
+        constexpr int64_t LANES = 128 / sizeof(L);
+        L result = Op::template identity<L>();
+        int64_t at = 0;
+        if (count >= LANES) {
+            L total[LANES];
+            std::fill_n(total, LANES, result);
+            for (; count - at >= LANES; at += LANES)
+                for (int64_t i = 0; i < LANES; ++i) total[i] = Op::of(total[i], value_of<is_loaded>(op, row[at + i], at));
+            for (int64_t i = 0; i < LANES; ++i) total[i] = value_of<true>(op, total[i], i);
+            for (int64_t half = LANES / 2; half > 0; half /= 2)
+                for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
+            result = total[0];
+        }
+        for (; at < count; ++at) result = Op::of(result, value_of<is_loaded>(op, row[at], at));
+        return result;
     }
-    for (; at < count; ++at) result = Op::of(result, value_of<true>(op, row[at], at));
-    return result;
 }
 
 // out = the combinations of windows along a row that begins with the first tap of the first of them.
@@ -303,7 +313,7 @@ void combine_taps(const Op &op, const L *__restrict row, const Axis &w, const in
 inline bool is_wide(const Axis &axis) {
     int64_t steps = 1;
     while ((int64_t(1) << steps) < axis.window) ++steps;
-    return axis.window > 5 && steps * axis.stride < axis.window - 1;
+    return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
 // A window that is much larger than what it pools: nothing may cost what it spans.
@@ -367,7 +377,8 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
     constexpr int64_t VECTOR = 64 / sizeof(L);  // scratch is written in whole vectors
     constexpr bool is_plain = std::is_same_v<T, L> && std::is_floating_point_v<T>;
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const bool by_range = is_by_range(p), is_binned = w.window == 0;
+    const bool by_range = is_by_range(p);
+    const int64_t unit_d = unit_of(op, 0), unit_h = unit_of(op, 1), unit_w = unit_of(op, 2);
     const Blocks blocks(p, by_range, 16384 / sizeof(L), 1024 / std::min<int64_t>(4, sizeof(L)));
     const int64_t lanes = p.lanes, pitch = blocks.pitch * lanes, made_pitch = by_range ? 0 : pitch / w.stride;
     const int64_t chunk = std::clamp<int64_t>(4096 / lanes, 1, w.size);  // positions of which windows are combined by range
@@ -381,7 +392,7 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
         std::vector<const T *> rows(most);
         std::vector<const L *> taps(by_range ? 0 : w.window);
         std::vector<int64_t> numbers(most), tap_numbers(taps.size());
-        for (size_t t = 0; t < taps.size(); ++t) tap_numbers[t] = int64_t(t);
+        for (size_t t = 0; t < taps.size(); ++t) tap_numbers[t] = int64_t(t) * unit_w;
         std::vector<L> staged((by_range ? chunk * lanes : blocks.rows * pitch) + VECTOR), made(made_size);
         std::vector<L> scratch((staged.size() + VECTOR) * (1 + tree_rows(std::max<int64_t>(most, taps.size()))));
         const auto find_rows = [&](int64_t plane, int64_t od, int64_t oh, int64_t low) {
@@ -390,9 +401,8 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
             for (int64_t td = 0; td < depth.count; ++td)
                 for (int64_t th = 0; th < height.count; ++th, ++count) {
                     const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
-                    const int64_t tap_row = (depth.tap + td) * h.window + height.tap + th;
                     rows[count] = input + ((plane * d.size + z) * h.size + y) * p.row() + low * lanes;
-                    if (has_numbers<Op>) numbers[count] = is_binned ? (z * h.size + y) * w.size : tap_row * w.window;
+                    if (has_numbers<Op>) numbers[count] = (depth.tap + td) * unit_d + (height.tap + th) * unit_h;
                 }
             return count;
         };
@@ -405,9 +415,9 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
                 std::fill_n(results, b.outputs * lanes, identity);
                 for (int64_t start = b.low; rows_read > 0 && start < b.high; start += chunk) {
                     const int64_t stop = std::min(start + chunk, b.high);
-                    const L *source = staged.data();
-                    if constexpr (is_plain) source = rows_read == 1 ? rows[0] : source;
-                    if (source == staged.data())
+                    const bool is_one_row = rows_read == 1 && lanes == 1 && w.dilation == 1;
+                    const T *const only_row = rows[0];
+                    if (!is_one_row)
                         combine<false>(op, rows.data(), numbers.data(), rows_read, (stop - start) * lanes, staged.data(),
                                        scratch.data());
                     for (int64_t r = 0; r < rows_read; ++r) rows[r] += chunk * lanes;
@@ -416,15 +426,19 @@ void pool_rows(const T *input, U *output, const Problem &p, const Finish &finish
                         const int64_t skipped = std::max<int64_t>(0, (start - range.start + range.step - 1) / range.step);
                         const int64_t first = range.start + skipped * range.step - start;
                         const int64_t count = std::min(range.count - skipped, (stop - start - first + range.step - 1) / range.step);
-                        const int64_t at = skipped + (is_binned ? range.start : range.tap);
-                        if (lanes == 1 && range.step == 1 && count > 0)
-                            results[o] = Op::of(results[o], value_of<true>(op, reduce(op, source + first, count), at));
+                        const int64_t at = (skipped + range.tap) * unit_w;
+                        const auto add = [&](L value, int64_t tap) {
+                            results[o] = Op::of(results[o], value_of<true>(op, value, tap));
+                        };
+                        if (count <= 0) continue;
+                        if (is_one_row) add(reduce<false>(op, only_row + first, count), numbers[0] + at);
+                        else if (lanes == 1 && range.step == 1) add(reduce<true>(op, staged.data() + first, count), at);
                         else
                             for (int64_t t = 0; t < count; ++t) {
-                                const L *__restrict tap = source + (first + t * range.step) * lanes;
+                                const L *__restrict tap = staged.data() + (first + t * range.step) * lanes;
                                 L *__restrict to = results + o * lanes;
                                 VECTORIZE
-                                for (int64_t i = 0; i < lanes; ++i) to[i] = Op::of(to[i], value_of<true>(op, tap[i], at + t));
+                                for (int64_t i = 0; i < lanes; ++i) to[i] = Op::of(to[i], value_of<true>(op, tap[i], at + t * unit_w));
                             }
                     }
                 }
@@ -541,13 +555,13 @@ void pool_boxes(const T *input, U *output, const Problem &p, const Finish &finis
                     const T *const from = source + x * lanes;
                     combine<false>(op, &from, &none, 1, together * b, into + x * b, into);
                 }
-                pool_by_doubling(op, into, b, w, 1, outputs_w, out);
+                pool_by_doubling(op, into, b, w, unit_of(op, 2), outputs_w, out);
             }
             for (int64_t z = 0; z < depth; ++z)
-                pool_by_doubling(op, read.data() + z * height * n, n, h, w.window, outputs_h, pooled.data() + z * outputs_h * n);
+                pool_by_doubling(op, read.data() + z * height * n, n, h, unit_of(op, 1), outputs_h, pooled.data() + z * outputs_h * n);
             const L *results = pooled.data();
             if (d.window > 1 || d.stride > 1) {
-                pool_by_doubling(op, pooled.data(), outputs_h * n, d, h.window * w.window, outputs_d, read.data());
+                pool_by_doubling(op, pooled.data(), outputs_h * n, d, unit_of(op, 0), outputs_d, read.data());
                 results = read.data();
             }
             for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {

@@ -88,12 +88,12 @@ def _with_winners(
     plan = planned(input.shape, input.stride(), window, None, None, None, get_num_threads())
     if winner_dtype is None:
         winner_dtype = operands.tap_dtype(plan.taps)
-    # The kernel numbers taps, and positions in bins, in lanes as wide as an element and of two bytes at least.
-    if plan.taps > 2**15 or plan.taps == 0:
-        lane_type = torch.float64 if plan.taps == 0 and winner_dtype is torch.int64 else torch.float32
-        if input.dtype.itemsize < lane_type.itemsize:
-            values, winners = _with_winners(input.to(lane_type), window, winner_dtype, numbering, only_winners)
-            return values.to(input.dtype), winners
+    # The kernel numbers them in the lower half of integers of twice an element's size, of four bytes at least.
+    highest = plan.taps if numbering == TAPS else plan.reach
+    wider = torch.float32 if highest <= 2**31 else torch.float64
+    if highest > 2**15 and input.dtype.itemsize < wider.itemsize:
+        values, winners = _with_winners(input.to(wider), window, winner_dtype, numbering, only_winners)
+        return values.to(input.dtype), winners
     values = input if only_winners else input.new_empty_strided(plan.output_sizes, plan.output_strides)
     winners = input.new_empty_strided(plan.output_sizes, plan.output_strides, dtype=winner_dtype)
     if not plan.is_empty:

@@ -97,6 +97,8 @@ class Plan(NamedTuple):
     is_empty: bool
     taps: int
     """Of each window, padding counted; 0 of bins."""
+    reach: int
+    """Positions in a plane from a window's first tap to its last."""
     sizes: tuple[int, ...]
     """Of what the plan's windows read, and its strides in this format."""
     strides: tuple[int, ...]
@@ -149,6 +151,9 @@ def planned(
     lanes = channels if channels_last else 1
     all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
     problem = Problem(samples if channels_last else samples * channels, lanes, all_axes, threads)
+    reach = 0
+    for size, _, taps, _, _, dilation in axes:
+        reach = reach * size + ((taps - 1) * dilation if taps else size - 1)
     ends = [axis.end_padding for axis in window.axes] if isinstance(window, Window) else []
     include_padding, divisor = counted or (False, None)
     counting = Counting(include_padding, divisor or 0, (_NUMBER * 3)(*[0] * (3 - len(ends)), *ends))
@@ -160,6 +165,7 @@ def planned(
         given.is_contiguous(memory_format=memory_format),
         0 in sizes + output_sizes,
         window.taps if isinstance(window, Window) else 0,
+        reach + 1,
         sizes,
         _strides_of(sizes, memory_format),
         output_sizes,
