@@ -5,10 +5,25 @@ is one ``(n, c)`` pair; its base is a 64-bit offset, offsets inside it are 32-bi
 """
 
 # Triton's compiler knows no unpacking, and wants both branches of a compile-time choice to return.
-# ruff: noqa: SIM108, SIM300
+# ruff: noqa: SIM300
+
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import triton
 import triton.language as tl
+
+
+def launched(tensors: int) -> Callable[[Any], Any]:
+    """Decorates a kernel: its numbers, all that is no constant after so many tensors, are never specialised."""
+
+    def decorated(function: Any) -> Any:
+        parameters = inspect.signature(function).parameters.values()
+        numbers = [each.name for each in parameters if each.annotation is inspect.Parameter.empty][tensors:]
+        return triton.jit(function, do_not_specialize=numbers)
+
+    return decorated
 
 
 @triton.jit
@@ -37,15 +52,48 @@ def tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr):
 
 
 @triton.jit
-def plane_offset(plane, channels, sample_stride, channel_stride):
-    """64-bit offset of plane ``n * channels + c`` in a tensor of any two strides."""
-    return (plane // channels).to(tl.int64) * sample_stride + (plane % channels).to(tl.int64) * channel_stride
+def place_of_lane(lane, C, columns, rows, depths, RANK: tl.constexpr, CHANNELS: tl.constexpr):
+    """``(column, row, depth, channel, outer)`` of a lane's tile.
+
+    ``outer`` counts samples where lanes own vectors of CHANNELS, of which a sample has ``C``; else planes.
+    """
+    if CHANNELS:
+        column, row, depth, outer = tile_of(lane // C, columns, rows, depths, RANK)
+        return column, row, depth, lane % C, outer
+    else:
+        column, row, depth, outer = tile_of(lane, columns, rows, depths, RANK)
+        return column, row, depth, outer % C, outer
 
 
 @triton.jit
-def as_block(per_lane, VECTORS: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
+def source_plane(outer, C, sn, sc, CHANNELS: tl.constexpr):
+    """Vectors before a lane's plane or sample in a tensor of any strides: 64 bits, as tensors may have so many."""
+    if CHANNELS:
+        return outer.to(tl.int64) * sn
+    else:
+        return (outer // C).to(tl.int64) * sn + (outer % C).to(tl.int64) * sc
+
+
+@triton.jit
+def target_plane(outer, C, D, H, W, CHANNELS: tl.constexpr):
+    """The same in a dense tensor, 64-bit from the first factor on: a plane may have more than 2**31 elements."""
+    vectors = outer.to(tl.int64) * D * H * W
+    return vectors * C if CHANNELS else vectors
+
+
+@triton.jit
+def first_vector(first, channel, sc, sw, CHANNELS: tl.constexpr, V: tl.constexpr):
+    """Vectors before number ``first`` of a row, and from one to the next; those of one element have any strides."""
+    if CHANNELS:
+        return first * sw + (channel * sc if V == 1 else channel), sw
+    else:
+        return (first, 1) if V > 1 else (first * sw, sw)
+
+
+@triton.jit
+def as_block(per_lane, CHANNELS: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
     """A number per lane in the shape of the lane's values: [B], or vectors of channels [B, V]."""
-    if VECTORS:
+    if CHANNELS:
         return tl.broadcast_to(per_lane[:, None], [B, V])
     else:
         return per_lane
@@ -60,58 +108,60 @@ def lowest(dtype):
 
 
 @triton.jit
-def load_filled(pointers, inside, FILL: tl.constexpr, TYPE: tl.constexpr):
-    """Elements as ``TYPE``, and ``FILL`` where the mask ``inside`` is off."""
-    SIGNED: tl.constexpr = pointers.dtype.element_ty.is_int_signed()
-    if SIGNED and pointers.dtype.element_ty.primitive_bitwidth < 32 and FILL != 0:
+def load_filled(pointers, inside, fill, TYPE: tl.constexpr):
+    """Elements as ``TYPE``, and ``fill`` where the mask ``inside`` is off."""
+    if pointers.dtype.element_ty.is_int_signed() and pointers.dtype.element_ty.primitive_bitwidth < 32:
         # Triton 3.6 to 3.8 fill a masked load of these types with a sign-extended word: -1 in all but one element.
-        return tl.where(inside, widened(tl.load(pointers, mask=inside, other=0), TYPE), FILL)
+        return tl.where(inside, widened(tl.load(pointers, mask=inside, other=0), TYPE), fill)
     else:
-        return widened(tl.load(pointers, mask=inside, other=FILL), TYPE)
+        return widened(tl.load(pointers, mask=inside, other=fill), TYPE)
 
 
 @triton.jit
 def load_row(
-    base, offset, inside, first, width, step, LOW: tl.constexpr, HIGH: tl.constexpr, FILL: tl.constexpr,
-    TYPE: tl.constexpr, V: tl.constexpr, B: tl.constexpr, SPLIT: tl.constexpr,
+    base, offset, step, inside, first, width, COUNT: tl.constexpr, FILL: tl.constexpr, TYPE: tl.constexpr,
+    CHANNELS: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Columns ``first + LOW .. first + HIGH`` of each lane's row at ``base + offset * V`` as a tuple; FILL outside.
+    """A tuple of the columns of COUNT vectors of each lane's row, the first at ``base + offset * V``; FILL outside.
 
-    A column is a vector of V elements. With SPLIT these are V neighbouring columns of one element, and the tuple holds
-    each as ``[B]``; else they are channels, and it holds ``[B, V]``. Offsets, widths and steps count vectors, so that
-    the compiler knows every address to be aligned to one.
+    ``first`` is the first one's number in a row of ``width``, ``step`` what is between two; both count vectors, so that
+    the compiler knows every address to be aligned to one. Vectors of CHANNELS are a column ``[B, V]`` each, others V
+    columns ``[B]``.
     """
     columns = ()
-    for c in tl.static_range(LOW, HIGH + 1):
-        column = first + c
-        ok = (inside & (column >= 0) & (column < width))[:, None]
-        at = ((offset + column * step) * V)[:, None] + tl.arange(0, V)[None, :]
+    for c in tl.static_range(COUNT):
+        ok = (inside & (first + c >= 0) & (first + c < width))[:, None]
+        at = ((offset + c * step) * V)[:, None] + tl.arange(0, V)[None, :]
         v = load_filled(base[:, None] + at, ok, FILL, TYPE)
-        if SPLIT:
-            columns = columns + split_columns(v, B, V)
-        else:
-            columns = columns + (v,)
+        columns = columns + ((v,) if CHANNELS else split_columns(v, B, V))
     return columns
 
 
 @triton.jit
 def store_row(
-    base, offset, columns, live, first, width, FIRST: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
-    V: tl.constexpr, B: tl.constexpr,
+    base, columns, column, line, channel, live, C, width, FIRST: tl.constexpr, STEP: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The columns ``FIRST, FIRST + STEP, ...`` of a tuple of ``[B]`` at ``base + offset * V``, V to a vector.
+    """The columns ``FIRST, FIRST + STEP, ...`` of a tuple into row number ``line`` of a dense plane or sample.
 
-    ``offset`` and ``width`` count vectors; the first one is number ``first`` of its row.
+    They are tile number ``column`` of the row. ``width`` counts vectors: of V columns, or columns of CHANNELS.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
-    BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
-    PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES  # wider stores would go through shared memory
-    for p in tl.static_range(COLUMNS // V):
-        ok = (live & (first + p < width))[:, None]
-        for q in tl.static_range(V // PIECE):
-            piece = join_columns(columns, FIRST + (p * V + q * PIECE) * STEP, STEP, B, PIECE)
-            at = ((offset + p) * V + q * PIECE)[:, None] + tl.arange(0, PIECE)[None, :]
-            tl.store(base[:, None] + at, rounded(piece, TYPE), mask=ok)
+    if CHANNELS:
+        first = column * COLUMNS
+        pointers = (base + ((line * width + first) * C + channel) * V)[:, None] + tl.arange(0, V)[None, :]
+        for i in tl.static_range(COLUMNS):
+            value = rounded(columns[FIRST + i * STEP], TYPE)
+            tl.store(pointers + i * (C * V), value, mask=(live & (first + i < width))[:, None])
+    else:
+        BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
+        PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES  # wider stores would go through shared memory
+        first = column * (COLUMNS // V)
+        pointers = (base + (line * width + first) * V)[:, None] + tl.arange(0, PIECE)[None, :]
+        for p in tl.static_range(COLUMNS // PIECE):
+            piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, B, PIECE)
+            ok = (live & (first + p * PIECE // V < width))[:, None]
+            tl.store(pointers + p * PIECE, rounded(piece, TYPE), mask=ok)
 
 
 @triton.jit
@@ -149,6 +199,18 @@ def join_columns(columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constex
 def taps_before(first, bound, K, D):
     """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
     return tl.minimum((tl.maximum(bound - first, 0) + (D - 1)) // D, K)
+
+
+@triton.jit
+def bin_start(number, size, bins):
+    """First element of a bin; the bins that hold element ``x`` are bin ``x`` of as many bins as there are elements."""
+    return number * size // bins
+
+
+@triton.jit
+def bin_stop(number, size, bins):
+    """The element after a bin's last."""
+    return ((number + 1) * size + bins - 1) // bins
 
 
 @triton.constexpr_function

@@ -14,16 +14,31 @@ import triton
 import triton.language as tl
 
 from .addressing import (
+    as_block,
+    bin_start,
+    bin_stop,
     counted_taps,
     first_covering,
-    join_columns,
+    first_vector,
     lane_numbers,
-    plane_offset,
+    launched,
+    load_filled,
+    place_of_lane,
     rounded,
+    source_plane,
     split_columns,
+    store_row,
     taps_before,
-    tile_of,
+    target_plane,
     widened,
+)
+from .requantization import (
+    fields,
+    float64_reciprocal,
+    quantities,
+    store_quantized_channels,
+    store_quantized_columns,
+    sums_of_fields,
 )
 from .sums import (
     ADVANCE,
@@ -33,6 +48,7 @@ from .sums import (
     USED,
     completed_at,
     constant_quotient,
+    divisor_across,
     divisor_along,
     no_levels,
     plan,
@@ -44,119 +60,71 @@ from .sums import (
     with_position,
 )
 
-COLUMNS = tl.constexpr(0)
-"""LAYOUT: a lane owns columns of a contiguous row: aligned vectors of V columns; for V = 1 any strides."""
-CHANNELS = tl.constexpr(1)
-"""LAYOUT: a lane owns a vector of V neighbouring channels at several columns; for V = 1 any strides."""
 CONSTANT = tl.constexpr(0)
 """COUNT: every window has the same divisor; 1: the divisor counts taps inside the input; 2: inside the padded input."""
 
 
 @triton.jit
-def places_of_lane(
-    lane, C, sn, sc, TD, TH, TW, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr, LAYOUT: tl.constexpr
-):
-    """``channel, column, row, depth`` of a lane's tile; the vectors before its plane or sample in source and target.
-
-    The counts of vectors are 64-bit from the first factor on: a plane may have more than 2**31 elements.
-    """
-    if LAYOUT == COLUMNS:
-        column, row, depth, plane = tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK)
-        return plane % C, column, row, depth, plane_offset(plane, C, sn, sc), plane.to(tl.int64) * TD * TH * TW
-    else:
-        column, row, depth, sample = tile_of(lane // C, column_tiles, row_tiles, depth_tiles, RANK)
-        return lane % C, column, row, depth, sample.to(tl.int64) * sn, sample.to(tl.int64) * TD * TH * TW * C
-
-
-@triton.jit
-def first_vector(first_chunk, channel, sc, sw, LAYOUT: tl.constexpr, V: tl.constexpr):
-    """The vectors before a lane's first one in its row, and from one of its vectors to the next."""
-    if LAYOUT == COLUMNS:
-        return (first_chunk, 1) if V > 1 else (first_chunk * sw, sw)
-    else:
-        return first_chunk * sw + (channel * sc if V == 1 else channel), sw
-
-
-@triton.jit
 def row_sums(
-    chunks, weights, row_weight, WEIGHED: tl.constexpr, COLS: tl.constexpr, LAYOUT: tl.constexpr, N: tl.constexpr,
+    chunks, weights, row_weight, WEIGHED: tl.constexpr, COLS: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
     B: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """One sum per target column over one source row, given as ``N`` chunks of V columns or vectors of channels."""
     columns = ()
     for c in tl.static_range(N):
-        if LAYOUT == COLUMNS:
-            split = split_columns(chunks[c], B, V)
-            for v in tl.static_range(V):
-                columns = columns + ((split[v] * weights[c * V + v] if WEIGHED else split[v]),)
-        else:
-            columns = columns + ((chunks[c] * weights[c][:, None] if WEIGHED else chunks[c]),)
-    T: tl.constexpr = COLS[TARGETS]
-    sums = sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+        columns = columns + ((chunks[c],) if CHANNELS else split_columns(chunks[c], B, V))
+    POSITIONS: tl.constexpr = COLS[LENGTH]
     if WEIGHED:
         weighed = ()
-        for j in tl.static_range(T):
-            weighed = weighed + (sums[j] * (row_weight if LAYOUT == COLUMNS else row_weight[:, None]),)
-        return weighed
+        for i in tl.static_range(POSITIONS):
+            weighed = weighed + (columns[i] * as_block(weights[i] * row_weight, CHANNELS, B, V),)
+        return sliding_sums(weighed, tl.zeros_like(columns[0]), COLS)
     else:
-        return sums
+        return sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
 
 
 @triton.jit
-def store_row(
-    base, totals, column, line, channel, live, C, TW, counted, divisors,
-    LAYOUT: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, TYPE: tl.constexpr,
-    T: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
+def quotients(
+    totals, row, divisors, COUNTED: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
+    CHANNELS: tl.constexpr, T: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Divide the totals of one target row of a tile, round them once and write them."""
+    """The totals of one target row of a tile, divided; divisors come with their reciprocals."""
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
         if COUNTED:
-            divisor = counted[0] * divisors[i][0]
-            reciprocal = counted[1] * divisors[i][1]
-            if LAYOUT == CHANNELS:
-                divisor = tl.broadcast_to(divisor[:, None], [B, V])
-                reciprocal = tl.broadcast_to(reciprocal[:, None], [B, V])
-            total = quotient(total, divisor, reciprocal)
+            divisor = as_block(row[0] * divisors[i][0], CHANNELS, B, V)
+            total = quotient(total, divisor, as_block(row[1] * divisors[i][1], CHANNELS, B, V))
         elif COUNT == CONSTANT:
             total = constant_quotient(total, DIVISOR)
-        finished = finished + (rounded(total, TYPE),)
-    if LAYOUT == COLUMNS:
-        piece = column * (T // STORE)
-        pointers = (base + (line * TW + piece) * STORE)[:, None] + tl.arange(0, STORE)[None, :]
-        for p in tl.static_range(T // STORE):
-            values = join_columns(finished, p * STORE, 1, B, STORE)
-            tl.store(pointers + p * STORE, values, mask=(live & (piece + p < TW))[:, None])
-    else:
-        first = column * T
-        pointers = (base + ((line * TW + first) * C + channel) * V)[:, None] + tl.arange(0, V)[None, :]
-        for i in tl.static_range(T):
-            tl.store(pointers + i * (C * V), finished[i], mask=(live & (first + i < TW))[:, None])
+        finished = finished + (total,)
+    return finished
 
 
-_TILE_RUNTIME = [
-    *("lanes", "C", "D", "H", "W", "sn", "sc", "sd", "sh", "sw", "TD", "TH", "TW"),
-    *("column_tiles", "row_tiles", "depth_tiles"),
-]
-
-
-@triton.jit(do_not_specialize=_TILE_RUNTIME)
+@launched(2)
 def sum_tile(
-    source, target, lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
+    source, target, input_scale, input_zero, output_scale, output_zero,
+    lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
-    RANK: tl.constexpr, LAYOUT: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    RANK: tl.constexpr, CHANNELS: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
+    KINDS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
 
-    source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense, channels innermost
-    for CHANNELS. In vectors of ``V`` elements are counted: all strides, and for COLUMNS ``W``, for CHANNELS ``C``; only
-    ``V = 1`` reads the stride of the vectorised dimension. For COLUMNS ``TW`` counts vectors of ``STORE`` elements.
-    ``TILE``: depths, rows and columns of source (ADJOINT) or target elements per lane.
+    source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense. ``TILE``: depths,
+    rows and columns of source (ADJOINT) or target elements per lane. CHANNELS and what is counted in vectors: see
+    ``launch.tile_launch``. Elements of 8 bits are quantized: windows have at most 128 taps, and ``KINDS`` says how
+    scales (float32) and zero points (of their side's type) are given; else these are not read.
     """
-    ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    CHUNK: tl.constexpr = V if LAYOUT == COLUMNS else 1  # source columns per load
+    QUANTIZED: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 8
+    SIGNED: tl.constexpr = source.dtype.element_ty == tl.int8
+    PACKED: tl.constexpr = QUANTIZED and V >= 4
+    WORDS: tl.constexpr = V // 4 if PACKED else V
+    PAIRS: tl.constexpr = 2 if PACKED else 1  # tensors that hold a vector as it is added up
+    FLOAT: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
+    ACC: tl.constexpr = (tl.uint32 if PACKED else tl.int32) if QUANTIZED else FLOAT
+    DIVISORS: tl.constexpr = tl.int32 if QUANTIZED else FLOAT
+    CHUNK: tl.constexpr = 1 if CHANNELS else V  # source columns per load
     DEPTHS: tl.constexpr = plan(WINDOW[0], STRIDE[0], START[0], DILATION[0], ADJOINT, TILE[0], 1)
     ROWS: tl.constexpr = plan(WINDOW[1], STRIDE[1], START[1], DILATION[1], ADJOINT, TILE[1], 1)
     COLS: tl.constexpr = plan(WINDOW[2], STRIDE[2], START[2], DILATION[2], ADJOINT, TILE[2], CHUNK)
@@ -166,22 +134,32 @@ def sum_tile(
     T_DEPTHS: tl.constexpr = DEPTHS[TARGETS]
     T_ROWS: tl.constexpr = ROWS[TARGETS]
     T: tl.constexpr = COLS[TARGETS]
+    ROWS_FIRST: tl.constexpr = QUANTIZED and not CHANNELS  # of words, before their columns are apart
+    HELD: tl.constexpr = PAIRS * (N_CHUNKS if ROWS_FIRST else T)
     WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
     COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
 
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
-    channel, column, row, depth, plane, target_plane = places_of_lane(
-        lane, C, sn, sc, TD, TH, TW, column_tiles, row_tiles, depth_tiles, RANK, LAYOUT
-    )
-    base = source + plane * V
-    base_target = target + target_plane * (STORE if LAYOUT == COLUMNS else V)
-    zero = tl.zeros([B, V], ACC)
-    nothing = tl.zeros([B], ACC)
+    column, row, depth, channel, outer = place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    base = source
+    if PACKED:
+        base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
+    base += source_plane(outer, C, sn, sc, CHANNELS) * WORDS
+    base_target = target + target_plane(outer, C, TD, TH, TW, CHANNELS) * STORE
+    fill = 0.0
+    each = ()
+    if QUANTIZED:
+        fill, each = quantities(
+            channel, input_scale, input_zero, output_scale, output_zero, WINDOW[0] * WINDOW[1] * WINDOW[2], DIVISOR,
+            KINDS, SIGNED, CHANNELS, V, WORDS,
+        )  # fmt: skip
+    zero = tl.zeros([B, WORDS], ACC)
+    ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
     first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK
     first_row = row * ROWS[ADVANCE] + ROWS[LOW]
     first_depth = depth * DEPTHS[ADVANCE] + DEPTHS[LOW]
-    opening, apart = first_vector(first_chunk, channel, sc, sw, LAYOUT, V)
+    opening, apart = first_vector(first_chunk, channel, sc, sw, CHANNELS, V)
 
     chunks_live = ()
     for c in tl.static_range(N_CHUNKS):
@@ -190,16 +168,17 @@ def sum_tile(
     if WEIGHED:
         for i in tl.static_range(N_CHUNKS * CHUNK):
             counted = divisor_along(
-                first_chunk * CHUNK + i, TW * STORE, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, ACC
-            )
+                first_chunk * CHUNK + i, TW if CHANNELS else TW * STORE, WINDOW[2], STRIDE[2], START[2], END[2],
+                DILATION[2], COUNT, DIVISORS,
+            )  # fmt: skip
             weights = weights + (1.0 / counted,)
     divisors = ()  # taps counted along the target columns, and their reciprocals
     if COUNTED:
         for i in tl.static_range(T):
             counted = divisor_along(
-                column * T + i, W * CHUNK, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, ACC
+                column * T + i, W * CHUNK, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, DIVISORS
             )
-            divisors = divisors + ((counted, 1.0 / counted),)
+            divisors = divisors + ((counted, float64_reciprocal(counted) if QUANTIZED else 1.0 / counted),)
 
     planes = ()  # blocks of depths, for each target row
     for _ in tl.static_range(T_ROWS):
@@ -214,69 +193,66 @@ def sum_tile(
             if RANK >= 2:
                 row_live = depth_live & (first_row + r >= 0) & (first_row + r < H)
             line = (first_depth + d) * sd + (first_row + r) * sh + opening
-            pointers = (base + line * V)[:, None] + tl.arange(0, V)[None, :]
-            chunks = ()
+            pointers = (base + line * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
+            values = ()
             for c in tl.static_range(N_CHUNKS):
                 if DEPTHS[USED][d] and ROWS[USED][r] and COLS[USED][c]:
-                    loaded = tl.load(pointers + c * (apart * V), mask=row_live[:, None] & chunks_live[c], other=0.0)
-                    chunks = chunks + (widened(loaded, ACC),)
+                    loaded = load_filled(
+                        pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], fill, ACC
+                    )  # fmt: skip
+                    values = values + (fields(loaded, SIGNED, PACKED) if QUANTIZED else (loaded,))
                 else:
-                    chunks = chunks + (zero,)
-            row_weight = nothing
-            if WEIGHED:
-                counted = divisor_along(
-                    first_row + r, TH, WINDOW[1], STRIDE[1], START[1], END[1], DILATION[1], COUNT, ACC
-                ) * divisor_along(first_depth + d, TD, WINDOW[0], STRIDE[0], START[0], END[0], DILATION[0], COUNT, ACC)
-                row_weight = 1.0 / counted
-            sums = row_sums(chunks, weights, row_weight, WEIGHED, COLS, LAYOUT, N_CHUNKS, B, V)
-            rows = with_position(rows, sums, ROWS, r, T)
-            empty = tl.zeros_like(sums[0])
+                    for _ in tl.static_range(PAIRS):
+                        values = values + (zero,)
+            if not QUANTIZED:
+                row_weight = ones
+                if WEIGHED:
+                    row_weight = 1.0 / divisor_across(
+                        first_row + r, first_depth + d, TH, TD, WINDOW, STRIDE, START, END, DILATION, COUNT, ACC
+                    )
+                values = row_sums(values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V)
+            elif CHANNELS:
+                values = sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
+            rows = with_position(rows, values, ROWS, r, HELD)
+            empty = tl.zeros_like(values[0])
             for j in tl.static_range(T_ROWS):
                 if completed_at(ROWS, j) == r:
-                    own_planes = with_position(planes[j], target_totals(rows, empty, ROWS, j, T), DEPTHS, d, T)
+                    own_planes = with_position(planes[j], target_totals(rows, empty, ROWS, j, HELD), DEPTHS, d, HELD)
                     planes = with_entry(planes, j, own_planes, T_ROWS)
                     for e in tl.static_range(T_DEPTHS):
                         if completed_at(DEPTHS, e) == d:
+                            totals = target_totals(own_planes, empty, DEPTHS, e, HELD)
                             target_row = row * T_ROWS + j
                             target_depth = depth * T_DEPTHS + e
+                            out = target_depth * TH + target_row
                             target_live = live
                             if RANK >= 2:
                                 target_live = target_live & (target_row < TH)
                             if RANK == 3:
                                 target_live = target_live & (target_depth < TD)
-                            counts = (nothing, nothing)
+                            counts = (ones, ones)
                             if COUNTED:
-                                counted = divisor_along(
-                                    target_row, H, WINDOW[1], STRIDE[1], START[1], END[1], DILATION[1], COUNT, ACC
-                                ) * divisor_along(
-                                    target_depth, D, WINDOW[0], STRIDE[0], START[0], END[0], DILATION[0], COUNT, ACC
-                                )
-                                counts = (counted, 1.0 / counted)
-                            store_row(
-                                base_target, target_totals(own_planes, empty, DEPTHS, e, T),
-                                column, target_depth * TH + target_row, channel, target_live, C, TW, counts, divisors,
-                                LAYOUT, COUNTED, COUNT, DIVISOR, target.dtype.element_ty, T, V, STORE, B,
-                            )  # fmt: skip
-
-
-@triton.jit
-def coordinates_of(lane, T1, T2, T3, T4):
-    """A dense five-dimensional tensor's five coordinates of an element; ``T1 .. T4`` are the inner four sizes."""
-    rest = lane // T4
-    outer = rest // T3 // T2
-    return outer // T1, outer % T1, rest // T3 % T2, rest % T3, lane % T4
-
-
-@triton.jit
-def bin_start(number, size, bins):
-    """First element of a bin; the bins that hold element ``x`` are bin ``x`` of as many bins as there are elements."""
-    return number * size // bins
-
-
-@triton.jit
-def bin_stop(number, size, bins):
-    """The element after a bin's last."""
-    return ((number + 1) * size + bins - 1) // bins
+                                counted = divisor_across(
+                                    target_row, target_depth, H, D, WINDOW, STRIDE, START, END, DILATION, COUNT,
+                                    DIVISORS,
+                                )  # fmt: skip
+                                counts = (counted, float64_reciprocal(counted) if QUANTIZED else 1.0 / counted)
+                            if not QUANTIZED:
+                                store_row(
+                                    base_target,
+                                    quotients(totals, counts, divisors, COUNTED, COUNT, DIVISOR, CHANNELS, T, V, B),
+                                    column, out, channel, target_live, C, TW, 0, 1, T, CHANNELS, STORE, B,
+                                )  # fmt: skip
+                            elif CHANNELS:
+                                store_quantized_channels(
+                                    base_target, totals, each, counts[1], divisors, column, out, channel, target_live,
+                                    C, TW, COUNTED, PACKED, T, V,
+                                )  # fmt: skip
+                            else:
+                                store_quantized_columns(
+                                    base_target, totals, each, counts[1], divisors, column, out, target_live, TW,
+                                    COLS, COUNTED, PACKED, N_CHUNKS, T, V, STORE, B,
+                                )  # fmt: skip
 
 
 @triton.jit
@@ -288,37 +264,24 @@ def divisor_of(number, size, windows, K, S, P, E, D, COUNT: tl.constexpr, BINS: 
         return tl.maximum(counted_taps(number * S - P, size, E, K, D, COUNT == 2), 1).to(ACC)
 
 
-_AXIS_RUNTIME = [
-    *("lanes", "T1", "T2", "T3", "T4", "s0", "s1", "s2", "s3", "s4", "source_size", "target_size"),
-    *("K", "S", "P", "E", "D", "G", "INVERSE", "bound"),
-]
-
-
-@triton.jit(do_not_specialize=_AXIS_RUNTIME)
+@launched(2)
 def sum_axis(
-    source, target, lanes, T1, T2, T3, T4, s0, s1, s2, s3, s4, source_size, target_size,
-    K, S, P, E, D, G, INVERSE, bound,
-    AXIS: tl.constexpr, ADJOINT: tl.constexpr, BINS: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
+    source, target, lanes, INNER, source_size, target_size, K, S, P, E, D, G, INVERSE, bound,
+    ADJOINT: tl.constexpr, BINS: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
     WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """One axis of windows or BINS of any size, in a loop over the elements inside: a lane adds up one target element.
 
-    target: dense, its five dimensions in memory order (``T1 .. T4`` are the inner four sizes); source: the same order,
-    any strides; the two differ along dimension ``AXIS`` alone. ``bound``: the most elements that one target adds up.
-    The sum is divided by ``DIVISOR`` (COUNT 0), or by the window's own along this axis; integers are not divided.
+    Both are dense, with INNER elements between neighbours along the axis. ``bound``: the most elements that one target
+    adds up. The sum is divided by ``DIVISOR`` (COUNT 0), or by the window's own along this axis; integers are not.
     """
     FLOATING: tl.constexpr = source.dtype.element_ty.is_floating()
     WIDEST: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     ACC: tl.constexpr = WIDEST if FLOATING else target.dtype.element_ty
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
-    entry = coordinates_of(lane, T1, T2, T3, T4)
-    strides = (s0, s1, s2, s3, s4)
-    base = source
-    for i in tl.static_range(5):
-        if i != AXIS:
-            base = base + entry[i].to(tl.int64) * strides[i]
-    position = entry[AXIS]
+    position = lane // INNER % target_size
+    base = source + ((lane // INNER // target_size).to(tl.int64) * source_size * INNER + lane % INNER)
     if BINS:
         first = bin_start(position, source_size, target_size)
         left = bin_stop(position, source_size, target_size) - first
@@ -342,7 +305,7 @@ def sum_axis(
         for i in tl.static_range(8):
             place = first + (m + i) * step
             inside = live & (m + i < left) & (place >= 0) & (place < source_size)
-            term = widened(tl.load(base + place * strides[AXIS], mask=inside, other=0), ACC)
+            term = widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
             if ADJOINT and COUNT != CONSTANT:
                 own = divisor_of(place, target_size, source_size, K, S, P, E, D, COUNT, BINS, ACC)
                 term = quotient(term, own, 1.0 / own)

@@ -6,9 +6,9 @@ A ``window`` here is any object with ``axes``, each of which has ``window``, ``s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 VECTOR_BYTES = 16  # the widest load and store there is
@@ -31,13 +31,14 @@ class Launch:
     sizes: tuple[int, ...]
     constants: tuple[tuple[str, Any], ...]
     size_types: tuple[str, ...]  # "i32" or "i64"
+    results: int  # elements that it writes, or of each where it writes two
     num_warps: int = 4
 
     @classmethod
-    def of_lanes(cls, kernel: str, lanes: int, sizes: tuple[int, ...], constants: dict[str, Any]) -> Launch:
-        """As many programs of ``LANES`` lanes as cover ``lanes``; constants get ``B``, the lanes of a program."""
+    def of_lanes(cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]) -> Launch:
+        """Programs of ``LANES`` lanes, as many as cover ``sizes[0]``; constants get ``B``, the lanes of a program."""
         types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in sizes)
-        return cls(kernel, divided(lanes, LANES), sizes, (*constants.items(), ("B", LANES)), types)
+        return cls(kernel, divided(sizes[0], LANES), sizes, (*constants.items(), ("B", LANES)), types, results)
 
 
 class Axes(NamedTuple):
@@ -52,6 +53,129 @@ class Axes(NamedTuple):
 
 NO_AXES = Axes((1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
 """A window that changes nothing."""
+
+
+class Request(NamedTuple):
+    """What an operator is asked for: a source of any strides (input, or incoming gradient), and dense results.
+
+    Axes by axes, and where taps are looked up, everything but the elements looked up is dense in the results' order.
+    """
+
+    window: Any  # None for adaptive bins
+    shape: tuple[int, ...]  # of the source
+    strides: tuple[int, ...]
+    target_sizes: tuple[int, ...]  # spatial ones
+    element_size: int
+    aligned: bool  # all tensors start at multiples of 16 bytes
+    channels_last: bool  # the results' memory order
+    adjoint: bool = False
+    include_padding: bool = False  # of averages
+    divisor_override: int | None = None
+    asm: bool = False  # a floating type of at most 4 bytes, on a device that runs PTX from sm_80 on
+
+    @property
+    def axes(self) -> Axes:
+        """The window over three axes."""
+        return NO_AXES if self.window is None else three_axes(self.window)
+
+    @property
+    def rank(self) -> int:
+        """Spatial dimensions."""
+        return len(self.target_sizes)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Spatial sizes of the source."""
+        return three_sizes(self.shape[2:])
+
+    @property
+    def targets(self) -> tuple[int, int, int]:
+        """Spatial sizes of the results."""
+        return three_sizes(self.target_sizes)
+
+    @property
+    def vector(self) -> int:
+        """Elements of the source's widest vectors: along its rows, or its channels where the results have them so."""
+        sn, sc, sd, sh, sw = five_strides(self.shape, self.strides)
+        if self.channels_last:
+            return vector_width(self.element_size, self.aligned and sc == 1, self.shape[1], sn, sd, sh, sw)
+        return vector_width(self.element_size, self.aligned and sw == 1, self.shape[-1], sn, sc, sd, sh)
+
+
+class Tile(NamedTuple):
+    """What a lane owns: depths, rows and columns of results (of source elements, for an adjoint), and its vectors."""
+
+    sizes: tuple[int, int, int]
+    vector: int
+
+
+def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[str, Any]) -> Launch:
+    """A launch of one lane for each tile, in vectors of ``V`` columns, or of channels where these are innermost.
+
+    The kernel gets sizes and strides of the source in vectors of ``V``, but the stride along a vector of one element as
+    it is, and the width of the results in vectors of ``STORE`` columns (``V`` channels).
+    """
+    axes, sizes, targets, width = request.axes, request.sizes, request.targets, tile.vector
+    batch, channels = request.shape[:2]
+    strides = five_strides(request.shape, request.strides)
+    sn, sc, sd, sh, sw = strides if width == 1 else (stride // width for stride in strides)
+    owned = [part * stride if request.adjoint else part for part, stride in zip(tile.sizes, axes.stride, strict=True)]
+    tiles = [divided(target, part) for target, part in zip(targets, owned, strict=True)]
+    lengths, ends, store = (channels, *sizes), targets, width
+    if request.channels_last:
+        lengths = (channels // width, *sizes)
+        spans = in_plane_span((*sizes, channels), (*strides[2:], strides[1])), prod(targets) * channels
+    else:
+        store = gcd(vector_width(request.element_size, request.aligned, targets[2]), owned[2])
+        lengths, ends = (channels, *sizes[:2], sizes[2] // width), (*targets[:2], targets[2] // store)
+        spans = in_plane_span(sizes, strides[2:]), prod(targets)
+    lanes = batch * lengths[0] * prod(tiles)
+    inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
+    every = {
+        "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "DILATION": axes.dilation,
+        "RANK": request.rank, "CHANNELS": request.channels_last, "TILE": tile.sizes, "V": width, "STORE": store,
+        "WIDE": is_wide(axes, inputs, outputs, lanes, *spans), **constants,
+    }  # fmt: skip
+    numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
+    return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
+
+
+class Along(NamedTuple):
+    """One axis of dense tensors: ``source`` elements become ``targets``, with ``inner`` elements between neighbours."""
+
+    axis: int
+    source: int
+    targets: int
+    inner: int
+    outer: int
+    window: tuple[int, int, int, int, int]  # size, stride, start and end padding, dilation
+    first: bool
+    last: bool
+
+
+def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbered: bool = False) -> Iterator[Along]:
+    """The axes along which a window does anything, or sizes differ, or positions are ``numbered``; at least one."""
+    axes, sizes, targets = request.axes, list(request.sizes), request.targets
+    used = [
+        i for i in range(3)
+        if (sizes[i], *(field[i] for field in axes[:4])) != (targets[i], 1, 1, 0, 0) or (numbered and sizes[i] > 1)
+    ] or [2]  # fmt: skip
+    used = used[::-1] if innermost_first else used
+    batch, channels = request.shape[:2]
+    for axis in used:
+        window = tuple(field[axis] for field in axes)
+        source, sizes[axis] = sizes[axis], targets[axis]
+        inner = prod(sizes[axis + 1 :]) * (channels if request.channels_last else 1)
+        outer = batch * channels * prod(sizes) // (inner * sizes[axis])
+        yield Along(axis, source, sizes[axis], inner, outer, window, axis == used[0], axis == used[-1])  # type: ignore[arg-type]
+
+
+def farthest(along: Along, adjoint: bool) -> int:
+    """The largest number in the arithmetic of positions along an axis."""
+    size, stride, start, end, dilation = along.window
+    inputs, outputs = (along.targets, along.source) if adjoint else (along.source, along.targets)
+    reach = covering(size, stride, dilation)
+    return max(max(inputs, outputs * stride) + start + end + (size - 1) * dilation + stride, reach.tap_step**2)
 
 
 def three_axes(window: Any) -> Axes:
@@ -79,7 +203,12 @@ def is_wide(axes: Axes, sizes: tuple[int, ...], outputs: tuple[int, ...], *spans
         max(size, output * stride) + start + end + (window - 1) * dilation + stride
         for size, output, window, stride, start, end, dilation in zip(sizes, outputs, *axes, strict=True)
     )
-    return max(reach, *spans) >= WIDE_FROM
+    return wide(reach, *spans)
+
+
+def wide(*numbers: int) -> bool:
+    """Whether 32 bits do not hold all the numbers that positions and offsets come to."""
+    return max(numbers) >= WIDE_FROM
 
 
 def in_plane_span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -12,13 +12,15 @@ import triton.language as tl
 from .addressing import (
     as_block,
     first_tap_inside,
+    first_vector,
     lane_numbers,
+    launched,
     load_row,
     lowest,
-    plane_offset,
-    rounded,
+    place_of_lane,
+    source_plane,
     store_row,
-    tile_of,
+    target_plane,
 )
 
 
@@ -150,27 +152,18 @@ def position_of(
     return position
 
 
-_RUNTIME = [
-    *("lanes", "C", "D", "H", "W", "OD", "OH", "OW"),
-    *("xn", "xc", "xd", "xh", "xw", "yn", "yc", "yd", "yh", "yw"),
-]
-
-
-@triton.jit(do_not_specialize=_RUNTIME)
+@launched(3)
 def max_tile(
-    x, y, t, lanes, C, D, H, W, OD, OH, OW, xn, xc, xd, xh, xw, yn, yc, yd, yh, yw,
+    x, y, t, lanes, C, D, H, W, sn, sc, sd, sh, sw, OD, OH, OW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
-    R: tl.constexpr, Q: tl.constexpr, GROUPS: tl.constexpr, LAYOUT: tl.constexpr, V: tl.constexpr,
-    STORE: tl.constexpr, WITH: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr,
-    B: tl.constexpr,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr,
+    WITH: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Windows unrolled at compile time; a lane owns R rows by Q columns of outputs.
+    """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of outputs.
 
-    x: the input, N x C planes of D x H x W; y, t: values and, as WITH says, "taps", "plane indices" or "indices" (not
-    used with "values"), both with strides yn .. yw. LAYOUT "columns": a lane reads vectors along rows and Q is V; W and
-    x's strides count vectors of V, OW and y's vectors of STORE. "channels": vectors of V channels; C and all strides
-    count vectors, STORE is V. "any": V is 1, any strides. GROUPS: rows and columns of outputs that share a core. EMPTY:
-    some window has no tap inside the input.
+    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, as WITH says, "taps", "plane indices" or
+    "indices" (not used with "values"), dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``.
+    GROUPS: rows and columns of outputs that share a core. EMPTY: some window has no tap inside the input.
     """
     KD: tl.constexpr = WINDOW[0]
     KH: tl.constexpr = WINDOW[1]
@@ -182,44 +175,37 @@ def max_tile(
     JD: tl.constexpr = DILATION[0]
     JH: tl.constexpr = DILATION[1]
     JW: tl.constexpr = DILATION[2]
+    R: tl.constexpr = TILE[1]
+    Q: tl.constexpr = TILE[2]
     WITH_TAPS: tl.constexpr = WITH != "values"
-    SPLIT: tl.constexpr = LAYOUT == "columns"
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = lowest(x.dtype.element_ty)
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
-    cc = 0
-    rest = lane
-    if LAYOUT == "channels":
-        cc = lane % C
-        rest = lane // C
-    columns_of_row = W * V if SPLIT else W
-    PER_TILE: tl.constexpr = V // STORE if SPLIT else Q
-    qg, rg, od, rest = tile_of(rest, (OW + PER_TILE - 1) // PER_TILE, (OH + R - 1) // R, OD, RANK)
-    if LAYOUT == "channels":
-        x0 = x + rest.to(tl.int64) * xn * V
-        y_plane = rest.to(tl.int64) * yn * STORE
-    else:
-        x0 = x + plane_offset(rest, C, xn, xc) * V
-        y_plane = plane_offset(rest, C, yn, yc) * STORE
+    qg, rg, od, channel, outer = place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    x0 = x + source_plane(outer, C, sn, sc, CHANNELS) * V
+    plane = target_plane(outer, C, OD, OH, OW, CHANNELS) * STORE
 
-    # The columns that the lane reads: from LOW to HIGH relative to first_column, its own first being entry ORIGIN.
+    # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first column is entry ORIGIN.
+    CHUNK: tl.constexpr = 1 if CHANNELS else V
     REACH: tl.constexpr = (Q - 1) * SW + (KW - 1) * JW
-    LOW: tl.constexpr = (-PW) // V if SPLIT else 0
-    HIGH: tl.constexpr = (REACH - PW) // V if SPLIT else REACH
-    ORIGIN: tl.constexpr = -PW - LOW * V if SPLIT else 0
+    LOW: tl.constexpr = (-PW) // CHUNK
+    ORIGIN: tl.constexpr = -PW - LOW * CHUNK
+    COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
     ROWS: tl.constexpr = (R - 1) * SH + (KH - 1) * JH + 1
     DENSE: tl.constexpr = JW == 1 and JH == 1
     LINE: tl.constexpr = KW if DENSE else REACH + 1  # what a row of the block counts in a position's number
     id0 = od * STRIDE[0] - START[0]
     ih0 = rg * (R * SH) - PH
     iw0 = qg * (Q * SW) - PW
+    first = qg * (Q * SW // CHUNK) + LOW
+    opening, step = first_vector(first, channel, sc, sw, CHANNELS, V)
     column_codes = ()
-    for c in tl.static_range(ORIGIN + REACH + 1):
+    for c in tl.static_range(COUNT * CHUNK):
         if WITH_TAPS and c >= ORIGIN:
             code = number_of(c - ORIGIN, iw0, PW, JW)
             if c - ORIGIN < PW:
-                code = as_block(code, not SPLIT, B, V)
+                code = as_block(code, CHANNELS, B, V)
             column_codes = column_codes + ((code + CODE_ZERO) if ASM else code,)
         else:
             column_codes = column_codes + (0,)
@@ -238,18 +224,16 @@ def max_tile(
             inside = in_slice
             if RANK > 1:
                 inside = in_slice & (row >= 0) & (row < H)
-            loaded = load_row(
-                x0, depth * xd + row * xh + cc * xc, inside, qg * SW if SPLIT else iw0, W, 1 if SPLIT else xw,
-                LOW, HIGH, FILL, TYPE, V, B, SPLIT,
-            )  # fmt: skip
+            offset = depth * sd + row * sh + opening
+            loaded = load_row(x0, offset, step, inside, first, W, COUNT, FILL, TYPE, CHANNELS, V, B)
             columns = ()
-            for c in tl.static_range(ORIGIN + REACH + 1):
+            for c in tl.static_range(COUNT * CHUNK):
                 columns = columns + (comparable(loaded[c], WITH_TAPS),)
             maxima, codes = sliding(columns, column_codes, ORIGIN, 1, Q, SW, KW, JW, GROUPS[1], WITH_TAPS, ASM)
             found = found + maxima
             line = number_of(r, ih0, PH, JH) * LINE
             if WITH_TAPS and r < PH:
-                line = as_block(line, not SPLIT, B, V)
+                line = as_block(line, CHANNELS, B, V)
             for v in tl.static_range(Q):
                 found_codes = found_codes + ((codes[v] + line) if WITH_TAPS else 0,)
         new = ()
@@ -271,8 +255,7 @@ def max_tile(
                     if kd > 0:
                         tap += kd * (KH * KW)
                     elif START[0] > 0:
-                        ahead = first_tap_inside(id0, KD, JD).to(tl.int32) * (KH * KW)
-                        tap += as_block(ahead, not SPLIT, B, V)
+                        tap += as_block(first_tap_inside(id0, KD, JD).to(tl.int32) * (KH * KW), CHANNELS, B, V)
                 if kd > 0:
                     m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
                 new = new + (m,)
@@ -280,46 +263,36 @@ def max_tile(
         values = new
         taps = new_taps
 
+    width = W * CHUNK
     for j in tl.static_range(R):
         oh = rg * R + j
         row_live = live
         if RANK > 1:
             row_live = live & (oh < OH)
         encoded = ()
-        for v in tl.static_range(Q):
-            code = taps[v * R + j]
+        for v in tl.static_range(Q if WITH_TAPS else 0):
+            code = taps[v * R + j] + as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)  # of one tap it is a number
             iw = iw0 + v * SW
             ih = ih0 + j * SH
             if WITH == "plane indices" or WITH == "indices":
-                first_w = as_block(iw, not SPLIT, B, V)
-                first_h = as_block(ih, not SPLIT, B, V)
-                first_d = as_block(id0, not SPLIT, B, V)
-                code = position_of(code, first_d, first_h, first_w, H, columns_of_row, KH, KW, JD, JH, JW, RANK)
+                first_w = as_block(iw, CHANNELS, B, V)
+                first_h = as_block(ih, CHANNELS, B, V)
+                first_d = as_block(id0, CHANNELS, B, V)
+                code = position_of(code, first_d, first_h, first_w, H, width, KH, KW, JD, JH, JW, RANK)
                 if WITH == "indices":
-                    plane = tl.cast(D, tl.int64) * H * columns_of_row
-                    number = as_block(rest.to(tl.int64), not SPLIT, B, V)
-                    if LAYOUT == "channels":
-                        number = number * (C * V) + (cc * V)[:, None] + tl.arange(0, V)[None, :]
-                    code += number * plane
+                    number = as_block(outer.to(tl.int64), CHANNELS, B, V)
+                    if CHANNELS:
+                        number = number * (C * V) + (channel * V)[:, None] + tl.arange(0, V)[None, :]
+                    code += number * (tl.cast(D, tl.int64) * H * width)
             if EMPTY:
-                empty = no_tap_inside(iw, columns_of_row, KW, JW)
+                empty = no_tap_inside(iw, width, KW, JW)
                 if RANK > 1:
                     empty = empty | no_tap_inside(ih, H, KH, JH)
                 if RANK > 2:
                     empty = empty | no_tap_inside(id0, D, KD, JD)
-                code = tl.where(as_block(empty, not SPLIT, B, V), 0 if WITH == "taps" else -1, code)
+                code = tl.where(as_block(empty, CHANNELS, B, V), 0 if WITH == "taps" else -1, code)
             encoded = encoded + (code,)
-        out = od * yd + oh * yh
-        if SPLIT:
-            first = qg * PER_TILE
-            store_row(y + y_plane, out + first, values, row_live, first, OW, j, R, Q, STORE, B)
-            if WITH_TAPS:
-                store_row(t + y_plane, out + first, encoded, row_live, first, OW, 0, 1, Q, STORE, B)
-        else:
-            for v in tl.static_range(Q):
-                ow = qg * Q + v
-                ok = (row_live & (ow < OW))[:, None]
-                at = y_plane[:, None] + ((out + ow * yw + cc * yc) * V)[:, None] + tl.arange(0, V)[None, :]
-                tl.store(y + at, rounded(values[v * R + j], y.dtype.element_ty), mask=ok)
-                if WITH_TAPS:
-                    tl.store(t + at, encoded[v].to(t.dtype.element_ty), mask=ok)
+        line = od * OH + oh
+        store_row(y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B)
+        if WITH_TAPS:
+            store_row(t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B)

@@ -201,3 +201,14 @@ def divisor_along(
 ):  # fmt: skip
     """Counted taps of window ``output`` along one axis, at least 1: a window without any sums to 0 anyway."""
     return tl.maximum(counted_taps(output * S - P, size, E, K, D, COUNT == 2), 1).to(ACC)
+
+
+@triton.jit
+def divisor_across(
+    row, depth, H, D, WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
+    DILATION: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The same along rows and depths together."""
+    return divisor_along(row, H, WINDOW[1], STRIDE[1], START[1], END[1], DILATION[1], COUNT, ACC) * divisor_along(
+        depth, D, WINDOW[0], STRIDE[0], START[0], END[0], DILATION[0], COUNT, ACC
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -32,6 +33,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1"))
         if item.path.name in NEED_THE_COMPILER and INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler"))
+
+
+class Ran(NamedTuple):
+    """A launch: its kernel's name without the module, and its constants."""
+
+    kernel: str
+    constants: dict[str, Any]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
+    """What the calls of a test launch, in order."""
+    from torch_dmlpool.backends import triton as backend
+
+    record: list[Ran] = []
+    run = backend.launch
+
+    def recording(how: Any, *arguments: object) -> None:
+        record.append(Ran(how.kernel.split(".")[1], dict(how.constants)))
+        run(how, *arguments)
+
+    monkeypatch.setattr(backend, "launch", recording)
+    return record
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every launch takes the 64-bit form, which tensors of more than 2³¹ elements need."""
+    from torch_dmlpool.kernels import average_pooling_launch, launch, max_pooling_grad_launch, max_pooling_launch
+
+    modules = average_pooling_launch, max_pooling_grad_launch, max_pooling_launch
+    caches = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
+    monkeypatch.setattr(launch, "WIDE_FROM", 0)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import oracle
@@ -11,7 +11,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch_dmlpool.kernels import adaptive_pooling, average_pooling_launch
+from torch_dmlpool.kernels import launch
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
@@ -28,19 +28,6 @@ LAYOUTS = ["contiguous", "channels last", "sliced", "expanded over channels"]
 laid_out = pytest.mark.parametrize(
     ("name", "layout"), [(name, "contiguous") for name in ADAPTED] + [("plane", layout) for layout in LAYOUTS[1:]]
 )
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every launch takes the 64-bit form."""
-    for module in (average_pooling_launch, adaptive_pooling):
-        monkeypatch.setattr(module, "WIDE_FROM", 0)
-    caches = (average_pooling_launch.bin_launches, adaptive_pooling.gradient_launch)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
 
 
 @laid_out
@@ -138,7 +125,7 @@ def test_positions(layout: str, dtype: torch.dtype) -> None:
 def test_the_widest_bin(size: int, outputs: int) -> None:
     """A bound never below the truth, and exact where one divides the other."""
     widest = max(len(oracle.bin_positions(size, outputs, output)) for output in range(outputs))
-    bound = average_pooling_launch.widest_bin(size, outputs)
+    bound = launch.widest_bin(size, outputs)
     assert widest <= bound <= widest + 1
     if size % outputs == 0 or outputs % size == 0:
         assert bound == widest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import cases
 import numpy as np
@@ -18,20 +17,6 @@ from torch_dmlpool.window import Window
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
 DIVISORS = [(False, None), (True, None), (False, 7), (True, -3)]
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
-    """Kernel and constants of every launch that the calls of a test make."""
-    record: list[tuple[str, dict[str, object]]] = []
-    run = backend.launch
-
-    def recording(how: Any, *arguments: object) -> None:
-        record.append((how.kernel.split(".")[1], dict(how.constants)))
-        run(how, *arguments)
-
-    monkeypatch.setattr(backend, "launch", recording)
-    return record
 
 
 def window_of(pooling: oracle.Pooling) -> Window:

@@ -239,7 +239,7 @@ HUGE = [(1, 2, 65537, 65537), (2, 8, 50001, 50001)]
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("shape", HUGE, ids=str)
 def test_planes_of_more_elements_than_32_bits_count(shape: tuple[int, ...], last: bool, emulated: Emulated) -> None:
-    """G7: the last program writes the end of the last plane, of averages, their gradient and quantized averages."""
+    """G7: the last program writes the end of the last plane: maxima, averages, their gradients, quantized averages."""
     window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))
     form = torch.channels_last if last else torch.contiguous_format
     for dtype in (torch.float16, torch.uint8):
@@ -249,4 +249,6 @@ def test_planes_of_more_elements_than_32_bits_count(shape: tuple[int, ...], last
         else:
             output = backend.average_pooling(input, window, False, None)
             backend.average_pooling_grad(output, shape[2:], window, False, None)
-    assert [kernel for kernel, _ in emulated.record] == ["sum_tile", "sum_tile", "quantized_tile"]
+            output, taps = backend.max_pooling_with_taps(input, window)
+            backend.max_pooling_grad_from_taps(output, taps, shape[2:], window, last)
+    assert [kernel for kernel, _ in emulated.record] == ["sum_tile", "sum_tile", "max_tile", "grad_tile", "sum_tile"]

@@ -37,7 +37,7 @@ TARGETS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), "hip"),
 }
 """Each with what the launches know it as."""
-MODES = ("ADJOINT", "BINS", "KINDS", "LAYOUT", "WITH", "WITH_TAPS")
+MODES = ("ADJOINT", "BINS", "KINDS", "CHANNELS", "WITH", "WITH_TAPS")
 """What decides most of all which code of a kernel runs."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_dmlpool.kernels import average_pooling_launch as averages
 from torch_dmlpool.kernels import launch
+from torch_dmlpool.kernels.launch import Request
 
 from torch_dmlpool.window import Window
 
@@ -20,20 +21,19 @@ def dense(shape: tuple[int, ...], channels_last: bool = False) -> tuple[int, ...
     return tuple(strides)
 
 
-def request(window: Window, shape: tuple[int, ...], **changes: object) -> averages.Request:
+def request(window: Window, shape: tuple[int, ...], **changes: object) -> Request:
     channels_last = bool(changes.get("channels_last", False))
-    made = averages.Request(
-        window, shape, dense(shape, channels_last), window.output_sizes(shape[2:]), 4, True, channels_last,
-        False, False, None,
+    made = Request(
+        window, shape, dense(shape, channels_last), window.output_sizes(shape[2:]), 4, True, channels_last
     )  # fmt: skip
     return made._replace(**changes)
 
 
-def constants_of(request: averages.Request) -> list[dict[str, Any]]:
+def constants_of(request: Request) -> list[dict[str, Any]]:
     return [{"kernel": made.kernel, **dict(made.constants)} for made in averages.average_launches(request)]
 
 
-def only(request: averages.Request) -> dict[str, Any]:
+def only(request: Request) -> dict[str, Any]:
     (constants,) = constants_of(request)
     assert constants["kernel"] == "average_pooling.sum_tile"
     return constants

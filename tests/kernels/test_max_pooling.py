@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import cases
 import numpy as np
@@ -13,34 +11,10 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch_dmlpool.kernels import max_pooling_grad_launch
-from torch_dmlpool.kernels import max_pooling_launch as launches
-from torch_dmlpool.kernels.launch import Launch
 
 from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    """A launch that a call has made."""
-
-    launch: Launch
-
-    @property
-    def kernel(self) -> str:
-        return self.launch.kernel.split(".")[1]
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        return dict(self.launch.constants)
-
-    @property
-    def form(self) -> str:
-        """The kernel and, where it has several, the layout it reads in."""
-        layout = self.constants.get("LAYOUT")
-        return self.kernel if layout is None else f"{self.kernel}, {layout}"
 
 
 def pooling_of(window: Window) -> oracle.Pooling:
@@ -94,36 +68,6 @@ def assert_gradient(input: Tensor, window: Window, layout: Callable[[Tensor], Te
     samples.assert_same(result, expected.astype(np.float64))
 
 
-def forget_launches() -> None:
-    """For a test that changes what launches are chosen from: nothing chosen before or in it is remembered."""
-    for cache in (
-        launches.max_passes,
-        max_pooling_grad_launch.tap_lookup,
-        max_pooling_grad_launch.grad_passes,
-    ):
-        cache.cache_clear()
-
-
-@dataclasses.dataclass
-class Recorder:
-    """Runs launches and keeps a record of them."""
-
-    launch: Callable[..., None]
-    record: list[Ran] = dataclasses.field(default_factory=list)
-
-    def __call__(self, launch: Launch, *tensors: Tensor) -> None:
-        self.record.append(Ran(launch))
-        self.launch(launch, *tensors)
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
-    """What the calls of a test launch, in order."""
-    recorder = Recorder(backend.launch)
-    monkeypatch.setattr(backend, "launch", recorder)
-    return recorder.record
-
-
 WINDOWS = {
     "2, stride 2": Window.directml(2, 2, 2),
     "3, stride 2": Window.directml(2, 3, 2, 1, 1),
@@ -131,30 +75,33 @@ WINDOWS = {
     "5": Window.directml(2, 5, 1, 2, 2),
     "uneven": Window.directml(2, (4, 3), (3, 1), (2, 1), (0, 3), (1, 2)),
 }
-READ_AS = {
-    "contiguous": "columns",
-    "channels last": "channels",
-    "sliced": "any",
-    "expanded over columns": "any",
-    "storage offset": "any",
+LAYOUTS = {
+    "contiguous": (False, 4),
+    "channels last": (True, 4),
+    "sliced": (False, 1),
+    "expanded over columns": (False, 1),
+    "storage offset": (False, 1),
 }
+"""Whether vectors are of channels, and how many elements they have at most."""
 
 
-@cases.in_pairs(window=list(WINDOWS), layout=list(READ_AS))
-def test_unrolled_forward(window: str, layout: str, ran: list[Ran]) -> None:
+@cases.in_pairs(window=list(WINDOWS), layout=list(LAYOUTS))
+def test_unrolled_forward(window: str, layout: str, ran: list) -> None:
     """M1 to M4, G7: every layout has its own form of the unrolled kernel, and all of them agree with the oracle."""
     assert_forward(samples.LAYOUTS[layout](awkward(2, 4, 7, 8)), WINDOWS[window])
-    assert {one.form for one in ran} == {f"max_tile, {READ_AS[layout]}"}
+    channels, vector = LAYOUTS[layout]
+    assert all(one.kernel == "max_tile" and one.constants["CHANNELS"] is channels for one in ran)
+    assert max(one.constants["V"] for one in ran) == vector
 
 
 @cases.in_pairs(layout=["contiguous", "channels last", "sliced"], window=list(WINDOWS))
-def test_unrolled_gradient(layout: str, window: str, ran: list[Ran]) -> None:
+def test_unrolled_gradient(layout: str, window: str, ran: list) -> None:
     """M5: one gather in the input's layout, whatever the incoming gradient's."""
     input = samples.LAYOUTS[layout](awkward(2, 4, 7, 8))
     for of_gradient in ("contiguous", layout, "expanded over the batch"):
         assert_gradient(input, WINDOWS[window], samples.LAYOUTS[of_gradient])
-    forms = {one.form for one in ran if one.kernel.startswith("grad_")}
-    assert forms <= ({"grad_tile, channels"} if layout == "channels last" else {"grad_tile, any", "grad_tile, columns"})
+    gradients = [one.constants["CHANNELS"] for one in ran if one.kernel == "grad_tile"]
+    assert gradients == [layout == "channels last"] * 3
 
 
 @pytest.mark.parametrize("layout", ["contiguous", pytest.param("channels last", marks=pytest.mark.slow)])
@@ -177,7 +124,7 @@ def test_data_types(dtype: torch.dtype, layout: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_ranks(rank: int, ran: list[Ran]) -> None:
+def test_ranks(rank: int, ran: list) -> None:
     """G1, G4: one and three spatial dimensions through the same kernels."""
     sizes = (8,) if rank == 1 else (4, 5, 8)
     window = Window.directml(rank, (3, 2, 3)[:rank], (1, 2, 1)[:rank], (2, 0, 1)[:rank], 1)
@@ -197,7 +144,7 @@ LARGE = {
 
 
 @cases.in_pairs(name=list(LARGE), layout=["contiguous", "channels last", "sliced"])
-def test_axis_by_axis(name: str, layout: str, ran: list[Ran]) -> None:
+def test_axis_by_axis(name: str, layout: str, ran: list) -> None:
     """M1 to M5: a window past the unrolling bound goes axis by axis, with the same values, taps and gradients."""
     window = LARGE[name]
     input = samples.LAYOUTS[layout](awkward(1, 4, 7, 8))
@@ -222,7 +169,7 @@ def test_edges(edge: cases.Edge) -> None:
         assert_gradient(input, window)
 
 
-def test_empty_windows_are_compiled_in_only_where_there_are_any(ran: list[Ran]) -> None:
+def test_empty_windows_are_compiled_in_only_where_there_are_any(ran: list) -> None:
     """M1: geometry alone decides whether a window can be empty; such a window gives −inf, tap 0 and index −1."""
     empty = Window.directml(2, 2, 1, (3, 0), (0, 3))
     for window, expected in ((empty, True), (Window.directml(2, 2, 1, 1, 1), False)):
@@ -260,26 +207,21 @@ def test_gather(layout: str) -> None:
     samples.assert_same(backend.max_pooling_gather(tensor, taps, window), expected)
 
 
-def test_wide_arithmetic(ran: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("wide")
+def test_wide_arithmetic(ran: list) -> None:
     """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need, gives the same results."""
-    for module in (launches, max_pooling_grad_launch):
-        monkeypatch.setattr(module, "is_wide", lambda *_: True)
-    try:
-        forget_launches()
-        for layout in ("contiguous", "channels last"):
-            input = samples.LAYOUTS[layout](awkward(1, 4, 7, 8))
-            for window in (Window.directml(2, 3, 1, (4, 1), 1), Window.directml(2, (70, 3), 1, (40, 1), (40, 1))):
-                taps = assert_forward(input, window)
-                assert_gradient(input, window)
-                backend.max_pooling_gather(input, taps, window)
-        assert {one.kernel for one in ran} == {"max_tile", "max_axis", "grad_tile", "grad_axis", "at_taps"}
-        assert all(one.constants["WIDE"] for one in ran)
-    finally:
-        forget_launches()
+    for layout in ("contiguous", "channels last"):
+        input = samples.LAYOUTS[layout](awkward(1, 4, 7, 8))
+        for window in (Window.directml(2, 3, 1, (4, 1), 1), Window.directml(2, (70, 3), 1, (40, 1), (40, 1))):
+            taps = assert_forward(input, window)
+            assert_gradient(input, window)
+            backend.max_pooling_gather(input, taps, window)
+    assert {one.kernel for one in ran} == {"max_tile", "max_axis", "grad_tile", "grad_axis", "at_taps"}
+    assert all(one.constants["WIDE"] for one in ran)
 
 
 @pytest.mark.parametrize("sizes", [(0, 3, 6, 6), (2, 0, 6, 6)], ids=["no samples", "no channels"])
-def test_nothing_to_pool(sizes: tuple[int, ...], ran: list[Ran]) -> None:
+def test_nothing_to_pool(sizes: tuple[int, ...], ran: list) -> None:
     """G5: an empty batch and no channels are legal, and launch nothing."""
     window = Window.directml(2, 3, 1, 1, 1)
     values, taps = backend.max_pooling_with_taps(torch.empty(sizes), window)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cases
 import oracle
@@ -12,7 +12,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch_dmlpool.kernels import average_pooling_launch, quantized_launch
+from torch_dmlpool.kernels import average_pooling_launch, launch
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.window import Window
@@ -66,20 +66,6 @@ def true_halves(divisor: int) -> list[Quotient]:
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 EACH = ["per channel"] * 4
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
-    """Kernel and constants of every launch that the calls of a test make."""
-    record: list[tuple[str, dict[str, object]]] = []
-    run = backend.launch
-
-    def recording(how: Any, *arguments: object) -> None:
-        record.append((how.kernel.split(".")[1], dict(how.constants)))
-        run(how, *arguments)
-
-    monkeypatch.setattr(backend, "launch", recording)
-    return record
 
 
 def request(rank: int, window: int, stride: int = 1, padding: int = 0, dilation: int = 1) -> oracle.Pooling:
@@ -150,7 +136,7 @@ def test_large_windows(layout: str, ran: list) -> None:
                 input, parameters, oracle.Pooling((17, 10), (2, 1), (8, 3), (9, 2), (1, 2)), include_padding,
                 output_dtype=torch.uint8, forms=["per channel", "number"] * 2,
             )  # fmt: skip
-    assert [kernel for kernel, _ in ran] == ["sum_axis", "sum_axis", "requantize"] * 4
+    assert [one.kernel for one in ran] == ["sum_axis", "sum_axis", "requantize"] * 4
 
 
 @pytest.mark.parametrize(
@@ -174,10 +160,10 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
         # One window per channel, of as many counted taps: most of them in the padding.
         window = Window.directml(1, count, 1, count - 1, 0)
         size, channels = 1, len(quotients)
-        request = average_pooling_launch.Request(
-            window, (1, channels, size), (channels, 1, 1), (size,), 1, True, False, False, True, None
+        request = launch.Request(
+            window, (1, channels, size), (channels, 1, 1), (size,), 1, True, False, include_padding=True
         )
-        *_, step = quantized_launch.quantized_launches(request, (2, 0, 2, 0))
+        *_, step = average_pooling_launch.quantized_launches(request, (2, 0, 2, 0))
         assert step.kernel == "requantization.requantize"
         sums, scales, steps = (torch.tensor([row[i] for row in quotients]) for i in (0, 2, 3))
         result = torch.empty(channels, dtype=torch.uint8)

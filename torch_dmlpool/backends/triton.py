@@ -153,33 +153,34 @@ def _maxima(
     if values.numel() == 0:
         return values, codes
     asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
-    request = _request(window, input, values, values, is_aligned(input), asm)
-    passes = kernel_named("max_pooling_launch", "max_passes")(request, with_)
-    if passes[0].launch.kernel == "max_pooling.max_tile":
-        launch(passes[0].launch, input, values, codes)
+    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), asm=asm)
+    launches = kernel_named("max_pooling_launch", "max_launches")(request, with_)
+    if launches[0].kernel == "max_pooling.max_tile":
+        launch(launches[0], input, values, codes)
         return values, codes
+    input = input.contiguous(memory_format=memory_format)
     if window is None or with_ not in ("plane indices", "indices"):
-        _in_passes(passes, input, input, values, codes, input.dtype)
+        _one_after_another(launches, input, input, values, codes, input.dtype)
         return values, codes
     taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
-    _in_passes(passes, input, input, values, taps, input.dtype)
+    _one_after_another(launches, input, input, values, taps, input.dtype)
     return values, _look_up(input, taps, codes, window, with_)
 
 
-def _in_passes(
-    passes: Sequence[Any], source: Tensor, found: Tensor, result: Tensor, codes: Tensor, dtype: torch.dtype
+def _one_after_another(
+    launches: Sequence[Any], source: Tensor, found: Tensor, result: Tensor, codes: Tensor, dtype: torch.dtype
 ) -> None:
-    """Run passes from ``source`` and ``found`` to ``result`` and ``codes``, with values of ``dtype`` in between.
+    """Launches from ``source`` and ``found`` to ``result`` and ``codes``, with values of ``dtype`` in between.
 
     Codes in between are signed: -1 marks a window that has been empty so far.
     """
     code_dtype = torch.int64 if codes.dtype is torch.int64 else torch.int32
-    for step in passes[:-1]:
-        values = torch.empty(step.elements, dtype=dtype, device=source.device)
-        numbers = values if codes is result else torch.empty(step.elements, dtype=code_dtype, device=source.device)
-        launch(step.launch, source, found, values, numbers)
+    for step in launches[:-1]:
+        values = torch.empty(step.results, dtype=dtype, device=source.device)
+        numbers = values if codes is result else torch.empty(step.results, dtype=code_dtype, device=source.device)
+        launch(step, source, found, values, numbers)
         source, found = values, numbers
-    launch(passes[-1].launch, source, found, result, codes)
+    launch(launches[-1], source, found, result, codes)
 
 
 def max_pooling_indices(
@@ -202,7 +203,9 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Window, with_: Any) -> Tensor:
     """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
     if result.numel() > 0:
-        request = _request(window, input, result, taps, False)
+        memory_format = operands.suggested_memory_format(result)
+        taps = taps.contiguous(memory_format=memory_format)
+        request = _request(window, input, result.shape[2:], memory_format, False)
         how = kernel_named("max_pooling_grad_launch", "tap_lookup")(request, with_)
         launch(how, input if with_ == "values" else taps, taps, result)
     return result
@@ -223,24 +226,33 @@ def max_pooling_grad_from_taps(
     gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
     if gradient.numel() == 0:
         return gradient
-    source = input_gradient.resolve_neg()
-    request = _request(window, gradient, source, taps, is_aligned(source, taps))
-    passes = kernel_named("max_pooling_grad_launch", "grad_passes")(request)
-    if passes[0].launch.kernel == "max_pooling_grad.grad_tile":
-        launch(passes[0].launch, source, taps, gradient)
+    source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
+    taps = taps.contiguous(memory_format=memory_format)
+    request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True)
+    launches = kernel_named("max_pooling_grad_launch", "grad_launches")(request)
+    if launches[0].kernel == "max_pooling_grad.grad_tile":
+        launch(launches[0], source, taps, gradient)
     else:
         sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
         left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
-        _in_passes(passes, source, taps, gradient, left, sums)
+        _one_after_another(launches, source, taps, gradient, left, sums)
     return gradient
 
 
 def _request(
-    window: Window | None, input: Tensor, output: Tensor, taps: Tensor, aligned: bool, asm: bool = False
+    window: Window | None,
+    source: Tensor,
+    target_sizes: Sequence[int],
+    memory_format: torch.memory_format,
+    aligned: bool,
+    adjoint: bool = False,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
+    asm: bool = False,
 ) -> Any:
-    return kernel_named("max_pooling_launch", "Request")(
-        window, tuple(input.shape), input.stride(), tuple(output.shape), output.stride(), taps.stride(), input.itemsize,
-        aligned, asm,
+    return kernel_named("launch", "Request")(
+        window, tuple(source.shape), source.stride(), tuple(target_sizes), source.itemsize, aligned,
+        memory_format is not torch.contiguous_format, adjoint, include_padding, divisor_override, asm,
     )  # fmt: skip
 
 
@@ -282,26 +294,38 @@ def _averages(
     divisor_override: int | None = None,
 ) -> Tensor:
     """Averages or their adjoint over windows, or over bins where there is no window."""
-    from torch_dmlpool.kernels import average_pooling_launch as launches
-
     memory_format = operands.suggested_memory_format(source)
     target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format)
     if target.numel() == 0:
         return target
     source = source.resolve_neg()  # kernels read raw memory
-    request = launches.Request(
-        window, tuple(source.shape), source.stride(), tuple(target_sizes), source.dtype.itemsize,
-        is_aligned(source, target), memory_format is not torch.contiguous_format, adjoint, include_padding,
+    request = _request(
+        window, source, target_sizes, memory_format, is_aligned(source, target), adjoint, include_padding,
         divisor_override,
     )  # fmt: skip
+    launches = kernel_named("average_pooling_launch", "average_launches")(request)
     accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
-    *steps, last = launches.bin_launches(request) if window is None else launches.average_launches(request)
-    for step in steps:
-        workspace = torch.empty(step.sizes[0], dtype=accumulated, device=source.device)
+    _sums(launches, source, target, memory_format, accumulated, (0, 0, 0, 0))
+    return target
+
+
+def _sums(
+    launches: Sequence[Any],
+    source: Tensor,
+    target: Tensor,
+    memory_format: torch.memory_format,
+    dtype: torch.dtype,
+    parameters: Sequence[Any],
+) -> None:
+    """One tile kernel, or sums of ``dtype`` along one axis after another, of which ``requantize`` may be the last."""
+    if launches[0].kernel != "average_pooling.sum_tile":
+        source = source.contiguous(memory_format=memory_format)
+    for step in launches[:-1]:
+        workspace = torch.empty(step.results, dtype=dtype, device=source.device)
         launch(step, source, workspace)
         source = workspace
-    launch(last, source, target)
-    return target
+    last = launches[-1]
+    launch(last, source, target, *(() if last.kernel == "average_pooling.sum_axis" else parameters))
 
 
 def quantized_linear_average_pooling(
@@ -315,8 +339,6 @@ def quantized_linear_average_pooling(
     output_dtype: torch.dtype,
 ) -> Tensor:
     """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
-    from torch_dmlpool.kernels import average_pooling_launch, quantized_launch
-
     memory_format = operands.suggested_memory_format(input)
     sizes = window.output_sizes(input.shape[2:])
     output = operands.empty((*input.shape[:2], *sizes), input, memory_format, output_dtype)
@@ -326,18 +348,11 @@ def quantized_linear_average_pooling(
         each.contiguous() if isinstance(each, Tensor) else each or 0
         for each in (input_scale, input_zero_point, output_scale, output_zero_point)
     ]
-    request = average_pooling_launch.Request(
-        window, tuple(input.shape), input.stride(), sizes, 1, is_aligned(input, output),
-        memory_format is not torch.contiguous_format, False, include_padding, None,
-    )  # fmt: skip
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
-    *steps, last = quantized_launch.quantized_launches(request, kinds)
-    source, kind = input, torch.int32 if window.taps * 255 < 2**31 else torch.int64
-    for step in steps:
-        sums = torch.empty(step.sizes[0], dtype=kind, device=input.device)
-        launch(step, source, sums)
-        source = sums
-    launch(last, source, output, *parameters)
+    request = _request(window, input, sizes, memory_format, is_aligned(input, output), False, include_padding)
+    launches = kernel_named("average_pooling_launch", "quantized_launches")(request, kinds)
+    of_sums = torch.int32 if window.taps * 255 < 2**31 else torch.int64
+    _sums(launches, input, output, memory_format, of_sums, parameters)
     return output
 
 
@@ -369,8 +384,6 @@ def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of ``bins`` may meet, and are added up element by element."""
-    from torch_dmlpool.kernels import adaptive_pooling
-
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
     scattered = operands.empty((*input.shape[:2], *spatial_sizes), input, memory_format)
     input = input.resolve_neg()  # kernels read raw memory
@@ -378,8 +391,9 @@ def scatter_positions(
         return scattered.zero_()
     if not bins:
         return _gathered(input, _last_writers(positions, math.prod(spatial_sizes))[0], scattered)
-    how = adaptive_pooling.gradient_launch(
-        tuple(input.shape), input.stride(), positions.stride(), tuple(spatial_sizes), channels_last
+    input = input.contiguous(memory_format=memory_format)
+    how = kernel_named("max_pooling_grad_launch", "bin_gradient")(
+        _request(None, input, spatial_sizes, memory_format, False, True)
     )
-    launch(how, input, positions, scattered)
+    launch(how, input, positions.contiguous(memory_format=memory_format), scattered)
     return scattered
