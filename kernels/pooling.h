@@ -316,8 +316,8 @@ inline bool is_wide(const Axis &axis) {
     return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
-// A window that is much larger than what it pools: nothing may cost what it spans.
-inline bool is_huge(const Axis &axis) { return axis.extent() > 64 + 4 * axis.size; }
+// A window or a stride that is much larger than what is pooled: nothing may cost what it spans.
+inline bool is_huge(const Axis &axis) { return std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
 
 // Whether each window along W is combined for itself, from its taps inside the input: long ones, huge ones, and bins.
 inline bool is_by_range(const Problem &p) {

@@ -161,6 +161,17 @@ def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
     assert torch.equal(found, wanted)
 
 
+def test_strides_far_larger_than_the_input_cost_what_is_read() -> None:
+    """One window of three elements, whatever comes after it: a row as long as the stride was made of it."""
+    for stride in (10**7, 2**31 - 1):
+        for planes in (samples.normal(2, 3, 5, 6), samples.channels_last(samples.normal(2, 3, 5, 6))):
+            for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
+                leaves = [planes.clone().requires_grad_() for _ in range(2)]
+                values = pool(leaves[0], 3, stride, 1, 1), pool(leaves[1], 3, 100, 1, 1)
+                samples.assert_same(*(value.detach() for value in values))
+                samples.assert_same(*(torch.autograd.grad(values[i].sum(), leaves[i])[0] for i in (0, 1)))
+
+
 def test_a_window_in_depth_padding_over_whole_planes_is_empty() -> None:
     """A3: the planes are one long sum, of which an empty window along the dilated depth reads nothing."""
     input = samples.ties(1, 1, 1, 2, 1, dtype=torch.float64)
