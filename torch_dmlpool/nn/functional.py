@@ -234,7 +234,7 @@ def lp_pool(
     """Norms of windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
 
     The norms are those of DirectML and ONNX: the root of the sum of ``|x| ** p`` over what a window reads. PyTorch adds
-    up ``x ** p``, so with an odd or fractional ``norm_type`` it differs for negative elements; and with ``ceil_mode`` it
+    up ``x ** p``, so with an odd or fractional ``norm_type`` it differs for negative elements; with ``ceil_mode`` it
     scales the sum of a window that reaches past the padded input up to a whole window's.
 
     >>> lp_pool{rank}d(torch.tensor([3.0, -4.0, 0.0, 2.0]).view(1, {ones}4), 2, ({ones}2)).flatten()
