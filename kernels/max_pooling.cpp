@@ -158,7 +158,6 @@ void with_numbers(int bytes, Act act) {
 
 // Where the taps of windows lie: `unit` for each position in the plane, and `lane_unit` for each lane.
 struct Taps {
-    static constexpr int64_t PART = 512;  // of a row: places are computed for so many elements at once
     const Problem &p;
     int64_t unit;
     std::vector<int64_t> columns;  // of each element in a row of outputs, from the first tap of the first window on
@@ -178,26 +177,23 @@ struct Taps {
         const int64_t y = row / p.h().window * p.d().dilation * p.h().size + th * p.h().dilation;
         return (y * p.w().size + tw * p.w().dilation) * unit;
     }
-    // Calls visit(from, count, places) for parts of the elements [from, to) of a row of outputs, the places counted from
-    // the plane's first element; below 0 where a window is empty.
+    // Calls visit(i, place) for elements [from, to) of a row of outputs, the place counted from the plane's first element;
+    // below 0 where a window is empty.
     template <class Visit>
     void each(const void *taps, int bytes, int64_t od, int64_t oh, int64_t from, int64_t to, Visit visit) const {
         const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
         const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
         const int64_t first = is_empty ? std::numeric_limits<int64_t>::min() / 2 : (y * p.w().size - p.w().padding) * unit;
-        int64_t places[PART];
-        for (; from < to; from += PART) {
-            const int64_t count = std::min(PART, to - from);
-            with_numbers(bytes, [&](auto type) {
-                const auto *which = static_cast<const typename decltype(type)::type *>(taps) + from;
-                const int64_t *column = columns.data() + from, *offset = offsets.data();
-                if (offsets.empty())
-                    for (int64_t i = 0; i < count; ++i) places[i] = first + column[i] + computed_offset(which[i]);
-                else
-                    for (int64_t i = 0; i < count; ++i) places[i] = first + column[i] + offset[which[i]];
-            });
-            visit(from, count, places);
-        }
+        const int64_t *__restrict column = columns.data(), *__restrict offset = offsets.data();
+        const auto visit_all = [&](const auto *which) {
+            if (offsets.empty())
+                for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + computed_offset(which[i]));
+            else
+                for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + offset[which[i]]);
+        };
+        if (bytes == 1) visit_all(static_cast<const uint8_t *>(taps));
+        else if (bytes == 2) visit_all(static_cast<const int16_t *>(taps));
+        else visit_all(static_cast<const int32_t *>(taps));
     }
 };
 
@@ -216,6 +212,7 @@ inline void write_numbers(const int64_t *__restrict from, int64_t count, void *n
 template <class S, class P>
 struct Winners {
     static constexpr bool is_direct = false;
+    static constexpr int64_t PART = 512;  // elements whose numbers are computed at once
     const Problem &p;
     const Winner<S, P> op;
     void *numbers;
@@ -244,9 +241,9 @@ struct Winners {
         if (has_values)
             VECTORIZE
             for (int64_t i = 0; i < count; ++i) to[i] = by.value(winners[i]);
-        int64_t found[Taps::PART];
+        int64_t found[PART];
         for (int64_t at = 0, n; at < count; at += n) {
-            n = std::min(Taps::PART, count - at);
+            n = std::min(PART, count - at);
             const int64_t *__restrict column = columns.data() + from + at;
             if (numbering == TAPS)
                 VECTORIZE
@@ -271,20 +268,6 @@ void pool(const T *input, T *output, const Problem &p, const Finish &finish, con
 }
 
 // Gradients.
-
-// Calls visit(od, oh, td, th) for the output rows that cover an input row, in their order, and by which taps they do.
-template <class Visit>
-inline void for_covering(const Problem &p, int64_t z, int64_t y, Visit visit) {
-    const auto for_axis = [](const Axis &axis, int64_t position, auto found) {
-        for (int64_t tap = axis.window - 1; tap >= 0; --tap) {
-            const int64_t from = position + axis.padding - tap * axis.dilation;
-            if (from >= 0 && from % axis.stride == 0 && from / axis.stride < axis.outputs) found(from / axis.stride, tap);
-        }
-    };
-    for_axis(p.d(), z, [&](int64_t od, int64_t td) {
-        for_axis(p.h(), y, [&](int64_t oh, int64_t th) { visit(od, oh, td, th); });
-    });
-}
 
 // Rows of float32 or float64 in memory of another type: `row` is where they are summed.
 template <class L>
@@ -324,17 +307,17 @@ struct Sums {
 // What arrives at each window, added to its winner in the order of the windows: a plane at a time, or where that is large
 // a part of one, whose neighbours then visit the windows on the border too.
 template <class L>
-void spread_by_windows(int type, const void *arriving, const void *numbers, int bytes, void *gradient, const Problem &p) {
+void spread(int type, const void *arriving, const void *numbers, int bytes, void *gradient, const Problem &p) {
     const Taps taps(p, p.lanes, 1);
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
     const Axis &parted = p.axes[number];
     const int64_t slab = p.plane() / parted.size;
-    const int64_t step = std::clamp<int64_t>((1 << 16) / slab, std::min(parted.size, parted.extent()), parted.size);
+    const int64_t step = std::clamp<int64_t>((1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
     const int64_t parts = (parted.size + step - 1) / step;
     parallel(p, p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
         Sums<L> sums(type, step * slab);
-        L loaded[Taps::PART];
+        std::vector<L> loaded(type < 2 ? 0 : p.output_row());
         for (int64_t task = begin; task < end; ++task) {
             const int64_t plane = task / parts, start = task % parts * step, stop = std::min(parted.size, start + step);
             const int64_t size = (stop - start) * slab, origin = plane * p.plane() + start * slab;
@@ -347,57 +330,16 @@ void spread_by_windows(int type, const void *arriving, const void *numbers, int 
                 for (int64_t oh = low[1]; oh < high[1]; ++oh) {
                     const int64_t row = ((plane * d.outputs + od) * h.outputs + oh) * p.output_row();
                     const void *const which = static_cast<const char *>(numbers) + row * bytes;
-                    taps.each(which, bytes, od, oh, low[2] * lanes, high[2] * lanes, [&](int64_t at, int64_t n, const int64_t *places) {
-                        const L *const from = sums.load(arriving, row + at, n, loaded);
-                        for (int64_t i = 0; i < n; ++i) {
-                            const int64_t place = places[i] - start * slab;
-                            if (uint64_t(place) < uint64_t(size)) sum[place] += from[i];
-                        }
+                    const L *const from = sums.load(arriving, row, p.output_row(), loaded.data());
+                    if (type < 2) prefetch(from + 4 * p.output_row(), p.output_row());
+                    taps.each(which, bytes, od, oh, low[2] * lanes, high[2] * lanes, [=](int64_t i, int64_t place) {
+                        const int64_t at = place - start * slab;
+                        if (uint64_t(at) < uint64_t(size)) sum[at] += from[i];
                     });
                 }
             sums.store(gradient, origin, size);
         }
     });
-}
-
-// The same where channels are vectors: each row of the gradient asks the windows that cover it, in their order, tap by tap.
-template <class L>
-void spread_by_lanes(int type, const void *arriving, const uint8_t *numbers, void *gradient, const Problem &p) {
-    using I = std::conditional_t<sizeof(L) == 8, int64_t, int32_t>;
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const int64_t lanes = p.lanes, n = p.output_row();
-    const double cost = 2. * double(n * w.window) * std::max(1., double(d.window * h.window) / double(d.stride * h.stride));
-    parallel(p, p.planes * d.size * h.size, cost, [&](int64_t begin, int64_t end) {
-        Sums<L> sums(type, p.row());
-        std::vector<L> loaded(type < 2 ? 0 : n);
-        for (int64_t row = begin; row < end; ++row) {
-            L *const sum = sums.zeros(gradient, row * p.row(), p.row());
-            for_covering(p, row / h.size % d.size, row % h.size, [&](int64_t od, int64_t oh, int64_t td, int64_t th) {
-                const int64_t at = ((row / h.size / d.size * d.outputs + od) * h.outputs + oh) * n;
-                const L *const all = sums.load(arriving, at, n, loaded.data());
-                for (int64_t o = 0; o < w.outputs; ++o) {
-                    const L *__restrict from = all + o * lanes;
-                    const uint8_t *__restrict tap = numbers + at + o * lanes;
-                    for (int64_t t = w.high(o) - 1, low = w.low(o); t >= low; --t) {
-                        L *__restrict into = sum + (w.first(o) + t * w.dilation) * lanes;
-                        const uint8_t wanted = uint8_t((td * h.window + th) * w.window + t);
-                        VECTORIZE
-                        for (int64_t i = 0; i < lanes; ++i)
-                            into[i] += bits_as<L>(I(bits_as<I>(from[i]) & -I(tap[i] == wanted)));
-                    }
-                }
-            });
-            sums.store(gradient, row * p.row(), p.row());
-        }
-    });
-}
-
-template <class L>
-void spread(int type, const void *arriving, const void *numbers, int bytes, void *gradient, const Problem &p) {
-    const bool is_small = double(p.d().window) * double(p.h().window) * double(p.w().window) <= 9;
-    if (p.lanes >= 8 && is_small && bytes == 1)
-        spread_by_lanes<L>(type, arriving, static_cast<const uint8_t *>(numbers), gradient, p);
-    else spread_by_windows<L>(type, arriving, numbers, bytes, gradient, p);
 }
 
 // Elements of 1, 2, 4 or 8 bytes by their positions.
@@ -471,6 +413,9 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
                          const Problem *p) {
     using namespace dmlpool;
     const DataType &data_type = TYPES[type];
+    const int64_t outputs = p->planes * p->output_plane();
+    if (output != nullptr) expect_all(output, outputs * data_type.bytes);
+    if (winners != nullptr) expect_all(winners, outputs * bytes);
     const auto pool_as = [&](auto element, auto wide) {
         using S = decltype(element);
         using P = decltype(wide);
@@ -507,15 +452,16 @@ void dmlpool_max_pooling_indices(const void *taps, int tap_bytes, void *indices,
     for_rows(*p, [&](int64_t plane, int64_t od, int64_t oh, int64_t row) {
         const void *const which = static_cast<const char *>(taps) + row * tap_bytes;
         const int64_t origin = plane * p->lanes * plane_size;
-        places.each(which, tap_bytes, od, oh, 0, p->output_row(), [=](int64_t at, int64_t n, int64_t *found) {
-            for (int64_t i = 0; i < n; ++i) found[i] = found[i] < 0 ? -1 : origin + found[i];
-            write_numbers(found, n, indices, bytes, row + at);
-        });
+        std::vector<int64_t> found(size_t(p->output_row()));
+        places.each(which, tap_bytes, od, oh, 0, p->output_row(),
+                    [&](int64_t i, int64_t place) { found[size_t(i)] = place < 0 ? -1 : origin + place; });
+        write_numbers(found.data(), p->output_row(), indices, bytes, row);
     });
 }
 
 void dmlpool_max_pooling_grad(int type, const void *arriving, const void *taps, int bytes, void *gradient,
                               const Problem *p) {
+    dmlpool::expect_all(gradient, p->planes * p->plane() * dmlpool::TYPES[type].bytes);
     if (type == 1) dmlpool::spread<double>(type, arriving, taps, bytes, gradient, *p);
     else dmlpool::spread<float>(type, arriving, taps, bytes, gradient, *p);
 }
@@ -529,10 +475,9 @@ void dmlpool_max_pooling_gather(const void *input, int element_bytes, const void
         for_rows(*p, [&](int64_t plane, int64_t od, int64_t oh, int64_t row) {
             const T *const from = static_cast<const T *>(input) + plane * p->plane();
             T *const to = static_cast<T *>(output) + row;
-            places.each(static_cast<const char *>(taps) + row * bytes, bytes, od, oh, 0, p->output_row(),
-                        [=](int64_t at, int64_t n, const int64_t *place) {
-                            for (int64_t i = 0; i < n; ++i) to[at + i] = place[i] < 0 ? T(0) : from[place[i]];
-                        });
+            const void *const which = static_cast<const char *>(taps) + row * bytes;
+            places.each(which, bytes, od, oh, 0, p->output_row(),
+                        [=](int64_t i, int64_t place) { to[i] = place < 0 ? T(0) : from[place]; });
         });
     });
 }

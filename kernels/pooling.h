@@ -12,6 +12,10 @@
 #include <type_traits>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 // The loop's iterations do not depend on each other.
 #if defined(__clang__)
 #define VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
@@ -92,6 +96,17 @@ void parallel(const Problem &problem, int64_t count, double cost, const Work &wo
             s.work(begin, std::min(s.count, begin + s.piece));
     };
     parallel_for(0, threads, 1, run, &shared);
+}
+
+// All of this memory is about to be written. So much of it is new from the system, page by page: large pages take a third
+// of the time (the gradient of 100 MB of max 3/2).
+inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    constexpr uintptr_t PAGE = 1 << 21;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(bytes)) / PAGE * PAGE;
+    if (bytes >= 32 << 20) madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 // The processor's own prefetching stops at the end of a short row: reads ahead what the next output rows need first.
