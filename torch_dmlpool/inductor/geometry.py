@@ -1,4 +1,4 @@
-"""What the lowerings know of a window, and the private names that they take of Inductor: they are used here alone."""
+"""What the lowerings know of a window: where its taps lie, which of them may lie outside, how many count."""
 
 from __future__ import annotations
 
@@ -9,39 +9,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import ComputedBuffer, FlexibleLayout, Pointwise, Reduction, TensorBox
-from torch._inductor.lowering import fallback_handler, register_lowering, to_dtype
+from torch._inductor.ir import Pointwise, Reduction, TensorBox
 from torch._inductor.virtualized import V, ops
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool import operands
 from torch_dmlpool.window import Axis, Window
-
-__all__ = [
-    "TYPES",
-    "ComputedBuffer",
-    "FlexibleLayout",
-    "FloorDiv",
-    "Geometry",
-    "ModularIndexing",
-    "Pointwise",
-    "Reduction",
-    "TensorBox",
-    "all_hold",
-    "covered_axes",
-    "fallback_handler",
-    "index_type",
-    "is_sure",
-    "ops",
-    "pointwise",
-    "reduced_over",
-    "register_lowering",
-    "results",
-    "small_window",
-    "sum_type",
-    "to_dtype",
-    "tree",
-]
 
 LARGEST_FUSED = {"cpu": 25, "cuda": 25}
 """Taps of the largest window that is an expression, by device; elsewhere none is. Each tap is computed from what stands
@@ -49,14 +21,7 @@ before it once more, which is cheaper than a pass over memory for as many taps a
 GPU has measured it yet."""
 
 _SMALL = (torch.float16, torch.bfloat16)
-TYPES = (
-    *operands.FLOAT_TYPES,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-)
+TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def integers(numbers: Sequence[Any]) -> list[int] | None:

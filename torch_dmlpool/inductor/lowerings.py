@@ -10,31 +10,24 @@ from typing import Any
 
 import sympy
 import torch
+from torch._inductor.ir import ComputedBuffer, FlexibleLayout, Pointwise, Reduction, TensorBox
+from torch._inductor.lowering import fallback_handler, register_lowering, to_dtype
+from torch._inductor.virtualized import ops
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool.inductor import is_lowering
 from torch_dmlpool.inductor.geometry import (
     TYPES,
-    ComputedBuffer,
-    FlexibleLayout,
-    FloorDiv,
     Geometry,
-    ModularIndexing,
-    Pointwise,
-    Reduction,
-    TensorBox,
     all_hold,
     covered_axes,
-    fallback_handler,
     index_type,
     is_sure,
-    ops,
     pointwise,
     reduced_over,
-    register_lowering,
     results,
     small_window,
     sum_type,
-    to_dtype,
     tree,
 )
 from torch_dmlpool.window import Axis, Window
@@ -101,15 +94,28 @@ def _row_major(sizes: Sequence[Any]) -> list[Any]:
     return steps
 
 
-def _window_of_maxima(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
-    """The small window, unless a CPU's loop over it would read every other element of a row.
+MOST_TAPS, CHEAPEST_CALL = 16, 2**14
+"""On a CPU: the taps of the largest window of maxima in rows, or with taps, that is an expression (for 25 taps the
+operator takes half of the time), and the taps in all that are computed in less time than a call takes."""
 
-    Inductor makes no vectors of that: a product and 3/2 in 2x64x112x112 take 5.2 ms forward, the operator 1.2, ATen's
-    in Inductor 3.5; forward and backward 16.4, 4.7 and 11.1. Averages are no slower: the C++ compiler makes vectors.
+
+def _window_of_maxima(
+    x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], windows: Sequence[Any], with_taps: bool = True
+) -> Window | None:
+    """The small window, of which there are so many ``windows``, unless a CPU's operator is faster.
+
+    Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2 in 64x112x112 take
+    3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6; forward and backward 9.0, 2.6 and 5.3. Averages are no
+    slower, nor are maxima alone of one dimension: the C++ compiler makes vectors.
     """
     window = small_window(x, sizes, arguments)
-    is_strided = window is not None and window.axes[-1].stride > 1 and x.get_device_or_error().type == "cpu"
-    return None if is_strided and not _has_channels_innermost(x) else window
+    if window is None or x.get_device_or_error().type != "cpu":
+        return window
+    is_vector = not with_taps and (window.rank == 1 or _has_channels_innermost(x))
+    if is_vector or is_sure(math.prod(windows) * window.taps <= CHEAPEST_CALL):
+        return window
+    is_strided = window.axes[-1].stride > 1 and not _has_channels_innermost(x)
+    return None if is_strided or window.taps > MOST_TAPS else window
 
 
 def _has_channels_innermost(x: TensorBox) -> bool:
@@ -126,7 +132,8 @@ def _has_channels_innermost(x: TensorBox) -> bool:
 
 
 def _max_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
-    window, (outputs, dtype) = _window_of_maxima(x, x.get_size()[2:], arguments), results()[0]
+    outputs, dtype = results()[0]
+    window = _window_of_maxima(x, x.get_size()[2:], arguments, outputs, with_taps=False)
     if window is not None:
         return _maxima(x, Geometry(window, x.get_size()[2:], outputs[2:]), outputs)
     covered = covered_axes(x, x.get_size()[2:], arguments)
@@ -134,7 +141,8 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
 
 
 def _max_pooling_with_taps(x: TensorBox, *arguments: Any) -> tuple[TensorBox, TensorBox] | None:
-    window, ((outputs, dtype), (_, kept)) = _window_of_maxima(x, x.get_size()[2:], arguments), results()
+    (outputs, dtype), (_, kept) = results()
+    window = _window_of_maxima(x, x.get_size()[2:], arguments, outputs)
     if window is not None:
         geometry = Geometry(window, x.get_size()[2:], outputs[2:])
         weights = _row_major([axis.window for axis in window.axes])
@@ -149,7 +157,7 @@ def _max_pooling_with_taps(x: TensorBox, *arguments: Any) -> tuple[TensorBox, Te
 def _max_pooling_with_indices(x: TensorBox, *arguments: Any) -> tuple[TensorBox, TensorBox] | None:
     *window_arguments, index_dtype, per_plane = arguments
     sizes, (outputs, _) = x.get_size(), results()[0]
-    window = _window_of_maxima(x, sizes[2:], window_arguments)
+    window = _window_of_maxima(x, sizes[2:], window_arguments, outputs)
     if window is None or index_dtype not in TYPES:
         return None
     geometry = Geometry(window, sizes[2:], outputs[2:])
@@ -255,7 +263,8 @@ def _gathered(gradient: TensorBox, readers: Callable[..., Any], term: Callable[.
 def _max_pooling_grad_from_taps(
     gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any
 ) -> TensorBox | None:
-    readers = _readers(gradient, sizes, arguments[:-1], _window_of_maxima(gradient, sizes, arguments[:-1]))
+    window = _window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
+    readers = _readers(gradient, sizes, arguments[:-1], window)
     if readers is None:
         return None
     gradient.realize_hint()

@@ -93,27 +93,22 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         raise TypeError(f"inplace must be a bool, got {inplace!r} of type {type(inplace).__name__}")
     if not inplace:
         model = copy.deepcopy(model)
-    replaced: dict[str, str] = {}
-    left: dict[str, str] = {}
-    effects: dict[str, str] = {}
+    report = Conversion(model, {}, {}, {})
     for module, names in _names(model).items():
-        kind = type(module)
-        original = _pooling_name(module)
+        kind, original = type(module), _pooling_name(module)
         if original is None or kind.__module__.startswith("torch_dmlpool."):
             continue
         reason = _why_left(module, original)
-        if reason is None:
-            module.__class__, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
-            for attribute, value in attributes.items():
-                setattr(module, attribute, value)
-            # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have been written to.
-            vars(module)["converted"] = True
-            del vars(module)["converted"]
-        entries, text = (replaced, kind.__name__) if reason is None else (left, reason)
-        entries.update(dict.fromkeys(names, text))
-        if reason is None:
-            effects.update(dict.fromkeys(names, _effect(module)))
-    return Conversion(model, replaced, left, effects)
+        if reason is not None:
+            report.left.update(dict.fromkeys(names, reason))
+            continue
+        module.__class__, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
+        # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have been written to.
+        vars(module).update(attributes, converted=True)
+        del vars(module)["converted"]
+        report.replaced.update(dict.fromkeys(names, kind.__name__))
+        report.effects.update(dict.fromkeys(names, _effect(module)))
+    return report
 
 
 def _effect(layer: Module) -> str:

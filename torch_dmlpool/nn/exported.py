@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -33,15 +32,6 @@ _POOLS = {
     "dmlpool::average_pooling": (1, 2, 3),
 }
 """The pools that are recognised, and over how many spatial dimensions."""
-_WINDOW_ARGUMENTS = (
-    "window_size",
-    "strides",
-    "start_padding",
-    "end_padding",
-    "dilations",
-    "ceil_mode",
-    "include_padding",
-)
 _CHANNEL_AXIS = 1
 _aten = torch.ops.aten
 
@@ -93,9 +83,7 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
         node.name = original.name
     constants = _constants(program)
     for node in list(graph.nodes):
-        pattern = _match(node, constants)
-        if pattern is not None:
-            _replace(pattern)
+        _replace(node, constants)
     graph.lint()
     pooled = ExportedProgram(
         root=program.graph_module,
@@ -112,52 +100,41 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
     return pooled
 
 
-@dataclass(frozen=True)
-class _Quantization:
-    """What a quantize or dequantize node says: numbers, or the nodes that hold a constant."""
-
-    scale: float | fx.Node
-    zero_point: int | fx.Node | None
-    limits: tuple[int, int]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """The three nodes and what they say."""
-
-    dequantize: fx.Node
-    pool: fx.Node
-    quantize: fx.Node
-    input: _Quantization
-    output: _Quantization
-    window: tuple[Any, ...]
-    """As the operators take it: five lists, ``ceil_mode`` and ``include_padding``."""
-
-
-def _match(quantize: fx.Node, constants: dict[str, Tensor]) -> _Pattern | None:
-    """The pattern that ends in this node, if one does and if it can be replaced."""
-    if _name(quantize) not in _QUANTIZE:
-        return None
-    pool = quantize.args[0]
-    if not isinstance(pool, fx.Node) or _name(pool) not in _POOLS:
-        return None
+def _replace(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
+    """Pool the integers where ``quantize`` stands, if it ends the pattern: it keeps its name and its users."""
+    pool = _input(quantize, _QUANTIZE)
+    dequantize = _input(pool, _POOLS)
+    integers = _input(dequantize, _DEQUANTIZE)
     # Where somebody needs the average itself it stays, and to pool the integers too would be work done twice.
-    if any(_name(user) not in _QUANTIZE for user in pool.users):
-        return None
-    dequantize = pool.args[0]
-    if not isinstance(dequantize, fx.Node) or _name(dequantize) not in _DEQUANTIZE:
-        return None
-    shape = dequantize.meta["val"].shape
-    if pool.meta["val"].dtype is not torch.float32 or len(shape) - 2 not in _POOLS[_name(pool)]:
-        return None
-    window = _window(pool, shape[2:])
-    if window is None:
-        return None
-    input, output = _quantization(dequantize, constants, shape), _quantization(quantize, constants, shape)
-    if input is None or output is None:
-        return None
-    return _Pattern(dequantize, pool, quantize, input, output, window)
+    if integers is None or any(_name(user) not in _QUANTIZE for user in pool.users):
+        return
+    real = dequantize.meta["val"]
+    if pool.meta["val"].dtype is not torch.float32 or real.dim() - 2 not in _POOLS[_name(pool)]:
+        return
+    window = _window(pool, real.shape[2:])
+    input, output = (_quantization(node, constants, real) for node in (dequantize, quantize))
+    if window is None or input is None or output is None:
+        return
+    operator, (parameters, dtype, limits) = torch.ops.dmlpool.quantized_linear_average_pooling.default, output
+    with quantize.graph.inserting_before(quantize):
+        sides = [
+            _as_tensor(quantize, parameter, kind, real.device)
+            for pair, narrow in ((input[0], input[1]), (parameters, dtype))
+            for parameter, kind in zip(pair, (torch.float32, narrow), strict=True)
+        ]
+        arguments = (integers, *sides, *window, dtype)
+        if limits != (torch.iinfo(dtype).min, torch.iinfo(dtype).max):
+            arguments = (_insert(quantize, operator, *arguments), *limits)
+            operator = _aten.clamp.default
+    quantize.target, quantize.args, quantize.kwargs = operator, arguments, {}
+    for node in (pool, dequantize):
+        if not node.users:
+            node.graph.erase_node(node)
+
+
+def _input(node: Any, names: Collection[str]) -> Any:
+    """What ``node`` takes, if it calls an operator of these ``names``."""
+    return node.args[0] if isinstance(node, fx.Node) and _name(node) in names else None
 
 
 def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
@@ -166,7 +143,7 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
     if arguments.get("divisor_override") is not None:
         return None
     if name == "dmlpool::average_pooling":
-        return tuple(arguments[argument] for argument in _WINDOW_ARGUMENTS)
+        return tuple(arguments[argument.name] for argument in pool.target._schema.arguments[1:8])  # type: ignore[union-attr]
     if name == "aten::mean" or name.startswith("aten::adaptive"):
         outputs = arguments.get("output_size", [1] * rank)
         averaged = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
@@ -191,11 +168,16 @@ def _entries(argument: Any, rank: int) -> list[Any]:
     return listed * rank if len(listed) == 1 else listed
 
 
-def _quantization(node: fx.Node, constants: dict[str, Tensor], shape: Sequence[int]) -> _Quantization | None:
-    """What ``node`` says about a tensor of ``shape``, if the integer operator can have it (rules Q3 and Q4)."""
+def _quantization(
+    node: fx.Node, constants: dict[str, Tensor], real: Tensor
+) -> tuple[tuple[Any, Any], torch.dtype, tuple[int, int]] | None:
+    """Scale and zero point (numbers, or nodes that hold a constant), type and limits that ``node`` gives ``real``.
+
+    None where the integer operator cannot have them (rules Q3 and Q4).
+    """
     arguments = _arguments(node)
     dtype, axis = arguments["dtype"], arguments.get("axis")
-    if dtype not in operands.QUANTIZED_TYPES or (axis is not None and axis % len(shape) != _CHANNEL_AXIS):
+    if dtype not in operands.QUANTIZED_TYPES or (axis is not None and axis % real.dim() != _CHANNEL_AXIS):
         return None
     scale: Any
     scale, zero_point = (arguments.get(name, arguments.get(f"{name}s")) for name in ("scale", "zero_point"))
@@ -209,7 +191,7 @@ def _quantization(node: fx.Node, constants: dict[str, Tensor], shape: Sequence[i
         return None
     if not all(type(value) is int and bounds.min <= value <= bounds.max for value in zero_points):
         return None
-    return _Quantization(scale, zero_point, (max(limits[0], bounds.min), min(limits[1], bounds.max)), dtype)
+    return (scale, zero_point), dtype, (max(limits[0], bounds.min), min(limits[1], bounds.max))
 
 
 def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
@@ -227,31 +209,6 @@ def _constants(program: ExportedProgram) -> dict[str, Tensor]:
     targets = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
     changed = set(signature.buffers_to_mutate.values())
     return {name: held[target] for name, target in targets.items() if target not in changed and target in held}
-
-
-def _replace(pattern: _Pattern) -> None:
-    """Pool the integers where the quantize node stands: it keeps its name and its users and changes what it does."""
-    quantize, (least, most) = pattern.quantize, pattern.output.limits
-    graph, bounds = quantize.graph, torch.iinfo(pattern.output.dtype)
-    device = pattern.dequantize.meta["val"].device
-    with graph.inserting_before(quantize):
-        arguments = (
-            pattern.dequantize.args[0],
-            _as_tensor(quantize, pattern.input.scale, torch.float32, device),
-            _as_tensor(quantize, pattern.input.zero_point, pattern.input.dtype, device),
-            _as_tensor(quantize, pattern.output.scale, torch.float32, device),
-            _as_tensor(quantize, pattern.output.zero_point, pattern.output.dtype, device),
-            *pattern.window,
-            pattern.output.dtype,
-        )
-        operator = torch.ops.dmlpool.quantized_linear_average_pooling.default
-        if (least, most) != (bounds.min, bounds.max):
-            arguments = (_insert(quantize, operator, *arguments), least, most)
-            operator = _aten.clamp.default
-    quantize.target, quantize.args, quantize.kwargs = operator, arguments, {}
-    for node in (pattern.pool, pattern.dequantize):
-        if not node.users:
-            graph.erase_node(node)
 
 
 def _as_tensor(before: fx.Node, parameter: Any, dtype: torch.dtype, device: torch.device) -> fx.Node | None:

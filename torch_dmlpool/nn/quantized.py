@@ -83,18 +83,13 @@ class _AvgPool(torch.nn.Module):
         operands.check_flag("count_include_pad", count_include_pad)
         if output_dtype is not None:
             operands.checked_output_type(output_dtype, None, torch.empty(0, dtype=torch.int8, device="cpu"))
-        self.kernel_size = kernel_size
-        self.stride = kernel_size if stride is None else stride
-        self.padding = padding
-        self.ceil_mode = ceil_mode
-        self.count_include_pad = count_include_pad
-        self.dilation = dilation
-        self.output_dtype = output_dtype
-        for name, given in zip(
-            _PARAMETERS, (input_scale, input_zero_point, output_scale, output_zero_point), strict=True
-        ):
-            inherited = given is None and name.startswith("output")
-            self.register_buffer(name, None if inherited else self._checked(name, given))
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
+        self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
+        given = (input_scale, input_zero_point, output_scale, output_zero_point)
+        for name, parameter in zip(_PARAMETERS, given, strict=True):
+            inherited = parameter is None and name.startswith("output")
+            self.register_buffer(name, None if inherited else self._checked(name, parameter))
 
     @classmethod
     def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
@@ -107,33 +102,30 @@ class _AvgPool(torch.nn.Module):
             raise ArgumentError(
                 f"layer must have no divisor_override, as integers are divided by the count; got {divisor}"
             )
-        window = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "ceil_mode")}
-        counted = bool(layer.count_include_pad)
-        return cls(**window, count_include_pad=counted, dilation=getattr(layer, "dilation", 1), **quantization)
+        pool: Any = layer
+        window = (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, bool(pool.count_include_pad))
+        return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
 
     def forward(self, input: Tensor) -> Tensor:
         is_quantized = quantized.is_quantized(input)
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
         batched, added = functional.with_batch("avg_pool", self._rank, input, types)
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        window = functional.window_of(self._rank, batched, added, *geometry)
-        output_scale, output_zero_point = self.output_scale, self.output_zero_point
+        window, counted = functional.window_of(self._rank, batched, added, *geometry), self.count_include_pad
+        scale, zero_point, dtype = self.output_scale, self.output_zero_point, self.output_dtype
         if is_quantized:
-            output = (output_scale, output_zero_point, self.output_dtype)
-            return functional.without(quantized.average(batched, window, self.count_include_pad, *output), added)
-        output_scale = self.input_scale if output_scale is None else output_scale
-        output_zero_point = self.input_zero_point if output_zero_point is None else output_zero_point
-        output_dtype = input.dtype if self.output_dtype is None else self.output_dtype
-        parameters, output_dtype = operands.checked_quantization(
+            return functional.without(quantized.average(batched, window, counted, scale, zero_point, dtype), added)
+        dtype = input.dtype if dtype is None else dtype
+        zero_point = self.input_zero_point if zero_point is None else zero_point
+        parameters, dtype = operands.checked_quantization(
             batched,
             self.input_scale,
             quantized.narrowed("input_zero_point", self.input_zero_point, input.dtype),
-            output_scale,
-            quantized.narrowed("output_zero_point", output_zero_point, output_dtype),
-            output_dtype,
+            self.input_scale if scale is None else scale,
+            quantized.narrowed("output_zero_point", zero_point, dtype),
+            dtype,
         )
-        pooled = quantized_linear_average_pooling(batched, *parameters, window, self.count_include_pad, output_dtype)
-        return functional.without(pooled, added)
+        return functional.without(quantized_linear_average_pooling(batched, *parameters, window, counted, dtype), added)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
         """One entry for all channels or one each: a scale in float32, a zero point in int64, PyTorch's type for it.
@@ -186,24 +178,20 @@ class _AvgPool(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
-        shown = {name: getattr(self, name) for name in ("kernel_size", "stride", "padding")}
         usual = {"ceil_mode": False, "count_include_pad": True, "dilation": 1, "output_dtype": None}
-        shown |= {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+        shown = {name: getattr(self, name) for name in ("kernel_size", "stride", "padding", *usual)}
+        shown = {name: value for name, value in shown.items() if name not in usual or value != usual[name]}
         for name, parameter in self.named_buffers(recurse=False):
-            if parameter.numel() != 1 or type(parameter) is not Tensor or parameter.is_meta:
-                shown[name] = f"<{parameter.numel()} entries>"
-            else:
-                shown[name] = f"{parameter.item():.6g}"
+            is_number = parameter.numel() == 1 and type(parameter) is Tensor and not parameter.is_meta
+            shown[name] = f"{parameter.item():.6g}" if is_number else f"<{parameter.numel()} entries>"
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
 _description, _AvgPool.__doc__ = inspect.cleandoc(_AvgPool.__doc__ or ""), None
 
 
+# fmt: off
 class AvgPool1d(_AvgPool, rank=1): ...  # noqa: D101
-
-
 class AvgPool2d(_AvgPool, rank=2): ...  # noqa: D101
-
-
 class AvgPool3d(_AvgPool, rank=3): ...  # noqa: D101
+# fmt: on

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_dmlpool.onnx import adaptive, averages, maxima, quantized
+from torch_dmlpool.onnx import averages, maxima
 from torch_dmlpool.onnx.lowering import Emitter
 
 __all__ = ["translations"]
@@ -68,9 +68,9 @@ def translations(
             maxima.max_pooling_with_indices,
             maxima.max_pooling_with_taps,
             maxima.max_pooling_indices,
-            adaptive.adaptive_average_pooling,
-            adaptive.adaptive_max_pooling,
-            quantized.quantized_linear_average_pooling,
+            averages.adaptive_average_pooling,
+            maxima.adaptive_max_pooling,
+            averages.quantized_linear_average_pooling,
         )
     }
     return {**table, operator.floordiv: _translation(_floor_division, exact, contrib_operators)}

@@ -1,4 +1,4 @@
-"""Averages and p-norms: AveragePool and LpPool."""
+"""Averages, p-norms and quantized averages: AveragePool, LpPool, QLinearAveragePool, or exact arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
+import torch
+
+from torch_dmlpool.onnx.lowering import Emitter, Pool, bins, elements, reducible, shaped, spatial_sizes
+
+_ONNX_RUNTIME = "com.microsoft"
+_CHANNELS = 1
+_MOST_EXACT_TAPS = 2**22 // 255
+"""With so many taps a sum still survives its average in float32, the product with the taps, and rounding."""
 
 
 def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -42,16 +49,14 @@ def averages(
             return wide
     pool = Pool(emit, input, arguments, reduced, wide)
     if divisor is not None:
-        sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
-        return op.Div(sums, emit.constant(float(divisor), dtype))
+        return op.Div(pool.sums(wide, dtype), emit.constant(float(divisor), dtype))
     counts_padding = pool.counts_padding(include_padding)
     if not apart:
         if counts_padding and not any(pool.overhang):
-            return pool.sums(wide, dtype)
+            return pool.shares(wide, dtype)
         if not counts_padding and not pool.is_padded and not pool.may_be_empty:
             return pool.run("AveragePool", wide, 0.0, dtype)
-    sums = op.Mul(pool.sums(wide, dtype), emit.constant(float(pool.window.taps), dtype))
-    return op.Div(sums, pool.counts(counts_padding, dtype))
+    return op.Div(pool.sums(wide, dtype), pool.counts(counts_padding, dtype))
 
 
 def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -68,9 +73,128 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     elif float(p).is_integer():
         norms = pool.run("LpPool", wide, 0.0, dtype, p=int(p))
     else:
-        powers = pool.sums(op.Pow(op.Abs(wide), emit.constant(p, dtype)), dtype)
-        sums = op.Mul(powers, emit.constant(float(pool.window.taps), dtype))
+        sums = pool.sums(op.Pow(op.Abs(wide), emit.constant(p, dtype)), dtype)
         norms = op.Pow(sums, emit.constant(1 / p, dtype))
     if empty is not None:
         norms = op.Where(empty, emit.constant(0.0, dtype), norms)
     return emit.cast(norms, dtype, input.dtype)
+
+
+def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
+    op = emit.op
+    wide, dtype = emit.widened(input)
+    positions, counts = bins(input, output_sizes)
+    inside = torch.arange(positions.shape[1], dtype=torch.int64, device="cpu") < counts[:, None]
+    inside_bins = op.Where(
+        emit.constant(inside.numpy(), emit.ir.DataType.BOOL),
+        elements(emit, wide, positions),
+        emit.constant(0.0, dtype),
+    )
+    sums = op.ReduceSum(inside_bins, emit.integers([-1]), keepdims=0)
+    averages = op.Div(sums, emit.constant(counts.double().numpy(), dtype))
+    return emit.cast(shaped(emit, averages, output_sizes), dtype, input.dtype)
+
+
+def quantized_linear_average_pooling(
+    emit: Emitter,
+    input: Any,
+    input_scale: Any,
+    input_zero_point: Any,
+    output_scale: Any,
+    output_zero_point: Any,
+    *arguments: Any,
+) -> Any:
+    *window_arguments, include_padding, output_dtype = arguments
+    sides = (input_scale, input_zero_point, input.dtype), (output_scale, output_zero_point, output_dtype)
+    if emit.exact:
+        return _exactly(emit, input, sides, window_arguments, include_padding)
+    scalars = all(_is_scalar(scale) and _is_scalar(zero_point) for scale, zero_point, _ in sides)
+    alike = scalars and input.dtype == output_dtype
+    if alike and emit.contrib_operators:
+        pool = _sayable(emit, input, window_arguments, include_padding)
+        if pool is not None:
+            return _qlinear(emit, input, sides, pool, include_padding)
+    op, dtype = emit.op, emit.ir.DataType.FLOAT
+    scale, zero_point = _parameters(emit, input, *sides[0])
+    real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
+    apart = not alike or any(dilation != 1 for dilation in window_arguments[4])
+    pooled = averages(emit, input, real, dtype, window_arguments, include_padding, None, apart)
+    scale, zero_point = _parameters(emit, input, *sides[1])
+    return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
+
+
+def _is_scalar(parameter: Any) -> bool:
+    return parameter is None or parameter.shape[0] == 1
+
+
+def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any]:
+    """A scale and a zero point of one shape: scalars, or one entry per channel each."""
+    op = emit.op
+    alone = [_is_scalar(scale), _is_scalar(zero_point)]
+    pair = [scale, emit.constant([0], dtype) if zero_point is None else zero_point]
+    if all(alone):
+        scale, zero_point = (op.Squeeze(parameter) for parameter in pair)
+        return scale, zero_point
+    channels = op.Shape(input, start=_CHANNELS, end=_CHANNELS + 1)
+    scale, zero_point = (op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True))
+    return scale, zero_point
+
+
+def _sayable(emit: Emitter, input: Any, arguments: Sequence[Any], include_padding: bool) -> Pool | None:
+    """The window, if QLinearAveragePool can say it."""
+    if any(reducible(input, arguments)) and not all(isinstance(entry, int) for entry in arguments[0]):
+        return None
+    pool = Pool(emit, input, arguments)
+    divides_otherwise = pool.counts_padding(include_padding) and any(pool.overhang)
+    if pool.is_dilated or pool.is_padded or any(pool.cut) or pool.may_be_empty or divides_otherwise:
+        return None
+    return pool
+
+
+def _qlinear(emit: Emitter, input: Any, sides: Sequence[Any], pool: Pool, include_padding: bool) -> Any:
+    parameters = [value for side in sides for value in _parameters(emit, input, *side)]
+    return emit.custom(
+        _ONNX_RUNTIME,
+        "QLinearAveragePool",
+        [input, *parameters],
+        kernel_shape=[axis.window for axis in pool.window.axes],
+        strides=[axis.stride for axis in pool.window.axes],
+        pads=[*pool.start, *pool.end],
+        count_include_pad=int(include_padding),
+    )
+
+
+def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool) -> Any:
+    """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point is added."""
+    op, types = emit.op, emit.ir.DataType
+    (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = sides
+    rank = len(input.shape) - 2
+
+    def spread(parameter: Any, dtype: Any) -> Any:
+        shaped = op.Reshape(parameter, emit.integers([1, -1, *[1] * rank]))
+        return op.Cast(shaped, to=dtype)
+
+    real = op.Cast(input, to=types.FLOAT)
+    if input_zero_point is not None:
+        real = op.Sub(real, spread(input_zero_point, types.FLOAT))
+    reduced = reducible(input, arguments)
+    if all(reduced):
+        axes = emit.integers([axis + 2 for axis in range(rank)])
+        sums = op.ReduceSum(op.Cast(real, to=types.DOUBLE), axes, keepdims=1)
+        counts = op.Cast(op.ReduceProd(op.Shape(input, start=2), keepdims=0), to=types.DOUBLE)
+    else:
+        pool = Pool(emit, input, arguments)
+        taps = pool.window.taps
+        if taps > _MOST_EXACT_TAPS:
+            raise ValueError(
+                f"exact quantized averages can be written for windows of up to {_MOST_EXACT_TAPS} taps or of all of "
+                f"the input, got {taps} taps: translations(exact=False) averages in float32"
+            )
+        sums = op.Cast(op.Round(pool.sums(real, types.FLOAT)), to=types.DOUBLE)
+        counts = pool.counts(pool.counts_padding(include_padding), types.DOUBLE)
+    numerator = op.Mul(sums, spread(input_scale, types.DOUBLE))
+    rounded = op.Round(op.Div(numerator, op.Mul(counts, spread(output_scale, types.DOUBLE))))
+    if output_zero_point is not None:
+        rounded = op.Add(rounded, spread(output_zero_point, types.DOUBLE))
+    least, most = (emit.constant(float(bound), types.DOUBLE) for bound in (output_dtype.min, output_dtype.max))
+    return op.Cast(op.Clip(rounded, least, most), to=output_dtype)

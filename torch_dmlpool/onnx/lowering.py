@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 
@@ -89,6 +91,40 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
                 f"without padding"
             )
     return list(entries)
+
+
+# Adaptive pooling: every bin's elements side by side, then reduced, as ONNX has no bins of uneven sizes.
+
+
+def bins(input: Any, output_sizes: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Positions of each bin's elements in their plane, filled up with the first one, and how many there are."""
+    sizes = spatial_sizes(input)
+    if None in sizes or not all(isinstance(size, int) for size in output_sizes):
+        raise ValueError(
+            f"adaptive pooling of spatial sizes {tuple(input.shape[2:])} to {tuple(output_sizes)} has windows that "
+            f"depend on dynamic sizes: export with spatial sizes that are not dynamic, or pool to size 1"
+        )
+    bins = [[0]]
+    for size, outputs in zip(sizes, output_sizes, strict=True):
+        along = [range(bin * size // outputs, -(-(bin + 1) * size // outputs)) for bin in range(outputs)]
+        bins = [
+            [before * size + position for before in outer for position in inner]
+            for outer, inner in itertools.product(bins, along)
+        ]
+    most = max(map(len, bins))
+    positions = torch.tensor([[*bin, *bin[:1] * (most - len(bin))] for bin in bins], dtype=torch.int64, device="cpu")
+    return positions, torch.tensor([len(bin) for bin in bins], dtype=torch.int64, device="cpu")
+
+
+def elements(emit: Emitter, input: Any, positions: Tensor) -> Any:
+    """``(N, C, bins, elements)``."""
+    planes = emit.op.Reshape(input, emit.integers([0, 0, -1]))
+    return emit.op.Gather(planes, emit.integers(positions.numpy()), axis=2)
+
+
+def shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
+    # One -1, because PyTorch's older exporter fails on shapes that copy sizes and have none.
+    return emit.op.Reshape(flat, emit.integers([0, -1, *output_sizes]))
 
 
 class Pool:
@@ -227,9 +263,12 @@ class Pool:
         counts = op.Max(op.Round(op.Mul(self.sliced(shares), taps)), self.emit.constant(1.0, float32))
         return self.emit.cast(counts, float32, dtype)
 
-    def sums(self, tensor: Any, dtype: Any) -> Any:
+    def shares(self, tensor: Any, dtype: Any) -> Any:
         """Sums over windows divided by the number of taps."""
         return self.run("AveragePool", tensor, 0.0, dtype, count_include_pad=1)
+
+    def sums(self, tensor: Any, dtype: Any) -> Any:
+        return self.emit.op.Mul(self.shares(tensor, dtype), self.emit.constant(float(self.window.taps), dtype))
 
 
 def _overhang(axis: Axis, size: int | None) -> int:

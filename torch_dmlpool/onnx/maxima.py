@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
+import torch
+
+from torch_dmlpool.onnx.lowering import Emitter, Pool, bins, elements, reducible, shaped, spatial_sizes
 
 _TAPS = ("torch_dmlpool", "Taps")
 """A node that no runtime has: it holds the indices that taps stand for until an operator asks for them."""
@@ -185,3 +187,20 @@ def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], 
         raise ValueError("taps can be written for ONNX only where they come straight from max_pooling_with_taps")
     indices, input = origin.inputs
     return _numbered(emit, indices, input, index_dtype, per_plane)
+
+
+def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
+    """Maxima, and the positions of the first of them in their planes."""
+    op, types = emit.op, emit.ir.DataType
+    dtype = reduced_type(emit, input.dtype)
+    positions, _ = bins(input, output_sizes)
+    chosen_from = elements(emit, emit.cast(input, input.dtype, dtype), positions)
+    values, first = greatest(emit, chosen_from, dtype, input.dtype in float_types(emit))
+    outputs, most = positions.shape
+    rows = emit.integers((torch.arange(outputs, dtype=torch.int64, device="cpu") * most).numpy())
+    chosen = op.Gather(emit.integers(positions.flatten().numpy()), op.Add(first, rows))
+    narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
+    return (
+        emit.cast(shaped(emit, values, output_sizes), dtype, input.dtype),
+        emit.cast(shaped(emit, chosen, output_sizes), types.INT64, narrow),
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_dmlpool.onnx import adaptive, averages, maxima, quantized
+from torch_dmlpool.onnx import averages, maxima
 from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
 
 LEAST_OPSET = 18
@@ -117,9 +117,9 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
     "lp_pooling": averages.lp_pooling,
     "max_pooling": maxima.max_pooling,
     "max_pooling_with_indices": maxima.max_pooling_with_indices,
-    "adaptive_average_pooling": _adaptive(_averages_of, adaptive.adaptive_average_pooling),
-    "adaptive_max_pooling": _adaptive(_maxima_of, adaptive.adaptive_max_pooling),
-    "quantized_linear_average_pooling": quantized.quantized_linear_average_pooling,
+    "adaptive_average_pooling": _adaptive(_averages_of, averages.adaptive_average_pooling),
+    "adaptive_max_pooling": _adaptive(_maxima_of, maxima.adaptive_max_pooling),
+    "quantized_linear_average_pooling": averages.quantized_linear_average_pooling,
 }
 
 

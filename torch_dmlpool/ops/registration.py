@@ -54,40 +54,31 @@ def define(
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
-    if "ScalarType" in schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13":
-        fake = _refused_in_packages(name, fake)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _seen_by_compilers(fake), lib=_library)
+    # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
+    in_packages = "ScalarType" not in schema or torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+    fake = _seen_by_compilers(name, fake, in_packages)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
 
 
-def _refused_in_packages(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16."""
-
-    def refusing(*arguments: Any) -> Any:
-        inductor = sys.modules.get("torch._inductor.virtualized")
-        if inductor is not None and inductor.V.aot_compilation:
-            raise NotImplementedError(
-                f"{NAMESPACE}::{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
-                "as another one: use PyTorch 2.13, or take the program apart first, by its run_decompositions with "
-                "torch_dmlpool.decompositions.decompositions()"
-            )
-        return fake(*arguments)
-
-    return refusing
-
-
-def _seen_by_compilers(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Compilers trace with fake tensors first: Inductor gets the lowerings then, ONNX's exporter wants the table."""
+def _seen_by_compilers(name: str, fake: Callable[..., Any], in_packages: bool) -> Callable[..., Any]:
+    """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what a compiler lacks is said."""
 
     def seen(*arguments: Any) -> Any:
         inductor.register()
-        onnx = sys.modules.get("torch.onnx")
+        onnx, virtualized = sys.modules.get("torch.onnx"), sys.modules.get("torch._inductor.virtualized")
         if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
             raise TypeError(
                 "torch.onnx.export needs the table of torch_dmlpool's operators: import torch_dmlpool.onnx, and pass "
                 "dynamo=True, custom_translation_table=torch_dmlpool.onnx.translations()"
+            )
+        if not in_packages and virtualized is not None and virtualized.V.aot_compilation:
+            raise NotImplementedError(
+                f"{NAMESPACE}::{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
+                "as another one: use PyTorch 2.13, or take the program apart first, by its run_decompositions with "
+                "torch_dmlpool.decompositions.decompositions()"
             )
         return fake(*arguments)
 
@@ -222,6 +213,8 @@ class Operator:
     def _recorded(self, *arguments: Any) -> Any:
         if records_derivative(*arguments[: self.count]):
             return self._differentiated(False, self._checked(arguments)[0])
+        if is_bare(*arguments[: self.count]):  # as in Inductor's code: no second way through the dispatcher
+            return self._computed(*arguments)
         with below_autograd():
             return self.overload(*arguments)
 
