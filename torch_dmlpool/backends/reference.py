@@ -1,42 +1,39 @@
 """Every operator in plain PyTorch, for any device: serves where neither the compiled CPU file nor Triton does.
 
-The same functions take exported programs apart into ATen's operators: batch and image sizes may be symbolic.
+The same functions take exported programs apart into ATen's operators: batch and image sizes may be symbolic. Positions
+count from 0 inside a plane in row-major order; negative ones stand for no element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends.reference_max import (
-    adaptive_max_pooling,
-    gather_positions,
-    max_pooling,
-    max_pooling_gather,
-    max_pooling_grad,
-    max_pooling_grad_from_taps,
-    max_pooling_indices,
-    max_pooling_with_indices,
-    max_pooling_with_taps,
-    scatter_positions,
-    unique_positions,
-)
+from torch_dmlpool import operands
 from torch_dmlpool.backends.reference_windows import (
+    NOWHERE,
     SUM,
+    Tensors,
     are_ints,
-    bin_ends,
     binned,
-    in_blocks,
+    bins,
+    first_maximum,
+    firsts,
     is_known,
-    laid_out_like,
+    lowest,
+    maximum,
     numbers,
     pooled,
-    spread,
+    reduced,
+    taps_before,
+    taps_inside,
+    windows_over,
 )
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Axis, Window
 
 __all__ = [
     "adaptive_average_pooling",
@@ -58,44 +55,55 @@ __all__ = [
 ]
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that averages are summed in (rule A4)."""
-    return torch.float32 if dtype.itemsize == 2 else dtype
+def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """``tensor`` in a memory format, with the very strides of a new tensor where sizes are known."""
+    if are_ints(*tensor.shape):
+        return operands.settled(tensor, memory_format)
+    return tensor.contiguous(memory_format=memory_format)
 
 
-def _product(factors: Sequence[Tensor]) -> Tensor:
-    """One factor per axis, multiplied over the spatial dimensions."""
-    product = factors[0]
-    for factor in factors[1:]:
-        product = product.unsqueeze(-1) * factor
-    return product
+def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` in the memory format that PyTorch suggests for results computed from ``like`` (rule G7)."""
+    return _laid_out(tensor, operands.suggested_memory_format(like))
 
 
-def _counts(window: Window, sizes: Sequence[int], include_padding: bool, like: Tensor, dtype: torch.dtype) -> Any:
-    """Taps that each window counts, at least 1 (rules A1 to A3): a number where all have as many."""
-    padding = [padding for axis in window.axes for padding in (axis.start_padding, axis.end_padding)]
-    unpadded = are_ints(*padding) and not any(padding)
-    if not window.axes[0].ceil_mode and (include_padding or unpadded):
-        return float(window.taps) if type(window.taps) is int else window.taps
+# Averages.
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In the type that halves are summed in (rule A4)."""
+    return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
+
+
+def _product(counts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """One count per axis, multiplied over the spatial dimensions; at least 1."""
+    product = counts[0].to(dtype)
+    for factor in counts[1:]:
+        product = product.unsqueeze(-1) * factor.to(dtype)
+    return product.clamp(min=1)
+
+
+def _divisor(
+    window: Window, sizes: Sequence[int], include_padding: bool, override: int | None, like: Tensor, dtype: torch.dtype
+) -> Any:
+    """What sums of windows over ``sizes`` are divided by: the taps that count, at least 1 (rules A1 to A3 and A5)."""
+    if override is not None:
+        return override
     counts = []
     for axis, size in zip(window.axes, sizes, strict=True):
-        first = numbers(axis.output_size(size), like) * axis.stride - axis.start_padding
-
-        def before(bound: int, first: Tensor = first, dilation: int = axis.dilation, taps: int = axis.window) -> Tensor:
-            return (bound - first + dilation - 1).div(dilation, rounding_mode="floor").clamp(0, taps)
-
-        counted = before(size + axis.end_padding) if include_padding else before(size) - before(0)
-        counts.append(counted.to(dtype))
-    return _product(counts).clamp(min=1)
+        if include_padding:
+            counts.append(taps_before(size + axis.end_padding, firsts(axis, size, like), axis))
+        else:
+            counts.append(taps_inside(axis, size, like).counts)
+    return _product(counts, dtype)
 
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Sums of windows, divided once."""
-    wide, divisor = _wide(input.dtype), divisor_override
-    if divisor is None:
-        divisor = _counts(window, input.shape[2:], include_padding, input, wide)
-    result = in_blocks(lambda block: (pooled(block.to(wide), window, SUM) / divisor).to(input.dtype), input)
-    return laid_out_like(result, input)
+    wide = _wide(input)
+    (sums,) = pooled((wide,), window, SUM)
+    divisor = _divisor(window, input.shape[2:], include_padding, divisor_override, input, wide.dtype)
+    return _laid_out_like((sums / divisor).to(input.dtype), input)
 
 
 def average_pooling_grad(
@@ -106,17 +114,30 @@ def average_pooling_grad(
     divisor_override: int | None,
 ) -> Tensor:
     """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that read it."""
-    wide, divisor = _wide(input_gradient.dtype), divisor_override
-    if divisor is None:
-        divisor = _counts(window, spatial_sizes, include_padding, input_gradient, wide)
+    wide = _wide(input_gradient)
+    sums: Tensors = (wide / _divisor(window, spatial_sizes, include_padding, divisor_override, wide, wide.dtype),)
+    for dim, axis in enumerate(window.axes, -window.rank):
+        sums = reduced(sums, dim, windows_over(axis, wide.shape[dim], spatial_sizes[dim], wide), SUM)
+    return _laid_out_like(sums[0].to(input_gradient.dtype), input_gradient)
 
-    def adjoint(block: Tensor) -> Tensor:
-        block = block.to(wide) / divisor
-        for number in range(-1, -window.rank - 1, -1):
-            block = spread(block, number, window.axes[number], spatial_sizes[number], SUM)
-        return block.to(input_gradient.dtype)
 
-    return laid_out_like(in_blocks(adjoint, input_gradient), input_gradient)
+def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """Sums of bins, divided once."""
+    wide = _wide(input)
+    (sums,) = binned((wide,), output_sizes, SUM)
+    return _laid_out_like((sums / _bin_counts(input.shape[2:], output_sizes, wide)).to(input.dtype), input)
+
+
+def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """The exact adjoint: the bins that read an element are bins again."""
+    wide = _wide(input_gradient)
+    shares = wide / _bin_counts(spatial_sizes, input_gradient.shape[2:], wide)
+    (sums,) = binned((shares,), spatial_sizes, SUM)
+    return _laid_out_like(sums.to(input_gradient.dtype), input_gradient)
+
+
+def _bin_counts(sizes: Sequence[int], output_sizes: Sequence[int], like: Tensor) -> Tensor:
+    return _product([bins(*pair, like).counts for pair in zip(sizes, output_sizes, strict=True)], like.dtype)
 
 
 def quantized_linear_average_pooling(
@@ -144,26 +165,23 @@ def quantized_linear_average_pooling(
     def vector(parameter: Any, dtype: torch.dtype) -> Tensor:
         if not isinstance(parameter, Tensor):
             parameter = torch.full((1,), parameter or 0, dtype=dtype, device=input.device)
-        spread_out = parameter.to(dtype).view(1, -1, *(1 for _ in sizes))
-        return spread_out.expand(*input.shape[:2], *(1 for _ in sizes))
+        return parameter.to(dtype).view(1, -1, *(1 for _ in sizes))
 
     types = (torch.float64, sum_type, torch.float64, torch.float64)
     vectors = [vector(*pair) for pair in zip(parameters, types, strict=True)]
-    divisor = _counts(window, sizes, include_padding, input, torch.float64)
+    divisor = _divisor(window, sizes, include_padding, None, input, torch.float64)
+    scale, zero, step, output_zero = vectors
+    (sums,) = pooled((input.to(sum_type) - zero,), window, SUM)
+    real = sums.to(torch.float64) * scale / (divisor * step)
+    # Up to 2^20 taps the quotient is rounded to no half that it is not.
+    if not is_known(reads <= 2**20) or not is_known(window.taps <= 2**20):
+        real = _on_its_side_of_a_half(real, sums.to(torch.int64), divisor, scale, step)
     limits = torch.iinfo(output_dtype)
-
-    def requantized(block: Tensor, scale: Tensor, zero: Tensor, step: Tensor, output_zero: Tensor) -> Tensor:
-        sums = pooled(block.to(sum_type) - zero, window, SUM)
-        real = sums.to(torch.float64) * scale / (divisor * step)
-        # Up to 2^20 taps the quotient is rounded to no half that it is not.
-        if not is_known(reads <= 2**20) or not is_known(window.taps <= 2**20):
-            real = _on_its_side_of_a_half(real, sums.to(torch.int64), divisor, scale, step)
-        return (real.round() + output_zero).clamp(limits.min, limits.max).to(output_dtype)
-
-    return laid_out_like(in_blocks(requantized, input, *vectors), input)
+    result = (real.round() + output_zero).clamp(limits.min, limits.max).to(output_dtype)
+    return _laid_out_like(result, input)
 
 
-def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Any, scale: Tensor, step: Tensor) -> Tensor:
+def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor) -> Tensor:
     """Quotients next to a half, moved to its exact side: twice the distance times the denominator is an integer."""
     whole = real.floor()
     near = ((real - whole - 0.5).abs() < 2.0**-40 * (1 + whole.abs())) & (whole.abs() < 512)
@@ -172,36 +190,207 @@ def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Any, scale: Tens
         for each in (scale, step)
     )
     exponent = exponent - other
-    divisors = divisor.to(torch.int64) if isinstance(divisor, Tensor) else int(divisor)
 
     def shifted(integers: Tensor, bits: Tensor) -> Tensor:
         return (integers << bits.clamp(0, 32)) << (bits - 32).clamp(0, 32)
 
     # Both wrap around alike, and where the quotient is near a half their difference is small.
     product = shifted(sums * first, 1 + exponent.clamp(min=0))
-    half = shifted((2 * whole.clamp(-512, 512).to(torch.int64) + 1) * divisors * second, (-exponent).clamp(min=0))
+    half = shifted(
+        (2 * whole.clamp(-512, 512).to(torch.int64) + 1) * divisor.to(torch.int64) * second, (-exponent).clamp(min=0)
+    )
     return torch.where(near, whole + 0.5 + 0.25 * (product - half).sign(), real)
 
 
-def _bin_counts(sizes: Sequence[int], output_sizes: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
-    ends = [bin_ends(*pair, like) for pair in zip(sizes, output_sizes, strict=True)]
-    return _product([(stops - starts).to(dtype) for starts, stops in ends])
+# Maxima, and the positions of winners.
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Wide unsigned integers, for which PyTorch has few operators, and the types of the same bits."""
+FLOAT_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Sums of bins, divided once."""
-    wide = _wide(input.dtype)
-    counts = _bin_counts(input.shape[2:], output_sizes, input, wide)
-    result = in_blocks(lambda block: (binned(block.to(wide), output_sizes, SUM) / counts).to(input.dtype), input)
-    return laid_out_like(result, input)
+def _signed(tensor: Tensor) -> Tensor:
+    """The same bits in a type that PyTorch computes with."""
+    return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype))
 
 
-def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The exact adjoint: the bins that read an element are bins again."""
-    wide = _wide(input_gradient.dtype)
-    counts = _bin_counts(spatial_sizes, input_gradient.shape[2:], input_gradient, wide)
+def _flipped(tensor: Tensor) -> Tensor:
+    """Bits of wide unsigned integers as signed integers in the same order, or back."""
+    return tensor ^ torch.iinfo(tensor.dtype).min
 
-    def adjoint(block: Tensor) -> Tensor:
-        return binned(block.to(wide) / counts, spatial_sizes, SUM).to(input_gradient.dtype)
 
-    return laid_out_like(in_blocks(adjoint, input_gradient), input_gradient)
+def _ordered(source: Tensor) -> Tensor:
+    """Signed integers in the order of the values: NaN is the greatest, zeros are alike."""
+    if source.dtype in SIGNED:
+        return _flipped(_signed(source))
+    if not source.dtype.is_floating_point:
+        return source
+    wide = _wide(source)
+    bits = torch.where(wide.isnan(), math.nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+
+
+def _winners(input: Tensor, windows: Window | Sequence[int]) -> Tensor:
+    """The position of the first greatest element or first NaN of each window or bin; -1 of padding alone."""
+    sizes, ordered = input.shape[2:], _ordered(input)
+    positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
+    pool: Any = pooled if isinstance(windows, Window) else binned
+    _, found = pool((ordered, positions), windows, first_maximum(ordered.dtype))
+    return cast(Tensor, found.where(found != NOWHERE, -1))
+
+
+def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
+    """The element at each position, ``fill`` where there is none."""
+    flat = positions.flatten(2)
+    found = _signed(input).flatten(2).gather(-1, flat.clamp(min=0)).where(flat >= 0, fill)
+    return found.view(input.dtype).view(positions.shape)
+
+
+def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
+    fill = 0 if input.dtype in SIGNED else lowest(input.dtype)
+    return _laid_out_like(_elements(input, positions, fill), input)
+
+
+def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Zeros of ``sizes`` with each element added at its position: half precision in float32, in the elements' order."""
+    flat, wide = positions.flatten(2), _wide(_signed(source))
+    # What has no position adds 0 to the first element.
+    added = wide.flatten(2).where(flat >= 0, 0)
+    total = torch.zeros((*flat.shape[:2], math.prod(sizes)), dtype=wide.dtype, device=source.device)
+    add = torch.Tensor.scatter_add if source.is_cpu else _add_sorted
+    total = add(total, -1, flat.clamp(min=0), added).unflatten(-1, tuple(sizes))
+    return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
+
+
+def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Tensor:  # noqa: ARG001
+    """In order, as a CPU's ``scatter_add`` does: elsewhere that has none, but ``index_put`` sorts before it adds."""
+    rows = numbers(math.prod(total.shape[:-1]), total).view(*total.shape[:-1], 1).expand(positions.shape)
+    return total.view(-1, total.shape[-1]).index_put((rows, positions), added, accumulate=True).view(total.shape)
+
+
+# Taps and positions.
+
+
+def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
+    """Each axis from the last to the first: its size, and where each window's first tap lies."""
+    for number in range(window.rank - 1, -1, -1):
+        axis, size = window.axes[number], sizes[number]
+        yield axis, size, firsts(axis, size, like).view(-1, *(1 for _ in window.axes[number + 1 :]))
+
+
+def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
+    """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
+    taps, step, rest = torch.zeros_like(positions), 1, positions
+    for axis, size, first in _axes(window, sizes, positions):
+        taps += (rest % size - first).div(axis.dilation, rounding_mode="trunc") * step
+        rest, step = rest.div(size, rounding_mode="trunc"), step * axis.window
+    return taps.where(positions >= 0, 0).to(operands.tap_dtype(window.taps))
+
+
+def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
+    """The position of each window's winning tap, -1 where it lies outside: the window is empty."""
+    rest, step = taps.to(torch.int64), 1
+    positions, inside = torch.zeros_like(rest), torch.ones_like(rest, dtype=torch.bool)
+    for axis, size, first in _axes(window, sizes, taps):
+        position = rest % axis.window * axis.dilation + first
+        inside = inside & (position >= 0) & (position < size)
+        positions = positions + position * step
+        rest, step = rest.div(axis.window, rounding_mode="trunc"), step * size
+    return positions.where(inside, -1)
+
+
+def _numbered(positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_plane: bool) -> Tensor:
+    """Positions in planes as indices in the whole tensor where wanted; -1 stays."""
+    if not per_plane:
+        samples, channels = positions.shape[:2]
+        first = (numbers(samples * channels, positions) * math.prod(sizes)).view(samples, channels, *(1 for _ in sizes))
+        positions = torch.where(positions < 0, positions, positions + first)
+    return positions.to(dtype)
+
+
+# The operators of maxima and positions.
+
+
+def max_pooling(input: Tensor, window: Window) -> Tensor:
+    """Maxima."""
+    source = _flipped(_signed(input)) if input.dtype in SIGNED else input
+    (values,) = pooled((source,), window, maximum(source.dtype))
+    return _laid_out_like(_flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input)
+
+
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Maxima and the numbers of their taps."""
+    positions = _winners(input, window)
+    return _maxima_at(input, positions), _laid_out_like(_taps(positions, input.shape[2:], window), input)
+
+
+def max_pooling_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
+    """Maxima and their indices."""
+    positions = _winners(input, window)
+    indices = _numbered(positions, input.shape[2:], index_dtype, per_plane)
+    return _maxima_at(input, positions), _laid_out_like(indices, input)
+
+
+def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of bins and their positions."""
+    positions = _winners(input, output_sizes)
+    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    return _maxima_at(input, positions), _laid_out_like(positions.to(dtype), input)
+
+
+def max_pooling_indices(
+    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
+    """Indices that tap numbers stand for."""
+    positions = _positions(taps, spatial_sizes, window)
+    return _laid_out_like(_numbered(positions, spatial_sizes, index_dtype, per_plane), taps)
+
+
+def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    """The element at each window's tap, 0 where the window is empty."""
+    return _laid_out_like(_elements(input, _positions(taps, input.shape[2:], window), 0), taps)
+
+
+def max_pooling_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+) -> Tensor:
+    """Each window's gradient added to its winner's, in the order of the windows."""
+    gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
+    return _laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
+
+
+def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    """The same straight from the input, whose winners are found again."""
+    return _laid_out_like(_scattered(input_gradient, _winners(input, window), input.shape[2:]), input)
+
+
+def _inside(positions: Tensor, plane: int) -> Tensor:
+    positions = positions.to(torch.int64)
+    return positions.where((positions >= 0) & (positions < plane), -1)
+
+
+def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """Positions inside the plane; of several alike the one that comes last, the others -1."""
+    plane = math.prod(spatial_sizes)
+    flat = _inside(positions, plane).flatten(2)
+    order = numbers(flat.shape[-1], flat).expand(flat.shape)
+    nothing = torch.full((*flat.shape[:2], plane), -1, dtype=torch.int64, device=flat.device)
+    last = nothing.scatter_reduce(-1, flat.clamp(min=0), order.where(flat >= 0, -1), "amax")
+    unique = flat.where(last.gather(-1, flat.clamp(min=0)) == order, -1).view(positions.shape)
+    return _laid_out_like(unique.to(operands.position_dtype(plane)), positions)
+
+
+def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
+    """The element at each position, 0 where there is none."""
+    return _laid_out_like(_elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions)
+
+
+def scatter_positions(
+    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
+) -> Tensor:
+    """Zeros with each element at its position; those of bins may coincide and then add up."""
+    del bins
+    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
+    return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
