@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import torch_dmlpool
-from torch_dmlpool.ops import revision
+from torch_dmlpool import ops
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels" if (PACKAGE.parent / "kernels").is_dir() else PACKAGE / "kernels"
@@ -114,24 +114,24 @@ def test_no_graph_of_another_version_is_reused(tmp_path: Path) -> None:
 def test_every_change_of_a_source_is_another_revision(tmp_path: Path) -> None:
     old, new = (copied_package(tmp_path / name, changed) for name, changed in (("old", False), ("new", True)))
     twin = copied_package(tmp_path / "twin", False)
-    marks = [revision.revision(folder / "torch_dmlpool") for folder in (old, new, twin)]
+    marks = [ops.revision(folder / "torch_dmlpool") for folder in (old, new, twin)]
     assert marks[0] == marks[2] != marks[1]
     (twin / "torch_dmlpool" / "window.py").rename(twin / "torch_dmlpool" / "frame.py")
-    assert revision.revision(twin / "torch_dmlpool") != marks[0]
+    assert ops.revision(twin / "torch_dmlpool") != marks[0]
 
 
 def test_compiled_graphs_carry_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     """In PyTorch's own setting for that, once, beside whatever the user has set there."""
-    mark = f"torch_dmlpool={revision.revision()}"
+    mark = f"torch_dmlpool={ops.revision()}"
     assert mark in torch.compiler.config.cache_key_tag.split()
     with torch.compiler.config.patch(cache_key_tag="mine"):
-        revision.mark_compiled_graphs()
-        revision.mark_compiled_graphs()
+        ops.mark_compiled_graphs()
+        ops.mark_compiled_graphs()
         assert torch.compiler.config.cache_key_tag == f"mine {mark}"
 
 
 def test_pytorch_puts_the_mark_into_the_keys_of_its_caches() -> None:
-    """If this fails, PyTorch has stopped to: ops/revision.py needs another way."""
+    """If this fails, PyTorch has stopped to: ops/__init__.py needs another way."""
     from torch._inductor.codecache import FxGraphHashDetails
 
     graph = torch.fx.symbolic_trace(lambda x: x + 1)

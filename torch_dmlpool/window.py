@@ -146,10 +146,6 @@ class Window:
             taps = taps * axis.window
         return taps
 
-    def has_empty_windows(self, spatial_sizes: Sequence[int]) -> bool:
-        """Whether some window has no tap inside an input of ``spatial_sizes``."""
-        return any(axis.empty_windows(size) for axis, size in zip(self.axes, spatial_sizes, strict=True))
-
     @property
     def arguments(self) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
         """The window as the registered operators take it: five lists and ``ceil_mode``."""

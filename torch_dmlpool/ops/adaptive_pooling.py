@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.ops import average_pooling as average_operators
 from torch_dmlpool.ops import max_pooling as max_operators
-from torch_dmlpool.ops import positions as position_operators
+from torch_dmlpool.ops import max_unpooling as position_operators
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 

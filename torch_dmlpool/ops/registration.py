@@ -12,9 +12,10 @@ The private PyTorch names that this takes are used in this file alone.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType, TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from torch_dmlpool import backends, inductor, operands
-from torch_dmlpool.ops.revision import mark_compiled_graphs
 from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
@@ -38,7 +38,6 @@ WINDOW_SCHEMA = (
 )
 
 _library = torch.library.Library(NAMESPACE, "DEF")
-mark_compiled_graphs()
 
 
 def define(
@@ -270,23 +269,11 @@ class Derivative(torch.autograd.Function):
         return (result, None) if has_choice else result
 
 
-class below_autograd:  # noqa: N801 - a context manager, named as PyTorch names its own
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
     """Inside, operators run without recording this level's gradient; outer levels still record theirs."""
-
-    def __enter__(self) -> None:
-        self._contexts: tuple[Any, ...] = (
-            _AutoDispatchBelowAutograd(),
-            torch.enable_grad(),
-            _set_fwd_grad_enabled(True),
-        )
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(kind, error, trace)
+    with _AutoDispatchBelowAutograd(), torch.enable_grad(), _set_fwd_grad_enabled(True):
+        yield
 
 
 def records_derivative(*tensors: Tensor) -> bool:
