@@ -1,4 +1,4 @@
-"""Every public argument with every kind of wrong value, which tests/test_refusal_table.py tries.
+"""Every public argument with every kind of wrong value, which tests/test_refusals.py tries.
 
 A request is refused if it raises; what it raises is kept in docs/refusals.md, which the test compares word for word.
 ``python tests/refusals.py`` writes that page anew.
@@ -6,6 +6,8 @@ A request is refused if it raises; what it raises is kept in docs/refusals.md, w
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,17 +61,15 @@ def planes(rank: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(2, 3, *SPATIAL[-rank:]).to(dtype)
 
 
-def quantized_planes(scale: float = 0.5) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(planes(), scale, 4, torch.quint8)
-
-
 def quietly(make: Callable[[], Tensor]) -> Tensor:
     """PyTorch warns of what is a prototype there; here it is refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
+
+
+def quantized_planes(scale: float = 0.5) -> Tensor:
+    return quietly(lambda: torch.quantize_per_tensor(planes(), scale, 4, torch.quint8))
 
 
 NOT_TENSORS = [
@@ -373,86 +373,81 @@ def wrong_images(family: str, rank: int) -> list[Wrong]:
     return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
 
 
-def torch_requests(rank: int) -> Iterator[tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]]:
-    """The functions of nn.functional and the layers of nn, as name, call, right arguments and wrong ones."""
+Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
+"""A name, what is called, right arguments, and wrong ones."""
+
+
+def unpooling_rows(rank: int, images: list[Wrong]) -> tuple[dict[str, Any], dict[str, list[Wrong]]]:
+    """Right indices, and wrong tensors."""
+    indices = torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
+    wrong = [
+        *NOT_TENSORS[:1],
+        Wrong("a tensor of float32", planes(rank)),
+        Wrong("a tensor on another device", indices.to("meta")),
+        Wrong("an index past the plane", indices + 2**40),
+        of_shape(2, 3, *SPATIAL[-rank:-1], 3, dtype=torch.int64),
+    ]
+    sizes = plainly(12, "8", *([(3,), (40, 40)] if rank == 2 else []))
+    return {"indices": indices}, {"input": images, "indices": wrong, "output_size": sizes}
+
+
+def torch_rows(rank: int) -> Iterator[Row]:
+    """The functions of nn.functional and the layers of nn."""
     for family, layer in LAYERS.items():
-        tensors: dict[str, Any] = {"input": planes(rank)}
-        wrong_tensors = {"input": wrong_images(family, rank)}
+        tensors, wrong_tensors = {"input": planes(rank)}, {"input": wrong_images(family, rank)}
         if family == "max_unpool":
-            tensors["indices"] = (
-                torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
-            )
-            wrong_tensors["indices"] = [
-                *NOT_TENSORS[:1],
-                Wrong("a tensor of float32", planes(rank)),
-                Wrong("a tensor on another device", tensors["indices"].to("meta")),
-                Wrong("an index past the plane", tensors["indices"] + 2**40),
-                of_shape(2, 3, *SPATIAL[-rank:-1], 3, dtype=torch.int64),
-            ]
-            wrong_tensors["output_size"] = plainly(12, "8", *([(3,), (40, 40)] if rank == 2 else []))
+            more, wrong_tensors = unpooling_rows(rank, wrong_tensors["input"])
+            tensors |= more
         right, wrong = right_arguments(family), wrong_arguments(family, rank)
-        function = getattr(functional, f"{family}{rank}d")
-        wrong_here = {**wrong, **wrong_tensors}
-        if family == "max_unpool":
-            wrong_here["output_size"] = [*wrong_tensors["output_size"], *plainly((2, 3, 8))[: rank != 1]]
-        yield f"nn.functional.{family}{rank}d", function, {**tensors, **right}, wrong_here
+        wrong_here = wrong | wrong_tensors
+        if family == "max_unpool" and rank != 1:
+            wrong_here["output_size"] = [*wrong_tensors["output_size"], *plainly((2, 3, 8))]
+        yield f"nn.functional.{family}{rank}d", getattr(functional, f"{family}{rank}d"), tensors | right, wrong_here
         if family in ("max_pool", "adaptive_max_pool"):
-            both = getattr(functional, f"{family}{rank}d_with_indices")
             # Its return_indices is ignored, as torch's is.
             without = {name: values for name, values in {**FEW, **wrong_tensors}.items() if name in wrong_here}
-            yield f"nn.functional.{family}{rank}d_with_indices", both, {**tensors, **right}, without
+            name = f"{family}{rank}d_with_indices"
+            yield f"nn.functional.{name}", getattr(functional, name), tensors | right, without
         kind = getattr(nn, f"{layer}{rank}d")
         yield f"nn.{layer}{rank}d", kind, right, wrong
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
-    scales = {"input_scale": SCALES, "input_zero_point": ANY_ZERO_POINTS, "output_scale": SCALES}
-    parameters = {**scales, "output_zero_point": ANY_ZERO_POINTS, "output_dtype": QUANTIZED_TYPES}
-    windows = {name: FEW[name] for name in TORCH_WINDOW}
+    parameters = {"input_scale": SCALES, "input_zero_point": ANY_ZERO_POINTS, "output_scale": SCALES}
+    parameters |= {"output_zero_point": ANY_ZERO_POINTS, "output_dtype": QUANTIZED_TYPES}
     # What fits the channels, the device and the type is known with the input alone.
     told = {"-1", "a tensor on another device", *(f"a tensor of shape {sizes}" for sizes in ((2,), (0,)))}
     parameters = {name: [row for row in rows if row.name not in told] for name, rows in parameters.items()}
-    kind = getattr(quantized, f"AvgPool{rank}d")
+    kind, windows = getattr(quantized, f"AvgPool{rank}d"), {name: FEW[name] for name in TORCH_WINDOW}
     wrong = {**windows, "count_include_pad": FLAGS, **(parameters if rank == 2 else {})}
     yield f"nn.quantized.AvgPool{rank}d", kind, {"kernel_size": 2}, wrong
-    images = [
-        *NOT_IMAGES[:4],
-        Wrong("a tensor of float32", planes(rank)),
-        Wrong("a tensor of int32", planes(rank).int()),
-    ]
-    yield (
-        f"nn.quantized.AvgPool{rank}d",
-        _forward(kind, {"kernel_size": 2}),
-        {"input": planes(rank, torch.uint8)},
-        {"input": images},
-    )
+    wrong_types = [Wrong("a tensor of float32", planes(rank)), Wrong("a tensor of int32", planes(rank).int())]
+    forward = _forward(kind, {"kernel_size": 2})
+    right = {"input": planes(rank, torch.uint8)}
+    yield f"nn.quantized.AvgPool{rank}d", forward, right, {"input": [*NOT_IMAGES[:4], *wrong_types]}
 
 
 def _forward(kind: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., object]:
     return lambda **tensors: kind(**arguments)(**tensors)
 
 
+def rows() -> Iterator[Row]:
+    yield from ((function.__name__, function, *row) for function, row in FUNCTIONS.items())
+    for rank in (1, 2, 3):
+        yield from torch_rows(rank)
+
+
+def right_requests() -> list[Callable[[], object]]:
+    """A call of everything with nothing wrong in it."""
+    return [functools.partial(function, **right) for _, function, right, _ in rows()]
+
+
 def requests() -> dict[str, list[Request]]:
     """All requests, by the function or layer that they are made of."""
     found: dict[str, list[Request]] = {}
-    rows = [(function.__name__, function, *row) for function, row in FUNCTIONS.items()]
-    for name, function, right, wrong in [*rows, *(row for rank in (1, 2, 3) for row in torch_requests(rank))]:
-        for argument, values in wrong.items():
-            for value in values:
-                call = _calling(function, {**right, argument: value.value})
-                found.setdefault(name, []).append(Request(name, argument, value.name, call))
+    for name, function, right, wrong in rows():
+        for argument, value in ((argument, value) for argument, values in wrong.items() for value in values):
+            call = functools.partial(function, **{**right, argument: value.value})
+            found.setdefault(name, []).append(Request(name, argument, value.name, call))
     return found
-
-
-def right_requests() -> dict[str, list[Callable[[], object]]]:
-    """The same requests without anything wrong in them."""
-    found: dict[str, list[Callable[[], object]]] = {}
-    rows = [(function.__name__, function, right) for function, (right, _) in FUNCTIONS.items()]
-    for name, function, right in [*rows, *(row[:3] for rank in (1, 2, 3) for row in torch_requests(rank))]:
-        found.setdefault(name, []).append(_calling(function, right))
-    return found
-
-
-def _calling(function: Callable[..., object], arguments: dict[str, Any]) -> Callable[[], object]:
-    return lambda: function(**arguments)
 
 
 def refusal(request: Request) -> Refused:
@@ -490,9 +485,8 @@ def page(refused: dict[Refused, list[str]]) -> str:
 def collected() -> dict[Refused, list[str]]:
     """Every refusal with the functions and layers that give it."""
     found: dict[Refused, list[str]] = {}
-    for name, those in requests().items():
-        for request in those:
-            found.setdefault(refusal(request), []).append(name)
+    for request in itertools.chain(*requests().values()):
+        found.setdefault(refusal(request), []).append(request.function)
     return found
 
 
