@@ -84,19 +84,6 @@ def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
     assert memory > 30 * MEBIBYTE
 
 
-def test_refusals_leave_nothing(old_objects_aside: None) -> None:
-    """Nor do exceptions keep the tensors of the call that they end."""
-    image = samples.normal(2, 3, 16, 16)
-
-    def refused() -> None:
-        with pytest.raises(ValueError, match="leaves no output"):
-            dmlpool.max_pooling(image, 17)
-
-    objects, memory = left_behind(refused, 200)
-    assert objects < 50
-    assert memory < MEBIBYTE
-
-
 def caches() -> dict[str, Callable[..., object]]:
     """Every function of the package that remembers its results."""
     found = {}

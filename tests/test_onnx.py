@@ -245,17 +245,6 @@ def test_types_bins_and_integers() -> None:
     assert kinds == [kind for kind, _ in QUANTIZED.values()]
 
 
-@pytest.mark.slow
-def test_without_contrib_operators() -> None:
-    """Standard nodes alone where a runtime other than ONNX Runtime is to read them."""
-    input = samples.integers(2, 3, 7, 5, dtype=torch.uint8)
-    function = quantized(QUANTIZED["one scale"][1])
-    exported = export(Model([function]), [input], contrib_operators=False)
-    assert exported.nodes == ["DequantizeLinear", "AveragePool", "QuantizeLinear"]
-    (result,) = exported.run(input)
-    assert (result.int() - function(input).int()).abs().max() <= 1
-
-
 def special(*sizes: int) -> Tensor:
     """Ties, NaN, infinities, and rows of nothing but -inf."""
     input = samples.ties(*sizes)
@@ -366,37 +355,6 @@ def test_what_the_older_exporter_refuses() -> None:
         ValueError, match=r"max_unpooling cannot be written for ONNX: torch_dmlpool\.onnx\.translations"
     ):
         older(unpool, image)
-
-
-@pytest.mark.slow
-def test_taps() -> None:
-    """M6: graphs of training keep taps, which stand for indices until they are asked for."""
-    window = samples.spelled_out(cases.case("plain", "uneven padding").pooling)
-    operators = torch.ops.dmlpool
-
-    def function(input: Tensor) -> tuple[Tensor, ...]:
-        values, taps = operators.max_pooling_with_taps(input, *window)
-        decode = operators.max_pooling_indices
-        return values, *(
-            decode(taps, input.shape[2:], *window, dtype, per_plane)
-            for dtype, per_plane in ((torch.int64, False), (torch.uint32, True))
-        )
-
-    input = samples.ties(2, 3, 6, 6)
-    for result, expected in zip(export(Model([function]), [input]).run(input), function(input), strict=True):
-        samples.assert_same(result, expected)
-
-
-@pytest.mark.slow
-def test_quotients_of_sizes_round_down() -> None:
-    """The exporter's own translation of // rounds towards zero."""
-
-    def function(input: Tensor) -> Tensor:
-        return input.new_zeros(8 + (2 - input.shape[2]) // 3)
-
-    run = export(Model([function]), [torch.ones(2, 3, 9)], dynamic=True).run
-    for size in (3, 4, 5, 9):
-        assert run(torch.ones(2, 3, size))[0].shape == (8 + (2 - size) // 3,)
 
 
 class Recorder:

@@ -17,6 +17,8 @@ import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
 from torch_dmlpool.backends import reference
 
+operators = torch.ops.dmlpool
+PLAIN = oracle.Pooling((3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
 CASES = [*cases.LINES, *cases.PLANES[::4], *cases.VOLUMES[::7]]
 LAYOUTS = list(samples.LAYOUTS)[:7]
 
@@ -161,3 +163,31 @@ def test_half_precision_gradients_are_summed_in_float32() -> None:
     gradient = torch.tensor([[[2048.0, 1.0, 1.0]]], dtype=torch.float16)
     spread = dmlpool.max_pooling_grad(input, gradient, 3, 1, 1, 1)
     np.testing.assert_array_equal(spread.numpy(), [[[0, 2050, 0]]])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_large_inputs_are_pooled_a_few_planes_at_a_time(layout: str) -> None:
+    """Each sample gives the bits that it gives alone."""
+    image = samples.LAYOUTS[layout](samples.normal(4, 3, 170, 190))
+    for pool in (
+        lambda part: dmlpool.max_pooling(part, 3, 2, 1, 1),
+        lambda part: dmlpool.average_pooling(part, 3, 2, 1, 1),
+        lambda part: operators.max_pooling_with_indices(part, *samples.spelled_out(PLAIN), torch.int64, True)[1],
+        lambda part: dmlpool.average_pooling_grad(part, part.shape, 3, 1, 1, 1),
+        lambda part: dmlpool.adaptive_average_pooling(part, (7, 9)),
+    ):
+        samples.assert_same(pool(image), torch.cat([pool(part) for part in image.split(1)]))
+
+
+def test_quantized_averages_of_a_million_taps_are_exact() -> None:
+    """Q1 and Q6: sums past 31 bits, and quotients on a half and beside it."""
+    image = torch.full((1, 1, 3000, 3000), 255, dtype=torch.uint8)
+    assert dmlpool.quantized_linear_average_pooling(image, 0.1, None, 0.1, None, 3000).item() == 255
+    taps = 1024 * 1040
+    for least, ones, expected in ((0, taps // 2, 0), (1, taps // 2, 2), (0, taps // 2 + 1, 1), (1, taps // 2 - 1, 1)):
+        image = torch.full((taps,), least, dtype=torch.uint8)
+        image[:ones] += 1
+        plane = image.view(1, 1, 1024, 1040)
+        for scale in (1.0, 0.75):
+            result = dmlpool.quantized_linear_average_pooling(plane, scale, 0, scale, 3, (1024, 1040))
+            assert result.item() == expected + 3, (least, ones, scale)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
-import re
-from pathlib import Path
 
 import oracle
 import pytest
@@ -16,12 +13,9 @@ from torch_dmlpool.distributed.halo import (
     overlap,
     portions_of_elements,
     portions_of_windows,
-    received,
     shards,
 )
-from torch_dmlpool.window import Axis, Window
-
-ROOT = Path(__file__).parents[2]
+from torch_dmlpool.window import Axis
 
 
 def requests(count: int) -> list[tuple[Axis, int, int]]:
@@ -103,37 +97,3 @@ def test_shards_are_what_pytorch_chunks() -> None:
     for size, parts in itertools.product(range(1, 14), range(1, 7)):
         chunks = [len(piece) for piece in torch.arange(size).chunk(parts)]
         assert [len(part) for part in shards(size, parts)] == chunks + [0] * (parts - len(chunks))
-
-
-def arriving(window: Window, size: int, mesh: tuple[int, ...], backward: bool) -> int:
-    """Bytes that reach the rank that most reach: float32, and one byte more per window backwards."""
-    outputs = window.output_sizes([size] * 3)
-    most = 0
-    per_axis = []
-    for axis, output, parts in zip(window.axes, outputs, mesh, strict=True):
-        divide = portions_of_elements if backward else portions_of_windows
-        portions = divide(axis, size, parts)
-        owned = shards(output if backward else size, parts)
-        wanted = [portion.windows if backward else portion.elements for portion in portions]
-        missing = received(owned, wanted)
-        per_axis.append({(len(own), len(want), miss) for own, want, miss in zip(owned, wanted, missing, strict=True)})
-    for ranks in itertools.product(*per_axis):
-        held = [own for own, _, _ in ranks]
-        elements = 0
-        for number, (_, want, miss) in enumerate(ranks):
-            elements += miss * math.prod(held[:number] + held[number + 1 :])
-            held[number] = want
-        most = max(most, elements)
-    return most * (5 if backward else 4)
-
-
-def test_the_documentation_s_table() -> None:
-    """Window 3, stride 2, padding 1 over 2048³ elements: the two columns of halos are what the geometry says."""
-    text = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \d+ \| (\d+) x (\d+) x (\d+) \| ([\d.]+) MiB \| ([\d.]+) MiB \|", text, flags=re.MULTILINE)
-    assert len(rows) == 9
-    window = Window.directml(3, 3, 2, 1, 1)
-    for *mesh, forward, backward in rows:
-        sizes = tuple(map(int, mesh))
-        assert forward == f"{arriving(window, 2048, sizes, False) / 2**20:.2f}", sizes
-        assert backward == f"{arriving(window, 2048, sizes, True) / 2**20:.2f}", sizes

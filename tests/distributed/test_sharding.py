@@ -46,24 +46,6 @@ def test_batch_and_channels_over_a_square_of_ranks(ranks: Ranks, dimensions: tup
     ranks.run(sharded.compare, POOLING, (3, *SHAPE[1:]), (2, 2), dimensions)
 
 
-def pools_without_a_word() -> None:
-    mesh = sharded.mesh_of(4)
-    layers = [dmlpool.nn.MaxPool2d(3, 2, padding=1), dmlpool.nn.AvgPool2d(3, 2, padding=((0, 1), (1, 1)))]
-    for dimension in (0, 1):
-        for layer in layers:
-            leaf = sharded.spread(samples.normal(*SHAPE), mesh, [Shard(dimension)]).requires_grad_()
-            with CommDebugMode() as communication:
-                pooled = layer(leaf)
-                pooled.sum().backward()
-            assert communication.get_total_counts() == 0
-            assert pooled.placements == leaf.grad.placements == (Shard(dimension),)
-
-
-def test_layers_train_without_communication(ranks: Ranks) -> None:
-    """As PyTorch's own CommDebugMode counts it; the replicated gradient of a sum is cut where it lies."""
-    ranks.run(pools_without_a_word)
-
-
 def passes_partial_sums_through(reduce_op: str) -> None:
     mesh = sharded.mesh_of(4)
     parts = [samples.ties(*SHAPE, seed=rank) for rank in range(4)]

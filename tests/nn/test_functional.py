@@ -141,14 +141,6 @@ def test_unpooling_is_torchs(
             samples.assert_same(found, expected)
 
 
-def test_the_last_of_several_is_written_and_has_the_gradient(device: torch.device) -> None:
-    """torch's gradient goes to the overwritten ones too."""
-    leaf = torch.tensor([[[1.0, 2.0, 3.0]]], device=device, requires_grad=True)
-    output = pooling.max_unpool1d(leaf, torch.tensor([[[1, 1, 2]]], device=device), 1)
-    assert output.tolist() == [[[0, 2, 3]]]
-    assert torch.autograd.grad(output, leaf, torch.ones_like(output))[0].tolist() == [[[0, 1, 1]]]
-
-
 # Layouts (G7): PyTorch's output strides; where its own code differs by the path it takes, the input's layout is kept.
 
 
@@ -246,14 +238,6 @@ def test_same_pads_as_tensorflow_does(rank: int, kernel_size: int, stride: int, 
     maximum = ours("max_pool", rank)(tensor, kernel_size, stride, "same", dilation=dilation)
     expected = torchs("max_pool", rank)(padded(tensor, pairs, -1e9), kernel_size, stride, dilation=dilation)
     assert torch.equal(maximum, expected)
-
-
-def test_norms_take_what_torchs_do_not(image: Image) -> None:
-    """Padding, dilation and negative numbers: |x|^p, where torch adds up x^p."""
-    norms = pooling.lp_pool2d(image(2), 3, 3, 2, padding=((0, 1), (2, 0)), dilation=(1, 2))
-    cubes = image(2).abs() ** 3
-    sums = pooling.avg_pool2d(cubes, 3, 2, ((0, 1), (2, 0)), divisor_override=1, dilation=(1, 2))
-    torch.testing.assert_close(norms, sums ** (1 / 3))
 
 
 # What a caller, a type checker and a tool see of the functions.
