@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.compiler import is_compiling
 
 LARGEST_ARGUMENT = 2**31 - 1
 """Window arguments above this are refused, so that 32-bit kernels can hold every one of them."""
@@ -208,12 +209,14 @@ def _pytorch(
     dilation: Any,
     sizes: Sequence[int] | None = None,
 ) -> Window:
-    if stride is None or (isinstance(stride, Sequence) and not stride):
+    if stride is None or (type(stride) is not int and isinstance(stride, Sequence) and not stride):
         stride = kernel_size
-    windows = entries("kernel_size", _shared(kernel_size), rank, 1)
-    strides = entries("stride", _shared(stride), rank, 1)
-    dilations = entries("dilation", _shared(dilation), rank, 1)
-    if isinstance(padding, str):
+    windows = _spread("kernel_size", kernel_size, rank, 1)
+    strides = _spread("stride", stride, rank, 1)
+    dilations = _spread("dilation", dilation, rank, 1)
+    if type(padding) is int:
+        starts = ends = _spread("padding", padding, rank, 0)
+    elif isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
         totals = [0] * rank
@@ -226,7 +229,7 @@ def _pytorch(
             raise ArgumentError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
         starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
     else:
-        starts = ends = entries("padding", _shared(padding), rank, 0)
+        starts = ends = _spread("padding", padding, rank, 0)
     return _window(ceil_mode, windows, strides, starts, ends, dilations)
 
 
@@ -250,7 +253,7 @@ _cached_pytorch = functools.lru_cache(maxsize=1024)(_pytorch)
 
 def _cache_key(arguments: tuple[Any, ...], ceil_mode: bool) -> tuple[Any, ...] | None:
     """``arguments`` as a key if all are ints, words or lists of them: 1, 1.0 and True must not be confused."""
-    if torch.compiler.is_compiling() or type(ceil_mode) is not bool:
+    if is_compiling() or type(ceil_mode) is not bool:
         return None
     for value in arguments:
         if type(value) is not int:
@@ -308,9 +311,12 @@ def integer(name: str, entry: Any, value: Any) -> int:
     raise TypeError(f"{name} must be ints, got {entry!r} of type {type(entry).__name__} ({name}={value!r})")
 
 
-def _shared(argument: Any) -> Any:
-    """The one entry of a list, as PyTorch reads it; any other argument as it is."""
-    return argument[0] if isinstance(argument, (tuple, list)) and len(argument) == 1 else argument
+def _spread(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
+    """:func:`entries` of one of torch.nn's arguments, of which a list of one entry is read as an int."""
+    # Plain ints first: a compiled graph looks at whatever a trace has looked at, in every call.
+    if type(value) is int and least <= value <= LARGEST_ARGUMENT:
+        return (value,) * rank
+    return entries(name, value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value, rank, least)
 
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
