@@ -25,9 +25,11 @@ test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton'
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
 
+# OTHER may name the Python of an environment with another Triton, whose compiled kernels are tested as well.
 test-all: $(INSTALLED)  ## every test, with thorough property tests, and the whole suite under Triton's interpreter
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST)
+	$(if $(OTHER),$(OTHER) -m pytest tests/kernels tests/backends/test_triton.py)
 
 fuzz: $(INSTALLED)  ## 20,000 random requests through every property
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py tests/test_neighbours.py

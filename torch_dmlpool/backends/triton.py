@@ -66,13 +66,10 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
         kernel = kernel_named(*how.kernel.split("."))
         kernel[(how.programs,)](*arguments, *how.sizes, **dict(how.constants))
         return
-    kinds: tuple[Any, ...] = ()
-    for each in arguments:
-        if isinstance(each, Tensor):
-            kinds += (each.dtype, each.data_ptr() % 16 == 0)
-        else:  # integers are part of what is compiled, floats are not
-            kinds += (type(each), each if type(each) is int else None)
-    compiled, constants = _compiled(how.kernel, how.constants, how.size_types, how.num_warps, device, kinds)
+    kinds = [
+        (each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, Tensor) else type(each) for each in arguments
+    ]  # fmt: skip
+    compiled, constants = _compiled(how.kernel, how.constants, how.size_types, how.num_warps, device, tuple(kinds))
     compiled[(how.programs, 1, 1)](*arguments, *how.sizes, *constants)
 
 
@@ -97,10 +94,7 @@ def _compiled(
 ) -> tuple[Any, tuple[Any, ...]]:
     """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30 microseconds."""
     kernel = kernel_named(*name.split("."))
-    arguments = [
-        _Pointer(kind, detail) if isinstance(kind, torch.dtype) else kind() if detail is None else detail
-        for kind, detail in zip(kinds[::2], kinds[1::2], strict=True)
-    ]
+    arguments = [_Pointer(*kind) if isinstance(kind, tuple) else kind() for kind in kinds]
     by_name = dict(constants)
     # Contraction is said aloud because Triton's default is about to change, and 3.9 warns of that.
     options = {"num_warps": num_warps // 2 if torch.version.hip else num_warps, "enable_fp_fusion": True}

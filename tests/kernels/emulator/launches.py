@@ -42,5 +42,5 @@ class Emulated:
         huge = any(segment.data is None for segment in memory.segments)
         machine.run(made.text, memory, bits, how.programs, made.shared_bytes, [how.programs - 1] if huge else None)
         for segment in memory.segments:
-            if segment.stored and max(end for _, end in segment.stored) != segment.size:
+            if segment.stored not in (0, segment.size):
                 raise FaultError(f"the last program of {kernel.fn.__name__} does not store the end of {segment.name}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from emulator.memory import Accesses, FaultError, Memory, Segment
+from emulator.memory import FaultError, Memory, Segment
 from emulator.program import Instruction, Operand, Program
 from emulator.values import SIGNED, UNSIGNED, WORD, RefusedError, fit, kind, width
 
@@ -49,9 +49,7 @@ class Threads:
         thread = np.tile(np.arange(program.threads, dtype=WORD), len(numbers))
         number = np.repeat(np.array(numbers, WORD), program.threads)
         self.special = {"%tid.x": thread, "%ctaid.x": number, "%nctaid.x": np.array([grid], WORD)}
-        self.special["%laneid"] = thread % WORD(32)
         self.numbers = number.astype(np.int64) * program.threads + thread
-        self.epochs = np.zeros(self.count, np.int32)
         self.registers: list[np.ndarray | None] = [None] * len(program.widths)
         self.next = np.zeros(self.count, np.int64)
         self.done, self.waits = np.zeros(self.count, bool), np.zeros(self.count, bool)
@@ -132,7 +130,8 @@ class Threads:
         each = (self.waits | self.done).reshape(-1, self.program.threads)
         released = np.repeat(each.all(1), self.program.threads) & self.waits
         self.waits[released] = False
-        self.epochs[released] += 1
+        for slot in np.flatnonzero(released[:: self.program.threads]):
+            self.shared.forget(slot * self.shared_bytes, (slot + 1) * self.shared_bytes)
 
     # Registers
 
@@ -192,8 +191,6 @@ class Threads:
             self._write(operands[0], np.array([parameter & (1 << width(modifiers[-1])) - 1], np.uint64), chosen)
         elif name in ("ld", "st"):
             self._access(name, modifiers, operands, chosen)
-        elif name == "shfl":
-            self._shuffle(modifiers, operands, chosen)
         elif name == "ldmatrix":
             self._matrix(modifiers, operands, chosen)
         elif not opcode.startswith(IGNORED):
@@ -218,29 +215,30 @@ class Threads:
 
     def _segment(
         self, operand: Operand, modifiers: list[str], chosen: np.ndarray | None
-    ) -> tuple[Segment, np.ndarray, Accesses]:
-        threads, epochs = self._lanes(self.numbers, chosen), self._lanes(self.epochs, chosen)
-        by = Accesses(threads, self.program.threads, epochs, self.text)
+    ) -> tuple[Segment, np.ndarray, np.ndarray]:
+        """Where an operand lies, offsets there, and the threads."""
+        threads = self._lanes(self.numbers, chosen)
         if "global" in modifiers:
-            return *self.memory.at(self._addresses(operand, 64, chosen)), by
+            return *self.memory.at(self._addresses(operand, 64, chosen)), threads
         if not any(each.startswith("shared") for each in modifiers):
             raise RefusedError("neither global nor shared memory")
         addresses = self._addresses(operand, 32, chosen)
         if addresses.min() < 0 or addresses.max() >= self.shared_bytes:
             raise FaultError(f"out of bounds of shared memory: {addresses.max()} of {self.shared_bytes}")
-        return self.shared, addresses + self._lanes(self.slot, chosen) * self.shared_bytes, by
+        return self.shared, addresses + self._lanes(self.slot, chosen) * self.shared_bytes, threads
 
     def _access(
         self, name: str, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None
     ) -> None:
         size = width(modifiers[-1])
-        segment, offsets, by = self._segment(operands[name == "ld"], modifiers, chosen)
+        segment, offsets, threads = self._segment(operands[name == "ld"], modifiers, chosen)
         parts = operands[name == "st"]
         parts = parts.value if parts.what == "vector" else (parts,)
         if name == "st":
-            segment.store(offsets, [self._lanes(self._read(each, size), chosen) for each in parts], by)
+            elements = [self._lanes(self._read(each, size), chosen) for each in parts]
+            segment.store(offsets, elements, threads, self.text)
             return
-        for to, result in zip(parts, segment.load(offsets, size // 8, len(parts), by), strict=True):
+        for to, result in zip(parts, segment.load(offsets, size // 8, len(parts), threads, self.text), strict=True):
             if kind(modifiers[-1]) == "s":
                 result = result.view(SIGNED[size])
             if chosen is not None:
@@ -249,21 +247,11 @@ class Threads:
                 result = whole
             self._write(to, result, chosen)
 
-    def _shuffle(self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None) -> None:
-        if chosen is not None or operands[0].what != "register":
-            raise RefusedError("a shuffle after a branch")
-        source, by = (np.broadcast_to(self._read(each, 32), self.count) for each in operands[1:3])
-        lane = self.special["%laneid"].astype(np.int64)
-        other = {"bfly": lane ^ by, "idx": by & 31, "down": lane + by, "up": lane - by}[modifiers[1]]
-        other = np.where((other < 0) | (other > 31), lane, other)
-        self._write(operands[0], source[np.arange(self.count) - lane + other], None)
-
     def _matrix(self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None) -> None:
         """Eight by eight 16-bit elements at a time: each lane gets two neighbours of a row, or of a column."""
         if chosen is not None or modifiers[-1] != "b16":
             raise RefusedError("a matrix of other elements, or after a branch")
-        segment, offsets, by = self._segment(operands[1], modifiers, None)
-        segment.check(offsets, 16)
+        segment, offsets, threads = self._segment(operands[1], modifiers, None)
         lane = np.arange(self.count) % 32
         to = operands[0].value if operands[0].what == "vector" else operands[:1]
         for matrix, register in enumerate(to):
@@ -271,5 +259,5 @@ class Threads:
             for i in range(2):
                 row, column = (lane % 4 * 2 + i, lane // 4) if "trans" in modifiers else (lane // 4, lane % 4 * 2 + i)
                 place = offsets[np.arange(self.count) - lane + 8 * matrix + row] + 2 * column
-                pair.append(segment.load(place, 2, 1, by)[0].astype(WORD) << WORD(16 * i))
+                pair.append(segment.load(place, 2, 1, threads, self.text)[0].astype(WORD) << WORD(16 * i))
             self._write(register, pair[0] | pair[1], None)

@@ -3,117 +3,81 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 APART = 44  # bits of an address inside one tensor
-NOBODY = -1
-SEVERAL = -(2**62)  # readers in several programs; below NOBODY: several threads of one program
+NOBODY, SEVERAL = -1, -2
 
 
 class FaultError(Exception):
     """A launch did what no kernel may do."""
 
 
-class Accesses(NamedTuple):
-    """Who loads or stores: threads' numbers in the grid, threads of a program, barriers passed, the instruction."""
-
-    threads: np.ndarray
-    per_program: int
-    epochs: np.ndarray
-    text: str
-
-
 class Segment:
-    """Bytes that one tensor or the shared memory of programs occupies; without data (a meta tensor) only addresses."""
+    """Bytes of one tensor, or of the shared memory of programs; without data (a meta tensor) only addresses.
+
+    What one thread writes no other one may read or write, but for the same number, until ``forget``: in shared memory
+    at a barrier, in a tensor never.
+    """
 
     def __init__(self, name: str, size: int, unit: int, data: np.ndarray | None) -> None:
         self.name, self.size, self.unit, self.data = name, size, unit, data
-        self.inside: np.ndarray | None = None  # units that a view shows; None: all
-        self.stored: list[tuple[int, int]] = []  # first and last byte of every store, where there is no data
+        self.stored = 0  # the end of what was stored, where there is no data
         self.races: dict[str, None] = {}  # in order; values are computed all the same
         if data is not None:
-            units = size // unit
-            self.writer, self.reader = np.full(units, NOBODY), np.full(units, NOBODY)
-            self.written, self.read = np.zeros(units, np.int32), np.zeros(units, np.int32)
+            self.writer, self.reader = np.full(size // unit, NOBODY), np.full(size // unit, NOBODY)
 
-    def view(self, width: int) -> np.ndarray:
-        assert self.data is not None
-        return self.data[: self.size // width * width].view(f"u{width}")
+    def forget(self, first: int, end: int) -> None:
+        self.writer[first:end] = self.reader[first:end] = NOBODY
 
-    def _race(self, what: str, by: Accesses) -> None:
-        self.races[f"race: {what} {self.name}: {by.text}"] = None
-
-    def check(self, offsets: np.ndarray, size: int) -> None:
+    def _check(self, offsets: np.ndarray, width: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The data in elements of ``width``, the numbers of the first ones accessed, and all their units."""
         if (offsets % size).any():
             raise FaultError(f"misaligned access of {size} bytes to {self.name}")
         if offsets.min() < 0 or offsets.max() + size > self.size:
             extent = f"bytes {offsets.min()} to {offsets.max() + size} of {self.size}"
             raise FaultError(f"out of bounds of {self.name}: {extent}")
-
-    def load(self, offsets: np.ndarray, width: int, count: int, by: Accesses) -> list[np.ndarray]:
-        """``count`` elements of ``width`` bytes from each offset on."""
-        self.check(offsets, width * count)
-        if self.data is None:
-            return [np.zeros(len(offsets), f"u{width}")] * count
-        self._note_reads(self._units(offsets, width * count), by)
-        data, first = self.view(width), offsets // width
-        return [data[first + i] for i in range(count)]
-
-    def store(self, offsets: np.ndarray, elements: list[np.ndarray], by: Accesses) -> None:
-        width = elements[0].dtype.itemsize
-        self.check(offsets, width * len(elements))
-        if self.data is None:
-            self.stored.append((int(offsets.min()), int(offsets.max()) + width * len(elements)))
-            return
-        units = self._units(offsets, width * len(elements))
-        if self.inside is not None and not self.inside[units].all():
-            raise FaultError(f"store beside the view of {self.name}")
-        data, first = self.view(width), offsets // width
-        others = self._others(units, self.writer, self.written, by)
-        if others.any() and any((data[first + i] != each)[others].any() for i, each in enumerate(elements)):
-            self._race("two threads write", by)
-        readers = self.reader[units]
-        owners = np.where(readers < NOBODY, -2 - readers, readers // by.per_program)
-        theirs = (readers != NOBODY) & (readers != by.threads[:, None])
-        now = (self.read[units] == by.epochs[:, None]) | (owners != (by.threads // by.per_program)[:, None])
-        if (theirs & now).any():
-            self._race("a thread writes what another one reads of", by)
-        self.writer[units], self.written[units] = by.threads[:, None], by.epochs[:, None]
-        for i, each in enumerate(elements):
-            data[first + i] = each
-        if any((data[first + i] != each).any() for i, each in enumerate(elements)):
-            self._race("two threads write", by)
-
-    def _units(self, offsets: np.ndarray, size: int) -> np.ndarray:
         if size % self.unit:
             raise FaultError(f"access of {size} bytes to elements of {self.unit} of {self.name}")
-        return (offsets // self.unit)[:, None] + np.arange(size // self.unit)
+        if self.data is None:
+            return offsets, offsets, offsets
+        data = self.data[: self.size // width * width].view(f"u{width}")
+        return data, offsets // width, (offsets // self.unit)[:, None] + np.arange(size // self.unit)
 
-    def _others(self, units: np.ndarray, whose: np.ndarray, when: np.ndarray, by: Accesses) -> np.ndarray:
-        """Lanes that meet another thread's access which no barrier separates from theirs."""
-        threads, found = by.threads[:, None], whose[units]
-        same_program = found // by.per_program == threads // by.per_program
-        meets = (found != NOBODY) & (found != threads) & (~same_program | (when[units] == by.epochs[:, None]))
-        return meets.any(1)
+    def _race(self, when: np.ndarray, what: str, text: str) -> None:
+        if when.any():
+            self.races[f"race: {what} {self.name}: {text}"] = None
 
-    def _note_reads(self, units: np.ndarray, by: Accesses) -> None:
-        if self._others(units, self.writer, self.written, by).any():
-            self._race("a thread reads what another one writes of", by)
-        threads, epochs = (np.broadcast_to(each[:, None], units.shape) for each in (by.threads, by.epochs))
-        programs, before = threads // by.per_program, self.reader[units]
-        owners = np.where(before < NOBODY, -2 - before, before // by.per_program)
-        new = np.where((before == NOBODY) | (before == threads), threads, -2 - programs)
-        new = np.where((owners == programs) & (self.read[units] != epochs), threads, new)
-        new = np.where((before != NOBODY) & (owners != programs), SEVERAL, new)
-        self.reader[units], self.read[units] = new, epochs
+    def load(self, offsets: np.ndarray, width: int, count: int, threads: np.ndarray, text: str) -> list[np.ndarray]:
+        """``count`` elements of ``width`` bytes from each offset on."""
+        data, first, units = self._check(offsets, width, width * count)
+        if self.data is None:
+            return [np.zeros(len(offsets), f"u{width}")] * count
+        who, writer, reader = threads[:, None], self.writer[units], self.reader[units]
+        self._race((writer != NOBODY) & (writer != who), "a thread reads what another one writes of", text)
+        new = np.where((reader == NOBODY) | (reader == who), who, SEVERAL)
+        self.reader[units] = new
         alike = self.reader[units] != new  # lanes that read the same at once
-        if alike.any():
-            other = self.reader[units][alike]
-            owner = np.where(other < NOBODY, -2 - other, other // by.per_program)
-            np.minimum.at(self.reader, units[alike], np.where(owner == programs[alike], -2 - owner, SEVERAL))
+        self.reader[units[alike]] = SEVERAL
+        return [data[first + i] for i in range(count)]
+
+    def store(self, offsets: np.ndarray, elements: list[np.ndarray], threads: np.ndarray, text: str) -> None:
+        width = elements[0].dtype.itemsize
+        data, first, units = self._check(offsets, width, width * len(elements))
+        if self.data is None:
+            self.stored = max(self.stored, int(offsets.max()) + width * len(elements))
+            return
+        who, writer, reader = threads[:, None], self.writer[units], self.reader[units]
+        others = ((writer != NOBODY) & (writer != who)).any(1)
+        changed = np.any([data[first + i] != each for i, each in enumerate(elements)], axis=0)
+        self._race((reader != NOBODY) & (reader != who), "a thread writes what another one reads of", text)
+        for i, each in enumerate(elements):
+            data[first + i] = each
+        lost = np.any([data[first + i] != each for i, each in enumerate(elements)], axis=0)
+        self._race((others & changed) | lost, "two threads write", text)
+        self.writer[units] = who
 
 
 class Memory:
@@ -134,16 +98,7 @@ class Memory:
                 raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(storage.data_ptr()))
             self._bases[key] = len(self.segments)
             self.segments.append(Segment(name, size, tensor.itemsize, raw))
-        number = self._bases[key]
-        segment = self.segments[number]
-        if segment.data is not None and not tensor.is_contiguous():
-            inside = np.zeros(segment.size // segment.unit, bool) if segment.inside is None else segment.inside
-            places = np.full(1, tensor.storage_offset())
-            for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-                places = np.unique(places[:, None] + np.arange(size) * stride)
-            inside[places] = True
-            segment.inside = inside
-        return (number + 1 << APART) + tensor.storage_offset() * tensor.itemsize
+        return (self._bases[key] + 1 << APART) + tensor.storage_offset() * tensor.itemsize
 
     def at(self, addresses: np.ndarray) -> tuple[Segment, np.ndarray]:
         """The segment that addresses lie in, and their offsets there."""

@@ -170,12 +170,11 @@ def converted(value: np.ndarray, to: str, modifiers: tuple[str, ...]) -> Bits:
     if value.dtype.kind == "f":  # saturates, and makes of NaN 0
         exact = np.nan_to_num(value.astype(np.longdouble), nan=0.0, posinf=np.inf, neginf=-np.inf)
         return np.clip(exact, ends.min, ends.max).astype(target)
-    return (np.clip(value.astype(object), ends.min, ends.max) if "sat" in modifiers else value).astype(target)
+    return value.astype(target)
 
 
 COMPARISONS = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
 }  # fmt: skip
 
 
@@ -206,18 +205,16 @@ def operation(opcode: str) -> Operation:
     name, *modifiers = opcode.split(".")
     of = modifiers[-1] if modifiers else ""
     if name == "setp":
-        how, joins = modifiers[0], {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+        how = modifiers[0]
         compare = lambda x, y: compared(as_value(x, of), as_value(y, of), how)  # noqa: E731
         if len(modifiers) == 2 and of.endswith("x2"):
             half = operation(opcode[:-2]).compute
             return Operation((32, 32), lambda x, y: tuple(map(half, halves(x), halves(y))))
         if len(modifiers) == 2:
             return Operation((width(of),) * 2, compare)
-        if modifiers[1] in joins and len(modifiers) == 3:
-            return Operation((width(of), width(of), 1), lambda x, y, z: joins[modifiers[1]](compare(x, y), z))
     elif name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
-    elif name == "cvt" and {*modifiers[:-2]} <= {"rn", "sat", *ROUNDINGS}:
+    elif name == "cvt" and {*modifiers[:-2]} <= {"rn", *ROUNDINGS}:
         to, settings = modifiers[-2], tuple(modifiers[:-2])
         convert = lambda x, to=to: converted(as_value(x, of), to, settings)  # noqa: E731
         if to.endswith("x2"):
