@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import cases
 import numpy as np
 import oracle
@@ -21,18 +19,6 @@ def test_a_neighbour_in_ceil_mode_still_reaches_its_edge(case: cases.Case) -> No
     """ceil_mode holds for all axes of a request: plain neighbours must not change under it."""
     for edge, size in zip(case.edges, case.output_sizes, strict=True):
         assert edge.outputs == size
-
-
-def test_pairs_of_arguments_are_all_there_every_day() -> None:
-    """Every two values of different arguments meet, in far fewer rows than there are; none is lost to the slow run."""
-    values = {"first": range(5), "second": "abc", "third": range(10, 17)}
-    rows = cases.in_pairs(**values).args[1]
-    everyday = [row.values for row in rows if not row.marks]
-    for one, other in itertools.combinations(range(3), 2):
-        met = {(row[one], row[other]) for row in everyday}
-        assert met == set(itertools.product(list(values.values())[one], list(values.values())[other]))
-    assert len(everyday) == len(rows) / 3
-    assert len({row.values for row in rows}) == 5 * 3 * 7
 
 
 SQUARE = oracle.Pooling((2, 2), (1, 1), (0, 0), (0, 0), (1, 1))

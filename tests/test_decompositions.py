@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import cases
@@ -17,49 +16,6 @@ from torch_dmlpool.decompositions import decompositions
 
 operators = torch.ops.dmlpool
 TABLE = decompositions()
-CASES = [*cases.LINES[::2], *cases.FEW]
-
-
-def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    input = samples.ties(*sizes, dtype=dtype)
-    if dtype.is_floating_point:
-        chosen = torch.rand(sizes, generator=samples.seeded(*sizes))
-        input[chosen < 0.4] = -math.inf
-        input[chosen < 0.1] = math.nan
-    return input
-
-
-@cases.parametrized(CASES)
-def test_maxima(case: cases.Case) -> None:
-    """M1 to M4: NaN, -inf and empty windows as ever."""
-    arguments = samples.spelled_out(case.pooling)
-    for dtype in (torch.float32, torch.uint8):
-        input = special(2, 3, *case.sizes, dtype=dtype)
-        expected = oracle.maximum(samples.to_numpy(input), case.pooling)
-        samples.assert_same(TABLE[operators.max_pooling.default](input, *arguments), expected.values)
-        with_indices = TABLE[operators.max_pooling_with_indices.default]
-        for per_plane, numbers in ((False, expected.indices), (True, expected.plane_indices)):
-            values, indices = with_indices(input, *arguments, torch.int64, per_plane)
-            samples.assert_same(values, expected.values)
-            samples.assert_same(indices, numbers)
-
-
-@cases.parametrized(CASES)
-def test_averages(case: cases.Case) -> None:
-    """A1 to A5 and E6, and Q1 of integers."""
-    arguments = samples.spelled_out(case.pooling)
-    taps = math.prod(case.pooling.window_size)
-    for dtype in (torch.float32, torch.float16):
-        input = samples.normal(2, 3, *case.sizes, dtype=dtype)
-        for divisor in [(False, None), (True, None), (False, -3)]:
-            exact = oracle.average(samples.to_numpy(input), case.pooling, *divisor)
-            samples.assert_average(TABLE[operators.average_pooling.default](input, *arguments, *divisor), *exact, taps)
-    integers = samples.integers(2, 3, *case.sizes, dtype=torch.int8)
-    for include_padding in (False, True):
-        rest = (torch.tensor([1.5, 0.5, 3.0]), torch.tensor([3], dtype=torch.int8), torch.tensor([0.75]), None)
-        everything = (integers, *rest, *arguments, include_padding, torch.uint8)
-        expected = operators.quantized_linear_average_pooling(*everything)
-        samples.assert_same(TABLE[operators.quantized_linear_average_pooling.default](*everything), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=samples.name_of)

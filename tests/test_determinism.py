@@ -20,9 +20,6 @@ pytestmark = [
 ]
 LAYOUTS = {"contiguous": lambda image: image, "channels last": samples.channels_last}
 
-POWERS = {"lp_pooling, p 3"}
-"""PyTorch computes roots by vectors and what is left over by single numbers: they differ in the last bit."""
-
 
 @pytest.fixture
 def restored() -> Iterator[None]:
@@ -45,21 +42,6 @@ def test_thirty_runs_give_the_same_bits(name: str, layout: str, restored: None) 
     assert all(bits_of(name, image) == first for _ in range(29))
     torch.use_deterministic_algorithms(True)
     assert bits_of(name, image) == first
-
-
-# Indices count over the whole tensor (M4), so that those of a sample depend on where it stands.
-@cases.in_pairs(name=[name for name in models.EVERYTHING if not name.endswith(", indices")], layout=list(LAYOUTS))
-def test_a_batch_gives_the_bits_of_its_parts(name: str, layout: str) -> None:
-    image = LAYOUTS[layout](samples.normal(7, 3, 30, 26))
-    whole = models.EVERYTHING[name](image)
-    for sizes in ([1, 6], [2, 2, 2, 1]):
-        parts = zip(*(models.EVERYTHING[name](part) for part in image.split(sizes)), strict=True)
-        for result, pieces in zip(whole, parts, strict=True):
-            joined = torch.cat([piece.contiguous() for piece in pieces])
-            if name in POWERS:
-                torch.testing.assert_close(joined, result, rtol=2**-21, atol=0)
-            else:
-                assert (samples.bits(joined) == samples.bits(result)).all(), sizes
 
 
 def pooled(image: Tensor) -> list[Tensor]:

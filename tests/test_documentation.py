@@ -26,6 +26,8 @@ PYTORCH_ANNOUNCES = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor
 ABOUT_QUANTIZED_TENSORS = {"docs/quantization.md", "docs/operators/quantized_average_pooling.md"}
 
 
+COMPILES = {"docs/compile.md", "docs/export.md"}
+"""What takes longer than all other pages together."""
 NEEDS = {"docs/export.md": ["onnxruntime", "onnxscript"]}
 """What a page's code imports besides this package and PyTorch."""
 
@@ -43,7 +45,11 @@ def blocks(text: str, language: str) -> list[Block]:
 def pages_with_code() -> list[Any]:
     found = [page for page, text in PAGES.items() if any(not block.mark for block in blocks(text, "python"))]
     return [
-        pytest.param(page, marks=[PYTORCH_ANNOUNCES] if page in ABOUT_QUANTIZED_TENSORS else [], id=page)
+        pytest.param(
+            page,
+            marks=[PYTORCH_ANNOUNCES] * (page in ABOUT_QUANTIZED_TENSORS) + [pytest.mark.slow] * (page in COMPILES),
+            id=page,
+        )
         for page in found
     ]
 

@@ -23,8 +23,12 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("script", [*(name for name in SAID if name != "large_volume.py"),
-                                    pytest.param("large_volume.py", marks=pytest.mark.slow)])  # fmt: skip
+EVERYDAY = ["dilated_average.py"]
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.slow]) for name in SAID]
+)
 def test_an_example_ends_in_its_number_or_picture(script: str, tmp_path: Path) -> None:
     # On the CPU as users have it: under Triton's interpreter training would take an hour.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -34,7 +34,6 @@ OTHERS = [
     cases.case("padding above the window", "padded"),
     cases.case("padded", "plain", "padded"),
 ]
-MORE = [case for case in (*cases.LINES, *cases.FEW, *cases.SMALL) if case not in (*EDGES, *OTHERS)]
 
 
 def compiled(function: Callable[..., object], **rest: object) -> Callable[..., object]:
@@ -101,13 +100,6 @@ def test_maxima_of_every_type_equal_the_operators(dtype: torch.dtype, layout: st
     check_maxima([EDGES[0], OTHERS[0]], layout, dtype, device)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", MORE, ids=[case.name for case in MORE])
-def test_maxima_of_every_edge_equal_the_operators(case: cases.Case, device: torch.device) -> None:
-    """M1 to M5."""
-    check_maxima([case], "channels_last" if case.rank > 1 else "contiguous", torch.float32, device)
-
-
 def averages_of(
     inputs: list[Tensor], gradients: list[Tensor], chosen: list[cases.Case], divisors: list[tuple[bool, int | None]]
 ) -> list[Tensor]:
@@ -152,13 +144,6 @@ def test_averages_of_every_type(dtype: torch.dtype, layout: str, device: torch.d
     check_averages([EDGES[0], OTHERS[0]], layout, dtype, device, [(False, None), (True, None), (False, -3)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", MORE, ids=[case.name for case in MORE])
-def test_averages_of_every_edge(case: cases.Case, device: torch.device) -> None:
-    """A1 to A3."""
-    check_averages([case], "contiguous", torch.float32, device, [(False, None), (True, None)])
-
-
 GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
     "average": lambda x: dmlpool.average_pooling(x, x.shape[2:]),
     "average of rows": lambda x: dmlpool.average_pooling(x, (1, x.shape[3]), (1, x.shape[3])),
@@ -190,12 +175,6 @@ def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, samples.channels_last])
-def test_windows_over_a_whole_dynamic_dimension(layout: Callable[[Tensor], Tensor], device: torch.device) -> None:
-    """E2: the window follows the image."""
-    check_global(layout, device, True)
-
-
 def test_sums_over_a_dimension_keep_small_terms(device: torch.device) -> None:
     """E6: where one number is large, thousands of small ones are not lost beside it."""
     input = torch.full((1, 2, 96, 100), 2.0**-25, device=device)
@@ -225,7 +204,9 @@ def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
     return metrics.generated_kernel_count
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", [
+    "max 3/1", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("average 3/1", "average 2/2"))
+])  # fmt: skip
 def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: torch.device) -> None:
     """What stands before and after a pooling is computed in its loop, unless the option says otherwise."""
     function = lambda x: POOLS[pool](x * 2 + 1).relu() + 1  # noqa: E731 - compiled and called as it is
@@ -279,7 +260,7 @@ def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: tor
     samples.assert_same(result, function(input))
 
 
-@pytest.mark.parametrize("pool", ["max 3/1", "average 2/2"])
+@pytest.mark.parametrize("pool", ["max 3/1", pytest.param("average 2/2", marks=pytest.mark.slow)])
 def test_one_graph_for_all_sizes(pool: str, device: torch.device) -> None:
     """E2: dynamic batches and images, forward and backward, without a second graph."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
@@ -342,6 +323,7 @@ def test_inductor_has_the_private_names() -> None:
     assert {getattr(operators, name).default for name in lowerings.LOWERINGS} <= set(lowering.lowerings)
 
 
+@pytest.mark.slow
 def test_another_inductor_calls_the_operators() -> None:
     """A name that is missing costs the fusion and nothing else; importing the package does not load Inductor."""
     program = """

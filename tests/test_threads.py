@@ -72,9 +72,6 @@ def bits_of(tensors: list[Tensor]) -> list[bytes]:
     return [samples.bits(tensor).tobytes() for tensor in tensors]
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one thread at a time"
-)
 def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     """The right bits in every thread."""
     expected = {
@@ -101,9 +98,6 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
     assert warnings.filters == filters
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one thread at a time"
-)
 def test_replicas_in_threads(one_thread: None) -> None:
     """DataParallel makes replicas without calling their constructors, and calls each in a thread of its own."""
     model = torch.nn.Sequential(

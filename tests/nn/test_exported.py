@@ -224,25 +224,6 @@ def exact_program(images: Tensor) -> ExportedProgram:
 
 
 @torch.no_grad()
-def test_a_network(images: Tensor) -> None:
-    """Every pooled tensor within one step of the float program's, and so the answers."""
-    program = export(Network(lambda number: number), (images,))
-    pooled = integer_pooling(program)
-    before, after = operators_in(program), operators_in(pooled)
-    assert after[INTEGER] == 2
-    assert before["aten::avg_pool2d"] == before["dmlpool::average_pooling"] == 1
-    assert not after["aten::avg_pool2d"] + after["dmlpool::average_pooling"]
-    for kind in ("quantize", "dequantize"):
-        count = sum(number for name, number in before.items() if f"::{kind}_per" in name)
-        assert sum(number for name, number in after.items() if f"::{kind}_per" in name) == count - 2
-    (answers, *steps), (expected, *expected_steps) = pooled.module()(images), program.module()(images)
-    for actual, wanted in zip(steps, expected_steps, strict=True):
-        assert (actual.int() - wanted.int()).abs().max() <= 1
-    torch.testing.assert_close(answers, expected, rtol=0, atol=0.02)
-    assert torch.equal(answers.argmax(1), expected.argmax(1))
-
-
-@torch.no_grad()
 def test_the_program_stays_a_program(images: Tensor, exact_program: ExportedProgram, fresh_compiler: None) -> None:
     """E2: it saves and loads, decomposes and compiles; the one given is as it was."""
     text, state = str(exact_program.graph), set(exact_program.state_dict)

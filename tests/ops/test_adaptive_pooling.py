@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import cases
 import numpy as np
 import oracle
 import pytest
@@ -121,21 +120,6 @@ def test_index_types(index_dtype: torch.dtype, outputs: tuple[int, ...], device:
     assert indices.dtype is index_dtype
     expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs)).indices
     samples.assert_same(indices.to(torch.int64), expected)
-
-
-@cases.in_pairs(name=list(FEW), layout=list(samples.LAYOUTS))
-def test_every_layout(name: str, layout: str, device: torch.device) -> None:
-    """G7: any strided input and incoming gradient, results in the suggested format."""
-    sizes, outputs, bins = requested(name)
-    input = samples.LAYOUTS[layout](samples.ties(2, 3, *sizes).to(device))
-    check_average(input, outputs)
-    check_maximum(input, outputs)
-    leaf = input.detach().requires_grad_()
-    gradient = samples.LAYOUTS[layout](samples.ties(2, 3, *outputs, seed=2).to(device))
-    (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(leaf, outputs), leaf, gradient)
-    samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(gradient), bins))
-    found = operators.adaptive_average_pooling_grad(gradient, list(sizes))
-    samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
 
 
 # numpy computes for Triton's interpreter, and warns where a GPU quietly makes a NaN.

@@ -62,20 +62,6 @@ def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> No
     samples.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
 
 
-@cases.in_pairs(
-    case=[cases.case("padded"), cases.case("padded", "plain"), cases.case("padded", "uneven padding", "plain")],
-    gradient_layout=list(samples.LAYOUTS),
-    input_layout=["contiguous", "channels last", "sliced"],
-)
-def test_every_layout_of_the_gradient(
-    case: cases.Case, gradient_layout: str, input_layout: str, device: torch.device
-) -> None:
-    """G7: incoming gradients are often expanded or strided."""
-    input = samples.LAYOUTS[input_layout](samples.ties(2, 3, *case.sizes).to(device))
-    gradient = samples.LAYOUTS[gradient_layout](samples.whole_gradient(input, case.pooling))
-    samples.check_maximum_gradient(input, gradient, case.pooling)
-
-
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
 @cases.parametrized([cases.case("plain"), cases.case("padding above the window", "padded"), cases.SMALL[-1]])
 def test_index_types(case: cases.Case, index_dtype: torch.dtype, device: torch.device) -> None:

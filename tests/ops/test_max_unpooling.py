@@ -61,25 +61,6 @@ def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.d
     samples.assert_same(second, output.detach())
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-def test_every_layout(layout: str, device: torch.device) -> None:
-    """G7: elements, indices and gradients of any strides; the result in the format that the elements suggest."""
-    case = cases.case("plain", "padded")
-    input, indices, positions = pooled(case, device)
-    input, indices = samples.LAYOUTS[layout](input), samples.LAYOUTS[layout](positions)
-    expected, _ = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(indices), case.sizes)
-    leaf = input.detach().requires_grad_()
-    for given in (indices, indices.contiguous(), samples.channels_last(indices)):
-        output = operators.max_unpooling(leaf, given, list(case.sizes), True)
-        samples.assert_same(output.detach(), expected)
-        gradient = samples.LAYOUTS[layout](samples.normal(*output.shape, seed=5).to(device))
-        (found,) = torch.autograd.grad(output, leaf, gradient)
-        (plain,) = torch.autograd.grad(
-            operators.max_unpooling(leaf, indices.contiguous(), list(case.sizes), True), leaf, gradient.contiguous()
-        )
-        samples.assert_same(found, plain)
-
-
 def test_indices_outside_write_nothing(device: torch.device) -> None:
     """Where they are not looked at: by name, under transforms, on devices that would have to be waited for."""
     input = torch.arange(1.0, 7.0, device=device).view(1, 1, 6)

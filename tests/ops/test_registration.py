@@ -104,23 +104,6 @@ def test_the_schema_promises_that_shapes_may_be_symbolic(name: str) -> None:
     assert torch.Tag.pt2_compliant_tag in overload.tags
 
 
-def test_a_function_can_still_be_applied_at_a_single_level() -> None:
-    """The base class of torch.autograd.Function has the plain ``apply`` that registration.py calls."""
-
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(_: object, tensor: Tensor) -> Tensor:
-            return tensor * 2
-
-        @staticmethod
-        def backward(_: object, gradient: Tensor) -> Tensor:
-            return gradient * 2
-
-    leaf = torch.ones(3, requires_grad=True)
-    super(torch.autograd.Function, Doubled).apply(leaf).sum().backward()
-    assert leaf.grad.tolist() == [2, 2, 2]
-
-
 def test_below_autograd_records_nothing_and_leaves_everything_as_it_was() -> None:
     leaf = samples.normal(1, 1, 4, 4).requires_grad_()
     window = ([2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)
