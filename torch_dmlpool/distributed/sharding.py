@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch_dmlpool import operands
 from torch_dmlpool.distributed import exchange
 from torch_dmlpool.distributed.halo import shards
-from torch_dmlpool.distributed.spatial import ShardedAxis, Side, whole_indices, whole_positions
+from torch_dmlpool.distributed.spatial import ShardedAxis, Side, whole_indices
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import AXIS_NAMES, Window
 
@@ -40,6 +40,7 @@ class Rule:
     """What its last result holds that depends on where a shard lies."""
 
 
+QUANTIZATION: tuple[str, ...] = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 RULES = {
     "average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
@@ -53,13 +54,7 @@ RULES = {
     ),
     "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), linear_in="input"),
     "quantized_linear_average_pooling": Rule(
-        {
-            "input": "input",
-            "input_scale": "channels",
-            "input_zero_point": "channels",
-            "output_scale": "channels",
-            "output_zero_point": "channels",
-        },
+        {"input": "input", **dict.fromkeys(QUANTIZATION, "channels")},
         ("output",),
     ),
     "adaptive_average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
@@ -248,9 +243,7 @@ class _Request:
     def _run(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> list[Tensor]:
         """The operator on what this rank holds, over the window as it looks from there."""
         arguments = {**self.arguments, **held}
-        channels = self._owned("input")[1]
-        for name in self._beside_channels():
-            arguments[name] = _of_channels(arguments[name], channels, self.sizes["input"][1])
+        arguments.update(self._of_channels(self._owned("input")[1]))
         if self.rule.last == "indices":
             arguments.update(index_dtype=torch.int64, per_plane=True)
         if not axes:
@@ -276,19 +269,27 @@ class _Request:
             name: _local(tensor).new_empty((0, *self.sizes[self.rule.arguments[name]][1:]))
             for name, tensor in self.tensors.items()
         }
-        whole = {name: _of_channels(self.arguments[name], None, 0) for name in self._beside_channels()}
+        whole = self._of_channels(range(self.sizes["input"][1]))
         return [result.new_empty(0) for result in self._called({**self.arguments, **empty, **whole})]
 
-    def _beside_channels(self) -> list[str]:
-        return [name for name, side in self.rule.arguments.items() if side == "channels"]
+    def _of_channels(self, channels: range) -> dict[str, Tensor | None]:
+        """The tensors of one entry for all channels or one each, of which these ``channels`` are at hand."""
+        found = {name: self.arguments[name] for name, side in self.rule.arguments.items() if side == "channels"}
+        for name, parameter in found.items():
+            if isinstance(parameter, DTensor):
+                parameter = parameter.full_tensor()
+            several = parameter is not None and parameter.numel() > 1
+            found[name] = parameter.reshape(-1)[channels.start : channels.stop] if several else parameter
+        return found
 
     def _numbered(self, positions: Tensor, axes: Sequence[ShardedAxis]) -> Tensor:
         """Positions in the planes at hand as the indices that were asked for (rule M4)."""
-        if axes:
-            positions = whole_positions(positions, self.sizes["input"][2:], axes)
-        if not self.arguments["per_plane"]:
-            samples, channels, *_ = self._owned("output")
-            positions = whole_indices(positions, self.sizes["input"], samples, channels)
+        per_plane, sizes = self.arguments["per_plane"], self.sizes["input"]
+        if axes or not per_plane:
+            held = [*self._owned("output")[:2], *map(range, sizes[2:])]
+            for axis in axes:
+                held[axis.dimension] = axis.portion.elements
+            positions = whole_indices(positions, sizes, held, per_plane)
         return positions.to(self.arguments["index_dtype"])
 
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
@@ -312,12 +313,3 @@ def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
         return tensor
     # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a gradient.
     return tensor.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
-
-
-def _of_channels(parameter: Tensor | None, channels: range | None, count: int) -> Tensor | None:
-    """The entries of the ``channels`` at hand of a tensor that has one for all channels or one each."""
-    if isinstance(parameter, DTensor):
-        parameter = parameter.full_tensor()
-    if parameter is None or channels is None or parameter.numel() == 1 or len(channels) == count:
-        return parameter
-    return parameter.reshape(-1)[channels.start : channels.stop]

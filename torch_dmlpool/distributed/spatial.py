@@ -98,28 +98,18 @@ def _moved(tensor: Tensor, dimension: int, held: range, wanted: range) -> Tensor
     return moved
 
 
-def whole_positions(positions: Tensor, sizes: Sequence[int], axes: Sequence[ShardedAxis]) -> Tensor:
-    """Positions in the planes that this rank has read, as positions in the whole planes of ``sizes``; -1 stays -1."""
-    read = [range(size) for size in sizes]
-    for axis in axes:
-        read[axis.number] = axis.portion.elements
-    rest, strides = positions, 1
-    whole = torch.zeros_like(positions)
-    for elements, size in zip(reversed(read), reversed(sizes), strict=True):
-        whole += (rest % len(elements) + elements.start) * strides
-        rest = rest // len(elements)
-        strides *= size
+def whole_indices(positions: Tensor, sizes: Sequence[int], held: Sequence[range], per_plane: bool) -> Tensor:
+    """Positions in the part of the planes that this rank has read as indices in the whole of ``sizes``; -1 stays -1.
+
+    ``held`` is the part of every dimension: owned of N and C, read of the others.
+    """
+    rest, whole, step = positions, torch.zeros_like(positions), 1
+    for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
+        whole += (rest % len(part) + part.start) * step
+        rest, step = rest // len(part), step * size
+    for dimension in () if per_plane else (1, 0):
+        part = held[dimension]
+        numbers = torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device)
+        whole += numbers.view([-1 if number == dimension else 1 for number in range(positions.dim())]) * step
+        step *= sizes[dimension]
     return torch.where(positions < 0, positions, whole)
-
-
-def whole_indices(positions: Tensor, sizes: Sequence[int], samples: range, channels: range) -> Tensor:
-    """Positions in the planes of ``samples`` and ``channels`` as indices in the whole tensor of ``sizes``; -1 stays."""
-    plane = 1
-    for size in sizes[2:]:
-        plane *= size
-    rows, columns = (
-        torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device) for part in (samples, channels)
-    )
-    planes = rows.unsqueeze(1) * sizes[1] + columns
-    first = (planes * plane).reshape(*planes.shape, *(1 for _ in sizes[2:]))
-    return torch.where(positions < 0, positions, positions + first)
