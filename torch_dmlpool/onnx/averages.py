@@ -153,15 +153,8 @@ def _sayable(emit: Emitter, input: Any, arguments: Sequence[Any], include_paddin
 
 def _qlinear(emit: Emitter, input: Any, sides: Sequence[Any], pool: Pool, include_padding: bool) -> Any:
     parameters = [value for side in sides for value in _parameters(emit, input, *side)]
-    return emit.custom(
-        _ONNX_RUNTIME,
-        "QLinearAveragePool",
-        [input, *parameters],
-        kernel_shape=[axis.window for axis in pool.window.axes],
-        strides=[axis.stride for axis in pool.window.axes],
-        pads=[*pool.start, *pool.end],
-        count_include_pad=int(include_padding),
-    )
+    attributes = {**pool.attributes, "pads": [*pool.start, *pool.end], "count_include_pad": int(include_padding)}
+    return emit.custom(_ONNX_RUNTIME, "QLinearAveragePool", [input, *parameters], **attributes)
 
 
 def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool) -> Any:

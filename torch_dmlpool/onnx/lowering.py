@@ -160,9 +160,14 @@ class Pool:
         self.is_static = None not in self.sizes and not computed
         self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
 
+        self.is_dilated = any(axis.dilation != 1 for axis in self.window.axes)
+
     @property
-    def is_dilated(self) -> bool:
-        return any(axis.dilation != 1 for axis in self.window.axes)
+    def attributes(self) -> dict[str, list[int]]:
+        """The window as nodes have it, without padding."""
+        axes = self.window.axes
+        shape = {"kernel_shape": [axis.window for axis in axes], "strides": [axis.stride for axis in axes]}
+        return {**shape, "dilations": [axis.dilation for axis in axes]} if self.is_dilated else shape
 
     def counts_padding(self, include_padding: bool) -> bool:
         """Whether ``include_padding`` makes a difference."""
@@ -171,15 +176,11 @@ class Pool:
     def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
         """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what padding holds."""
         op = self.emit.op
-        axes = self.window.axes
-        attributes["kernel_shape"] = [axis.window for axis in axes]
-        attributes["strides"] = [axis.stride for axis in axes]
-        if self.is_dilated:
-            if operator == "AveragePool" and op.version < 19:
-                raise ValueError(
-                    f"dilations of averages need opset 19, got opset_version={op.version}: export with a later one"
-                )
-            attributes["dilations"] = [axis.dilation for axis in axes]
+        attributes |= self.attributes
+        if self.is_dilated and operator == "AveragePool" and op.version < 19:
+            raise ValueError(
+                f"dilations of averages need opset 19, got opset_version={op.version}: export with a later one"
+            )
         if self.is_padded:
             tensor = self.pad(tensor, self.start, self.end, fill, dtype)
         elif any(self.start) or any(self.end):
@@ -220,10 +221,9 @@ class Pool:
     def empty_windows(self) -> Any:
         """A mask of the windows that read no element; None where there are none."""
         op, ir = self.emit.op, self.emit.ir
-        axes = list(zip(self.window.axes, self.sizes, strict=True))
         if self.is_static:
             empty = torch.zeros(self.window.output_sizes(self.sizes), dtype=torch.bool, device="cpu")
-            for dimension, (axis, size) in enumerate(axes):
+            for dimension, (axis, size) in enumerate(zip(self.window.axes, self.sizes, strict=True)):
                 for output in axis.empty_windows(size):
                     empty.select(dimension, output).fill_(True)
             return self.emit.constant(empty[None, None].numpy(), ir.DataType.BOOL) if empty.any() else None
@@ -251,14 +251,7 @@ class Pool:
         if include_padding:
             mask = self.pad(mask, start, self.after, 1.0, float32)
             start, end = [0] * rank, self.overhang
-        mask = self.pad(mask, start, end, 0.0, float32)
-        attributes = {"dilations": [axis.dilation for axis in self.window.axes]} if self.is_dilated else {}
-        shares = self.emit.op.AveragePool(
-            mask,
-            kernel_shape=[axis.window for axis in self.window.axes],
-            strides=[axis.stride for axis in self.window.axes],
-            **attributes,
-        )
+        shares = self.emit.op.AveragePool(self.pad(mask, start, end, 0.0, float32), **self.attributes)
         op, taps = self.emit.op, self.emit.constant(float(self.window.taps), float32)
         counts = op.Max(op.Round(op.Mul(self.sliced(shares), taps)), self.emit.constant(1.0, float32))
         return self.emit.cast(counts, float32, dtype)
