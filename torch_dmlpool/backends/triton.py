@@ -85,13 +85,10 @@ class _Pointer:
 
 @cache
 def _compiled(
-    name: str,
-    constants: tuple[tuple[str, Any], ...],
-    size_types: tuple[str, ...],
-    num_warps: int,
+    name: str, constants: tuple[tuple[str, Any], ...], size_types: tuple[str, ...], num_warps: int,
     device: int,  # noqa: ARG001 - the current one
     kinds: tuple[Any, ...],
-) -> tuple[Any, tuple[Any, ...]]:
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30 microseconds."""
     kernel = kernel_named(*name.split("."))
     arguments = [_Pointer(*kind) if isinstance(kind, tuple) else kind() for kind in kinds]
@@ -147,7 +144,7 @@ def _maxima(
     if values.numel() == 0:
         return values, codes
     asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
-    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), asm=asm)
+    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, False, None, asm)
     launches = kernel_named("max_pooling_launch", "max_launches")(request, with_)
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
@@ -234,19 +231,13 @@ def max_pooling_grad_from_taps(
 
 
 def _request(
-    window: Window | None,
-    source: Tensor,
-    target_sizes: Sequence[int],
-    memory_format: torch.memory_format,
-    aligned: bool,
-    adjoint: bool = False,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-    asm: bool = False,
-) -> Any:
+    window: Window | None, source: Tensor, target_sizes: Sequence[int], memory_format: torch.memory_format,
+    aligned: bool, *rest: Any,
+) -> Any:  # fmt: skip
+    """A ``kernels.launch.Request``; ``rest`` are its last fields, from ``adjoint`` on."""
     return kernel_named("launch", "Request")(
         window, tuple(source.shape), source.stride(), tuple(target_sizes), source.itemsize, aligned,
-        memory_format is not torch.contiguous_format, adjoint, include_padding, divisor_override, asm,
+        memory_format is not torch.contiguous_format, *rest,
     )  # fmt: skip
 
 
@@ -259,12 +250,9 @@ def average_pooling(input: Tensor, window: Window, include_padding: bool, diviso
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
-    window: Window,
-    include_padding: bool,
+    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, include_padding: bool,
     divisor_override: int | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The adjoint of average pooling: ``(N, C, *spatial_sizes)`` (rule A6)."""
     return _averages(input_gradient, spatial_sizes, window, True, include_padding, divisor_override)
 
@@ -280,13 +268,9 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 
 
 def _averages(
-    source: Tensor,
-    target_sizes: Sequence[int],
-    window: Window | None,
-    adjoint: bool,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-) -> Tensor:
+    source: Tensor, target_sizes: Sequence[int], window: Window | None, adjoint: bool,
+    include_padding: bool = False, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
     """Averages or their adjoint over windows, or over bins where there is no window."""
     memory_format = operands.suggested_memory_format(source)
     target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format)
@@ -304,13 +288,9 @@ def _averages(
 
 
 def _sums(
-    launches: Sequence[Any],
-    source: Tensor,
-    target: Tensor,
-    memory_format: torch.memory_format,
-    dtype: torch.dtype,
+    launches: Sequence[Any], source: Tensor, target: Tensor, memory_format: torch.memory_format, dtype: torch.dtype,
     parameters: Sequence[Any],
-) -> None:
+) -> None:  # fmt: skip
     """One tile kernel, or sums of ``dtype`` along one axis after another, of which ``requantize`` may be the last."""
     if launches[0].kernel != "average_pooling.sum_tile":
         source = source.contiguous(memory_format=memory_format)
@@ -323,15 +303,9 @@ def _sums(
 
 
 def quantized_linear_average_pooling(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
-) -> Tensor:
+    input: Tensor, input_scale: float | Tensor, input_zero_point: int | Tensor | None, output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None, window: Window, include_padding: bool, output_dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
     memory_format = operands.suggested_memory_format(input)
     sizes = window.output_sizes(input.shape[2:])
