@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,12 +152,13 @@ def rows() -> list[Row]:
 
 
 class Prediction:
-    """Times of a row's launches added up, and what bounds the longest."""
+    """Times of a row's launches added up, and what bounds the longest; ``cubins`` where they are compiled already."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, cubins: Sequence[bytes] = ()) -> None:
         launches, copied = row.launches()
         self.kernels = [each.request.kernel.fn.__name__ for each in launches]
-        codes = [sass.machine_code(compiler.binary(each.request).asm["cubin"]) for each in launches]
+        cubins = cubins or [compiler.binary(each.request).asm["cubin"] for each in launches]
+        codes = [sass.machine_code(cubin) for cubin in cubins]
         times = [
             sass.launch_time(code, each.programs, each.request.warps, each.bytes, row.window)
             for code, each in zip(codes, launches, strict=True)
