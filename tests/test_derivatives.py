@@ -106,10 +106,7 @@ def scattered(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
 
 
 POOLS = {
-    "max": (
-        lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
-        lambda x: functional.max_pool2d(x, 3, 2, 1),
-    ),
+    "max": (lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1), lambda x: functional.max_pool2d(x, 3, 2, 1)),
     "max with indices": (
         lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1, return_indices=True)[0],
         lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[0],

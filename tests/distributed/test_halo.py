@@ -8,13 +8,7 @@ import random
 import oracle
 import pytest
 
-from torch_dmlpool.distributed.halo import (
-    Portion,
-    overlap,
-    portions_of_elements,
-    portions_of_windows,
-    shards,
-)
+from torch_dmlpool.distributed.halo import Portion, overlap, portions_of_elements, portions_of_windows, shards
 from torch_dmlpool.window import Axis
 
 
