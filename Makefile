@@ -24,6 +24,7 @@ demo: $(INSTALLED)  ## what torch.nn's pools cannot do, and a small CNN trained 
 test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton's interpreter
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
+	@$(BIN)/python tests/conftest.py
 
 # OTHER may name the Python of an environment with another Triton, whose compiled kernels are tested as well.
 test-all: $(INSTALLED)  ## every test, with thorough property tests, and the whole suite under Triton's interpreter

@@ -31,7 +31,7 @@ SOURCES = {
 }
 OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_numerics.py", "tests/test_determinism.py"]
 TESTS = {
-    "reference": ["tests/backends/test_reference.py", "tests/test_decompositions.py"],
+    "reference": ["tests/backends/test_reference.py"],
     "cpu": [*OPERATORS, "tests/test_neighbours.py", "tests/test_functional.py"],
     "triton": ["tests/kernels"],
 }

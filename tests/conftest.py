@@ -97,29 +97,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line that says what these tests have proved something of."""
+def versions() -> str:
+    """What was tested with."""
     import platform
     from importlib import metadata
 
+    named = {}
+    for name in ("torch", "triton", "onnxruntime"):
+        try:
+            named[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            named[name] = "absent"
+    found = [f"{name} {version}" for name, version in named.items()]
+    return ", ".join([*found, f"Python {platform.python_version()}", platform.machine()])
+
+
+def served_by(device: str) -> str:
+    """The backend of a device, in words."""
     import torch_dmlpool.backends
 
-    if config.option.collectonly:
-        return
-    device = config.getoption("--device")
     backend = torch_dmlpool.backends.serving(torch.device(device).type).__name__.split(".")[-1]
-    kind = {"cpu": "compiled C++", "reference": "PyTorch's own operations", "triton": "Triton's compiled kernels"}
-    served = kind.get(backend, backend)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        served += ", kernels by Triton's interpreter"
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = "absent"
-    terminalreporter.write_line(
-        f"tested on {device}: backend {backend} ({served}); GPUs: {torch.cuda.device_count()}; torch "
-        f"{torch.__version__}, triton {triton}, Python {platform.python_version()}, {platform.machine()}"
-    )
+    by_triton = "Triton's interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "Triton's compiled kernels"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"cpu": f"compiled C++ ({capability})", "reference": "PyTorch's own operations", "triton": by_triton}[
+        backend
+    ]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """One line that says what these tests have proved something of."""
+    if not config.option.collectonly:
+        device = config.getoption("--device")
+        terminalreporter.write_line(f"tested on {device}, served by {served_by(device)}; {versions()}")
 
 
 def pytest_unconfigure() -> None:
@@ -137,3 +146,10 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    # The last line of `make test`, which ends sooner where a test fails.
+    gpus = f"{torch.cuda.device_count()} GPUs, tested by make gpu" if torch.cuda.is_available() else "no GPU here"
+    backends = f"{served_by('cpu')}, the plain PyTorch reference, Triton's kernels by its interpreter"
+    print(f"proved on cpu: {backends} ({gpus}); {versions()}")
