@@ -166,8 +166,8 @@ def test_half_precision_gradients_are_summed_in_float32() -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_large_inputs_are_pooled_a_few_planes_at_a_time(layout: str) -> None:
-    """Each sample gives the bits that it gives alone."""
+def test_a_large_batch_gives_the_bits_of_its_samples(layout: str) -> None:
+    """E6: past the sizes at which a backend may cut its work into parts."""
     image = samples.LAYOUTS[layout](samples.normal(4, 3, 170, 190))
     for pool in (
         lambda part: dmlpool.max_pooling(part, 3, 2, 1, 1),
