@@ -69,36 +69,32 @@ def _check_values(parameters: Sequence[Any]) -> None:
             operands.check_scale_values(name, parameter)
 
 
-def _checked(
-    input: Tensor, parameters: Sequence[Any], window_arguments: Sequence[Any], output_dtype: torch.dtype
-) -> tuple[tuple[Any, ...], Window, list[int]]:
+def _checked(input: Tensor, *arguments: Any) -> tuple[tuple[Any, ...], Window, list[int]]:
     """Vectors of scales and zero points, the window and the output's sizes."""
+    input_scale, input_zero_point, output_scale, output_zero_point, *window_arguments, _, output_dtype = arguments
     operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
-    operands.checked_output_type(output_dtype, None, input)
-    input_scale, input_zero_point, output_scale, output_zero_point = parameters
     window = Window.directml(input.dim() - 2, *window_arguments)
-    vectors = (
-        operands.checked_scale("input_scale", input_scale, input),
-        operands.checked_zero_point("input_zero_point", input_zero_point, input.dtype, input),
-        operands.checked_scale("output_scale", output_scale, input),
-        operands.checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
+    vectors, _ = operands.checked_quantization(
+        input, input_scale, input_zero_point, output_scale, output_zero_point, output_dtype
     )
     return vectors, window, [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
 def _forward(input: Tensor, *arguments: Any) -> Tensor:
-    *window_arguments, include_padding, output_dtype = arguments[4:]
-    vectors, window, _ = _checked(input, arguments[:4], window_arguments, output_dtype)
+    vectors, window, _ = _checked(input, *arguments)
     _check_values(vectors)
-    return registration.backend_of(input).quantized_linear_average_pooling(
-        input, *vectors, window, include_padding, output_dtype
-    )
+    return registration.backend_of(input).quantized_linear_average_pooling(input, *vectors, window, *arguments[-2:])
 
 
 def _fake(input: Tensor, *arguments: Any) -> Tensor:
-    *window_arguments, _, output_dtype = arguments[4:]
-    _, _, sizes = _checked(input, arguments[:4], window_arguments, output_dtype)
-    return operands.empty(sizes, input, operands.suggested_memory_format(input), output_dtype)
+    sizes = _checked(input, *arguments)[2]
+    return operands.empty(sizes, input, operands.suggested_memory_format(input), arguments[-1])
+
+
+def _autograd(input: Tensor, *arguments: Any) -> Tensor:
+    _refuse_gradient(arguments[:4])
+    with registration.below_autograd():
+        return _pooling(input, *arguments)
 
 
 def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
@@ -128,13 +124,5 @@ _pooling = registration.define(
     implementation=_forward,
     fake=_fake,
     vmap=_vmap,
+    autograd=_autograd,
 )
-
-
-def _autograd(input: Tensor, *arguments: Any) -> Tensor:
-    _refuse_gradient(arguments[:4])
-    with registration.below_autograd():
-        return _pooling(input, *arguments)
-
-
-registration.differentiate(_pooling, _autograd)

@@ -20,8 +20,15 @@ from typing import Any
 
 import torch
 from torch import _VF, Tensor
-from torch._C import _AutoDispatchBelowAutograd, _dispatch_tls_local_include_set
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _dispatch_tls_local_include_set,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
@@ -46,6 +53,7 @@ def define(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     vmap: Callable[..., Any],
+    autograd: Callable[..., Any] | None = None,
 ) -> torch._ops.OpOverload:
     """Register an operator and return it; ``WINDOW`` in the schema stands for the six window arguments."""
     name = schema.split("(", 1)[0]
@@ -58,6 +66,8 @@ def define(
     fake = _seen_by_compilers(name, fake, in_packages)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
+    if autograd is not None:
+        _library.impl(name, autograd, "Autograd")
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
 
@@ -95,11 +105,6 @@ def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverlo
         _library.impl(name, composition, key)
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
     return overload
-
-
-def differentiate(operation: torch._ops.OpOverload, autograd: Callable[..., Any]) -> None:
-    """Register what an operator does where autograd sees it."""
-    _library.impl(operation, autograd, "Autograd")
 
 
 class Operator:
@@ -143,19 +148,21 @@ class Operator:
         self.name = schema.split("(", 1)[0]
         self.types, self.check, self.results, self.adjoint, self.tangent = types, check, results, adjoint, tangent
         self.call, self.complete, self.differentiable = call, complete, differentiable
+        self.recorder = self if adjoint is not None or tangent is not None else recorded_by
+        self.has_derivative = self.recorder is not None or differentiable is not None
         self.overload = define(
-            schema, implementation=self._computed, fake=self._fake, vmap=self._over_batches if vmap is None else vmap
+            schema,
+            implementation=self._computed,
+            fake=self._fake,
+            vmap=self._over_batches if vmap is None else vmap,
+            autograd=self._recorded if self.has_derivative else None,
         )
         names = [argument.name for argument in self.overload._schema.arguments]
         self.count, self.tensors = len(types), names[: len(types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
-        self.recorder = self if adjoint is not None or tangent is not None else recorded_by
         if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
             self.apply = super(torch.autograd.Function, type(title, (Derivative,), {})).apply  # type: ignore[misc]
-        self.has_derivative = self.recorder is not None or differentiable is not None
-        if self.has_derivative:
-            differentiate(self.overload, self._recorded)
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
@@ -278,7 +285,7 @@ def below_autograd() -> Iterator[None]:
 
 def records_derivative(*tensors: Tensor) -> bool:
     """Whether autograd may ask for a derivative with respect to one of ``tensors``, in reverse or forward mode."""
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if forward_ad._current_level >= 0 or _are_functorch_transforms_active():
         return True
     if records_gradient(*tensors):
         return True
@@ -287,8 +294,8 @@ def records_derivative(*tensors: Tensor) -> bool:
 
 
 with torch.inference_mode():
-    _PLAIN_STATES = {_dispatch_tls_local_include_set().raw_repr()}
-_PLAIN_STATES.add(_dispatch_tls_local_include_set().raw_repr())
+    _PLAIN_KEYS = {_dispatch_tls_local_include_set().raw_repr()}
+_PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 """The keys that a thread includes in every call where no transform, mode or trace is active."""
 
 
@@ -296,7 +303,14 @@ def is_bare(*tensors: Tensor) -> bool:
     """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or compilation."""
     if is_compiling():
         return False
-    if _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_STATES or forward_ad._current_level >= 0:
+    if (
+        _len_torch_dispatch_stack()
+        or _are_functorch_transforms_active()
+        or _is_tracing()
+        or forward_ad._current_level >= 0
+        # Graphs may be traced above autograd by modes of functions; to ask for the keys takes longer than all of this.
+        or (_len_torch_function_stack() and _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_KEYS)
+    ):
         for tensor in tensors:
             _require_rules(type(tensor))
         if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
@@ -310,7 +324,7 @@ def is_bare(*tensors: Tensor) -> bool:
             _require_rules(kind)
             return False
         # A tensor that a transform has saved stays wrapped when the transform is over.
-        if tensor.is_meta or tensor.is_neg() or is_functorch_wrapped_tensor(tensor):
+        if tensor.is_meta or tensor.is_neg() or is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
             return False
     return True
 
@@ -375,10 +389,8 @@ class _Recorded:
 
 def folded(tensor: Tensor, batch_dimension: int | None, batch_size: int) -> Tensor:
     """``tensor`` with the dimension that vmap maps over merged into the samples."""
-    if batch_dimension is None:
-        batched = tensor.unsqueeze(0).expand(batch_size, *tensor.shape)
-    else:
-        batched = tensor.movedim(batch_dimension, 0)
+    shared = batch_dimension is None
+    batched = tensor.expand(batch_size, *tensor.shape) if shared else tensor.movedim(batch_dimension or 0, 0)
     return batched.flatten(0, 1)
 
 
