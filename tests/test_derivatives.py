@@ -200,24 +200,6 @@ def test_vmapped_indices_count_inside_each_sample(
             samples.assert_same(result[index], expected)
 
 
-@pytest.mark.parametrize("in_dims", [(0, None), (None, 1), (3, 2)], ids=str)
-def test_vmap_over_one_operand_of_the_gradient(in_dims: tuple[int | None, int | None], device: torch.device) -> None:
-    """E1: either operand of max_pooling_grad mapped alone, and both along other dimensions."""
-    inputs = [samples.ties(2, 3, 4, 5, seed=seed).to(device) for seed in range(2)]
-    gradients = [samples.ties(2, 3, 3, 4, seed=seed).to(device) for seed in range(2)]
-    operands = [
-        tensors[0] if dimension is None else torch.stack(tensors, dimension)
-        for tensors, dimension in zip((inputs, gradients), in_dims, strict=True)
-    ]
-    found = vmap(lambda x, g: dmlpool.max_pooling_grad(x, g, 2), in_dims=in_dims)(*operands)
-    for index in range(2):
-        input, gradient = (
-            tensors[0 if dimension is None else index]
-            for tensors, dimension in zip((inputs, gradients), in_dims, strict=True)
-        )
-        samples.assert_same(found[index], dmlpool.max_pooling_grad(input, gradient, 2))
-
-
 def test_the_gradient_operator_is_constant_in_its_input(device: torch.device) -> None:
     """M6: no gradient to the input, the gather of its gradient to the other operand."""
     input = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()

@@ -258,20 +258,3 @@ def test_same_is_timms(
 
 
 # Inside PyTorch's machinery.
-
-
-def test_a_compiled_model_compiles_anew(fresh_compiler: None, device: torch.device) -> None:
-    """Conversion after the first call is seen by torch.compile."""
-    graphs: list[list[str]] = []
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        graphs.append([str(node.target) for node in graph.graph.nodes if "pool" in str(node.target)])
-        return graph
-
-    model = torch.compile(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2)), backend=backend)
-    input = image(device)
-    expected = model(input)
-    assert list(convert(model).replaced) == ["_orig_mod.0", "_orig_mod.1"]
-    torch.testing.assert_close(model(input), expected)
-    assert graphs[-1] == ["dmlpool.max_pooling.default", "dmlpool.average_pooling.default"]
-    assert len(graphs) == 2
