@@ -6,10 +6,11 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F")
 _PYTORCHS_NAMES = {
     "kernel_size": "window_size",
     "stride": "strides",
@@ -67,3 +68,8 @@ def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         return checked
 
     return decorate
+
+
+def typed_as(model: _F) -> Callable[[Callable[..., Any]], _F]:  # noqa: ARG001 - it is read by type checkers
+    """Give a function the type of another one, overloads included."""
+    return lambda function: cast(_F, function)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.docstrings import operator
-from torch_dmlpool.functional import Integers, Pooled
+from torch_dmlpool.docstrings import operator, typed_as
+from torch_dmlpool.functional import Integers, Pooled, max_pooling
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
 from torch_dmlpool.ops import registration
@@ -104,28 +103,7 @@ def average(
     return _packed(pooled, output_scale, output_zero_point, output_type, per_channel)
 
 
-# fmt: off
-@overload
-def quantized_max_pooling(
-    input: Tensor, window_size: Integers, strides: Integers = ..., start_padding: Integers = ...,
-    end_padding: Integers = ..., dilations: Integers = ..., *, ceil_mode: bool = ...,
-    return_indices: Literal[False] = ..., index_dtype: torch.dtype = ...,
-) -> Tensor: ...
-@overload
-def quantized_max_pooling(
-    input: Tensor, window_size: Integers, strides: Integers = ..., start_padding: Integers = ...,
-    end_padding: Integers = ..., dilations: Integers = ..., *, ceil_mode: bool = ...,
-    return_indices: Literal[True], index_dtype: torch.dtype = ...,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def quantized_max_pooling(
-    input: Tensor, window_size: Integers, strides: Integers = ..., start_padding: Integers = ...,
-    end_padding: Integers = ..., dilations: Integers = ..., *, ceil_mode: bool = ...,
-    return_indices: bool, index_dtype: torch.dtype = ...,
-) -> Pooled: ...
-# fmt: on
-
-
+@typed_as(max_pooling)
 @operator()
 def quantized_max_pooling(
     input: Tensor,

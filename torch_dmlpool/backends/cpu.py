@@ -10,29 +10,10 @@ import torch
 from torch import Tensor, get_num_threads
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.cpu_library import DATA_TYPES, Quantization, library, missing, planned
+from torch_dmlpool.backends.cpu_library import DATA_TYPES, Quantization, planned
+from torch_dmlpool.backends.cpu_library import library as library
+from torch_dmlpool.backends.cpu_library import missing as missing
 from torch_dmlpool.window import Window
-
-__all__ = [
-    "adaptive_average_pooling",
-    "adaptive_average_pooling_grad",
-    "adaptive_max_pooling",
-    "average_pooling",
-    "average_pooling_grad",
-    "gather_positions",
-    "library",
-    "max_pooling",
-    "max_pooling_gather",
-    "max_pooling_grad",
-    "max_pooling_grad_from_taps",
-    "max_pooling_indices",
-    "max_pooling_with_indices",
-    "max_pooling_with_taps",
-    "missing",
-    "quantized_linear_average_pooling",
-    "scatter_positions",
-    "unique_positions",
-]
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
