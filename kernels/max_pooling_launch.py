@@ -57,7 +57,7 @@ def max_tile(request: Request, with_: With) -> Tile | None:
 
     | layout | rows | columns |
     |---|---|---|
-    | vectors along rows | 4 at stride 1 (8 of windows from 7), 2 at stride 2, 1 at others | a vector; 4 from 7 |
+    | vectors along rows | 4 at stride 1, 2 at stride 2, 1 at others | a vector; 4 of windows from 7 with taps |
     | channels | as above where windows overlap; 8 of one byte | 2 where windows overlap; see ``channel_columns`` |
     | single elements | 8, 4, 1 | 1 |
     """
@@ -73,9 +73,8 @@ def max_tile(request: Request, with_: With) -> Tile | None:
         rows = rows if stride < axes.window[1] else 1
     elif vector == 1:
         rows = {1: 8, 2: 4}.get(stride, 1)
-    elif axes.window[2] >= 7 and stride == 1:
+    elif axes.window[2] >= 7 and with_ != "values":
         columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
-        rows = 4 if with_ != "values" else 8
     if axes.window[0] > 1:
         rows = min(rows, 2)
     of_lane = columns * vector if request.channels_last else columns
