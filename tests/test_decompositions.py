@@ -42,7 +42,7 @@ class Network(torch.nn.Module):
         return values, indices, *whole, *same, dmlpool.lp_pooling(input, 2, 2, 1), dmlpool.max_pooling(input, 3)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "dynamic"])
 def test_a_program_taken_apart(dynamic: bool) -> None:
     """No operator of this package is left, and sizes may stay dynamic."""
     input = samples.normal(2, 3, 9, 8)

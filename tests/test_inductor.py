@@ -219,6 +219,7 @@ def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: tor
     assert called(function, input) == []
 
 
+@pytest.mark.slow
 def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
     """On a CPU a row whose every other element is read is left to the operator."""
     function = lambda x: dmlpool.max_pooling(x * 2 + 1, 3, 2, 1, 1).relu() + 1  # noqa: E731
@@ -260,7 +261,8 @@ def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: tor
     samples.assert_same(result, function(input))
 
 
-@pytest.mark.parametrize("pool", ["max 3/1", pytest.param("average 2/2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["max 3/1", "average 2/2"])
 def test_one_graph_for_all_sizes(pool: str, device: torch.device) -> None:
     """E2: dynamic batches and images, forward and backward, without a second graph."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
