@@ -359,7 +359,7 @@ def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     shape, strides, expected = tensor.shape, tensor.stride(), 1
     for dimension in order:
         if strides[dimension] != expected:
-            return empty(shape, tensor, memory_format).copy_(tensor)
+            return tensor.clone(memory_format=memory_format)  # programs that are taken apart change nothing in place
         expected *= shape[dimension]
     return tensor
 
