@@ -97,6 +97,7 @@ def caches() -> dict[str, Callable[..., object]]:
 
 
 ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._hide_the_warning"}
+ENDLESS |= {"torch_dmlpool.onnx.torchscript.register"}
 """By the name of a device type, and by nothing at all."""
 
 
