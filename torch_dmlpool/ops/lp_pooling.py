@@ -17,18 +17,18 @@ def lp_pooling(input: Tensor, window: Window, p: float) -> Tensor:
     """The p-norm of every window of ``input``; operands are checked already."""
     if registration.is_bare(input):
         window.output_sizes(input.shape[2:])  # refused before any work
-        return _norms(input, window, p)
+        return _norms(input, window, p, registration.records_gradient(input))
     return _lp_pooling(input, *window.arguments, p)
 
 
-def _norms(input: Tensor, window: Window, p: float) -> Tensor:
+def _norms(input: Tensor, window: Window, p: float, has_gradient: bool = True) -> Tensor:
     if p == math.inf:
         # An empty window's norm is 0, as for every other p.
         return max_pooling.max_pooling(input.abs(), window).clamp(min=0)
     # Half precision is powered, summed and rooted in float32, and rounded once.
     wide = input.float() if input.dtype.itemsize == 2 else input
     sums = average_pooling.average_pooling(_powers(wide, p), window, False, 1)
-    return _roots(sums, p).to(input.dtype)
+    return _roots(sums, p, has_gradient).to(input.dtype)
 
 
 def _powers(values: Tensor, p: float) -> Tensor:
@@ -37,13 +37,14 @@ def _powers(values: Tensor, p: float) -> Tensor:
     return values.abs() if p == 1 else values.abs().pow(p)
 
 
-def _roots(sums: Tensor, p: float) -> Tensor:
+def _roots(sums: Tensor, p: float, has_gradient: bool) -> Tensor:
     if p == 1:
         return sums
+    if not has_gradient:
+        return sums.sqrt() if p == 2 else sums.pow(1 / p)
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and not 0 · ∞.
     zero = sums == 0
-    ones = torch.where(zero, 1, sums)
-    return torch.where(zero, 0, ones.sqrt() if p == 2 else ones.pow(1 / p))
+    return torch.where(zero, 0, _roots(torch.where(zero, 1, sums), p, False))
 
 
 def _composition(input: Tensor, *arguments: Any) -> Tensor:
