@@ -150,6 +150,12 @@ def extracted(x: np.ndarray, start: Bits, length: Bits) -> np.ndarray:
     )
 
 
+def inserted(field: Bits, into: Bits, start: Bits, length: Bits) -> Bits:
+    """A word with some bits exchanged."""
+    mask = (np.uint64(1) << length.astype(np.uint64)) - np.uint64(1) << start.astype(np.uint64)
+    return (into & ~mask | field.astype(np.uint64) << start.astype(np.uint64) & mask).astype(WORD)
+
+
 def funnel(low: Bits, high: Bits, by: Bits, left: bool, wraps: bool) -> Bits:
     amount = (by & WORD(31) if wraps else np.minimum(by, 32)).astype(np.uint64)
     both = high.astype(np.uint64) << np.uint64(32) | low
@@ -226,6 +232,8 @@ def operation(opcode: str) -> Operation:
         return Operation((32,) * 3, lambda x, y, by: funnel(x, y, by, modifiers[0] == "l", modifiers[1] == "wrap"))
     elif opcode == "prmt.b32":
         return Operation((32,) * 3, permuted)
+    elif opcode == "bfi.b32":
+        return Operation((32,) * 4, inserted)
     elif name == "bfe":
         return Operation((width(of), 32, 32), lambda x, start, length: extracted(as_value(x, of), start, length))
     elif name in (*CALCULATIONS, "min", "max") and {*modifiers[:-1]} <= KNOWN_MODIFIERS:
