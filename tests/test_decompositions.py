@@ -126,3 +126,17 @@ def test_all_operators_are_taken_apart_where_image_sizes_are_static() -> None:
     for image in (input, samples.normal(5, 3, 9, 8)):
         for result, expected in zip(apart.module()(image), Everything()(image), strict=True):
             torch.testing.assert_close(result, expected)
+
+
+def test_a_program_whose_results_are_laid_out_anew_changes_nothing_in_place() -> None:
+    """G7: torch.export refuses a decomposition that writes into what it has made."""
+
+    class Model(torch.nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            return dmlpool.adaptive_average_pooling(input, (1, 3))
+
+    input = samples.channels_last(samples.normal(3, 2, 3, 8))
+    program = torch.export.export(Model(), (input,)).run_decompositions(decompositions()).module()
+    result, expected = program(input), Model()(input)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
