@@ -223,7 +223,9 @@ def compiles(backend: str) -> None:
         expected, result = pooled(leaf), torch.compile(pooled, fullgraph=True, backend=backend)(shard)
         expected.sum().backward()
         result.sum().backward()
-        sharded.assert_shard(result.detach(), expected.detach(), [Shard(dimension)])
+        assert result.placements == (Shard(dimension),)
+        # Inductor rounds averages otherwise, within E6: 6 * 2**-24 * 40, times maxima of up to 72.
+        torch.testing.assert_close(result.full_tensor(), expected, rtol=1e-6, atol=1e-3)
         torch.testing.assert_close(shard.grad.full_tensor(), leaf.grad)
 
 
