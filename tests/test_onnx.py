@@ -372,7 +372,7 @@ DEPENDS = "depends on dynamic sizes"
 REFUSALS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     f"strides {DEPENDS} in spatial dimension W": ("max_pooling", ([3, 3], [1, SYMBOL], *PLANE[2:]), {}),
     f"window_size {DEPENDS} in spatial dimension H": (
-        "average_pooling", ([SYMBOL, 3], *PLANE[1:], False, None), {"sizes": [2, 3, SYMBOL, 8]},
+        "average_pooling", ([SYMBOL, 3], *PLANE[1:], False, None), {},
     ),
     f"divisor_override {DEPENDS}": ("average_pooling", (*PLANE, False, SYMBOL), {}),
     "maxima of int64 cannot be written for ONNX": ("max_pooling", PLANE, {"dtype": "INT64"}),
