@@ -631,7 +631,7 @@ struct Ratio {
 };
 
 struct Requantize {
-    static constexpr bool is_direct = false, is_division = false;
+    static constexpr bool is_division = false;
     static constexpr int64_t BLOCK = 16;
     const Geometry &g;
     int64_t channels;

@@ -180,18 +180,6 @@ void with_float_type(int type, Act act) {
     if (type == 2) act(Type<Half>());
     if (type == 3) act(Type<BFloat16>());
 }
-template <class Act>
-void with_type(int type, Act act) {
-    with_float_type(type, act);
-    if (type == 4) act(Type<int8_t>());
-    if (type == 5) act(Type<int16_t>());
-    if (type == 6) act(Type<int32_t>());
-    if (type == 7) act(Type<int64_t>());
-    if (type == 8) act(Type<uint8_t>());
-    if (type == 9) act(Type<uint16_t>());
-    if (type == 10) act(Type<uint32_t>());
-    if (type == 11) act(Type<uint64_t>());
-}
 
 // Combinations. An Op has a value that changes nothing, the combination of two, and how elements become its values:
 //     identity<L>(), of(first, second), load(element)
