@@ -57,8 +57,6 @@ def _decomposition(name: str, operator: torch._ops.OpOverload) -> Callable[..., 
         if before is not None:
             window = _window(arguments[0], arguments[before : before + 6])
             arguments = (*arguments[:before], window, *arguments[before + 6 :])
-        if name == "gather_positions":
-            arguments = arguments[:2]  # whether they are those of bins is for its derivative alone
         return getattr(reference, name)(*arguments)
 
     return apart

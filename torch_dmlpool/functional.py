@@ -60,7 +60,7 @@ def average_pooling(
     tensor([[[[3., 4.],
               [6., 7.]]]])
     """
-    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
@@ -98,7 +98,7 @@ def average_pooling_grad(
               [1.0000, 2.5000, 1.5000],
               [0.7500, 1.7500, 1.0000]]]])
     """
-    operands.check_pooled("input_gradient", input_gradient, operands.AVERAGE_TYPES)
+    operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
     rest = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
@@ -174,6 +174,7 @@ def max_pooling(
     if return_indices or index_dtype is not torch.int64:
         operands.check_index_type(index_dtype, input.shape)
     if return_indices:
+        operands.tap_dtype(window.taps)
         return _max.max_pooling_with_indices(input, window, index_dtype, False)
     return _max.max_pooling(input, window)
 
@@ -212,6 +213,7 @@ def max_pooling_grad(
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     output_sizes = [*input.shape[:2], *window.output_sizes(input.shape[2:])]
     operands.check_gradient("input_gradient", input_gradient, output_sizes, input)
+    operands.tap_dtype(window.taps)
     return _max.max_pooling_grad(input, input_gradient, window)
 
 
@@ -321,7 +323,7 @@ def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
     >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
     tensor([[[0.5000, 2.0000, 3.5000]]])
     """
-    operands.check_pooled("input", input, operands.AVERAGE_TYPES)
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
     return _adaptive.adaptive_average_pooling(input, operands.checked_output_size(output_size, input))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -13,20 +14,10 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, entries, integer
+from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-INTEGER_TYPES = (
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
-AVERAGE_TYPES = FLOAT_TYPES
+INTEGER_TYPES = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
@@ -112,36 +103,20 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     return sizes
 
 
-def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
-    """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has them."""
-    if len(sizes) != rank:
-        raise ArgumentError(
-            f"{subject} must have {rank} spatial sizes ({', '.join(AXIS_NAMES[rank])}), got {tuple(sizes)}"
-        )
-    for size, name in zip(sizes, AXIS_NAMES[rank], strict=True):
-        if size < 1:
-            raise ArgumentError(
-                f"{subject} has size {size} in spatial dimension {name}; every spatial size must be at least 1"
-            )
-
-
 def checked_output_size(output_size: int | Sequence[int | None] | None, input: Tensor) -> tuple[int, ...]:
     """``output_size`` as one int per spatial dimension of ``input``, at least 0 each; None keeps the input's size."""
     rank = input.dim() - 2
     sizes = input.shape[2:]
     if type(sizes[0]) is not int and torch.jit.is_tracing():  # sizes are tensors: the operator looks at them, and -1
         return output_sizes(output_size, (-1,) * rank)  # stands for them
-    for size in sizes:
-        if size < 1:
-            check_spatial_sizes("the input", sizes, rank)
+    if 0 in sizes:
+        check_spatial_sizes("the input", sizes, rank)
     return output_sizes(output_size, sizes)
 
 
 def output_sizes(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
     """``output_size`` for an input of spatial ``sizes``."""
     rank = len(sizes)
-    if type(output_size) is int and 0 <= output_size < 2**31:
-        return (output_size,) * rank
     if output_size is None:
         return tuple(sizes)
     if isinstance(output_size, Sequence) and not isinstance(output_size, str) and len(output_size) == rank:
@@ -179,27 +154,14 @@ def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: 
         )
 
 
-def check_tap_type(taps: Tensor, count: int) -> None:
-    """Refuse taps of another type than that of a window of ``count`` taps (rule M6)."""
-    if taps.dtype is not tap_dtype(count):
-        raise TypeError(
-            f"taps of a window of {count} taps must have data type {name_of(tap_dtype(count))}, "
-            f"got {name_of(taps.dtype)}"
-        )
-
-
 def tap_dtype(taps: int) -> torch.dtype:
     """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses more than fit."""
-    if taps <= 225:
-        return torch.uint8
     if taps > 2**31:
         raise ArgumentError(
             f"window_size must be at most {2**31} taps in all where winning taps are numbered, for indices and "
             f"gradients of maxima, got {taps}"
         )
-    if taps <= 2**15:
-        return torch.int16
-    return torch.int32
+    return torch.uint8 if taps <= 225 else torch.int16 if taps <= 2**15 else torch.int32
 
 
 def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Tensor:
@@ -308,38 +270,33 @@ def position_dtype(plane: int) -> torch.dtype:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether results computed from ``tensor`` are laid out with their channels innermost (rule G7)."""
+    """Whether results computed from ``tensor`` are laid out with channels innermost, as PyTorch does (rule G7)."""
     strides = tensor.stride()
+    if len(strides) == 3:
+        return False
     if type(strides[-1]) is int and type(strides[1]) is int and strides[-1] < strides[1]:
         return False  # without a look at the rest
-    return suggested_memory_format(tensor) is not torch.contiguous_format
+    if not torch.compiler.is_compiling():
+        with contextlib.suppress(TypeError):  # symbolic sizes are no keys
+            return _are_like_channels_last(tensor.shape, strides)
+    return suggest_memory_format(tensor) is not torch.contiguous_format
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_like_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """PyTorch's ``suggest_memory_format``, whose first call imports what takes long."""
+    least = 0
+    for dimension in (1, *range(len(shape) - 1, 1, -1), 0):
+        stride = strides[dimension]
+        if shape[dimension] == 0 or stride < least or (dimension == 0 and least == strides[1]):
+            return False
+        least = stride * shape[dimension]
+    return strides[1] != 0
 
 
 def suggested_memory_format(tensor: Tensor) -> torch.memory_format:
     """The memory format that PyTorch suggests for results computed from ``tensor`` (rule G7)."""
-    rank = tensor.dim()
-    if rank == 3:
-        return torch.contiguous_format
-    if torch.compiler.is_compiling():
-        return suggest_memory_format(tensor)
-    try:
-        return _suggested_memory_format(tensor.shape, tensor.stride())
-    except TypeError:  # symbolic sizes are no keys
-        return suggest_memory_format(tensor)
-
-
-@functools.lru_cache(maxsize=1024)
-def _suggested_memory_format(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.memory_format:
-    rank = len(shape)
-    if strides[1] == 0:
-        return torch.contiguous_format
-    least = 0
-    for dimension in (1, *range(rank - 1, 1, -1), 0):
-        stride = strides[dimension]
-        if shape[dimension] == 0 or stride < least or (dimension == 0 and least == strides[1]):
-            return torch.contiguous_format
-        least = stride * max(1, shape[dimension])
-    return torch.channels_last if rank == 4 else torch.channels_last_3d
+    return named_memory_format(is_channels_last(tensor), tensor.dim() - 2)
 
 
 def empty(

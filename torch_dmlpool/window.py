@@ -7,9 +7,11 @@ neither read nor counted. A :class:`Window` needs no input size, so one object s
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -51,7 +53,7 @@ class Axis:
         # At most one window more, and only if it starts before the end of the input; branch-free for symbolic sizes.
         ceiling = -(-room // self.stride) + 1
         starting_inside = -(-(size + self.start_padding) // self.stride)
-        return _larger(whole, _smaller(ceiling, starting_inside))
+        return torch.sym_max(whole, torch.sym_min(ceiling, starting_inside))
 
     def first_position(self, output: int) -> int:
         """Input position of the first tap of window ``output``; negative inside the start padding."""
@@ -108,8 +110,8 @@ class Window:
     ) -> Window:
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
         arguments = (window_size, strides, start_padding, end_padding, dilations)
-        key = _cache_key(arguments, ceil_mode)
-        return _directml(rank, ceil_mode, *arguments) if key is None else _cached_directml(rank, ceil_mode, *key)
+        plain = type(window_size) is type(strides) is type(start_padding) is type(end_padding) is type(dilations) is int
+        return _made(_directml, rank, ceil_mode, arguments, plain)
 
     @classmethod
     def pytorch(
@@ -130,10 +132,10 @@ class Window:
         depends on the input's spatial ``sizes`` (without them the window is only checked).
         """
         arguments = (kernel_size, stride, padding, dilation)
-        if isinstance(padding, str) and sizes is not None and stride != 1:
+        if sizes is not None:
             return _pytorch(rank, ceil_mode, *arguments, sizes)
-        key = _cache_key(arguments, ceil_mode)
-        return _pytorch(rank, ceil_mode, *arguments) if key is None else _cached_pytorch(rank, ceil_mode, *key)
+        plain = type(kernel_size) is type(padding) is type(dilation) is int and (stride is None or type(stride) is int)
+        return _made(_pytorch, rank, ceil_mode, arguments, plain)
 
     @property
     def rank(self) -> int:
@@ -142,62 +144,65 @@ class Window:
     @property
     def taps(self) -> int:
         """Taps in one window, padding counted."""
-        taps = 1
-        for axis in self.axes:
-            taps = taps * axis.window
-        return taps
+        return math.prod(axis.window for axis in self.axes)
 
     @property
-    def arguments(self) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
+    def arguments(self) -> tuple[Any, ...]:
         """The window as the registered operators take it: five lists and ``ceil_mode``."""
-        return (
-            [axis.window for axis in self.axes],
-            [axis.stride for axis in self.axes],
-            [axis.start_padding for axis in self.axes],
-            [axis.end_padding for axis in self.axes],
-            [axis.dilation for axis in self.axes],
-            self.axes[0].ceil_mode,
-        )
+        names = ("window", "stride", "start_padding", "end_padding", "dilation")
+        return *([getattr(axis, name) for axis in self.axes] for name in names), self.axes[0].ceil_mode
 
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none (rule G5)."""
+        check_spatial_sizes("the input", sizes, self.rank)
         outputs = []
-        for axis, size in zip(self.axes, sizes, strict=True):
-            output = axis.output_size(size)
-            if size < 1 or output < 1:
-                self._refuse_sizes(sizes)
-            outputs.append(output)
-        return tuple(outputs)
-
-    def _refuse_sizes(self, sizes: Sequence[int]) -> None:
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
-            if size < 1:
-                raise ArgumentError(
-                    f"the input has size {size} in spatial dimension {name}; every spatial size must be at least 1"
-                )
-            if axis.output_size(size) < 1:
+            outputs.append(axis.output_size(size))
+            if outputs[-1] < 1:
                 raise ArgumentError(
                     f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
                     f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
                     f"{size + axis.start_padding + axis.end_padding} "
                     f"({axis.start_padding} + {size} + {axis.end_padding})"
                 )
+        return tuple(outputs)
 
 
 # Making and checking a window.
 
 
-def _directml(
-    rank: int, ceil_mode: bool, window_size: Any, strides: Any, start_padding: Any, end_padding: Any, dilations: Any
-) -> Window:
-    return _window(
-        ceil_mode,
-        entries("window_size", window_size, rank, 1),
-        entries("strides", strides, rank, 1),
-        entries("start_padding", start_padding, rank, 0),
-        entries("end_padding", end_padding, rank, 0),
-        entries("dilations", dilations, rank, 1),
-    )
+def _made(make: Callable[..., Window], rank: int, ceil_mode: bool, arguments: tuple[Any, ...], plain: bool) -> Window:
+    """The window of ``arguments``, remembered if nothing can change them: to build one costs microseconds."""
+    if type(ceil_mode) is not bool or is_compiling():
+        return make(rank, ceil_mode, *arguments)
+    key = arguments if plain else _frozen(arguments)
+    return make(rank, ceil_mode, *arguments) if key is None else _remembered(make, rank, ceil_mode, *key)
+
+
+@functools.lru_cache(maxsize=2048)
+def _remembered(make: Callable[..., Window], *arguments: Any) -> Window:
+    return make(*arguments)
+
+
+def _frozen(values: Iterable[Any]) -> tuple[Any, ...] | None:
+    """``values`` with tuples for lists; None if another may change or equals an int, as True and 1.0 do."""
+    frozen = []
+    for value in values:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            value = _frozen(value)
+            if value is None:
+                return None
+        elif kind is not int and kind is not str and value is not None:
+            return None
+        frozen.append(value)
+    return tuple(frozen)
+
+
+def _directml(rank: int, ceil_mode: bool, *arguments: Any) -> Window:
+    limits = {"window_size": 1, "strides": 1, "start_padding": 0, "end_padding": 0, "dilations": 1}
+    given = zip(limits.items(), arguments, strict=True)
+    return _window(ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given))
 
 
 def _pytorch(
@@ -214,9 +219,7 @@ def _pytorch(
     windows = _spread("kernel_size", kernel_size, rank, 1)
     strides = _spread("stride", stride, rank, 1)
     dilations = _spread("dilation", dilation, rank, 1)
-    if type(padding) is int:
-        starts = ends = _spread("padding", padding, rank, 0)
-    elif isinstance(padding, str):
+    if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
         totals = [0] * rank
@@ -233,50 +236,17 @@ def _pytorch(
     return _window(ceil_mode, windows, strides, starts, ends, dilations)
 
 
-def _window(
-    ceil_mode: bool,
-    windows: Sequence[int],
-    strides: Sequence[int],
-    starts: Sequence[int],
-    ends: Sequence[int],
-    dilations: Sequence[int],
-) -> Window:
+def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
     if type(ceil_mode) is not bool:
         raise TypeError(f"ceil_mode must be a bool, got {ceil_mode!r} of type {type(ceil_mode).__name__}")
-    return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(windows, strides, starts, ends, dilations, strict=True)))
-
-
-# Building a window costs microseconds; plain ints, which nothing can change, are looked up instead.
-_cached_directml = functools.lru_cache(maxsize=1024)(_directml)
-_cached_pytorch = functools.lru_cache(maxsize=1024)(_pytorch)
-
-
-def _cache_key(arguments: tuple[Any, ...], ceil_mode: bool) -> tuple[Any, ...] | None:
-    """``arguments`` as a key if all are ints, words or lists of them: 1, 1.0 and True must not be confused."""
-    if is_compiling() or type(ceil_mode) is not bool:
-        return None
-    for value in arguments:
-        if type(value) is not int:
-            return _nested_key(arguments)
-    return arguments
-
-
-def _nested_key(arguments: Iterable[Any]) -> tuple[Any, ...] | None:
-    key = []
-    for value in arguments:
-        kind = type(value)
-        if kind is tuple or kind is list:
-            value = _nested_key(value)
-            if value is None:
-                return None
-        elif kind is not int and kind is not str and value is not None:
-            return None
-        key.append(value)
-    return tuple(key)
+    return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))  # type: ignore[call-arg]
 
 
 def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     """``value`` as one int per spatial dimension; refuses anything else by argument, dimension and number (G5, G6)."""
+    # Plain ints first: a compiled graph looks at whatever a trace has looked at, in every call.
+    if type(value) is int and least <= value <= LARGEST_ARGUMENT:
+        return (value,) * rank
     # What has no order, or is read as one thing, is no list of numbers: it is refused below.
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor, Set, Mapping)):
         listed = tuple(value)
@@ -299,23 +269,28 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
 
 def integer(name: str, entry: Any, value: Any) -> int:
     """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are refused (rule G6)."""
-    if isinstance(entry, torch.SymInt):
-        return cast(int, entry)
-    if isinstance(entry, int) and not isinstance(entry, bool):
-        return entry
     if not isinstance(entry, bool):
-        try:
+        if isinstance(entry, (int, torch.SymInt)):
+            return cast(int, entry)
+        with contextlib.suppress(TypeError):
             return operator.index(entry)
-        except TypeError:
-            pass
     raise TypeError(f"{name} must be ints, got {entry!r} of type {type(entry).__name__} ({name}={value!r})")
+
+
+def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
+    """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has them."""
+    names = AXIS_NAMES[rank]
+    if len(sizes) != rank:
+        raise ArgumentError(f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got {tuple(sizes)}")
+    for size, name in zip(sizes, names, strict=True):
+        if size < 1:
+            raise ArgumentError(
+                f"{subject} has size {size} in spatial dimension {name}; every spatial size must be at least 1"
+            )
 
 
 def _spread(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     """:func:`entries` of one of torch.nn's arguments, of which a list of one entry is read as an int."""
-    # Plain ints first: a compiled graph looks at whatever a trace has looked at, in every call.
-    if type(value) is int and least <= value <= LARGEST_ARGUMENT:
-        return (value,) * rank
     return entries(name, value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value, rank, least)
 
 
@@ -324,12 +299,4 @@ def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
     extent = (window - 1) * dilation + 1
     total = (-(-size // stride) - 1) * stride + extent - size
     # Where windows leave no gaps it is never negative, and symbolic sizes need not be told so.
-    return total if type(stride) is type(extent) is int and extent >= stride else _larger(0, total)
-
-
-def _larger(first: int, second: int) -> int:
-    return max(first, second) if isinstance(first, int) and isinstance(second, int) else torch.sym_max(first, second)
-
-
-def _smaller(first: int, second: int) -> int:
-    return min(first, second) if isinstance(first, int) and isinstance(second, int) else torch.sym_min(first, second)
+    return total if type(stride) is type(extent) is int and extent >= stride else torch.sym_max(0, total)

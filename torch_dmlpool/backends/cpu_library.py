@@ -113,11 +113,11 @@ class Plan(NamedTuple):
 def planned(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    window: Window | tuple[int, ...],
-    spatial_sizes: tuple[int, ...] | None,
-    counted: tuple[bool, int | None] | None,
-    memory_format: torch.memory_format | None,
     threads: int,
+    window: Window | tuple[int, ...],
+    spatial_sizes: tuple[int, ...] | None = None,
+    counted: tuple[bool, int | None] | None = None,
+    memory_format: torch.memory_format | None = None,
 ) -> Plan:
     """The plan of a call for a tensor of ``shape`` and ``strides``.
 

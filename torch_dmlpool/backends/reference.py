@@ -382,8 +382,8 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     return _laid_out_like(unique.to(operands.position_dtype(plane)), positions)
 
 
-def gather_positions(input: Tensor, positions: Tensor) -> Tensor:
-    """The element at each position, 0 where there is none."""
+def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
+    """The element at each position, 0 where there is none; whether ``bins`` chose them is for its adjoint alone."""
     return _laid_out_like(_elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions)
 
 

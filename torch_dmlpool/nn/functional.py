@@ -91,7 +91,7 @@ def with_batch(
             f"{family}{rank}d: input must be {rank + 2}-D (N, C, {axes}) or, unbatched, {rank + 1}-D (C, {axes}), "
             f"got {input.dim()}-D of shape {tuple(input.shape)}"
         )
-    channels = input.size(1)
+    channels = input.shape[1]
     if not no_channels and type(channels) is int and channels == 0:
         raise ArgumentError(f"{family}{rank}d: input must have at least one channel, got shape {tuple(input.shape)}")
     if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
@@ -118,11 +118,19 @@ def without(output: Any, added: int | None) -> Any:
     return output.squeeze(added) if isinstance(output, Tensor) else tuple(one.squeeze(added) for one in output)
 
 
-def window_of(rank: int, batched: Tensor, added: int | None, *arguments: Any) -> Window:
-    """The window of :meth:`Window.pytorch`'s ``arguments`` for what is pooled."""
-    _, stride, padding, *_ = arguments
+def window_of(
+    rank: int,
+    batched: Tensor,
+    added: int | None,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Padding,
+    dilation: Sizes,
+    ceil_mode: bool,
+) -> Window:
+    """The window of torch.nn's arguments for what is pooled."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
-    window = Window.pytorch(rank, *arguments, sizes=sizes)
+    window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes=sizes)
     return Window((Axis(1, 1, 0, 0, 1, window.axes[0].ceil_mode), *window.axes)) if added == 2 else window
 
 
@@ -169,7 +177,7 @@ def avg_pool(
     >>> avg_pool{rank}d(row, ({ones}2), padding="same", stride=1, count_include_pad=False).flatten()
     tensor([1.5000, 2.5000, 3.5000, 4.5000, 5.0000])
     """
-    batched, added = with_batch("avg_pool", rank, input, operands.AVERAGE_TYPES)
+    batched, added = with_batch("avg_pool", rank, input, operands.FLOAT_TYPES)
     operands.check_flag("count_include_pad", count_include_pad)
     operands.check_divisor(divisor_override)
     window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
@@ -200,6 +208,7 @@ def max_pool(
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
+        operands.tap_dtype(window.taps)
         return without(_max.max_pooling_with_indices(batched, window, torch.int64, True), added)
     return without(_max.max_pooling(batched, window), added)
 
@@ -253,7 +262,7 @@ def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tens
     >>> adaptive_avg_pool{rank}d(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
     tensor([2., 4.])
     """
-    batched, added = with_batch("adaptive_avg_pool", rank, input, operands.AVERAGE_TYPES, no_channels=True)
+    batched, added = with_batch("adaptive_avg_pool", rank, input, operands.FLOAT_TYPES, no_channels=True)
     sizes = _output_size(added, batched, output_size)
     return without(_adaptive.adaptive_average_pooling(batched, sizes), added)
 

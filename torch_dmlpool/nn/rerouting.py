@@ -25,7 +25,7 @@ def _routes() -> dict[Callable[..., Any], _Route]:
     names = [name for name in functional.__all__ if not name.startswith(("lp_pool", "max_unpool"))]
     routes: dict[Callable[..., Any], _Route] = {}
     for name in names:
-        route = getattr(functional, name), operands.AVERAGE_TYPES if "avg" in name else operands.MAX_TYPES
+        route = getattr(functional, name), operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES
         routes[getattr(torch.nn.functional, name)] = route
         # The forms beneath, which some models call; their average is torch.nn.functional's, and adaptive maxima there
         # have indices always.

@@ -135,14 +135,14 @@ def _maxima_and_positions(input: Tensor, output_sizes: Sequence[int]) -> list[tu
 
 _bin_averages: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
-    [operands.AVERAGE_TYPES],
+    [operands.FLOAT_TYPES],
     _check,
     complete=_with_sizes,
     adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )
 _bin_averages_grad: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
-    [operands.AVERAGE_TYPES],
+    [operands.FLOAT_TYPES],
     _check,
     adjoint=lambda input_gradient, spatial_sizes: (_bin_averages, (input_gradient.shape[2:],)),
 )

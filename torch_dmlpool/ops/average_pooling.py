@@ -31,14 +31,14 @@ def _check_grad(
 
 average_pooling: Operator = Operator(
     "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> Tensor",
-    [operands.AVERAGE_TYPES],
+    [operands.FLOAT_TYPES],
     _check,
     adjoint=lambda input, *arguments: (average_pooling_grad, (input.shape[2:], *arguments)),
 )
 average_pooling_grad: Operator = Operator(
     "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    [operands.AVERAGE_TYPES],
+    [operands.FLOAT_TYPES],
     _check_grad,
     adjoint=lambda input_gradient, spatial_sizes, *arguments: (average_pooling, arguments),
 )

@@ -37,7 +37,10 @@ def _check_with_indices(input: Tensor, window: Window, index_dtype: torch.dtype,
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
     operands.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
-    operands.check_tap_type(taps, window.taps)
+    dtype = operands.tap_dtype(window.taps)
+    if taps.dtype is not dtype:
+        names = operands.name_of(dtype), operands.name_of(taps.dtype)
+        raise TypeError(f"taps of a window of {window.taps} taps must have data type {names[0]}, got {names[1]}")
     return [*taps.shape[:2], *spatial_sizes]
 
 
@@ -108,21 +111,6 @@ def _indices_over_batches(
     return numbered(registration.unfolded(positions, info.batch_size), sizes, index_dtype, per_plane), 0
 
 
-# Indices and the gradient from the input number taps too, if inside a kernel alone: refused before any work.
-
-
-def _call_with_indices(backend: Any, input: Tensor, window: Window, *arguments: Any) -> tuple[Tensor, Tensor]:
-    operands.tap_dtype(window.taps)
-    both: tuple[Tensor, Tensor] = backend.max_pooling_with_indices(input, window, *arguments)
-    return both
-
-
-def _call_grad(backend: Any, input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    operands.tap_dtype(window.taps)
-    gradient: Tensor = backend.max_pooling_grad(input, input_gradient, window)
-    return gradient
-
-
 # What is computed where a derivative is wanted.
 
 
@@ -157,7 +145,6 @@ max_pooling_with_indices: Operator = Operator(
     [operands.MAX_TYPES],
     _check_with_indices,
     results=lambda input, window, index_dtype, per_plane: _both(input, index_dtype),
-    call=_call_with_indices,
     vmap=_with_indices_over_batches,
     differentiable=_differentiable_with_indices,
 )
@@ -173,7 +160,6 @@ max_pooling_grad: Operator = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.FLOAT_TYPES],
     _check_grad,
-    call=_call_grad,
     differentiable=_differentiable_grad,
 )
 max_pooling_grad_from_taps: Operator = Operator(

@@ -142,8 +142,6 @@ gather_positions: Operator = Operator(
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
     results=lambda input, positions, bins: [(operands.suggested_memory_format(positions), input.dtype)],
-    # Whether positions may coincide is for the adjoint alone.
-    call=lambda backend, input, positions, bins: backend.gather_positions(input, positions),
     adjoint=lambda input, positions, bins: (
         scatter_positions,
         (input.shape[2:], bins, operands.is_channels_last(input)),

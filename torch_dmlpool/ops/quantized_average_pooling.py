@@ -121,8 +121,8 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
 _pooling = registration.define(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType output_dtype) -> Tensor",
-    implementation=_forward,
-    fake=_fake,
-    vmap=_vmap,
-    autograd=_autograd,
+    _forward,
+    _fake,
+    _vmap,
+    _autograd,
 )

@@ -47,28 +47,32 @@ WINDOW_SCHEMA = (
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
+def _defined(schema: str, implementations: dict[str, Callable[..., Any]], *tags: torch.Tag) -> torch._ops.OpOverload:
+    """Register an operator by dispatch keys and return it; ``WINDOW`` in the schema stands for the window arguments."""
+    name = schema.split("(", 1)[0]
+    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag, *tags))
+    for key, implementation in implementations.items():
+        _library.impl(name, implementation, key)
+    overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
+    return overload
+
+
 def define(
     schema: str,
-    *,
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     vmap: Callable[..., Any],
     autograd: Callable[..., Any] | None = None,
 ) -> torch._ops.OpOverload:
-    """Register an operator and return it; ``WINDOW`` in the schema stands for the six window arguments."""
-    name = schema.split("(", 1)[0]
+    """Register an operator that compilers take as it is, and return it."""
+    implementations = {"CompositeExplicitAutograd": implementation} | ({"Autograd": autograd} if autograd else {})
     # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
-    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
-    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    overload = _defined(schema, implementations, torch.Tag.flexible_layout)
     # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
     in_packages = "ScalarType" not in schema or torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-    fake = _seen_by_compilers(name, fake, in_packages)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=_library)
-    if autograd is not None:
-        _library.impl(name, autograd, "Autograd")
-    overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
+    name = overload._schema.name
+    torch.library.register_fake(name, _seen_by_compilers(name, fake, in_packages), lib=_library)
+    torch.library.register_vmap(name, vmap, lib=_library)
     return overload
 
 
@@ -85,7 +89,7 @@ def _seen_by_compilers(name: str, fake: Callable[..., Any], in_packages: bool) -
             )
         if not in_packages and virtualized is not None and virtualized.V.aot_compilation:
             raise NotImplementedError(
-                f"{NAMESPACE}::{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
+                f"{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
                 "as another one: use PyTorch 2.13, or take the program apart first, by its run_decompositions with "
                 "torch_dmlpool.decompositions.decompositions()"
             )
@@ -99,12 +103,7 @@ def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverlo
 
     Its derivatives, fake tensors and batches are theirs; compilers see through it, exported programs show it whole.
     """
-    name = schema.split("(", 1)[0]
-    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag,))
-    for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-        _library.impl(name, composition, key)
-    overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
-    return overload
+    return _defined(schema, dict.fromkeys(("CompositeImplicitAutograd", "FuncTorchBatched"), composition))
 
 
 class Operator:
@@ -121,7 +120,6 @@ class Operator:
         *,
         complete: Callable[..., tuple[Any, ...]] | None = None,
         results: Callable[..., Sequence[tuple[torch.memory_format, torch.dtype]]] | None = None,
-        call: Callable[..., Any] | None = None,
         vmap: Callable[..., Any] | None = None,
         adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
         tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
@@ -136,7 +134,6 @@ class Operator:
             check: Refuses arguments that do not fit, and returns the sizes of the results.
             complete: Fills in arguments that stand for sizes of the input.
             results: Memory format and data type of each result; one like the first tensor if None.
-            call: Does the work, given the backend; its function of the same name if None.
             vmap: The operator over batches; if None they are merged into the samples.
             adjoint: Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
             tangent: Of one that chooses elements and returns them with what it chose: the linear operator that takes
@@ -147,16 +144,11 @@ class Operator:
         """
         self.name = schema.split("(", 1)[0]
         self.types, self.check, self.results, self.adjoint, self.tangent = types, check, results, adjoint, tangent
-        self.call, self.complete, self.differentiable = call, complete, differentiable
+        self.complete, self.differentiable = complete, differentiable
         self.recorder = self if adjoint is not None or tangent is not None else recorded_by
         self.has_derivative = self.recorder is not None or differentiable is not None
-        self.overload = define(
-            schema,
-            implementation=self._computed,
-            fake=self._fake,
-            vmap=self._over_batches if vmap is None else vmap,
-            autograd=self._recorded if self.has_derivative else None,
-        )
+        implementations = self._computed, self._fake, vmap or self._over_batches
+        self.overload = define(schema, *implementations, self._recorded if self.has_derivative else None)
         names = [argument.name for argument in self.overload._schema.arguments]
         self.count, self.tensors = len(types), names[: len(types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
@@ -175,8 +167,7 @@ class Operator:
 
     def called(self, *arguments: Any) -> Any:
         """What the backend of the first tensor computes."""
-        backend = backend_of(arguments[0])
-        return getattr(backend, self.name)(*arguments) if self.call is None else self.call(backend, *arguments)
+        return getattr(backend_of(arguments[0]), self.name)(*arguments)
 
     def _differentiated(self, are_bare: bool, arguments: tuple[Any, ...]) -> Any:
         recorder = self.recorder
