@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 
 from .addressing import (
-    bin_start,
-    bin_stop,
     first_covering,
     first_tap_inside,
     lane_numbers,
@@ -21,7 +19,6 @@ from .addressing import (
     load_filled,
     lowest,
     rounded,
-    tile_of,
     widened,
 )
 from .max_pooling import better, comparable, compared
@@ -184,40 +181,3 @@ def grad_axis(
     tl.store(dx + own, rounded(total, dx.dtype.element_ty), mask=live)
     if not LAST:
         tl.store(rest + own, left.to(rest.dtype.element_ty), mask=live)
-
-
-@launched(3)
-def grad_bins(
-    gradient, positions, target, lanes, INNER, D, H, W, OD, OH, OW, bound_d, bound_h, bound_w,
-    WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """The gradient of adaptive maxima: every element adds up, in row-major order, the bins that hold and chose it.
-
-    All are dense: positions, gradients of OD x OH x OW bins and elements of D x H x W; a place has INNER channels.
-    Element ``x`` lies in the bins that bin ``x`` of as many bins as elements would hold; ``bound_*``: at most so many.
-    """
-    ACC: tl.constexpr = tl.float64 if gradient.dtype.element_ty == tl.float64 else tl.float32
-    lane = lane_numbers(B, WIDE)
-    live = lane < lanes
-    w, h, d, outer = tile_of(lane // INNER, W, H, D, 3)
-    base = outer.to(tl.int64) * OD * OH * OW * INNER + lane % INNER
-    own = (d * H + h) * W + w
-    first_d = bin_start(d, OD, D)
-    first_h = bin_start(h, OH, H)
-    first_w = bin_start(w, OW, W)
-    stop_d = bin_stop(d, OD, D)
-    stop_h = bin_stop(h, OH, H)
-    stop_w = bin_stop(w, OW, W)
-    total = tl.zeros([B], ACC)
-    for i in range(0, bound_d):
-        od = first_d + i
-        for j in range(0, bound_h):
-            oh = first_h + j
-            for k in range(0, bound_w):
-                ow = first_w + k
-                inside = live & (od < stop_d) & (oh < stop_h) & (ow < stop_w)
-                at = base + ((od * OH + oh) * OW + ow) * INNER
-                position = tl.load(positions + at, mask=inside, other=0)
-                term = tl.load(gradient + at, mask=inside & (position == own), other=0.0)
-                total += widened(term, ACC)
-    tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)

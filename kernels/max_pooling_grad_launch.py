@@ -19,7 +19,6 @@ from .launch import (
     one_axis_at_a_time,
     tile_launch,
     wide,
-    widest_bin,
 )
 from .max_pooling_launch import CHANNEL_STEP, EXTENT, With, extents
 
@@ -88,18 +87,6 @@ def _grad_axes(request: Request) -> list[Launch]:
         sizes = (lanes, along.inner, along.targets, along.source, bound)
         launches.append(Launch.of_lanes("max_pooling_axis.grad_axis", lanes, sizes, constants))
     return launches
-
-
-@lru_cache(maxsize=4096)
-def bin_gradient(request: Request) -> Launch:
-    """One lane per element of the gradient of adaptive maxima; gradients of the bins and positions are dense."""
-    outputs, sizes = request.sizes, request.targets
-    lanes = prod(request.shape[:2]) * prod(sizes)
-    inner = request.shape[1] if request.channels_last else 1
-    largest = lanes, inner * prod(outputs), *((a + 1) * (b + 1) for a, b in zip(sizes, outputs, strict=True))
-    bounds = (widest_bin(output, size) for output, size in zip(outputs, sizes, strict=True))
-    numbers = (lanes, inner, *sizes, *outputs, *bounds)
-    return Launch.of_lanes("max_pooling_axis.grad_bins", lanes, numbers, {"WIDE": wide(*largest)})
 
 
 @lru_cache(maxsize=4096)

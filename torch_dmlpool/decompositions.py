@@ -40,7 +40,9 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         []
 
     """
-    operators = {name: getattr(torch.ops.dmlpool, name).default for name in reference.__all__}
+    operators = {
+        name: getattr(torch.ops.dmlpool, name).default for name in torch.ops.dmlpool if hasattr(reference, name)
+    }
     return {operator: _decomposition(name, operator) for name, operator in operators.items()}
 
 

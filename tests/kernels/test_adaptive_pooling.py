@@ -1,9 +1,8 @@
-"""The kernels of adaptive pooling and of positions under Triton's interpreter, and how they are launched."""
+"""The kernels of adaptive pooling under Triton's interpreter, and how they are launched."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import oracle
@@ -44,20 +43,10 @@ def test_averages_and_their_adjoint(name: str, layout: str) -> None:
 
 
 @laid_out
-def test_maxima_and_their_gradient(name: str, layout: str) -> None:
-    """M2 and M5."""
+def test_maxima(name: str, layout: str) -> None:
+    """M2."""
     sizes, outputs = ADAPTED[name]
-    input = samples.LAYOUTS[layout](samples.ties(2, 3, *sizes))
-    check_maximum(input, outputs)
-    expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs))
-    gradient = samples.LAYOUTS[layout](samples.ties(2, 3, *outputs, seed=1))
-    spread = oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(gradient), oracle.Bins(outputs))
-    positions = torch.from_numpy(expected.plane_indices)
-    for channels_last in (False, True)[: len(sizes)]:
-        for given in (positions, samples.LAYOUTS[layout](positions.int())):
-            if layout != "expanded over channels" or given is positions:
-                found = backend.scatter_positions(gradient, given, sizes, True, channels_last)
-                samples.assert_same(found, spread)
+    check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *sizes)), outputs)
 
 
 def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
@@ -94,29 +83,7 @@ def test_not_a_number_and_infinity() -> None:
 def test_64_bit_offsets() -> None:
     """Every kernel again, with the arithmetic that tensors of more than 2³¹ elements take."""
     test_averages_and_their_adjoint("plane", "sliced")
-    test_maxima_and_their_gradient("plane", "channels last")
-    test_positions("contiguous", torch.int64)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=samples.name_of)
-@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
-def test_positions(layout: str, dtype: torch.dtype) -> None:
-    """Unique ones, scattered and gathered; what lies outside the plane touches nothing."""
-    lay_out: Callable[[Tensor], Tensor] = samples.LAYOUTS[layout]
-    generator = torch.Generator().manual_seed(0)
-    raw = torch.randint(-2, 14, (2, 3, 3, 2), generator=generator)
-    inside = torch.where((raw >= 0) & (raw < 12), raw, -1)
-    values = samples.normal(2, 3, 3, 2)
-    expected, kept = oracle.unpooled(values.numpy(), inside.numpy(), (3, 4))
-    unique = backend.unique_positions(lay_out(raw.to(dtype)), (3, 4))
-    samples.assert_same(unique, np.where(kept, inside.numpy(), -1))
-    for channels_last in (False, True):
-        scattered = backend.scatter_positions(lay_out(values), lay_out(unique), (3, 4), False, channels_last)
-        samples.assert_same(scattered, expected)
-    gathered = backend.gather_positions(lay_out(scattered), lay_out(raw.to(dtype)))
-    picked = scattered.flatten(2).gather(2, inside.clamp(min=0).flatten(2)).view_as(raw)
-    samples.assert_same(gathered, torch.where(inside >= 0, picked, 0))
-    assert backend.unique_positions(raw[:0], (3, 4)).shape == (0, 3, 3, 2)
+    test_maxima("plane", "channels last")
 
 
 @pytest.mark.parametrize(

@@ -174,16 +174,6 @@ def bins(input: Tensor, window: Window) -> None:
     samples.assert_gradient(gradient, *exact, taps)
 
 
-def positions_of_bins(input: Tensor, window: Window) -> None:
-    outputs = window.output_sizes(input.shape[2:])
-    values, of_bins = samples.to_numpy(input), oracle.Bins(outputs)
-    found = torch.from_numpy(oracle.maximum(values, of_bins).plane_indices)
-    given = samples.normal(*found.shape, dtype=input.dtype)
-    result = backend.scatter_positions(given, found.int(), input.shape[2:], True, False)
-    exact, sums = (oracle.maximum_grad(values, samples.to_numpy(each), of_bins) for each in (given, given.abs()))
-    samples.assert_gradient(result, exact, sums, found.shape[-1])
-
-
 OPERATORS: dict[Callable[[Tensor, Window], None], list[torch.dtype]] = {
     maxima: NUMBERS,
     maxima_with_taps: NUMBERS,
@@ -194,7 +184,6 @@ OPERATORS: dict[Callable[[Tensor, Window], None], list[torch.dtype]] = {
     average_gradient: FLOATS,
     quantized_averages: [torch.uint8, torch.int8],
     bins: FLOATS,
-    positions_of_bins: FLOATS,
 }
 OF_FINITE_NUMBERS = (averages, average_gradient)
 

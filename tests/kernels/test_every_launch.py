@@ -177,7 +177,7 @@ def quantized(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]
 
 
 def bins(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
-    """Adaptive pooling and its gradients, and whatever moves elements by their positions."""
+    """Adaptive pooling and its gradients."""
     for shape in (one for sizes in (SIZES, MORE_SIZES if every else {}) for rank in sizes for one in sizes[rank]):
         inputs = [torch.empty(shape, dtype=dtype, device="meta")]
         if len(shape) > 3:
@@ -188,16 +188,11 @@ def bins(dtype: torch.dtype, every: bool) -> Iterator[Callable[[], object]]:
 
 
 def of_bins(input: Tensor, sizes: tuple[int, ...]) -> Iterator[Callable[[], object]]:
-    plane, last = input.shape[2:], not input.is_contiguous()
-    values, positions = backend.adaptive_max_pooling(input, sizes)
+    values, _ = backend.adaptive_max_pooling(input, sizes)
     yield lambda: backend.adaptive_max_pooling(input, sizes)
     if input.dtype.is_floating_point:
         yield lambda: backend.adaptive_average_pooling(input, sizes)
-        yield lambda: backend.adaptive_average_pooling_grad(values, plane)
-        yield lambda: backend.scatter_positions(values, positions, plane, True, last)
-    yield lambda: backend.scatter_positions(values, positions, plane, False, last)
-    yield lambda: backend.gather_positions(input, positions)
-    yield lambda: backend.unique_positions(positions, plane)
+        yield lambda: backend.adaptive_average_pooling_grad(values, input.shape[2:])
 
 
 Calls = Callable[[torch.dtype, bool], Iterator[Callable[[], object]]]

@@ -18,41 +18,22 @@ from torch_dmlpool.backends.reference_windows import (
     NOWHERE,
     SUM,
     Tensors,
+    Windows,
     are_ints,
-    binned,
-    bins,
     first_maximum,
     firsts,
     is_known,
     lowest,
     maximum,
     numbers,
+    parts,
     pooled,
+    read_by,
     reduced,
     taps_before,
-    taps_inside,
     windows_over,
 )
 from torch_dmlpool.window import Axis, Window
-
-__all__ = [
-    "adaptive_average_pooling",
-    "adaptive_average_pooling_grad",
-    "adaptive_max_pooling",
-    "average_pooling",
-    "average_pooling_grad",
-    "gather_positions",
-    "max_pooling",
-    "max_pooling_gather",
-    "max_pooling_grad",
-    "max_pooling_grad_from_taps",
-    "max_pooling_indices",
-    "max_pooling_with_indices",
-    "max_pooling_with_taps",
-    "quantized_linear_average_pooling",
-    "scatter_positions",
-    "unique_positions",
-]
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -75,35 +56,31 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
 
 
-def _product(counts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """One count per axis, multiplied over the spatial dimensions; at least 1."""
-    product = counts[0].to(dtype)
-    for factor in counts[1:]:
-        product = product.unsqueeze(-1) * factor.to(dtype)
-    return product.clamp(min=1)
-
-
 def _divisor(
-    window: Window, sizes: Sequence[int], include_padding: bool, override: int | None, like: Tensor, dtype: torch.dtype
+    windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool = False, override: int | None = None
 ) -> Any:
     """What sums of windows over ``sizes`` are divided by: the taps that count, at least 1 (rules A1 to A3 and A5)."""
     if override is not None:
         return override
-    counts = []
-    for axis, size in zip(window.axes, sizes, strict=True):
-        if include_padding:
-            counts.append(taps_before(size + axis.end_padding, firsts(axis, size, like), axis))
+    counts = torch.ones((), dtype=like.dtype, device=like.device)
+    for part, size in zip(parts(windows), sizes, strict=True):
+        if isinstance(part, Axis) and include_padding:
+            along = taps_before(size + part.end_padding, firsts(part, size, like), part)
         else:
-            counts.append(taps_inside(axis, size, like).counts)
-    return _product(counts, dtype)
+            along = read_by(part, size, like).counts
+        counts = counts.unsqueeze(-1) * along.to(like.dtype)
+    return counts.clamp(min=1)
+
+
+def _averages(input: Tensor, windows: Windows, *divided_how: Any) -> Tensor:
+    wide = _wide(input)
+    (sums,) = pooled((wide,), windows, SUM)
+    return _laid_out_like((sums / _divisor(windows, input.shape[2:], wide, *divided_how)).to(input.dtype), input)
 
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Sums of windows, divided once."""
-    wide = _wide(input)
-    (sums,) = pooled((wide,), window, SUM)
-    divisor = _divisor(window, input.shape[2:], include_padding, divisor_override, input, wide.dtype)
-    return _laid_out_like((sums / divisor).to(input.dtype), input)
+    return _averages(input, window, include_padding, divisor_override)
 
 
 def average_pooling_grad(
@@ -115,7 +92,7 @@ def average_pooling_grad(
 ) -> Tensor:
     """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that read it."""
     wide = _wide(input_gradient)
-    sums: Tensors = (wide / _divisor(window, spatial_sizes, include_padding, divisor_override, wide, wide.dtype),)
+    sums: Tensors = (wide / _divisor(window, spatial_sizes, wide, include_padding, divisor_override),)
     for dim, axis in enumerate(window.axes, -window.rank):
         sums = reduced(sums, dim, windows_over(axis, wide.shape[dim], spatial_sizes[dim], wide), SUM)
     return _laid_out_like(sums[0].to(input_gradient.dtype), input_gradient)
@@ -123,21 +100,14 @@ def average_pooling_grad(
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Sums of bins, divided once."""
-    wide = _wide(input)
-    (sums,) = binned((wide,), output_sizes, SUM)
-    return _laid_out_like((sums / _bin_counts(input.shape[2:], output_sizes, wide)).to(input.dtype), input)
+    return _averages(input, output_sizes)
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The exact adjoint: the bins that read an element are bins again."""
     wide = _wide(input_gradient)
-    shares = wide / _bin_counts(spatial_sizes, input_gradient.shape[2:], wide)
-    (sums,) = binned((shares,), spatial_sizes, SUM)
+    (sums,) = pooled((wide / _divisor(input_gradient.shape[2:], spatial_sizes, wide),), spatial_sizes, SUM)
     return _laid_out_like(sums.to(input_gradient.dtype), input_gradient)
-
-
-def _bin_counts(sizes: Sequence[int], output_sizes: Sequence[int], like: Tensor) -> Tensor:
-    return _product([bins(*pair, like).counts for pair in zip(sizes, output_sizes, strict=True)], like.dtype)
 
 
 def quantized_linear_average_pooling(
@@ -169,8 +139,8 @@ def quantized_linear_average_pooling(
 
     types = (torch.float64, sum_type, torch.float64, torch.float64)
     vectors = [vector(*pair) for pair in zip(parameters, types, strict=True)]
-    divisor = _divisor(window, sizes, include_padding, None, input, torch.float64)
     scale, zero, step, output_zero = vectors
+    divisor = _divisor(window, sizes, scale, include_padding)
     (sums,) = pooled((input.to(sum_type) - zero,), window, SUM)
     real = sums.to(torch.float64) * scale / (divisor * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
@@ -230,12 +200,11 @@ def _ordered(source: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
-def _winners(input: Tensor, windows: Window | Sequence[int]) -> Tensor:
+def _winners(input: Tensor, windows: Windows) -> Tensor:
     """The position of the first greatest element or first NaN of each window or bin; -1 of padding alone."""
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
-    pool: Any = pooled if isinstance(windows, Window) else binned
-    _, found = pool((ordered, positions), windows, first_maximum(ordered.dtype))
+    _, found = pooled((ordered, positions), windows, first_maximum(ordered.dtype))
     return cast(Tensor, found.where(found != NOWHERE, -1))
 
 
@@ -391,6 +360,13 @@ def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of bins may coincide and then add up."""
-    del bins
-    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
+    plane = math.prod(spatial_sizes)
+    positions = _inside(positions, plane)
+    if bins:
+        total = _scattered(input, positions, spatial_sizes)
+    else:
+        flat, source = positions.flatten(2), _signed(input).flatten(2)
+        # One element more takes what has no position.
+        total = source.new_zeros((*source.shape[:2], plane + 1)).scatter(-1, flat.where(flat >= 0, plane), source)
+        total = total[..., :plane].unflatten(-1, tuple(spatial_sizes)).view(input.dtype)
     return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))

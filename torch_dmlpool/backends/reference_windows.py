@@ -20,6 +20,8 @@ from torch import Tensor
 from torch_dmlpool.window import Axis, Window
 
 Tensors: TypeAlias = tuple[Tensor, ...]
+Windows: TypeAlias = Window | Sequence[int]
+"""A window, or how many adaptive bins there are along each spatial dimension."""
 NOWHERE = 2**63 - 1
 """The position of what fills padding: after all others."""
 
@@ -125,13 +127,22 @@ def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
     return floored(bound - first + axis.dilation - 1, axis.dilation).clamp(0, axis.window)
 
 
-def taps_inside(axis: Axis, size: int, like: Tensor) -> Steps:
-    """The taps of each window inside the input."""
-    first = firsts(axis, size, like)
-    skipped = taps_before(0, first, axis)
-    most = min(axis.window, -(-size // axis.dilation)) if are_ints(axis.window, size) else axis.window
-    counts = taps_before(size, first, axis) - skipped
-    return Steps(first + skipped * axis.dilation, counts, axis.dilation, most)
+def parts(windows: Windows) -> Sequence[Axis | int]:
+    """What there is along each spatial dimension: an axis of windows, or how many bins."""
+    return windows.axes if isinstance(windows, Window) else windows
+
+
+def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
+    """The elements inside the input that each window or bin reads."""
+    if not isinstance(part, Axis):
+        # Of n bins over a size, bin ``i`` reads ``floor(i · size / n)`` to ``ceil((i + 1) · size / n)``.
+        products = numbers(part + 1, like) * size
+        starts = floored(products[:-1], part)
+        return Steps(starts, floored(products[1:] + part - 1, part) - starts, 1, -(-size // part) + 1)
+    first = firsts(part, size, like)
+    skipped = taps_before(0, first, part)
+    most = min(part.window, -(-size // part.dilation)) if are_ints(part.window, size) else part.window
+    return Steps(first + skipped * part.dilation, taps_before(size, first, part) - skipped, part.dilation, most)
 
 
 def windows_over(axis: Axis, outputs: int, size: int, like: Tensor) -> Steps:
@@ -146,13 +157,6 @@ def windows_over(axis: Axis, outputs: int, size: int, like: Tensor) -> Steps:
     counts = (floored(floored(padded, stride).clamp(max=outputs - 1) - start, step) + 1).clamp(min=0)
     most = -(-min(outputs, (axis.extent - 1) // stride + 1) // step)
     return Steps(start, counts.where(padded % common == 0, 0), step, most)
-
-
-def bins(size: int, outputs: int, like: Tensor) -> Steps:
-    """Of n bins over a size, bin ``i`` reads ``floor(i · size / n)`` to ``ceil((i + 1) · size / n)``."""
-    products = numbers(outputs + 1, like) * size
-    starts = floored(products[:-1], outputs)
-    return Steps(starts, floored(products[1:] + outputs - 1, outputs) - starts, 1, -(-size // outputs) + 1)
 
 
 # Reducing.
@@ -184,14 +188,14 @@ def _taken(tensors: Tensors, dim: int, positions: Tensor) -> Tensors:
     return tuple(tensor.index_select(dim, positions) for tensor in tensors)
 
 
-def pooled(tensors: Tensors, window: Window, reduction: Reduction) -> Tensors:
-    """Every window."""
-    for dim, axis in enumerate(window.axes, -window.rank):
+def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
+    """Every window, or every bin."""
+    for dim, part in enumerate(parts(windows), -len(parts(windows))):
         size = tensors[0].shape[dim]
-        if covers(axis, size):
+        if isinstance(part, Axis) and covers(part, size):
             tensors = reduction.whole(tensors, dim)
         else:
-            tensors = reduced(tensors, dim, taps_inside(axis, size, tensors[0]), reduction)
+            tensors = reduced(tensors, dim, read_by(part, size, tensors[0]), reduction)
     return tensors
 
 
@@ -199,10 +203,3 @@ def covers(axis: Axis, size: int) -> bool:
     """Whether there is one window, which is the whole dimension without padding."""
     unpadded = are_ints(axis.start_padding, axis.end_padding) and axis.start_padding == axis.end_padding == 0
     return unpadded and is_known(axis.dilation == 1) and is_known(axis.window == size)
-
-
-def binned(tensors: Tensors, output_sizes: Sequence[int], reduction: Reduction) -> Tensors:
-    """Bins for windows."""
-    for dim, outputs in enumerate(output_sizes, -len(output_sizes)):
-        tensors = reduced(tensors, dim, bins(tensors[0].shape[dim], outputs, tensors[0]), reduction)
-    return tensors

@@ -16,15 +16,10 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.reference import gather_positions, unique_positions
+from torch_dmlpool.backends.reference import gather_positions as gather_positions
+from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
+from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.window import Window
-
-__all__ = [
-    "adaptive_average_pooling", "adaptive_average_pooling_grad", "adaptive_max_pooling", "average_pooling",
-    "average_pooling_grad", "gather_positions", "max_pooling", "max_pooling_gather", "max_pooling_grad",
-    "max_pooling_grad_from_taps", "max_pooling_indices", "max_pooling_with_indices", "max_pooling_with_taps",
-    "quantized_linear_average_pooling", "scatter_positions", "unique_positions",
-]  # fmt: skip
 
 # --- How kernels are launched ---
 
@@ -100,6 +95,19 @@ def _compiled(
     return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])
 
 
+def _in_turn(
+    launches: Sequence[Any], sources: Sequence[Tensor], results: Sequence[Any], between: Sequence[torch.dtype]
+) -> None:
+    """Launches from ``sources`` to ``results``, with workspaces of the types ``between`` from one to the next."""
+    for step in launches[:-1]:
+        workspaces = [torch.empty(step.results, dtype=dtype, device=sources[0].device) for dtype in between]
+        # Without numbers what would hold them is given, but not touched.
+        workspaces += workspaces[:1] * (len(sources) - len(between))
+        launch(step, *sources, *workspaces)
+        sources = workspaces
+    launch(launches[-1], *sources, *results)
+
+
 def is_aligned(*tensors: Tensor) -> bool:
     """Whether every tensor starts at a multiple of 16 bytes: only then Triton emits its widest loads and stores."""
     return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
@@ -149,29 +157,14 @@ def _maxima(
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
         return values, codes
-    input = input.contiguous(memory_format=memory_format)
-    if window is None or with_ not in ("plane indices", "indices"):
-        _one_after_another(launches, input, input, values, codes, input.dtype)
-        return values, codes
-    taps = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
-    _one_after_another(launches, input, input, values, taps, input.dtype)
-    return values, _look_up(input, taps, codes, window, with_)
-
-
-def _one_after_another(
-    launches: Sequence[Any], source: Tensor, found: Tensor, result: Tensor, codes: Tensor, dtype: torch.dtype
-) -> None:
-    """Launches from ``source`` and ``found`` to ``result`` and ``codes``, with values of ``dtype`` in between.
-
-    Codes in between are signed: -1 marks a window that has been empty so far.
-    """
-    code_dtype = torch.int64 if codes.dtype is torch.int64 else torch.int32
-    for step in launches[:-1]:
-        values = torch.empty(step.results, dtype=dtype, device=source.device)
-        numbers = values if codes is result else torch.empty(step.results, dtype=code_dtype, device=source.device)
-        launch(step, source, found, values, numbers)
-        source, found = values, numbers
-    launch(launches[-1], source, found, result, codes)
+    input, found, between = input.contiguous(memory_format=memory_format), codes, [input.dtype]
+    if code_dtype is not None:
+        if window is not None and with_ != "taps":
+            found = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
+        # Numbers in between are signed: -1 marks a window that has been empty so far.
+        between.append(torch.int64 if found.dtype is torch.int64 else torch.int32)
+    _in_turn(launches, (input, input), (values, found), between)
+    return values, codes if found is codes else _look_up(input, found, codes, window, with_)
 
 
 def max_pooling_indices(
@@ -179,9 +172,8 @@ def max_pooling_indices(
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
     indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
-    input = torch.empty((), dtype=torch.uint8, device="meta").expand(
-        *taps.shape[:2], *spatial_sizes
-    )  # of which only the shape counts
+    # Of the input only the shape counts.
+    input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
     return _look_up(input, taps, indices, window, "plane indices" if per_plane else "indices")
 
 
@@ -191,7 +183,7 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     return _look_up(input.resolve_neg(), taps, gathered, window, "values")
 
 
-def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Window, with_: Any) -> Tensor:
+def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Any, with_: Any) -> Tensor:
     """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
     if result.numel() > 0:
         memory_format = operands.suggested_memory_format(result)
@@ -226,7 +218,7 @@ def max_pooling_grad_from_taps(
     else:
         sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
         left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
-        _one_after_another(launches, source, taps, gradient, left, sums)
+        _in_turn(launches, (source, taps), (gradient, left), (sums, torch.int32))
     return gradient
 
 
@@ -282,24 +274,12 @@ def _averages(
         divisor_override,
     )  # fmt: skip
     launches = kernel_named("average_pooling_launch", "average_launches")(request)
-    accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
-    _sums(launches, source, target, memory_format, accumulated, (0, 0, 0, 0))
+    if launches[0].kernel == "average_pooling.sum_tile":
+        launch(launches[0], source, target, 0, 0, 0, 0)
+    else:
+        accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
+        _in_turn(launches, [source.contiguous(memory_format=memory_format)], [target], [accumulated])
     return target
-
-
-def _sums(
-    launches: Sequence[Any], source: Tensor, target: Tensor, memory_format: torch.memory_format, dtype: torch.dtype,
-    parameters: Sequence[Any],
-) -> None:  # fmt: skip
-    """One tile kernel, or sums of ``dtype`` along one axis after another, of which ``requantize`` may be the last."""
-    if launches[0].kernel != "average_pooling.sum_tile":
-        source = source.contiguous(memory_format=memory_format)
-    for step in launches[:-1]:
-        workspace = torch.empty(step.results, dtype=dtype, device=source.device)
-        launch(step, source, workspace)
-        source = workspace
-    last = launches[-1]
-    launch(last, source, target, *(() if last.kernel == "average_pooling.sum_axis" else parameters))
 
 
 def quantized_linear_average_pooling(
@@ -319,49 +299,8 @@ def quantized_linear_average_pooling(
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
     request = _request(window, input, sizes, memory_format, is_aligned(input, output), False, include_padding)
     launches = kernel_named("average_pooling_launch", "quantized_launches")(request, kinds)
+    if len(launches) > 1:
+        input = input.contiguous(memory_format=memory_format)
     of_sums = torch.int32 if window.taps * 255 < 2**31 else torch.int64
-    _sums(launches, input, output, memory_format, of_sums, parameters)
+    _in_turn(launches, [input], [output, *parameters], [of_sums])
     return output
-
-
-# --- Adaptive pooling and positions ---
-
-
-def _last_writers(positions: Tensor, plane: int) -> tuple[Tensor, Tensor]:
-    """Which position is written last to each element of a plane, -1 for none; and where each position writes.
-
-    The maximum of integers is the same in every order: nothing here depends on which thread comes first (rule E3).
-    """
-    places = positions.flatten(2).long()
-    inside = (places >= 0) & (places < plane)
-    numbers = torch.arange(places.shape[2], dtype=torch.int64, device=places.device).expand(places.shape)
-    places = places.where(inside, 0)
-    writers = places.new_full((*places.shape[:2], plane), -1)
-    return writers.scatter_reduce_(2, places, numbers.where(inside, -1), "amax"), places
-
-
-def _gathered(source: Tensor, places: Tensor, target: Tensor) -> Tensor:
-    """Into ``target`` the elements of ``source``'s planes at ``places``, 0 where a place is negative."""
-    of_as_many_bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.dtype.itemsize]
-    found = source.view(of_as_many_bits).flatten(2).gather(2, places.clamp(min=0)).masked_fill_(places < 0, 0)
-    target.view(of_as_many_bits).copy_(found.view(target.shape))
-    return target
-
-
-def scatter_positions(
-    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
-) -> Tensor:
-    """Zeros with each element at its position; those of ``bins`` may meet, and are added up element by element."""
-    memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
-    scattered = operands.empty((*input.shape[:2], *spatial_sizes), input, memory_format)
-    input = input.resolve_neg()  # kernels read raw memory
-    if scattered.numel() == 0 or input.numel() == 0:
-        return scattered.zero_()
-    if not bins:
-        return _gathered(input, _last_writers(positions, math.prod(spatial_sizes))[0], scattered)
-    input = input.contiguous(memory_format=memory_format)
-    how = kernel_named("max_pooling_grad_launch", "bin_gradient")(
-        _request(None, input, spatial_sizes, memory_format, False, True)
-    )
-    launch(how, input, positions.contiguous(memory_format=memory_format), scattered)
-    return scattered
