@@ -230,7 +230,7 @@ def first_tap_inside(first, K, D):
 def counted_taps(first, size, END, K, D, INCLUDE: tl.constexpr):
     """Taps of the window at ``first`` that an average counts; those past ``size + END`` never do."""
     if INCLUDE:
-        return taps_before(first, size + END, K, D)
+        return taps_before(first, size.to(first.dtype) + END, K, D)
     else:
         return taps_before(first, size, K, D) - taps_before(first, 0, K, D)
 
