@@ -43,16 +43,24 @@ class Ptx(NamedTuple):
     shared_bytes: int
 
 
-@functools.cache
-def ptx(request: Request) -> Ptx:
-    """For sm_90, neither assembled nor written to Triton's cache."""
-    source, compiler = request.source(), make_backend(SM_90)
+def ir_of(request: Request, target: GPUTarget = SM_90) -> Any:
+    """Triton's own intermediate representation, before any pass."""
+    source, compiler = request.source(), make_backend(target)
     options = compiler.parse_options(request.options())
     context = ir.context()
     ir.load_dialects(context)
     compiler.load_dialects(context)
     functions = compiler.get_codegen_implementation(options), compiler.get_module_map()
-    module = source.make_ir(SM_90, options, *functions, context)
+    module = source.make_ir(target, options, *functions, context)
+    module.context = context  # a module does not keep it alive
+    return module
+
+
+@functools.cache
+def ptx(request: Request) -> Ptx:
+    """For sm_90, neither assembled nor written to Triton's cache."""
+    source, compiler, module = request.source(), make_backend(SM_90), ir_of(request)
+    options = compiler.parse_options(request.options())
     metadata: dict[str, Any] = {"target": SM_90, **options.__dict__}
     stages: dict[str, Any] = {}
     compiler.add_stages(stages, options, source.language)

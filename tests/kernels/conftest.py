@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-if TYPE_CHECKING:
-    from emulator.launches import Emulated
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NEED_THE_INTERPRETER = (
-    "test_adaptive_pooling.py",
-    "test_additions.py",
-    "test_average_pooling.py",
-    "test_large_tensors.py",
-    "test_max_pooling.py",
-    "test_quantized_average_pooling.py",
-)
-NEED_THE_COMPILER = ("test_emulated_launches.py", "test_emulator.py", "test_every_launch.py", "test_static.py")
+NEED_THE_INTERPRETER = ("test_additions.py", "test_requantization.py")
+NEED_THE_COMPILER = ("test_emulator.py", "test_every_launch.py", "test_static.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,12 +33,18 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
-    """What the calls of a test launch, in order."""
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
+    """What a test launches, in order: on CPU tensors, by the interpreter or, compiled for sm_90, by the emulator."""
+    import torch_dmlpool.backends
     from torch_dmlpool.backends import triton as backend
 
     record: list[Ran] = []
     run = backend.launch
+    if not INTERPRETED:
+        from emulator.launches import launch as run
+
+        monkeypatch.setattr(backend, "target", lambda _: "sm_90")
+        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: backend)
 
     def recording(how: Any, *arguments: object) -> None:
         record.append(Ran(how.kernel.split(".")[1], dict(how.constants)))
@@ -71,16 +67,3 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for cache in caches:
         cache.cache_clear()
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    """The Triton backend's launches run on CPU tensors, as compiled for sm_90."""
-    from emulator.launches import Emulated
-
-    from torch_dmlpool.backends import triton as backend
-
-    result = Emulated()
-    monkeypatch.setattr(backend, "launch", result.launch)
-    monkeypatch.setattr(backend, "target", lambda _: "sm_90")
-    return result

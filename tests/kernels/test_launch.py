@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import oracle
+import pytest
 from torch_dmlpool.kernels import average_pooling_launch as averages
-from torch_dmlpool.kernels import launch
+from torch_dmlpool.kernels import launch, max_pooling_grad_launch, max_pooling_launch
 from torch_dmlpool.kernels.launch import Request
 
 from torch_dmlpool.window import Window
@@ -40,6 +42,32 @@ def only(request: Request) -> dict[str, Any]:
 
 
 THREE = Window.directml(2, 3, 1, 1, 1)
+SEVENTY = Window.directml(2, 70, 1, 35, 35)
+
+
+def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> None:
+    """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by side."""
+    for made, kernels in (
+        (lambda given: max_pooling_launch.max_launches(given, "taps"), ("max_tile", "max_axis")),
+        (averages.average_launches, ("sum_tile", "sum_axis")),
+        (lambda given: max_pooling_grad_launch.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
+    ):
+        for channels_last in (False, True):
+            (small,) = made(request(THREE, (64, 32, 64, 64), channels_last=channels_last))
+            chosen = dict(small.constants)
+            assert small.kernel.split(".")[1] == kernels[0]
+            assert (chosen["CHANNELS"], chosen["V"]) == (channels_last, 4)
+            large = made(request(SEVENTY, (1, 4, 50, 49), channels_last=channels_last))
+            assert [one.kernel.split(".")[1] for one in large] == [kernels[1]] * 2
+    requantized = averages.quantized_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1), (0, 0, 0, 0))
+    assert [one.kernel.split(".")[1] for one in requantized] == ["sum_axis", "sum_axis", "requantize"]
+
+
+def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:
+    """M1: geometry alone decides whether a window can be empty."""
+    for window, empty in ((Window.directml(2, 2, 1, (3, 0), (0, 3)), True), (Window.directml(2, 2, 1, 1, 1), False)):
+        (how,) = max_pooling_launch.max_launches(request(window, (1, 1, 4, 4)), "taps")
+        assert dict(how.constants)["EMPTY"] is empty
 
 
 def test_a_batch_makes_no_new_kernel() -> None:
@@ -47,10 +75,9 @@ def test_a_batch_makes_no_new_kernel() -> None:
     first = only(request(THREE, (1, 4, 16, 16)))
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
         assert only(request(THREE, shape)) == first
-    large = Window.directml(2, 70, 1, 35, 35)
-    first = constants_of(request(large, (1, 4, 50, 50), divisor_override=7))
+    first = constants_of(request(SEVENTY, (1, 4, 50, 50), divisor_override=7))
     second = Window.directml(2, (60, 35), (2, 1), 17, 3, (1, 2))
-    for window, shape in ((large, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
+    for window, shape in ((SEVENTY, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
         assert constants_of(request(window, shape, divisor_override=7)) == first
 
 
@@ -104,3 +131,15 @@ def test_covering() -> None:
             assert taps[0] == first
             windows = [(position - tap * dilation) // stride for tap in taps]
             assert all(a - b == reach.output_step for a, b in itertools.pairwise(windows))
+
+
+@pytest.mark.parametrize(
+    ("size", "outputs"), [(7, 3), (8, 5), (5, 8), (4, 8), (12, 4), (1, 3), (67, 3), (100, 99), (3, 1)]
+)
+def test_the_widest_bin(size: int, outputs: int) -> None:
+    """A bound never below the truth, and exact where one divides the other."""
+    widest = max(len(oracle.bin_positions(size, outputs, output)) for output in range(outputs))
+    bound = launch.widest_bin(size, outputs)
+    assert widest <= bound <= widest + 1
+    if size % outputs == 0 or outputs % size == 0:
+        assert bound == widest

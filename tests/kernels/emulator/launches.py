@@ -13,34 +13,23 @@ from emulator.memory import FaultError, Memory
 from torch_dmlpool.backends import triton as backend
 
 
-class Emulated:
-    """Stands in for the backend's ``launch``; ``record`` has the kernels' names and the launches.
-
-    Of a launch over meta tensors the last program runs, and must write the end of what it stores to.
-    """
-
-    def __init__(self) -> None:
-        self.record: list[tuple[str, Any]] = []
-
-    def launch(self, how: Any, *arguments: Any) -> None:
-        kernel = backend.kernel_named(*how.kernel.split("."))
-        self.record.append((kernel.fn.__name__, how))
-        memory, types, bits = Memory(), [], []
-        for name, argument in zip(kernel.arg_names, arguments, strict=False):
-            if isinstance(argument, Tensor):
-                types.append(compiler.POINTERS[str(argument.dtype).removeprefix("torch.")])
-                bits.append(memory.address(argument, name))
-            else:
-                number = "f" if isinstance(argument, float) else "i"
-                types.append({"f": "fp32", "i": "i32"}[number])
-                bits.append(struct.unpack("<I", struct.pack("<" + number, argument))[0])
-        aligned = tuple(i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0)
-        made = compiler.ptx(
-            compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants), how.num_warps)
-        )
-        bits += [size & (2**64 - 1) for size in how.sizes]
-        huge = any(segment.data is None for segment in memory.segments)
-        machine.run(made.text, memory, bits, how.programs, made.shared_bytes, [how.programs - 1] if huge else None)
-        for segment in memory.segments:
-            if segment.stored not in (0, segment.size):
-                raise FaultError(f"the last program of {kernel.fn.__name__} does not store the end of {segment.name}")
+def launch(how: Any, *arguments: Any) -> None:
+    """Stands in for the backend's: over meta tensors the last program alone runs, and must write the end of each."""
+    kernel = backend.kernel_named(*how.kernel.split("."))
+    memory, types, bits = Memory(), [], []
+    for name, argument in zip(kernel.arg_names, arguments, strict=False):
+        if isinstance(argument, Tensor):
+            types.append(compiler.POINTERS[str(argument.dtype).removeprefix("torch.")])
+            bits.append(memory.address(argument, name))
+        else:
+            number = "f" if isinstance(argument, float) else "i"
+            types.append({"f": "fp32", "i": "i32"}[number])
+            bits.append(struct.unpack("<I", struct.pack("<" + number, argument))[0])
+    aligned = tuple(i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0)
+    made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants, how.num_warps))
+    bits += [size & (2**64 - 1) for size in how.sizes]
+    huge = any(segment.data is None for segment in memory.segments)
+    machine.run(made.text, memory, bits, how.programs, made.shared_bytes, [how.programs - 1] if huge else None)
+    for segment in memory.segments:
+        if segment.stored not in (0, segment.size):
+            raise FaultError(f"the last program of {how.kernel} does not store the end of {segment.name}")

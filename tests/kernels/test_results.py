@@ -1,0 +1,367 @@
+"""Every operator of the Triton backend against the oracle: interpreted, or as compiled for sm_90 by the emulator.
+
+Each operator meets every problem, with types and layouts in turn; the slow tests have every layout. TRITON_INTERPRET=1
+chooses the interpreter. The emulator sees addresses and races too, but waits for the compiler, and has fewer problems.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
+pytest.importorskip("triton._C.libtriton")
+
+from torch_dmlpool.window import Window  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+only_interpreted = pytest.mark.skipif(not INTERPRETED, reason="the compiler would take most of the time")
+FLOATS = [torch.float16, torch.float32, torch.bfloat16, torch.float64]
+NUMBERS = [each for pair in zip(samples.INTEGERS, FLOATS * 2, strict=True) for each in pair]
+LAYOUTS = ["contiguous", "channels last", "sliced", "storage offset", "expanded over columns", "transposed"]
+Request = oracle.Pooling | oracle.Bins
+Problem = tuple[tuple[int, ...], Request]
+
+
+def pooling(rank: int, window: object, stride: object = 1, start: object = 0, end: object = None, dilation: object = 1,
+            ceil_mode: bool = False) -> oracle.Pooling:  # fmt: skip
+    entries = (window, stride, start, start if end is None else end, dilation)
+    return oracle.Pooling(*((each,) * rank if isinstance(each, int) else each for each in entries), ceil_mode)
+
+
+def window_of(request: oracle.Pooling) -> Window:
+    return Window.directml(request.rank, *vars(request).values())
+
+
+COMPILED: list[Problem] = [
+    ((1, 8, 10, 28), pooling(2, 2, 2)),
+    ((2, 8, 9, 16), pooling(2, 3, 1, 1)),
+    ((1, 2, 12, 16), pooling(2, 31, 1, 15)),
+    ((2, 4, 48), pooling(1, 3, 2, 1)),
+    ((1, 4, 4, 6, 8), pooling(3, 2, 2)),
+]
+"""What is compiled and emulated every day."""
+MORE: list[Problem] = [
+    ((1, 16, 9, 28), pooling(2, 3, 2, 1)),
+    ((1, 8, 7, 15), pooling(2, 3, 1, 1)),
+    ((1, 8, 12, 16), pooling(2, 5, 1, 2)),
+    ((1, 4, 9, 16), pooling(2, 7, 1, 3)),
+    ((1, 8, 9, 16), pooling(2, 3, 1, 2, 2, 2)),
+    ((1, 8, 3, 5, 8), pooling(3, 3, 1, 1)),
+    ((1, 4, 17, 12), pooling(2, (9, 3), (1, 2), (4, 0))),
+    ((1, 2, 8, 9), pooling(2, (8, 9))),
+    ((1, 2, 12, 16), pooling(2, (17, 10), (2, 1), (8, 3), (9, 2), (1, 2))),
+    ((2, 8, 5, 5), pooling(2, 3, 1, (2, 1), (2, 1))),
+    ((2, 3, 64), pooling(1, 33, 1, 16)),
+    ((1, 2, 4, 5, 6), pooling(3, 7, 2, 3)),
+    ((2, 4, 7, 8), pooling(2, (4, 3), (3, 1), (2, 1), (0, 3), (1, 2))),
+    ((1, 4, 7, 8), pooling(2, (70, 9), 1, (36, 4))),
+    ((1, 4, 7, 8), pooling(2, (9, 3), (2, 5), (30, 2), (30, 2400), (7, 900), True)),
+]
+STRIDES_AND_DILATIONS = [(1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 6), (6, 4)]
+OTHERS: list[Problem] = [
+    *(((1, 2, *case.sizes), case.pooling) for case in cases.LINES + cases.FEW[3:]),
+    *(((1, 2, 24), pooling(1, 5, stride, 2, 3, dilation)) for stride, dilation in STRIDES_AND_DILATIONS),
+    ((1, 1, 24), pooling(1, 90, 4, 200, 370, 6)),
+    ((1, 2, 3, 5, 4), pooling(3, (3, 5, 4))),
+    ((1, 2, 5), pooling(1, 3, 2, 2**31 - 3, None, 2**31 - 4)),
+]
+"""For the interpreter, of every other operator: all edges, what stride and dilation share, positions near 2**31."""
+ADAPTED: list[Problem] = [
+    ((1, 8, 9, 16), oracle.Bins((4, 5))),
+    ((2, 3, 67), oracle.Bins((3,))),
+    ((2, 3, 3, 5), oracle.Bins((7, 9))),
+    ((2, 4, 5, 9), oracle.Bins((5, 4))),
+    ((2, 4, 6, 5), oracle.Bins((1, 1))),
+    ((2, 3, 5, 4, 7), oracle.Bins((2, 6, 3))),
+]
+WORDS: list[Problem] = [
+    *(((2, 3, 6, columns), pooling(2, 3, 1, 1)) for columns in (32, 24, 12, 13)),
+    *(((2, channels, 6, 5), pooling(2, 3, 1, 1)) for channels in (32, 12, 7)),
+    *(((1, 4, *(each + 4 for each in size)), pooling(len(size), size)) for size in ((11, 11), (128,), (4, 4, 8))),
+]
+"""Quantized averages add up words of several elements, and 16-bit fields of at most 257: columns, channels, taps."""
+
+
+def awkward(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Ties everywhere; NaNs and infinities; of signed integers nothing above -2, so that no padding is greater."""
+    values = samples.ties(*shape, dtype=dtype)
+    if dtype.is_floating_point:
+        flat = values.flatten(2)
+        flat[0, 0, : flat.shape[2] // 2] = -math.inf
+        flat[-1, -1, flat.shape[2] // 3 :: 7] = math.nan
+        flat[-1, 0, 5::11] = math.inf
+    return values if dtype in samples.UNSIGNED or dtype.is_floating_point else values.clamp(max=-2)
+
+
+def maxima(input: Tensor, request: oracle.Pooling) -> None:
+    found = backend.max_pooling(input, window_of(request))
+    samples.assert_same(found, oracle.maximum(samples.to_numpy(input), request).values)
+
+
+def maxima_with_taps(input: Tensor, request: oracle.Pooling) -> None:
+    """And the indices that taps stand for."""
+    expected, window = oracle.maximum(samples.to_numpy(input), request), window_of(request)
+    values, taps = backend.max_pooling_with_taps(input, window)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(taps, expected.taps)
+    indices = backend.max_pooling_indices(taps, input.shape[2:], window, torch.int32, request.rank == 2)
+    samples.assert_same(indices, expected.plane_indices if request.rank == 2 else expected.indices)
+
+
+def maxima_with_indices(input: Tensor, request: oracle.Pooling) -> None:
+    expected, of_planes = oracle.maximum(samples.to_numpy(input), request), request.rank == 1
+    values, indices = backend.max_pooling_with_indices(input, window_of(request), torch.int64, of_planes)
+    samples.assert_same(values, expected.values)
+    samples.assert_same(indices, expected.plane_indices if of_planes else expected.indices)
+
+
+FAR = 2**29 + 2**12 + 3
+"""A stride that int32 holds, but not five times."""
+
+
+def spread(tensor: Tensor, dimension: int) -> Tensor:
+    """``tensor`` with its parts along a dimension ``FAR`` elements apart; memory between them is never touched."""
+    strides = [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    strides[dimension] = FAR
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1
+    return torch.empty(reach, dtype=tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
+
+
+def arriving(input: Tensor, request: Request) -> Tensor:
+    """A gradient of whole numbers, whose sums are exact, in the input's layout."""
+    given = samples.whole_gradient(input, request)
+    if FAR in input.stride():
+        return spread(given, input.stride().index(FAR))
+    return samples.channels_last(given) if input.stride(1) == 1 else given
+
+
+def max_gradients(input: Tensor, request: oracle.Pooling) -> None:
+    """From taps, and elements gathered at taps."""
+    values, window, given = samples.to_numpy(input), window_of(request), arriving(input, request)
+    winners = oracle.maximum(values, request)
+    taps = torch.from_numpy(winners.taps).to(backend.operands.tap_dtype(window.taps))
+    for channels_last in (False, True)[: window.rank]:
+        back = backend.max_pooling_grad_from_taps(given, taps, input.shape[2:], window, channels_last)
+        samples.assert_same(back, oracle.maximum_grad(values, samples.to_numpy(given), request))
+    gathered = backend.max_pooling_gather(input, taps, window)
+    samples.assert_same(gathered, np.where(winners.plane_indices < 0, 0, winners.values))
+
+
+def averages(input: Tensor, request: oracle.Pooling) -> None:
+    for divisor in [(True, None), (False, None), (True, -3)][: 4 - request.rank]:
+        samples.check_average(input, request, *divisor)
+
+
+def average_gradients(input: Tensor, request: oracle.Pooling) -> None:
+    given = arriving(input, request)
+    for include_padding, divisor in [(True, None), (False, None), (True, -3)][: 4 - request.rank]:
+        result = backend.average_pooling_grad(given, input.shape[2:], window_of(request), include_padding, divisor)
+        assert result.dtype == given.dtype
+        exact = oracle.average_grad(samples.to_numpy(given), input.shape[2:], request, include_padding, divisor)
+        samples.assert_gradient(result, *exact, math.prod(request.window_size))
+
+
+def quantized_averages(input: Tensor, request: oracle.Pooling) -> None:
+    other = torch.int8 if input.dtype is torch.uint8 and request.strides[0] == 1 else torch.uint8
+    for padded, form in ((False, "per channel"), (True, "number"))[request.rank % 2 :][: 1 + INTERPRETED]:
+        parameters = samples.drawn(input.dim(), input.shape[1], (input.dtype, other), ties=padded)
+        samples.check_quantized(input, parameters, request, padded, output_dtype=other, forms=[form] * 4)
+
+
+def bins(input: Tensor, request: oracle.Bins) -> None:
+    """Maxima and averages of bins, and the gradient of averages."""
+    values, sizes, taps = samples.to_numpy(input), input.shape[2:], math.prod(input.shape[2:])
+    expected = oracle.maximum(values, request)
+    found, positions = backend.adaptive_max_pooling(input, request.outputs)
+    samples.assert_same(found, expected.values)
+    samples.assert_same(positions, expected.plane_indices)
+    if not input.is_floating_point():
+        return
+    given = arriving(input, request)
+    back = backend.adaptive_average_pooling_grad(given, sizes)
+    samples.assert_gradient(back, *oracle.average_grad(samples.to_numpy(given), sizes, request), taps)
+    finite = input.nan_to_num(1, 2, 3)
+    result = backend.adaptive_average_pooling(finite, request.outputs)
+    samples.assert_average(result, *oracle.average(samples.to_numpy(finite), request), taps)
+
+
+OPERATORS: dict[Callable[[Tensor, Request], None], tuple[list[torch.dtype], list[Problem]]] = {
+    maxima: (NUMBERS, []),
+    maxima_with_taps: (NUMBERS, []),
+    maxima_with_indices: (NUMBERS, []),
+    max_gradients: (FLOATS, []),
+    averages: (FLOATS, []),
+    average_gradients: (FLOATS, []),
+    quantized_averages: (samples.QUANTIZED_TYPES, WORDS),
+    bins: (NUMBERS, ADAPTED),
+}
+
+
+def every_case() -> list[object]:
+    """Each operator with each problem, layout and type in turn; the slow ones in the other layouts."""
+    rows = []
+    for o, (operator, (dtypes, special)) in enumerate(OPERATORS.items()):
+        problems = special if operator is bins else COMPILED + MORE + special
+        everyday = len(problems) if INTERPRETED else len(COMPILED)
+        chosen = [
+            (i, j) for i in range(len(problems)) for j in range(len(LAYOUTS) if INTERPRETED or i < everyday else 1)
+        ]
+        if INTERPRETED and operator is not bins:
+            chosen += [(len(problems) + i, 0) for i in range(o % 2, len(OTHERS), 2)]
+        for i, j in chosen:
+            shape, request = (problems + OTHERS)[i]
+            layout, dtype = LAYOUTS[(o + i + j) % len(LAYOUTS)], dtypes[(o + 3 * i + i // 4 + j) % len(dtypes)]
+            name = f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(" ", "")
+            marks = [pytest.mark.slow] if j or (i >= everyday and not INTERPRETED) else []
+            rows.append(pytest.param(operator, shape, request, layout, dtype, id=name, marks=marks))
+    return rows
+
+
+def hard(operator: Callable[[Tensor, Request], None], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    finite = operator in (averages, average_gradients)
+    return samples.ties(*shape, dtype=dtype) if finite else awkward(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), every_case())
+def test_results(
+    operator: Callable[[Tensor, Request], None],
+    shape: tuple[int, ...],
+    request_: Request,
+    layout: str,
+    dtype: torch.dtype,
+    launched: list,
+) -> None:
+    """E7: the oracle's results; and what is compiled touches no more than it may, and leaves no race."""
+    operator(samples.LAYOUTS[layout](hard(operator, shape, dtype)), request_)
+    assert launched
+
+
+@only_interpreted
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_wide_arithmetic(operator: Callable[[Tensor, Request], None], launched: list) -> None:
+    """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need."""
+    requests = [pooling(2, 3, 1, (4, 1), 1), pooling(2, (70, 3), 1, (40, 1))]
+    for request, layout in zip([oracle.Bins((3, 4))] * 2 if operator is bins else requests, LAYOUTS, strict=False):
+        operator(samples.LAYOUTS[layout](hard(operator, (1, 4, 7, 8), OPERATORS[operator][0][0])), request)
+    assert all(one.constants["WIDE"] for one in launched)
+
+
+@only_interpreted
+@pytest.mark.parametrize("dimension", [0, 1, 2], ids=["samples", "channels", "rows"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_elements_further_apart_than_32_bits_reach(
+    operator: Callable[[Tensor, Request], None], dimension: int, launched: list
+) -> None:
+    """G7: six samples, channels or rows, of a tensor of which only the pages that hold them are touched."""
+    shape = tuple(6 if number == dimension else size for number, size in enumerate((2, 2, 2, 9)))
+    dtype = torch.float16 if torch.float16 in OPERATORS[operator][0] else torch.uint8
+    for request in (pooling(2, 2, 1, 1), pooling(2, (2, 3), (2, 3))):
+        far = spread(hard(operator, shape, dtype), dimension)
+        operator(far, oracle.Bins((1, 4)) if operator is bins else request)
+    assert launched
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs every program")
+@pytest.mark.parametrize(
+    ("shape", "last"),
+    [
+        ((1, 2, 65537, 65537), False),
+        pytest.param((1, 2, 65537, 65537), True, marks=pytest.mark.slow),
+        pytest.param((2, 8, 50001, 50001), False, marks=pytest.mark.slow),
+        ((2, 8, 50001, 50001), True),
+    ],
+)
+def test_planes_of_more_elements_than_32_bits_count(shape: tuple[int, ...], last: bool, launched: list) -> None:
+    """G7: the last program writes the end of the last plane: maxima, averages, their gradients, quantized averages."""
+    window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))
+    form = torch.channels_last if last else torch.contiguous_format
+    input = torch.empty(shape, dtype=torch.float16, device="meta", memory_format=form)
+    output = backend.average_pooling(input, window, False, None)
+    backend.average_pooling_grad(output, shape[2:], window, False, None)
+    output, taps = backend.max_pooling_with_taps(input, window)
+    backend.max_pooling_grad_from_taps(output, taps, shape[2:], window, last)
+    small = torch.empty(shape, dtype=torch.uint8, device="meta", memory_format=form)
+    backend.quantized_linear_average_pooling(small, 0.5, 3, 0.5, 3, window, False, torch.uint8)
+    assert [one.kernel for one in launched] == ["sum_tile", "sum_tile", "max_tile", "grad_tile", "sum_tile"]
+
+
+@only_interpreted
+def test_the_largest_window() -> None:
+    """G4: it needs 64-bit positions, and no time."""
+    far = 2**31 - 1
+    window = Window.directml(1, far, far, far // 2, far // 2)
+    assert torch.equal(backend.average_pooling(torch.ones(1, 1, 8), window, False, None), torch.ones(1, 1, 1))
+
+
+@only_interpreted
+def test_indices_of_every_type() -> None:
+    """M4: over N, C, D, H, W in logical order, whatever the layout, straight from the kernel and from taps."""
+    request = pooling(2, 3, 1, (4, 1), 1)
+    for layout in ("contiguous", "channels last", "transposed"):
+        input = samples.LAYOUTS[layout](awkward(2, 4, 3, 4))
+        expected = oracle.maximum(samples.to_numpy(input), request)
+        _, taps = backend.max_pooling_with_taps(input, window_of(request))
+        # Neighbours are read together only where they lie side by side, not where they are the same element.
+        alike = taps[..., :1].expand(taps.shape)
+        for dtype in samples.INDEX_TYPES:
+            wanted = expected.indices.astype(samples.name_of(dtype))
+            given = (input.shape[2:], window_of(request), dtype, False)
+            samples.assert_same(backend.max_pooling_with_indices(input, *given[1:])[1], wanted)
+            samples.assert_same(backend.max_pooling_indices(taps, *given), wanted)
+            samples.assert_same(*(backend.max_pooling_indices(each, *given) for each in (alike, alike.contiguous())))
+
+
+@only_interpreted
+@pytest.mark.parametrize("request_", [pooling(2, 3, 1, 1), pooling(2, 13, 1, 6), oracle.Bins((2, 3))], ids=str)
+def test_infinity_and_nan_stay_in_their_windows(request_: Request) -> None:
+    """A1 and E6: and sums that overflow float16 do not."""
+    input = samples.normal(1, 3, 9, 9)
+    input[0, :, 2, 3] = torch.tensor([math.inf, -math.inf, math.nan])
+    for given in (input, torch.full((1, 2, 9, 9), 6e4, dtype=torch.float16)):
+        if isinstance(request_, oracle.Bins):
+            found = backend.adaptive_average_pooling(given, request_.outputs)
+        else:
+            found = backend.average_pooling(given, window_of(request_), False, None)
+        expected = oracle.average(samples.to_numpy(given), request_)[0]
+        np.testing.assert_allclose(samples.to_numpy(found), expected.astype(np.float64), rtol=1e-5, atol=1e-6)
+
+
+@only_interpreted
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    """E6: bit for bit."""
+    for window in (Window.directml(2, 3, 1, 1, 1), Window.directml(2, 31, 1, 15, 15)):
+        input = samples.normal(3, 2, 6, 8)
+        together = backend.average_pooling(input, window, False, None)
+        alone = [backend.average_pooling(each.clone(), window, False, None) for each in input.split(1)]
+        assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 6, 6), (2, 0, 6, 6)], ids=["no samples", "no channels"])
+@pytest.mark.parametrize("operator", [maxima_with_taps, max_gradients, averages, average_gradients, bins])
+def test_nothing_to_pool(operator: Callable[[Tensor, Request], None], shape: tuple[int, ...], launched: list) -> None:
+    """G5: an empty batch and no channels are legal, and launch nothing."""
+    operator(torch.empty(shape), oracle.Bins((3, 4)) if operator is bins else pooling(2, 3, 1, 1))
+    window, empty = Window.directml(2, 3, 1, 1, 1), torch.empty(shape, dtype=torch.int8)
+    result = backend.quantized_linear_average_pooling(empty, 0.1, 3, 0.1, 3, window, False, torch.int8)
+    assert result.shape == shape
+    assert not launched
+
+
+@only_interpreted
+def test_negative_bit() -> None:
+    """Kernels read raw memory: a lazily negated view is negated first."""
+    negated, window = torch._neg_view(samples.normal(1, 2, 4, 8)), Window.directml(2, 2)
+    assert negated.is_neg()
+    for pool, rest in ((backend.average_pooling, (window, False, None)), (backend.max_pooling, (window,))):
+        assert torch.equal(pool(negated, *rest), pool(negated.resolve_neg(), *rest))
