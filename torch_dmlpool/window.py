@@ -144,7 +144,7 @@ class Window:
     @property
     def taps(self) -> int:
         """Taps in one window, padding counted."""
-        return math.prod(axis.window for axis in self.axes)
+        return math.prod([axis.window for axis in self.axes])
 
     @property
     def arguments(self) -> tuple[Any, ...]:
