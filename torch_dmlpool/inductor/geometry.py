@@ -15,19 +15,11 @@ from torch._inductor.virtualized import V, ops
 from torch_dmlpool import operands
 from torch_dmlpool.window import Axis, Window
 
-LARGEST_FUSED = {"cpu": 25, "cuda": 25}
-"""Taps of the largest window that is an expression, by device; elsewhere none is. Each tap is computed from what stands
-before it once more, which is cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No
-GPU has measured it yet."""
+LARGEST_FUSED = 25
+"""Taps of the largest window that is an expression. Each tap is computed from what stands before it once more, which is
+cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No GPU has measured it yet."""
 
-_SMALL = (torch.float16, torch.bfloat16)
-TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
-
-def integers(numbers: Sequence[Any]) -> list[int] | None:
-    if all(isinstance(number, (int, sympy.Integer)) for number in numbers):
-        return [int(number) for number in numbers]
-    return None
+_TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def is_sure(condition: Any) -> bool:
@@ -46,18 +38,17 @@ def results() -> list[tuple[list[Any], torch.dtype]]:
 
 
 def _is_served(x: TensorBox) -> bool:
-    return x.get_dtype() in TYPES and x.get_device_or_error().type in LARGEST_FUSED
+    return x.get_dtype() in _TYPES and x.get_device_or_error().type in ("cpu", "cuda")
 
 
 def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
     """The window, if it has few taps, and one of them at least inside the input wherever it lies."""
-    lists = [integers(numbers) for numbers in arguments[:5]]
-    known = [numbers for numbers in lists if numbers is not None]
-    if not _is_served(x) or len(known) < len(lists):
+    numbers = [number for entry in arguments[:5] for number in entry]
+    if not _is_served(x) or not all(isinstance(number, (int, sympy.Integer)) for number in numbers):
         return None
-    taps, strides, starts, ends, dilations = known
-    window = Window.directml(len(sizes), taps, strides, starts, ends, dilations, arguments[5])
-    few = window.taps <= LARGEST_FUSED[x.get_device_or_error().type]
+    lists: list[Any] = [[int(number) for number in entry] for entry in arguments[:5]]
+    window = Window.directml(len(sizes), *lists, *arguments[5:])
+    few = window.taps <= LARGEST_FUSED
     return window if few and all(map(_reads_everywhere, window.axes, sizes)) else None
 
 
@@ -101,7 +92,7 @@ def tree(terms: Sequence[Any]) -> Any:
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in _SMALL else dtype
+    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 class Geometry:

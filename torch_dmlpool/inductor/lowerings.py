@@ -17,7 +17,6 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool.inductor import is_lowering
 from torch_dmlpool.inductor.geometry import (
-    TYPES,
     Geometry,
     all_hold,
     covered_axes,
@@ -48,35 +47,28 @@ def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorB
     return pointwise(x, outputs, x.get_dtype(), greatest)
 
 
-def _winners(
-    x: TensorBox,
-    geometry: Geometry,
-    outputs: Sequence[Any],
-    dtype: torch.dtype,
-    weights: Sequence[Any],
-    first: Callable[[Sequence[Any]], Any] | None = None,
-) -> TensorBox:
-    """The sum of ``weights`` times the winning tap's number along each axis, counted on from the number ``first``."""
+def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype) -> TensorBox:
+    """The numbers of the winning taps (rule M6)."""
     lowest, tap_of = _lowest(x.get_dtype()), geometry.loader(x, _lowest(x.get_dtype()))
-    is_float, wide = x.get_dtype().is_floating_point, torch.int32 if first is None else torch.int64
+    counts = _row_major([axis.window for axis in geometry.axes])
 
-    def weighted(numbers: Sequence[Any]) -> Any:
-        return ops.index_expr(sum(n * weight for n, weight in zip(numbers, weights, strict=True)) + sympy.S.Zero, wide)
+    def numbered(taps: Sequence[Any]) -> Any:
+        return ops.index_expr(sum(tap * count for tap, count in zip(taps, counts, strict=True)), torch.int32)
 
     def winner(index: Sequence[Any]) -> Any:
-        best, number = tap_of(index, geometry.taps[0]), ops.constant(0, wide)
+        best, number = tap_of(index, geometry.taps[0]), ops.constant(0, torch.int32)
         for taps in geometry.taps[1:]:
             value = tap_of(index, taps)
             wins = ops.gt(value, best)
-            if is_float:  # the first NaN wins
+            if x.get_dtype().is_floating_point:  # the first NaN wins
                 wins = ops.and_(ops.logical_not(ops.le(value, best)), ops.eq(best, best))
-            best, number = ops.where(wins, value, best), ops.where(wins, weighted(taps), number)
+            best, number = ops.where(wins, value, best), ops.where(wins, numbered(taps), number)
         if any(axis.start_padding for axis in geometry.axes):
             # Where nothing is above the padding, the first tap inside wins.
             alike = ops.eq(best, ops.constant(lowest, x.get_dtype()))
             inside = [_first_inside(axis, output) for axis, output in zip(geometry.axes, index[2:], strict=True)]
-            number = ops.where(alike, ops.masked(alike, lambda: weighted(inside), 0), number)
-        return number if first is None else ops.add(number, ops.index_expr(first(index), wide))
+            number = ops.where(alike, ops.masked(alike, lambda: numbered(inside), 0), number)
+        return number
 
     return pointwise(x, outputs, dtype, winner)
 
@@ -145,57 +137,12 @@ def _max_pooling_with_taps(x: TensorBox, *arguments: Any) -> tuple[TensorBox, Te
     window = _window_of_maxima(x, x.get_size()[2:], arguments, outputs)
     if window is not None:
         geometry = Geometry(window, x.get_size()[2:], outputs[2:])
-        weights = _row_major([axis.window for axis in window.axes])
-        return _maxima(x, geometry, outputs), _winners(x, geometry, outputs, kept, weights)
+        return _maxima(x, geometry, outputs), _winners(x, geometry, outputs, kept)
     covered = covered_axes(x, x.get_size()[2:], arguments)
     if covered is None:
         return None
     values = reduced_over(x, covered, "max", dtype, dtype)
     return values, to_dtype(reduced_over(x, covered, "argmax", dtype, torch.int64), kept)
-
-
-def _max_pooling_with_indices(x: TensorBox, *arguments: Any) -> tuple[TensorBox, TensorBox] | None:
-    *window_arguments, index_dtype, per_plane = arguments
-    sizes, (outputs, _) = x.get_size(), results()[0]
-    window = _window_of_maxima(x, sizes[2:], window_arguments, outputs)
-    if window is None or index_dtype not in TYPES:
-        return None
-    geometry = Geometry(window, sizes[2:], outputs[2:])
-    first, weights = _numbering(window, sizes, per_plane)
-    return _maxima(x, geometry, outputs), _winners(x, geometry, outputs, index_dtype, weights, first)
-
-
-def _numbering(window: Window, sizes: Sequence[Any], per_plane: bool) -> tuple[Callable[..., Any], list[Any]]:
-    """The index of a window's first tap, and what one tap along each axis adds to it (rule M4)."""
-    steps = _row_major(sizes)
-
-    def first(index: Sequence[Any]) -> Any:
-        starts = [
-            output * axis.stride - axis.start_padding for output, axis in zip(index[2:], window.axes, strict=True)
-        ]
-        within = sum(start * step for start, step in zip(starts, steps[2:], strict=True))
-        return within if per_plane else within + index[0] * steps[0] + index[1] * steps[1]
-
-    return first, [step * axis.dilation for step, axis in zip(steps[2:], window.axes, strict=True)]
-
-
-def _max_pooling_indices(taps: TensorBox, spatial_sizes: Sequence[Any], *arguments: Any) -> TensorBox | None:
-    *window_arguments, index_dtype, per_plane = arguments
-    window, (outputs, _) = small_window(taps, spatial_sizes, window_arguments), results()[0]
-    if window is None or index_dtype not in TYPES:
-        return None
-    first, weights = _numbering(window, [*outputs[:2], *spatial_sizes], per_plane)
-    tap_counts, number_of, wide = _row_major([axis.window for axis in window.axes]), taps.make_loader(), torch.int64
-
-    def position(index: Sequence[Any]) -> Any:
-        rest, total = ops.to_dtype(number_of(index), wide), ops.index_expr(first(index), wide)
-        for count, weight in zip(tap_counts, weights, strict=True):
-            number = rest if count == 1 else ops.floordiv(rest, ops.constant(int(count), wide))
-            rest = ops.sub(rest, ops.mul(number, ops.constant(int(count), wide)))
-            total = ops.add(total, ops.mul(number, ops.index_expr(weight, wide)))
-        return total
-
-    return pointwise(taps, outputs, index_dtype, position)
 
 
 # Gradients: an element of the input gathers from the windows that read it.
@@ -344,8 +291,6 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "average_pooling_grad": _average_pooling_grad,
     "max_pooling": _max_pooling,
     "max_pooling_grad_from_taps": _max_pooling_grad_from_taps,
-    "max_pooling_indices": _max_pooling_indices,
-    "max_pooling_with_indices": _max_pooling_with_indices,
     "max_pooling_with_taps": _max_pooling_with_taps,
 }
 
