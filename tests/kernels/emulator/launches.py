@@ -22,14 +22,14 @@ def launch(how: Any, *arguments: Any) -> None:
             types.append(compiler.POINTERS[str(argument.dtype).removeprefix("torch.")])
             bits.append(memory.address(argument, name))
         else:
-            number = "f" if isinstance(argument, float) else "i"
-            types.append({"f": "fp32", "i": "i32"}[number])
-            bits.append(struct.unpack("<I", struct.pack("<" + number, argument))[0])
+            types.append("fp32" if isinstance(argument, float) else "i32")
+            bits.append(struct.unpack("<I", struct.pack("<f" if isinstance(argument, float) else "<i", argument))[0])
     aligned = tuple(i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0)
     made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants, how.num_warps))
     bits += [size & (2**64 - 1) for size in how.sizes]
     huge = any(segment.data is None for segment in memory.segments)
-    machine.run(made.text, memory, bits, how.programs, made.shared_bytes, [how.programs - 1] if huge else None)
+    programs = range(how.programs - 1 if huge else 0, how.programs)
+    machine.run(made.text, memory, bits, how.programs, made.shared_bytes, programs)
     for segment in memory.segments:
         if segment.stored not in (0, segment.size):
             raise FaultError(f"the last program of {how.kernel} does not store the end of {segment.name}")

@@ -1,34 +1,140 @@
-"""Runs a kernel's programs: all their threads in step, one instruction at a time for all of them."""
+"""Decodes a kernel's PTX and runs its programs: all threads in step, one instruction at a time for all of them."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from emulator.memory import FaultError, Memory, Segment
-from emulator.program import Instruction, Operand, Program
-from emulator.values import SIGNED, UNSIGNED, WORD, RefusedError, fit, kind, width
+from emulator.values import SIGNED, UNSIGNED, WORD, Operation, RefusedError, fit, kind, operation, width
 
+LINE = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)[^\n]*$", re.MULTILINE)
+OPERAND = re.compile(r"\[[^\]]*\]|<[^>]*>|[^,\s][^,]*")
+STATEMENT = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
+NUMBERS = ((r"-?\d+U?", 10), (r"-?0[xX][0-9a-fA-F]+U?", 16), (r"0[fd][0-9a-fA-F]{8,16}", 16))
 TOGETHER = 64  # programs that run in step
-STEPS = 400_000
+STEPS = 100_000
 UNKNOWN = 0xA5A5A5A5A5A5A5A5  # what a register holds before anything is written to it
 IGNORED = ("fence", "membar", "griddepcontrol", "nop", "bar.warp")
+NOUGHT = dict.fromkeys(("global_smem", "%ctaid.y", "%ctaid.z", "%tid.y", "%tid.z"), np.zeros(1, WORD))
 
 
-@functools.cache
-def program_of(ptx: str) -> Program:
-    return Program(ptx)
+class Operand(NamedTuple):
+    """``what`` is register, number, special, symbol, vector or address; ``value`` its number, name or parts."""
+
+    what: str
+    value: Any
+    offset: int = 0
 
 
-def run(
-    ptx: str, memory: Memory, arguments: list[int], grid: int, shared_bytes: int, programs: Iterable[int] | None = None
-) -> None:
-    """Run a launch of ``grid`` programs, or some of these; arguments are bits, addresses of ``memory`` among them."""
-    program = program_of(ptx)
+class Instruction(NamedTuple):
+    """``guard`` is the number of a predicate register and the value under which the instruction runs."""
+
+    guard: tuple[int | None, bool] | None
+    opcode: str
+    operands: tuple[Operand, ...]
+    operation: Operation | None
+    text: str
+
+
+class Program:
+    """Instructions, labels, registers' widths, parameters' names and the threads of one program."""
+
+    def __init__(self, ptx: str) -> None:
+        ptx = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", ptx), flags=re.DOTALL)
+        files = {number: Path(path).name for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx)}
+        entry = re.search(r"\.entry\s+([\w$.]+)\s*\((.*?)\)(.*?)\{", ptx, re.DOTALL)
+        threads = re.search(r"\.reqntid\s+(\d+)", ptx)
+        self.name, self.threads = entry[1], int(threads[1])
+        self.parameters = [words.split()[-1] for words in entry[2].split(",") if words.strip()]
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        self.widths: list[int] = []
+        self._scopes: list[dict[str, int]] = [{}]
+        body = LINE.sub(lambda found: f".loc {files.get(found[1], '?')}:{found[2]};", ptx[entry.end() :])
+        body = re.sub(r"^\s*\.(?:file|section)\b[^\n]*$", "", body, flags=re.MULTILINE)
+        self._parse(re.sub(r"\{([^{};]*)\}", r"<\1>", body))  # vectors, not blocks
+
+    def _parse(self, body: str) -> None:
+        statement, line = "", ""
+        for piece in re.split(r"([;{}]|\$[\w$]+:)", body):
+            if piece == "{":
+                self._scopes.append({})
+            elif piece == "}":
+                self._scopes.pop()
+                if not self._scopes:
+                    return
+            elif piece == ";":
+                text, statement = " ".join(statement.split()), ""
+                if text.startswith(".loc"):
+                    line = text[5:]
+                elif text.startswith(".reg"):
+                    self._declare(text)
+                elif text and not text.startswith(".pragma"):
+                    self.instructions.append(self._decoded(text, line))
+            elif piece.endswith(":") and piece.startswith("$"):
+                self.labels[piece[:-1]] = len(self.instructions)
+            else:
+                statement += piece
+
+    def _declare(self, text: str) -> None:
+        _, of, names = text.split(maxsplit=2)
+        for stem, count in re.findall(r"([%\w$]+)(?:<(\d+)>)?", names):
+            for each in [f"{stem}{i}" for i in range(int(count))] if count else [stem]:
+                self._scopes[-1][each] = len(self.widths)
+                self.widths.append(width(of[1:]))
+
+    def _register(self, name: str) -> int | None:
+        return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
+
+    def _decoded(self, text: str, line: str) -> Instruction:
+        found = STATEMENT.fullmatch(text)
+        if not found or found[3].startswith("."):
+            raise RefusedError(text)
+        guard = (self._register(found[2]), found[1] != "!") if found[2] else None
+        operands = tuple(self._operand(each.strip()) for each in OPERAND.findall(found[4]))
+        try:
+            computes = operation(found[3])
+        except (RefusedError, ValueError, KeyError):
+            computes = None  # it touches memory or other threads, or the machine refuses it
+        text = f"{text} ({line})" if line else text
+        size = int(digits[0]) if (digits := re.findall(r"\d+$", found[3])) else 64
+        # Of 32 bits -1 and what narrower types cannot hold mean the same when extended; -128 and -32768 do not.
+        extended = (2**64 - 1,), range(2**64 - 2**31, 2**64 - 2**15)
+        numbers = [each.value for each in operands if each.what == "number"]
+        numbers = [each for each in numbers if not any(each in harmless for harmless in extended)]
+        if any(not -(2 ** (size - 1)) <= number < 2**size for number in numbers):
+            raise FaultError(f"{self.name}: a constant wider than its register: {text}")
+        return Instruction(guard, found[3], operands, computes, text)
+
+    def _operand(self, text: str) -> Operand:
+        if text.startswith("<"):
+            return Operand("vector", tuple(self._operand(each.strip()) for each in text[1:-1].split(",")))
+        if text.startswith("["):
+            base, _, offset = text[1:-1].partition("+")
+            return Operand("address", self._operand(base.strip()), int(offset or 0))
+        number = self._register(text)
+        if number is not None:
+            return Operand("register", number)
+        for pattern, base in NUMBERS:
+            if re.fullmatch(pattern, text):
+                digits = text.rstrip("U")
+                return Operand("number", int(digits[2:] if digits[:2] in ("0f", "0d") else digits, base))
+        return Operand("special" if text.startswith("%") else "symbol", text)
+
+
+program_of = functools.cache(Program)
+
+
+def run(ptx: str, memory: Memory, arguments: list[int], grid: int, shared_bytes: int, programs: Iterable[int]) -> None:
+    """Run some programs of a launch of ``grid``; arguments are bits, addresses of ``memory`` among them."""
+    program, numbers = program_of(ptx), list(programs)
     parameters = dict.fromkeys(program.parameters, 0) | dict(zip(program.parameters, arguments, strict=False))
-    numbers = list(range(grid) if programs is None else programs)
     with np.errstate(all="ignore"):
         for first in range(0, len(numbers), TOGETHER):
             threads = Threads(program, memory, parameters, numbers[first : first + TOGETHER], grid, shared_bytes)
@@ -39,7 +145,10 @@ def run(
 
 
 class Threads:
-    """The threads of some programs. An array has an entry for each of them, or one that all share."""
+    """The threads of some programs. An array has an entry for each of them, or one that all share.
+
+    ``chosen`` are the threads that an instruction is for: a mask, or None for all of them.
+    """
 
     def __init__(
         self, program: Program, memory: Memory, parameters: dict[str, int], numbers: list[int], grid: int, shared: int
@@ -48,7 +157,7 @@ class Threads:
         self.count = len(numbers) * program.threads
         thread = np.tile(np.arange(program.threads, dtype=WORD), len(numbers))
         number = np.repeat(np.array(numbers, WORD), program.threads)
-        self.special = {"%tid.x": thread, "%ctaid.x": number, "%nctaid.x": np.array([grid], WORD)}
+        self.special = {"%tid.x": thread, "%ctaid.x": number, "%nctaid.x": np.array([grid], WORD), **NOUGHT}
         self.numbers = number.astype(np.int64) * program.threads + thread
         self.registers: list[np.ndarray | None] = [None] * len(program.widths)
         self.next = np.zeros(self.count, np.int64)
@@ -57,83 +166,58 @@ class Threads:
         room = len(numbers) * self.shared_bytes
         self.shared = Segment("shared memory", room, 1, np.zeros(room, np.uint8))
         self.slot = np.repeat(np.arange(len(numbers)), program.threads)
-        self.steps, self.text = 0, ""
+        self.steps = 0
 
     def run(self) -> None:
         """Those threads go on that are furthest behind: where branches meet, they are together again."""
-        while True:
+        while not (self.done | self.waits).all():
             ready = ~(self.done | self.waits)
-            if not ready.any():
-                if self.waits.any():
-                    raise FaultError(f"{self.program.name}: a barrier that not every thread of its program comes to")
-                return
             at = int(self.next[ready].min())
             active = ready & (self.next == at)
             others = self.next[ready & ~active]
-            self._advance(at, None if active.all() else active, int(others.min()) if others.size else -1)
+            self._advance(at, active, int(others.min()) if others.size else -1)
+        if self.waits.any():
+            raise FaultError(f"{self.program.name}: a barrier that not every thread of its program comes to")
 
-    def _advance(self, at: int, active: np.ndarray | None, stop: int) -> None:
-        """Run the active threads until they part, wait, end or come to where others are."""
-        instructions = self.program.instructions
-        everybody = slice(None) if active is None else active
+    def _advance(self, at: int, active: np.ndarray, stop: int) -> None:
+        """Run the active threads until some of them jump, wait or end, or they come to where others are."""
+        instructions, everybody = self.program.instructions, None if active.all() else active
         while at != stop and at < len(instructions):
             self.steps += 1
             if self.steps > STEPS:
                 raise FaultError(f"{self.program.name}: more than {STEPS} instructions: an endless loop?")
-            instruction = instructions[at]
-            chosen = self._chosen(instruction, active)
+            instruction, chosen = instructions[at], everybody
             at += 1
-            if instruction.opcode in ("bra", "bra.uni"):
-                target = self.program.labels[instruction.operands[0].value]
-                if chosen is active:
-                    at = target
-                elif chosen is not None and chosen.any():
-                    self.next[everybody] = at
-                    self.next[chosen] = target
-                    return
-                if stop >= 0 and at > stop:
-                    break
-            elif instruction.opcode in ("ret", "exit"):
-                self.done[everybody if chosen is None else chosen] = True
-                if chosen is active:
-                    return
-                self.next[everybody] = at
+            if instruction.guard is not None:
+                number, wanted = instruction.guard
+                chosen = active & (self._register(number) == wanted)
+                if not chosen.any():
+                    continue
+                chosen = None if chosen.all() else chosen
+            if instruction.opcode.startswith(("bra", "ret", "exit", "bar.sync", "barrier.sync")):
+                self.next[active] = at
+                self._part(instruction, active if chosen is everybody or chosen is None else chosen)
                 return
-            elif instruction.opcode.startswith(("bar.sync", "barrier.sync")):
-                self.next[everybody] = at
-                self._wait(everybody if chosen is None else chosen)
-                return
-            elif chosen is active or chosen is None or chosen.any():
-                self.text = instruction.text
-                try:
-                    self._execute(instruction, chosen)
-                except (FaultError, RefusedError) as error:
-                    raise type(error)(f"{self.program.name}: {error}: {instruction.text}") from None
-        self.next[everybody] = at
-        if at >= len(instructions):
-            self.done[everybody] = True
+            try:
+                self._execute(instruction, chosen)
+            except (FaultError, RefusedError) as error:
+                raise type(error)(f"{self.program.name}: {error}: {instruction.text}") from None
+        self.next[active] = at
+        self.done[active] |= at >= len(instructions)
 
-    def _chosen(self, instruction: Instruction, active: np.ndarray | None) -> np.ndarray | None:
-        """Active threads whose guard holds; the very object ``active`` where it holds for all of them."""
-        if instruction.guard is None:
-            return active
-        number, wanted = instruction.guard
-        holds = self._register(number) == wanted
-        if holds.all():
-            return active
-        holds = np.broadcast_to(holds, self.count)
-        return holds if active is None else active if not (active & ~holds).any() else active & holds
-
-    def _wait(self, threads: np.ndarray | slice) -> None:
-        """A program goes on when all its threads wait."""
-        self.waits[threads] = True
-        each = (self.waits | self.done).reshape(-1, self.program.threads)
-        released = np.repeat(each.all(1), self.program.threads) & self.waits
-        self.waits[released] = False
-        for slot in np.flatnonzero(released[:: self.program.threads]):
-            self.shared.forget(slot * self.shared_bytes, (slot + 1) * self.shared_bytes)
-
-    # Registers
+    def _part(self, instruction: Instruction, threads: np.ndarray) -> None:
+        """Threads jump, end, or wait: a program goes on when all its threads wait."""
+        if instruction.opcode.startswith("bra"):
+            self.next[threads] = self.program.labels[instruction.operands[0].value]
+        elif instruction.opcode in ("ret", "exit"):
+            self.done[threads] = True
+        else:
+            self.waits[threads] = True
+            each = (self.waits | self.done).reshape(-1, self.program.threads)
+            released = np.repeat(each.all(1), self.program.threads) & self.waits
+            self.waits[released] = False
+            for slot in np.flatnonzero(released[:: self.program.threads]):
+                self.shared.forget(slot * self.shared_bytes, (slot + 1) * self.shared_bytes)
 
     def _register(self, number: int) -> np.ndarray:
         held = self.registers[number]
@@ -147,13 +231,9 @@ class Threads:
             return fit(self._register(operand.value), size)
         if operand.what == "number":
             return np.array([operand.value & (1 << size) - 1], np.uint64).astype(UNSIGNED[size])
-        if operand.what == "symbol" and operand.value == "global_smem":
-            return np.zeros(1, UNSIGNED[size])
-        if operand.value in self.special:
-            return self.special[operand.value]
-        if operand.value in ("%ctaid.y", "%ctaid.z", "%tid.y", "%tid.z"):
-            return np.zeros(1, WORD)
-        raise RefusedError(str(operand.value))
+        if operand.value not in self.special:
+            raise RefusedError(str(operand.value))
+        return self.special[operand.value]
 
     def _write(self, operand: Operand, result: np.ndarray, chosen: np.ndarray | None) -> None:
         """Signed numbers are extended to the register's width, unsigned ones with zeros."""
@@ -170,94 +250,74 @@ class Threads:
         values = np.broadcast_to(values, self.count)
         return values if chosen is None else values[chosen]
 
-    # Instructions
-
     def _execute(self, instruction: Instruction, chosen: np.ndarray | None) -> None:
         opcode, operands = instruction.opcode, instruction.operands
+        name, *modifiers = opcode.split(".")
         if instruction.operation is not None:
             sources, compute = instruction.operation
-            results = compute(*(self._read(*each) for each in zip(operands[1:], sources, strict=True)))
-            if isinstance(results, tuple):
-                for to, result in zip(operands[0].value, results, strict=True):
-                    self._write(to, result, chosen)
-            else:
-                self._write(operands[0], results, chosen)
-            return
-        name, *modifiers = opcode.split(".")
-        if name in ("mov", "cvta"):
-            self._move(operands, width(modifiers[-1]), chosen)
+            result = compute(*(self._read(*each) for each in zip(operands[1:], sources, strict=True)))
+            self._write(operands[0], result, chosen)
+        elif name in ("mov", "cvta"):
+            self._move(*operands, width(modifiers[-1]), chosen)
         elif opcode.startswith("ld.param"):
             parameter = self.parameters[operands[1].value.value]
             self._write(operands[0], np.array([parameter & (1 << width(modifiers[-1])) - 1], np.uint64), chosen)
-        elif name in ("ld", "st"):
-            self._access(name, modifiers, operands, chosen)
-        elif name == "ldmatrix":
-            self._matrix(modifiers, operands, chosen)
+        elif name in ("ld", "st", "ldmatrix"):
+            register, place = operands[::-1] if name == "st" else operands
+            self._access(name, modifiers, register, place, instruction.text, chosen)
         elif not opcode.startswith(IGNORED):
             raise RefusedError("unknown instruction")
 
-    def _move(self, operands: tuple[Operand, ...], size: int, chosen: np.ndarray | None) -> None:
-        to, source = operands
+    def _move(self, to: Operand, source: Operand, size: int, chosen: np.ndarray | None) -> None:
+        """Several registers are parts of a wider one, the lowest first."""
         if to.what == "vector":
-            part, bits = size // len(to.value), self._read(source, size)
+            bits, part = self._read(source, size), size // len(to.value)
             for i, each in enumerate(to.value):
                 self._write(each, fit(bits >> bits.dtype.type(i * part), part), chosen)
             return
-        if source.what != "vector":
-            self._write(to, self._read(source, size), chosen)
-            return
-        part, of = size // len(source.value), UNSIGNED[size]
-        pieces = [self._read(each, part).astype(of) << of(i * part) for i, each in enumerate(source.value)]
+        parts = source.value if source.what == "vector" else (source,)
+        part, of = size // len(parts), UNSIGNED[size]
+        pieces = [self._read(each, part).astype(of) << of(i * part) for i, each in enumerate(parts)]
         self._write(to, functools.reduce(np.bitwise_or, pieces), chosen)
 
-    def _addresses(self, operand: Operand, size: int, chosen: np.ndarray | None) -> np.ndarray:
-        return self._lanes(self._read(operand.value, size), chosen).astype(np.int64) + operand.offset
-
-    def _segment(
-        self, operand: Operand, modifiers: list[str], chosen: np.ndarray | None
-    ) -> tuple[Segment, np.ndarray, np.ndarray]:
-        """Where an operand lies, offsets there, and the threads."""
-        threads = self._lanes(self.numbers, chosen)
-        if "global" in modifiers:
-            return *self.memory.at(self._addresses(operand, 64, chosen)), threads
-        if not any(each.startswith("shared") for each in modifiers):
-            raise RefusedError("neither global nor shared memory")
-        addresses = self._addresses(operand, 32, chosen)
-        if addresses.min() < 0 or addresses.max() >= self.shared_bytes:
-            raise FaultError(f"out of bounds of shared memory: {addresses.max()} of {self.shared_bytes}")
-        return self.shared, addresses + self._lanes(self.slot, chosen) * self.shared_bytes, threads
-
     def _access(
-        self, name: str, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None
+        self, name: str, modifiers: list[str], register: Operand, place: Operand, text: str, chosen: np.ndarray | None
     ) -> None:
-        size = width(modifiers[-1])
-        segment, offsets, threads = self._segment(operands[name == "ld"], modifiers, chosen)
-        parts = operands[name == "st"]
-        parts = parts.value if parts.what == "vector" else (parts,)
+        size, threads, segment = width(modifiers[-1]), self._lanes(self.numbers, chosen), self.shared
+        is_global = "global" in modifiers
+        offsets = self._lanes(self._read(place.value, 64 if is_global else 32), chosen).astype(np.int64) + place.offset
+        if is_global:
+            segment, offsets = self.memory.at(offsets)
+        elif not any(each.startswith("shared") for each in modifiers):
+            raise RefusedError("neither global nor shared memory")
+        elif offsets.min() < 0 or offsets.max() >= self.shared_bytes:
+            raise FaultError(f"out of bounds of shared memory: {offsets.max()} of {self.shared_bytes}")
+        else:
+            offsets = offsets + self._lanes(self.slot, chosen) * self.shared_bytes
+        registers = register.value if register.what == "vector" else (register,)
         if name == "st":
-            elements = [self._lanes(self._read(each, size), chosen) for each in parts]
-            segment.store(offsets, elements, threads, self.text)
+            segment.store(offsets, [self._lanes(self._read(each, size), chosen) for each in registers], threads, text)
             return
-        for to, result in zip(parts, segment.load(offsets, size // 8, len(parts), threads, self.text), strict=True):
-            if kind(modifiers[-1]) == "s":
-                result = result.view(SIGNED[size])
+        if name == "ld":
+            found = segment.load(offsets, size // 8, len(registers), threads, text)
+        elif chosen is not None or modifiers[-1] != "b16":
+            raise RefusedError("a matrix of other elements, or after a branch")
+        else:
+            found = [self._matrix(i, offsets, "trans" in modifiers, text) for i in range(len(registers))]
+        for to, result in zip(registers, found, strict=True):
+            result = result.view(SIGNED[size]) if kind(modifiers[-1]) == "s" else result
             if chosen is not None:
                 whole = np.zeros(self.count, result.dtype)
                 whole[chosen] = result
                 result = whole
             self._write(to, result, chosen)
 
-    def _matrix(self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None) -> None:
-        """Eight by eight 16-bit elements at a time: each lane gets two neighbours of a row, or of a column."""
-        if chosen is not None or modifiers[-1] != "b16":
-            raise RefusedError("a matrix of other elements, or after a branch")
-        segment, offsets, threads = self._segment(operands[1], modifiers, None)
-        lane = np.arange(self.count) % 32
-        to = operands[0].value if operands[0].what == "vector" else operands[:1]
-        for matrix, register in enumerate(to):
-            pair = []
-            for i in range(2):
-                row, column = (lane % 4 * 2 + i, lane // 4) if "trans" in modifiers else (lane // 4, lane % 4 * 2 + i)
-                place = offsets[np.arange(self.count) - lane + 8 * matrix + row] + 2 * column
-                pair.append(segment.load(place, 2, 1, threads, self.text)[0].astype(WORD) << WORD(16 * i))
-            self._write(register, pair[0] | pair[1], None)
+    def _matrix(self, number: int, offsets: np.ndarray, turned: bool, text: str) -> np.ndarray:
+        """Of eight by eight 16-bit elements each lane gets two neighbours of a row, or of a column."""
+        each, pair = np.arange(self.count), []
+        for i in range(2):
+            row, column = each % 32 // 4, each % 4 * 2 + i
+            row, column = (column, row) if turned else (row, column)
+            place = offsets[each - each % 32 + 8 * number + row] + 2 * column
+            pair.append(self.shared.load(place, 2, 1, self.numbers, text)[0].astype(WORD) << WORD(16 * i))
+        return pair[0] | pair[1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
+import torch
 from torch import Tensor
 
 APART = 44  # bits of an address inside one tensor
@@ -36,9 +35,9 @@ class Segment:
         """The data in elements of ``width``, the numbers of the first ones accessed, and all their units."""
         if (offsets % size).any():
             raise FaultError(f"misaligned access of {size} bytes to {self.name}")
-        if offsets.min() < 0 or offsets.max() + size > self.size:
-            extent = f"bytes {offsets.min()} to {offsets.max() + size} of {self.size}"
-            raise FaultError(f"out of bounds of {self.name}: {extent}")
+        first, end = offsets.min(), offsets.max() + size
+        if first < 0 or end > self.size:
+            raise FaultError(f"out of bounds of {self.name}: bytes {first} to {end} of {self.size}")
         if size % self.unit:
             raise FaultError(f"access of {size} bytes to elements of {self.unit} of {self.name}")
         if self.data is None:
@@ -92,12 +91,9 @@ class Memory:
         storage = tensor.untyped_storage()
         key = id(tensor) if tensor.is_meta else storage.data_ptr()
         if key not in self._bases:
-            size = storage.nbytes()
-            raw = None if tensor.is_meta else np.zeros(0, np.uint8)
-            if size and raw is not None:
-                raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(storage.data_ptr()))
+            raw = None if tensor.is_meta else torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             self._bases[key] = len(self.segments)
-            self.segments.append(Segment(name, size, tensor.itemsize, raw))
+            self.segments.append(Segment(name, storage.nbytes(), tensor.itemsize, raw))
         return (self._bases[key] + 1 << APART) + tensor.storage_offset() * tensor.itemsize
 
     def at(self, addresses: np.ndarray) -> tuple[Segment, np.ndarray]:

@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 
 class Operation(NamedTuple):
-    """Bits of each source (None: of its own register) and a function of them that gives the results."""
+    """Bits of each source, and a function of them that gives the result."""
 
     sources: tuple[int, ...]
     compute: Callable[..., Any]
@@ -33,9 +33,7 @@ class Operation(NamedTuple):
 
 def width(type_name: str) -> int:
     """Bits of a PTX type."""
-    if type_name == "pred":
-        return 1
-    return 32 if type_name.endswith("x2") else int(type_name.lstrip("busf"))
+    return 1 if type_name == "pred" else 32 if type_name.endswith("x2") else int(type_name.lstrip("busf"))
 
 
 def kind(type_name: str) -> str:
@@ -87,28 +85,17 @@ def extreme(x: np.ndarray, y: np.ndarray, greater: bool, keeps_nan: bool) -> np.
 
 
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """``x * y + z`` rounded once."""
-    if x.dtype == np.float16:
-        return (x.astype(np.float64) * y + z).astype(np.float16)
-    if x.dtype == np.float32:
-        product = x.astype(np.float64) * y
-        total, error = _two_sum(product, z.astype(np.float64))
-        even = (total.view(np.uint64) & np.uint64(1)) == 0
-        direction = np.where(error > 0, np.inf, -np.inf)  # rounded to odd, so that the second rounding is right
-        return np.where(even & (error != 0) & np.isfinite(total), np.nextafter(total, direction), total).astype(x.dtype)
+    """``x * y + z`` rounded once; of narrow types by way of a type that holds the product and most of the sum."""
+    if x.dtype != np.float64:
+        return (x.astype(np.longdouble) * y + z).astype(x.dtype)
     product = x * y
     splits = [(a * 134217729.0) - (a * 134217729.0 - a) for a in (x, y)]
     lows = [x - splits[0], y - splits[1]]
     lost = lows[0] * lows[1] - (((product - splits[0] * splits[1]) - lows[0] * splits[1]) - splits[0] * lows[1])
-    total, error = _two_sum(product, z)
-    result = total + (error + lost)
-    return np.where(np.isfinite(result), result, product + z)
-
-
-def _two_sum(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    total = x + y
-    rest = total - x
-    return total, (x - (total - rest)) + (y - rest)
+    total = product + z
+    rest = total - product
+    result = total + ((product - (total - rest)) + (z - rest) + lost)
+    return np.where(np.isfinite(result), result, total)
 
 
 def divided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -154,12 +141,6 @@ def inserted(field: Bits, into: Bits, start: Bits, length: Bits) -> Bits:
     """A word with some bits exchanged."""
     mask = (np.uint64(1) << length.astype(np.uint64)) - np.uint64(1) << start.astype(np.uint64)
     return (into & ~mask | field.astype(np.uint64) << start.astype(np.uint64) & mask).astype(WORD)
-
-
-def funnel(low: Bits, high: Bits, by: Bits, left: bool, wraps: bool) -> Bits:
-    amount = (by & WORD(31) if wraps else np.minimum(by, 32)).astype(np.uint64)
-    both = high.astype(np.uint64) << np.uint64(32) | low
-    return ((both << amount) >> np.uint64(32) if left else both >> amount).astype(WORD)
 
 
 ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -211,13 +192,8 @@ def operation(opcode: str) -> Operation:
     name, *modifiers = opcode.split(".")
     of = modifiers[-1] if modifiers else ""
     if name == "setp":
-        how = modifiers[0]
-        compare = lambda x, y: compared(as_value(x, of), as_value(y, of), how)  # noqa: E731
-        if len(modifiers) == 2 and of.endswith("x2"):
-            half = operation(opcode[:-2]).compute
-            return Operation((32, 32), lambda x, y: tuple(map(half, halves(x), halves(y))))
-        if len(modifiers) == 2:
-            return Operation((width(of),) * 2, compare)
+        if len(modifiers) == 2 and not of.endswith("x2"):
+            return Operation((width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0]))
     elif name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
     elif name == "cvt" and {*modifiers[:-2]} <= {"rn", *ROUNDINGS}:
@@ -228,8 +204,6 @@ def operation(opcode: str) -> Operation:
         return Operation((width(of),), convert)
     elif name in ("shl", "shr"):
         return Operation((width(of), 32), lambda x, by: shifted(as_value(x, of), by, name == "shl"))
-    elif name == "shf":
-        return Operation((32,) * 3, lambda x, y, by: funnel(x, y, by, modifiers[0] == "l", modifiers[1] == "wrap"))
     elif opcode == "prmt.b32":
         return Operation((32,) * 3, permuted)
     elif opcode == "bfi.b32":
@@ -242,21 +216,19 @@ def operation(opcode: str) -> Operation:
 
 
 def _calculation(name: str, modifiers: list[str], of: str) -> Operation:
-    sources = [width(of)] * ARITY.get(name, 2)
+    sources = (width(of),) * ARITY.get(name, 2)
     if of.endswith("x2"):
         half = _calculation(name, modifiers, of[:-2]).compute
         return Operation(
-            tuple(sources), lambda *words: joined(*(half(*each) for each in zip(*map(halves, words), strict=True)))
+            sources, lambda *words: joined(*(half(*each) for each in zip(*map(halves, words), strict=True)))
         )
-    calculate = CALCULATIONS.get(name)
+    calculate = high_product if "hi" in modifiers else CALCULATIONS.get(name)
     if calculate is None:
         calculate = functools.partial(extreme, greater=name == "max", keeps_nan="NaN" in modifiers)
-    if "hi" in modifiers:
-        calculate = {"mul": high_product, "mad": lambda x, y, z: high_product(x, y) + z}[name]
     if "wide" not in modifiers:
-        return Operation(tuple(sources), lambda *each: as_bits(calculate(*(as_value(one, of) for one in each)), of))
+        return Operation(sources, lambda *each: as_bits(calculate(*(as_value(one, of) for one in each)), of))
     double = of[0] + str(2 * width(of))
     wide = lambda bits: as_value(bits, of).astype(as_value(np.zeros(1, np.uint64), double).dtype)  # noqa: E731
     if name == "mul":
-        return Operation(tuple(sources), lambda x, y: wide(x) * wide(y))
+        return Operation(sources, lambda x, y: wide(x) * wide(y))
     return Operation((*sources[:2], 2 * width(of)), lambda x, y, z: wide(x) * wide(y) + as_value(z, double))
