@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import samples
 import torch
 
 import torch_dmlpool as dmlpool
@@ -60,7 +59,14 @@ def test_a_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "ok DML_MAX_POOLING2, indices" in output
 
 
-@pytest.mark.parametrize("name", program.CONTESTS)
-def test_both_sides_do_the_same_work(name: str) -> None:
-    ours, aten = program.works(name, samples.normal(2, 3, 15, 14))
-    torch.testing.assert_close(ours(), aten())
+def test_the_comparison_with_aten_has_a_row_for_each_contest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times of ours and of ATen, and their ratio."""
+    monkeypatch.setattr(program, "SHAPE", (1, 1, 14, 14))
+    monkeypatch.setattr(program.Timer.blocked_autorange, "__defaults__", (None, 0.001))
+    assert program.main([]) == 0
+    rows = capsys.readouterr().out.partition("milliseconds")[2].splitlines()[1 : 1 + len(program.CONTESTS)]
+    for name, row in zip(program.CONTESTS, rows, strict=True):
+        ours, aten, ratio = map(float, row.strip().removeprefix(name).split())
+        assert min(ours, aten, ratio) > 0
