@@ -20,7 +20,7 @@ from torch_dmlpool.ops import lp_pooling as _lp
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
-from torch_dmlpool.window import ArgumentError, Window
+from torch_dmlpool.window import ArgumentError, Window, check_spatial_sizes
 
 Integers: TypeAlias = int | Sequence[int]
 """One int for every spatial dimension, or one per dimension in ``D, H, W`` order."""
@@ -398,5 +398,5 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
     sizes = operands.checked_full_size("output_size", output_size, input)
     if tuple(sizes[:2]) != tuple(input.shape[:2]):
         raise ArgumentError(f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}")
-    operands.check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
+    check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
     return _unpooling.max_unpooling(input, indices, sizes[2:], per_plane=False)

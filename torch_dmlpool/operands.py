@@ -193,14 +193,17 @@ def checked_zero_point(
             )
         return _parameter_vector(name, zero_point, (dtype,), input)
     number = integer(name, zero_point, zero_point)
-    if type(number) is int:
-        information = torch.iinfo(dtype)
-        if not information.min <= number <= information.max:
-            raise ArgumentError(
-                f"{name} must be {information.min} to {information.max}, the range of {name_of(dtype)}, got {number}"
-            )
-        return number or None
-    return number
+    if type(number) is not int:
+        return number
+    check_range(name, number, dtype)
+    return number or None
+
+
+def check_range(name: str, number: int, dtype: torch.dtype) -> None:
+    """Refuse a zero point that its type cannot hold (rule Q4)."""
+    bounds = torch.iinfo(dtype)
+    if not bounds.min <= number <= bounds.max:
+        raise ArgumentError(f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got {number}")
 
 
 def checked_output_type(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,26 +82,26 @@ def average(
     operands.check_flag("include_padding", include_padding)
     output_type = input.dtype if output_dtype is None else _quantized_type(output_dtype, plain_types)
     window.output_sizes(input.shape[2:])
-    input_scale, input_zero_point = _parameters(input)
+    scale, zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None
     per_channel = inherits and input.qscheme() is torch.per_channel_affine
-    output_scale = input_scale if output_scale is None else output_scale
-    output_zero_point = input_zero_point if output_zero_point is None else output_zero_point
-    per_channel = per_channel or any(
-        isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in (output_scale, output_zero_point)
-    )
-    integers = _integers(input, plain_types[input.dtype])
-    parameters, dtype = operands.checked_quantization(
-        integers,
-        input_scale,
-        narrowed("input_zero_point", input_zero_point, integers.dtype),
-        output_scale,
-        narrowed("output_zero_point", output_zero_point, plain_types[output_type]),
-        plain_types[output_type],
-    )
+    output_scale = scale if output_scale is None else output_scale
+    output_zero_point = zero_point if output_zero_point is None else output_zero_point
+    for parameter in (output_scale, output_zero_point):
+        per_channel = per_channel or (isinstance(parameter, Tensor) and parameter.numel() != 1)
+    integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
+    parameters = narrowed_parameters(integers, (scale, zero_point, output_scale, output_zero_point), dtype)
     pooled = _quantized.quantized_linear_average_pooling(integers, *parameters, window, include_padding, dtype)
     return _packed(pooled, output_scale, output_zero_point, output_type, per_channel)
+
+
+def narrowed_parameters(input: Tensor, parameters: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
+    """Scales and zero points as the integer operator takes them, for an output of ``dtype``; checked."""
+    scale, zero_point, output_scale, output_zero_point = parameters
+    zero_point = narrowed("input_zero_point", zero_point, input.dtype)
+    output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
+    return operands.checked_quantization(input, scale, zero_point, output_scale, output_zero_point, dtype)[0]
 
 
 @typed_as(max_pooling)
@@ -142,45 +143,31 @@ def quantized_max_pooling(
     operands.check_flag("return_indices", return_indices)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     operands.check_index_type(index_dtype, input.shape)
-    indices = None
-    if return_indices:
-        values, indices = _max.max_pooling_with_indices(integers, window, index_dtype, False)
-    else:
-        values = _max.max_pooling(integers, window)
-    scale, zero_point = _parameters(input)
-    packed = _packed(values, scale, zero_point, input.dtype, input.qscheme() is torch.per_channel_affine)
-    return packed if indices is None else (packed, indices)
+    parameters = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
+    if not return_indices:
+        return _packed(_max.max_pooling(integers, window), *parameters)
+    values, indices = _max.max_pooling_with_indices(integers, window, index_dtype, False)
+    return _packed(values, *parameters), indices
 
 
 def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     """Refuse what cannot be pooled here (rule Q5); return the integer type that each quantized type holds."""
-    quantized_types = {
-        getattr(torch, name): integers
-        for name, integers in (("quint8", torch.uint8), ("qint8", torch.int8))
-        if hasattr(torch, name)
-    }
-    if not quantized_types:
+    if not hasattr(torch, "quint8"):
         raise NotImplementedError(
             f"PyTorch {torch.__version__} has no quantized tensors (torch.quint8, torch.qint8); "
             "quantized_linear_average_pooling pools int8 and uint8 tensors with scales and zero points of their own"
         )
+    quantized_types = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
     operands.check_pooled("input", input, tuple(quantized_types))
     scheme = input.qscheme()
-    if scheme is torch.per_tensor_affine:
-        return quantized_types
-    if scheme is not torch.per_channel_affine:
+    if scheme is not torch.per_tensor_affine and scheme is not torch.per_channel_affine:
         name = operands.name_of(scheme)
         raise ArgumentError(f"input must be quantized per_tensor_affine or per_channel_affine, got {name}")
-    if input.q_per_channel_axis() != CHANNEL_AXIS:
+    if scheme is torch.per_channel_affine and input.q_per_channel_axis() != CHANNEL_AXIS:
         raise ArgumentError(
             f"input must be quantized along axis {CHANNEL_AXIS}, its channels, got axis {input.q_per_channel_axis()}"
         )
     return quantized_types
-
-
-def is_quantized(input: Tensor) -> bool:
-    """Whether ``input`` is a quantized tensor, on a PyTorch without them too."""
-    return getattr(input, "is_quantized", False)
 
 
 def is_readable(parameter: Tensor) -> bool:
@@ -188,28 +175,21 @@ def is_readable(parameter: Tensor) -> bool:
     return parameter.is_cpu and registration.is_bare(parameter)
 
 
-def narrowed(name: str, zero_point: int | Tensor | None, dtype: torch.dtype) -> int | Tensor | None:
+def narrowed(name: str, zero_point: int | Tensor, dtype: torch.dtype) -> int | Tensor:
     """``zero_point`` as the integer operator takes it: a tensor of integers becomes one of ``dtype`` (rule Q4)."""
     if not isinstance(zero_point, Tensor) or zero_point.dtype not in operands.INTEGER_TYPES:
         return zero_point
-    if zero_point.dtype is dtype:
-        return zero_point
-    bounds = torch.iinfo(dtype)
-    if is_readable(zero_point):
-        outside = [value for value in zero_point.flatten().tolist() if not bounds.min <= value <= bounds.max]
-        if outside:
-            name_of_type = operands.name_of(dtype)
-            raise ArgumentError(
-                f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of_type}, got {outside[0]}"
-            )
+    if zero_point.dtype is not dtype and is_readable(zero_point):
+        for number in zero_point.flatten().tolist():
+            operands.check_range(name, number, dtype)
     return zero_point.to(dtype)
 
 
 def _quantized_type(dtype: torch.dtype, plain_types: dict[torch.dtype, torch.dtype]) -> torch.dtype:
     """The quantized type that ``dtype`` names, itself or by the integers that it holds."""
-    for quantized_type, plain_type in plain_types.items():
-        if dtype is quantized_type or dtype is plain_type:
-            return quantized_type
+    for types in plain_types.items():
+        if dtype in types:
+            return types[0]
     names = operands.names_of(tuple(plain_types))
     raise TypeError(f"output_dtype must be one of {names}, got {operands.name_of(dtype)}")
 

@@ -23,7 +23,7 @@ from torch_dmlpool.ops import average_pooling as _average
 from torch_dmlpool.ops import lp_pooling as _lp
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, entries
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_spatial_sizes, entries
 
 Sizes: TypeAlias = int | Sequence[int]
 """One int for every spatial dimension, or one per dimension."""
@@ -44,10 +44,19 @@ _DIRECTML = {
 """DirectML's names of arguments, and PyTorch's."""
 
 
+_WINDOW = """\
+kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
+    stride: Elements from one window to the next; ``kernel_size`` unless given.
+    padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``; never a maximum, and
+        a real 0 in a sum.
+    dilation: Elements from one tap to the next.
+    ceil_mode: Whether a last window that starts inside the input may reach past the padded input."""
+
+
 def described(text: str, rank: int) -> str:
-    """A docstring for ``rank`` spatial dimensions: ``{rank}``, its shapes, and ``{ones}`` for the other dimensions."""
-    axes = ", ".join(AXIS_NAMES[rank])
-    return text.format(rank=rank, batched=f"(N, C, {axes})", unbatched=f"(C, {axes})", ones="1, " * (rank - 1))
+    """A docstring for ``rank`` spatial dimensions: its shapes, ``{ones}`` for the others, the window's arguments."""
+    axes, ones = ", ".join(AXIS_NAMES[rank]), "1, " * (rank - 1)
+    return text.format(rank=rank, batched=f"(N, C, {axes})", unbatched=f"(C, {axes})", ones=ones, window=_WINDOW)
 
 
 def _for_one_to_three(
@@ -119,18 +128,11 @@ def without(output: Any, added: int | None) -> Any:
 
 
 def window_of(
-    rank: int,
-    batched: Tensor,
-    added: int | None,
-    kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Padding,
-    dilation: Sizes,
-    ceil_mode: bool,
+    rank: int, batched: Tensor, added: int | None, kernel_size: Sizes, stride: Any, padding: Padding, *rest: Any
 ) -> Window:
     """The window of torch.nn's arguments for what is pooled."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
-    window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes=sizes)
+    window = Window.pytorch(rank, kernel_size, stride, padding, *rest, sizes=sizes)
     return Window((Axis(1, 1, 0, 0, 1, window.axes[0].ceil_mode), *window.axes)) if added == 2 else window
 
 
@@ -325,7 +327,7 @@ def max_unpool(
     if output_size is not None:
         sizes = _unpooled_sizes(window, sizes, output_size)
     sizes = [1] * (added == 2) + sizes
-    operands.check_spatial_sizes("the output", sizes, len(sizes))
+    check_spatial_sizes("the output", sizes, len(sizes))
     return without(_unpooling.max_unpooling(batched, indices, sizes, per_plane=True), added)
 
 

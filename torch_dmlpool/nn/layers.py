@@ -44,6 +44,15 @@ class Pool(torch.nn.Module):
             words = re.sub(r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__)
             cls._function = staticmethod(getattr(functional, words.lower()))
 
+    def extra_repr(self: Any) -> str:
+        shown = super().extra_repr()
+        for name in ("padding", "dilation"):
+            if hasattr(type(self), name):  # torch's layer lacks it
+                value, usual = getattr(self, name), getattr(type(self), name)
+                entries = value if isinstance(value, (tuple, list)) else (value,)
+                shown += f", {name}={value}" if any(entry != usual for entry in entries) else ""
+        return shown
+
     def __prepare_scriptable__(self) -> NoReturn:
         raise NotImplementedError(
             f"torch.jit.script cannot compile torch_dmlpool.nn.{type(self).__name__}: use torch.compile, torch.export "
@@ -55,12 +64,8 @@ class _MaxPool(Pool):
     """:class:`torch.nn.MaxPool{rank}d` on ``{batched}`` or ``{unbatched}``, with any padding.
 
     Args:
-        kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
-        stride: Elements from one window to the next; ``kernel_size`` unless given.
-        padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``; it never wins.
-        dilation: Elements from one tap to the next.
+        {window}
         return_indices: Whether to return the indices of the maxima too: int64, counted in each channel's plane.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded input.
 
     >>> layer = MaxPool{rank}d(({ones}3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, {ones}4)).flatten()
@@ -91,13 +96,9 @@ class _AvgPool(Pool):
     """:class:`torch.nn.AvgPool{rank}d` on ``{batched}`` or ``{unbatched}``, with any padding and with ``dilation``.
 
     Args:
-        kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next two and ``dilation``.
-        stride: Elements from one window to the next; ``kernel_size`` unless given.
-        padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded input.
+        {window}
         count_include_pad: Whether padding counts in the divisor; it adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the count; not 0.
-        dilation: Elements from one tap to the next.
 
     >>> AvgPool{rank}d(({ones}2), stride=1, dilation=2)(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, {ones}4)).flatten()
     tensor([2., 3.])
@@ -126,10 +127,6 @@ class _AvgPool(Pool):
         operands.check_flag("count_include_pad", count_include_pad)
         operands.check_divisor(divisor_override)
 
-    def extra_repr(self: Any) -> str:
-        ones = self.dilation if isinstance(self.dilation, (tuple, list)) else (self.dilation,)
-        return super().extra_repr() + (f", dilation={self.dilation}" if any(one != 1 for one in ones) else "")
-
     def forward(self: Any, input: Tensor) -> Tensor:
         window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
         return self._function(input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation)
@@ -143,11 +140,7 @@ class _LPPool(Pool):
 
     Args:
         norm_type: The norm's exponent, at least 1, or ``math.inf``.
-        kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the others.
-        stride: Elements from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded input.
-        padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``.
-        dilation: Elements from one tap to the next.
+        {window}
 
     >>> LPPool{rank}d(2, ({ones}2))(torch.tensor([3.0, -4.0]).view(1, {ones}2)).flatten()
     tensor([5.])
@@ -170,11 +163,6 @@ class _LPPool(Pool):
         self.padding, self.dilation = padding, dilation
         operands.check_norm("norm_type", norm_type)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
-
-    def extra_repr(self: Any) -> str:
-        more = {"padding": (self.padding, 0), "dilation": (self.dilation, 1)}
-        given = [f", {name}={value}" for name, (value, usual) in more.items() if value != usual]
-        return super().extra_repr() + "".join(given)
 
     def forward(self: Any, input: Tensor) -> Tensor:
         window = (self.kernel_size, self.stride, self.ceil_mode)

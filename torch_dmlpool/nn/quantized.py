@@ -21,6 +21,7 @@ from torch_dmlpool.window import ArgumentError, Window, integer
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
 
+_NOTHING = torch.empty(0, dtype=torch.int8, device="cpu")
 _PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
@@ -34,12 +35,8 @@ class _AvgPool(torch.nn.Module):
     holds them. One loaded from another layer brings its number of entries along.
 
     Args:
-        kernel_size: As in :class:`torch_dmlpool.nn.AvgPool{rank}d`, and so are the arguments up to ``dilation``.
-        stride: See there.
-        padding: See there; padding stands for the real number 0.
-        ceil_mode: See there.
-        count_include_pad: See there.
-        dilation: See there.
+        {window}
+        count_include_pad: Whether padding counts in the divisor; it adds nothing to the sum.
         input_scale: Real numbers per step of a plain input: a number for all channels, or a tensor of ``(C,)``.
         input_zero_point: The integer that stands for 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
@@ -82,7 +79,7 @@ class _AvgPool(torch.nn.Module):
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("count_include_pad", count_include_pad)
         if output_dtype is not None:
-            operands.checked_output_type(output_dtype, None, torch.empty(0, dtype=torch.int8, device="cpu"))
+            operands.checked_output_type(output_dtype, None, _NOTHING)
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
         self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
@@ -107,24 +104,18 @@ class _AvgPool(torch.nn.Module):
         return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
 
     def forward(self, input: Tensor) -> Tensor:
-        is_quantized = quantized.is_quantized(input)
+        is_quantized = getattr(input, "is_quantized", False)  # also on a PyTorch without quantized tensors
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
         batched, added = functional.with_batch("avg_pool", self._rank, input, types)
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         window, counted = functional.window_of(self._rank, batched, added, *geometry), self.count_include_pad
-        scale, zero_point, dtype = self.output_scale, self.output_zero_point, self.output_dtype
+        output = self.output_scale, self.output_zero_point
         if is_quantized:
-            return functional.without(quantized.average(batched, window, counted, scale, zero_point, dtype), added)
-        dtype = input.dtype if dtype is None else dtype
-        zero_point = self.input_zero_point if zero_point is None else zero_point
-        parameters, dtype = operands.checked_quantization(
-            batched,
-            self.input_scale,
-            quantized.narrowed("input_zero_point", self.input_zero_point, input.dtype),
-            self.input_scale if scale is None else scale,
-            quantized.narrowed("output_zero_point", zero_point, dtype),
-            dtype,
-        )
+            return functional.without(quantized.average(batched, window, counted, *output, self.output_dtype), added)
+        dtype = input.dtype if self.output_dtype is None else self.output_dtype
+        own = self.input_scale, self.input_zero_point
+        inherited = [mine if given is None else given for mine, given in zip(own, output, strict=True)]
+        parameters = quantized.narrowed_parameters(batched, (*own, *inherited), dtype)
         return functional.without(quantized_linear_average_pooling(batched, *parameters, window, counted, dtype), added)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
@@ -132,17 +123,14 @@ class _AvgPool(torch.nn.Module):
 
         Which type a zero point must fit is known with the input; here it must fit the output's or one of the two.
         """
-        is_scale = name.endswith("scale")
-        if not isinstance(parameter, Tensor):
-            nothing = torch.empty(0, dtype=torch.int8, device="cpu")
-            if is_scale:
-                number = operands.checked_scale(name, parameter, nothing)
-            else:
-                number = integer(name, parameter, parameter)
-                operands.checked_zero_point(name, number, self._zero_point_type(name, number < 0), nothing)
-            parameter = torch.tensor([number], dtype=torch.float32 if is_scale else torch.int64, device="cpu")
-        elif not is_scale and parameter.dtype in operands.INTEGER_TYPES:
-            parameter = parameter.to(torch.int64)
+        is_scale, is_given = name.endswith("scale"), isinstance(parameter, Tensor)
+        if not is_given:
+            if not is_scale:
+                parameter = integer(name, parameter, parameter)
+                operands.check_range(name, parameter, self._zero_point_type(name, parameter < 0))
+            elif operands.checked_scale(name, parameter, _NOTHING):
+                parameter = float(parameter)
+            parameter = torch.tensor([parameter], dtype=torch.float32 if is_scale else torch.int64, device="cpu")
         # What it is checked against is an input with as many channels as it has entries.
         like = torch.empty(0, parameter.numel(), *(1,) * self._rank, dtype=torch.int8, device=parameter.device)
         if is_scale:
@@ -150,6 +138,8 @@ class _AvgPool(torch.nn.Module):
             if quantized.is_readable(scale):
                 operands.check_scale_values(name, scale)
             return scale
+        if parameter.dtype in operands.INTEGER_TYPES:
+            parameter = parameter.to(torch.int64)
         zero_point = cast(Tensor, operands.checked_zero_point(name, parameter, torch.int64, like))
         is_negative = quantized.is_readable(zero_point) and bool((zero_point < 0).any())
         quantized.narrowed(name, zero_point, self._zero_point_type(name, is_negative))

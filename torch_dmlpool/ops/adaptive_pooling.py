@@ -19,7 +19,7 @@ from torch_dmlpool.ops import average_pooling as average_operators
 from torch_dmlpool.ops import max_pooling as max_operators
 from torch_dmlpool.ops import max_unpooling as position_operators
 from torch_dmlpool.ops.registration import Operator
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Window, check_spatial_sizes
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -115,8 +115,8 @@ def _is_sure(condition: bool) -> bool:
 
 
 def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
-    operands.check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
-    operands.check_spatial_sizes("the output", sizes, input.dim() - 2)
+    check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    check_spatial_sizes("the output", sizes, input.dim() - 2)
     return [*input.shape[:2], *sizes]
 
 

@@ -80,13 +80,17 @@ def _both(input: Tensor, dtype: torch.dtype) -> list[tuple[torch.memory_format, 
 # Over batches indices count in each sample.
 
 
+def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which broadcasts over it."""
+    samples, channels, *spatial_sizes = sizes
+    first = torch.arange(samples * channels, dtype=torch.int64, device=like.device) * math.prod(spatial_sizes)
+    return registration.replicated_like(first.view(samples, channels, *(1 for _ in spatial_sizes)), like)
+
+
 def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool) -> Tensor:
     """Positions in each plane as indices in a tensor of ``sizes`` (N, C, *spatial); -1 stays."""
     if not per_plane:
-        samples, channels, *spatial_sizes = sizes
-        first = torch.arange(samples * channels, dtype=torch.int64, device=positions.device) * math.prod(spatial_sizes)
-        first = registration.replicated_like(first.view(samples, channels, *(1 for _ in spatial_sizes)), positions)
-        positions = torch.where(positions < 0, positions, positions + first)
+        positions = torch.where(positions < 0, positions, positions + first_indices(positions, sizes))
     return positions.to(index_dtype)
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.max_pooling import first_indices
 from torch_dmlpool.ops.registration import Operator
-from torch_dmlpool.window import ArgumentError
+from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 
 
 def max_unpooling(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
@@ -42,38 +43,24 @@ def _in_planes(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -
         indices = torch.where(indices == 2**32 - 1, -1, indices)
     if per_plane:
         return indices
-    first = _first_indices(indices, spatial_sizes)
+    first = first_indices(indices, (*indices.shape[:2], *spatial_sizes))
     return torch.where(indices < 0, -1, (indices - first).clamp(min=-1))
-
-
-def _first_indices(indices: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The index of each plane's first element in the whole output, which broadcasts over ``indices``."""
-    samples, channels = indices.shape[:2]
-    planes = torch.arange(samples * channels, dtype=torch.int64, device=indices.device).view(samples, channels)
-    return planes.mul(math.prod(spatial_sizes)).view(samples, channels, *(1 for _ in spatial_sizes))
 
 
 def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> None:
     """Refuse the first index that is neither in its own plane nor -1."""
-    signed = _in_planes(indices, spatial_sizes, True).long()
-    plane = math.prod(spatial_sizes)
-    first = (
-        torch.zeros((), dtype=torch.int64, device=indices.device)
-        if per_plane
-        else _first_indices(indices, spatial_sizes)
-    )
-    within = signed - first
+    signed, plane = _in_planes(indices, spatial_sizes, True).long(), math.prod(spatial_sizes)
+    within = signed if per_plane else signed - first_indices(indices, (*indices.shape[:2], *spatial_sizes))
     if indices.numel() == 0:
         return
     least, most = within.aminmax()
     if least >= 0 and most < plane:
         return
-    empty = signed == -1
-    wrong = ~empty & ((within < 0) | (within >= plane))
-    if not bool(wrong.any()):
+    wrong = ((signed != -1) & ((within < 0) | (within >= plane))).nonzero()
+    if len(wrong) == 0:
         return
-    place = tuple(wrong.nonzero()[0].tolist())
-    low = int(first.expand(indices.shape)[place])
+    place = tuple(wrong[0].tolist())
+    low = int(signed[place]) - int(within[place])
     raise ArgumentError(
         f"indices must lie in the output's plane of their own sample and channel, from {low} to {low + plane - 1}, or "
         f"be -1 for no element; got {int(signed[place])} at {place}"
@@ -107,7 +94,7 @@ POSITION_TYPES = (torch.int32, torch.int64)
 
 
 def _check_unique(positions: Tensor, spatial_sizes: Sequence[int]) -> Sequence[int]:
-    operands.check_spatial_sizes("the output", spatial_sizes, positions.dim() - 2)
+    check_spatial_sizes("the output", spatial_sizes, positions.dim() - 2)
     return positions.shape
 
 
