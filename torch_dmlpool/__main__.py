@@ -117,7 +117,7 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
 def timers(name: str, device: torch.device) -> Iterator[Timer]:
     """A timer of this package and one of ATen for the same work."""
     function, window, statement = CONTESTS[name]
-    image = torch.randn(SHAPE, device=device, requires_grad=statement is TRAINING)
+    image = torch.randn(SHAPE, dtype=torch.float32, device=device, requires_grad=statement is TRAINING)
     for module in (dmlpool.nn.functional, torch.nn.functional):
         pool = getattr(module, function)
         known = {"pool": pool, "image": image, "window": window, "gradient": torch.ones_like(pool(image, *window))}
