@@ -27,17 +27,11 @@ EDGES = [
     cases.case("ceil adds an overhang", "ceil overhang past padding"),
 ]
 """Compiled every day: some seconds each."""
-OTHERS = [
-    cases.case("padded", "plain"),
-    cases.case("adjacent windows", "gaps between windows"),
-    cases.case("dilated", "padded"),
-    cases.case("padding above the window", "padded"),
-    cases.case("padded", "plain", "padded"),
-]
+PADDED = cases.case("padded", "plain")
 
 
-def compiled(function: Callable[..., object], **rest: object) -> Callable[..., object]:
-    return torch.compile(function, fullgraph=True, **rest)
+def compiled(function: Callable[..., object]) -> Callable[..., object]:
+    return torch.compile(function, fullgraph=True)
 
 
 def called(function: Callable[..., object], *arguments: object) -> list[str]:
@@ -72,14 +66,12 @@ def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[orac
     return results
 
 
-def check_maxima(
-    chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device, **rest: object
-) -> None:
+def check_maxima(chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device) -> None:
     requests = [case.pooling for case in chosen]
     lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
     inputs = [lay_out(special(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
     gradients = [samples.whole_gradient(input, pooling) for input, pooling in zip(inputs, requests, strict=True)]
-    found = compiled(lambda x, g: maxima_of(x, g, requests), **rest)(inputs, gradients)
+    found = compiled(lambda x, g: maxima_of(x, g, requests))(inputs, gradients)
     for result, expected in zip(found, maxima_of(inputs, gradients, requests), strict=True):
         assert result.dtype == expected.dtype
         samples.assert_same(result, expected)
@@ -95,7 +87,7 @@ def test_maxima_equal_the_operators(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [*samples.FLOATS, *samples.INTEGERS], ids=samples.name_of)
 def test_maxima_of_every_type_equal_the_operators(dtype: torch.dtype, layout: str, device: torch.device) -> None:
     """M1 to M7, types that Inductor has no code for included."""
-    check_maxima([EDGES[0], OTHERS[0]], layout, dtype, device)
+    check_maxima([EDGES[0], PADDED], layout, dtype, device)
 
 
 def averages_of(
@@ -116,12 +108,11 @@ def check_averages(
     dtype: torch.dtype,
     device: torch.device,
     divisors: list[tuple[bool, int | None]],
-    **rest: object,
 ) -> None:
     lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
     inputs = [lay_out(samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
     gradients = [lay_out(samples.normal(2, 3, *case.output_sizes, dtype=dtype)).to(device) for case in chosen]
-    found = iter(compiled(lambda x, g: averages_of(x, g, chosen, divisors), **rest)(inputs, gradients))
+    found = iter(compiled(lambda x, g: averages_of(x, g, chosen, divisors))(inputs, gradients))
     for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
         taps, values, spread = math.prod(case.pooling.window_size), samples.to_numpy(input), samples.to_numpy(gradient)
         for divisor in divisors:
@@ -139,7 +130,7 @@ def test_averages_are_as_exact_as_the_operators(device: torch.device) -> None:
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_averages_of_every_type(dtype: torch.dtype, layout: str, device: torch.device) -> None:
     """A4, A5: halves are summed in float32; a negative divisor."""
-    check_averages([EDGES[0], OTHERS[0]], layout, dtype, device, [(False, None), (True, None), (False, -3)])
+    check_averages([EDGES[0], PADDED], layout, dtype, device, [(False, None), (True, None), (False, -3)])
 
 
 GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
@@ -150,25 +141,20 @@ GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def check_global(layout: Callable[[Tensor], Tensor], device: torch.device, dynamic: bool) -> None:
+def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> None:
+    """NaN wins, and the first of several alike gets the gradient."""
+
     def all_of(x: Tensor) -> list[Tensor]:
         return [pool(x) for pool in GLOBAL.values()]
 
-    function = compiled(all_of, dynamic=dynamic)
-    for sizes in ((2, 3, 7, 12), (2, 4, 14, 33))[: 1 + dynamic]:
-        input = layout(samples.ties(*sizes, dtype=torch.float32))
-        input[0, 0, 3, 4] = math.nan
-        leaf = input.to(device).requires_grad_()
-        found, expected = function(leaf), all_of(leaf)
-        for result, wanted in zip(found, expected, strict=True):
-            torch.testing.assert_close(result, wanted, equal_nan=True)
-        sums = [sum(value.sum() * number for number, value in enumerate(values, 1)) for values in (found, expected)]
-        torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in sums), equal_nan=True)
-
-
-def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> None:
-    """NaN wins, and the first of several alike gets the gradient."""
-    check_global(torch.Tensor.contiguous, device, False)
+    input = samples.ties(2, 3, 7, 12, dtype=torch.float32)
+    input[0, 0, 3, 4] = math.nan
+    leaf = input.to(device).requires_grad_()
+    found, expected = compiled(all_of)(leaf), all_of(leaf)
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, equal_nan=True)
+    sums = [sum(value.sum() * number for number, value in enumerate(values, 1)) for values in (found, expected)]
+    torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in sums), equal_nan=True)
     assert called(lambda x: [GLOBAL["average"](x), GLOBAL["max"](x)], samples.normal(2, 3, 7, 12)) == []
 
 
@@ -232,19 +218,16 @@ def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:
     """No operator of the package is left in either graph."""
 
-    def trained(leaf: Tensor) -> Tensor:
-        output = (dmlpool.max_pooling(leaf.sin(), 3, 2, 1, 1) + dmlpool.average_pooling(leaf.cos(), 3, 2, 1, 1)).sum()
-        return torch.autograd.grad(output, leaf)[0]
+    def both(x: Tensor) -> Tensor:
+        return dmlpool.max_pooling(x.sin(), 3, 2, 1, 1) + dmlpool.average_pooling(x.cos(), 3, 2, 1, 1)
 
     leaf = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device).requires_grad_()
     torch._dynamo.reset()
-    function = compiled(
-        lambda x: dmlpool.max_pooling(x.sin(), 3, 2, 1, 1) + dmlpool.average_pooling(x.cos(), 3, 2, 1, 1)
-    )
+    function = compiled(both)
     _, code = run_and_get_code(lambda: function(leaf).sum().backward())
     assert len(code) == 2
     assert "torch.ops.dmlpool" not in "".join(code)
-    torch.testing.assert_close(leaf.grad, trained(leaf))
+    torch.testing.assert_close(leaf.grad, torch.autograd.grad(both(leaf).sum(), leaf)[0])
 
 
 def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: torch.device) -> None:

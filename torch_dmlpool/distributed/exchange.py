@@ -17,8 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch_dmlpool import operands
 from torch_dmlpool.distributed.halo import contains, overlap
 
-NOTHING = range(0)
-
 
 def needed(owned: Sequence[range], wanted: Sequence[range]) -> bool:
     """Whether any rank wants what another owns; all of them come to the same answer."""
@@ -40,39 +38,46 @@ def fetch(
     """
     coordinate = coordinate_along(mesh, mesh_dimension)
     own, want = owned[coordinate], wanted[coordinate]
-    kept = overlap(own, want)
     if not needed(owned, wanted):
-        return _part(local, dimension, own, kept)
+        return assembled([(local, own)], dimension, want)
     coordinates = _coordinates(mesh, mesh_dimension)
-    sent = [overlap(own, wanted[other]) if other != coordinate else NOTHING for other in coordinates]
-    received = [overlap(owned[other], want) if other != coordinate else NOTHING for other in coordinates]
+    sent = [overlap(own, wanted[other]) if other != coordinate else range(0) for other in coordinates]
+    received = [overlap(owned[other], want) if other != coordinate else range(0) for other in coordinates]
     # Moved as bytes: no backend of torch.distributed knows every data type.
-    bytes_across = local.itemsize * math.prod(size for number, size in enumerate(local.shape) if number != dimension)
-    pieces = torch.cat([_part(local, dimension, own, part).reshape(-1) for part in sent])
+    across = math.prod(size for number, size in enumerate(local.shape) if number != dimension)
+    pieces = torch.cat([assembled([(local, own)], dimension, part).reshape(-1) for part in sent])
     arrived = collectives.all_to_all_single(
         pieces.view(torch.uint8),
-        [len(part) * bytes_across for part in received],
-        [len(part) * bytes_across for part in sent],
+        [len(part) * across * local.itemsize for part in received],
+        [len(part) * across * local.itemsize for part in sent],
         mesh.get_group(mesh_dimension),
     )
     arrived = collectives.wait_tensor(arrived).view(local.dtype)
+    sizes = [(*local.shape[:dimension], len(part), *local.shape[dimension + 1 :]) for part in received]
+    flat = arrived.split([len(part) * across for part in received])
+    others = [piece.view(shape) for piece, shape in zip(flat, sizes, strict=True)]
+    return assembled([(local, own), *zip(others, received, strict=True)], dimension, want)
 
-    sizes = list(local.shape)
-    sizes[dimension] = len(want)
-    whole = operands.empty(sizes, local, operands.suggested_memory_format(local))
-    _part(whole, dimension, want, kept).copy_(_part(local, dimension, own, kept))
-    start = 0
-    for part in received:
-        sizes[dimension] = len(part)
-        stop = start + math.prod(sizes)
-        _part(whole, dimension, want, part).copy_(arrived[start:stop].view(sizes))
-        start = stop
+
+def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: range) -> Tensor:
+    """The numbers ``wanted`` along a dimension, of which each piece holds a range; zeros where none does."""
+    first, held = pieces[0]
+    memory_format = operands.suggested_memory_format(first)
+    if contains(held, wanted):
+        part = first.narrow(dimension, wanted.start - held.start if wanted else 0, len(wanted))
+        if held == wanted or part.is_contiguous(memory_format=memory_format):
+            return part
+    sizes = list(first.shape)
+    sizes[dimension] = len(wanted)
+    whole = operands.empty(sizes, first, memory_format)
+    both = [overlap(held, wanted) for _, held in pieces]
+    if sum(map(len, both)) < len(wanted):
+        whole.zero_()
+    for (piece, held), numbers in zip(pieces, both, strict=True):
+        if numbers:
+            source = piece.narrow(dimension, numbers.start - held.start, len(numbers))
+            whole.narrow(dimension, numbers.start - wanted.start, len(numbers)).copy_(source)
     return whole
-
-
-def _part(tensor: Tensor, dimension: int, held: range, part: range) -> Tensor:
-    """The numbers ``part`` of a tensor that holds the numbers ``held`` along ``dimension``."""
-    return tensor.narrow(dimension, part.start - held.start if part else 0, len(part))
 
 
 def coordinate_along(mesh: DeviceMesh, mesh_dimension: int) -> int:

@@ -8,7 +8,6 @@ as it looks from those elements, in which every divisor, tap number and empty wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_dmlpool.window import Axis
@@ -53,11 +52,6 @@ def overlap(first: range, second: range) -> range:
 
 def contains(outer: range, inner: range) -> bool:
     return not inner or (outer.start <= inner.start and inner.stop <= outer.stop)
-
-
-def received(owned: Sequence[range], wanted: Sequence[range]) -> tuple[int, ...]:
-    """How many elements along the axis each rank gets from others, to have what it wants beside what it owns."""
-    return tuple(len(want) - len(overlap(own, want)) for own, want in zip(owned, wanted, strict=True))
 
 
 def _covering(axis: Axis, outputs: int, elements: range) -> range:

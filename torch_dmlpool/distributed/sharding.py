@@ -87,9 +87,12 @@ class _Request:
         self.operator, self.arguments = operator, arguments
         self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
         self.rule = RULES[self.name]
+        self.tensors: dict[str, DTensor] = {
+            name: arguments[name] for name, side in self.rule.arguments.items() if side != "channels"
+        }
         self.mesh = self._common_mesh()
         self.window = self._window()
-        self.tensors, self.placements = self._placed()
+        self.placements = self._place()
         self.sizes = self._sizes()
 
     def _window(self) -> Window | None:
@@ -114,32 +117,27 @@ class _Request:
         return sizes
 
     def _common_mesh(self) -> DeviceMesh:
-        meshes = []
-        for argument, side in self.rule.arguments.items():
-            tensor = self.arguments[argument]
-            if side == "channels":
-                continue
+        for name, tensor in self.tensors.items():
             if not isinstance(tensor, DTensor):
                 raise TypeError(
-                    f"{argument} must be a DTensor, as the other tensors of {self.name} are, "
+                    f"{name} must be a DTensor, as the other tensors of {self.name} are, "
                     f"got {type(tensor).__name__}: distribute it over the same mesh"
                 )
-            meshes.append(tensor.device_mesh)
+        meshes = [tensor.device_mesh for tensor in self.tensors.values()]
         if any(mesh != meshes[0] for mesh in meshes):
             raise ValueError(f"the tensors of {self.name} must be on one device mesh, got {meshes}")
         return meshes[0]
 
-    def _placed(self) -> tuple[dict[str, DTensor], list[Placement]]:
-        """The pooled tensors, placed so that no rank needs another but for halos, and the placements of the results.
+    def _place(self) -> list[Placement]:
+        """Place the tensors so that no rank needs another but for halos; returns the placements of the results.
 
         What an operator is not linear in stays where it is, and the tensor that it is linear in comes to it.
         """
         linear_in = self.rule.linear_in
-        tensors = {name: self.arguments[name] for name, side in self.rule.arguments.items() if side != "channels"}
-        wanted: dict[str, list[Placement]] = {name: [] for name in tensors}
+        wanted: dict[str, list[Placement]] = {name: [] for name in self.tensors}
         results: list[Placement] = []
         for mesh_dimension in range(self.mesh.ndim):
-            held = {name: tensor.placements[mesh_dimension] for name, tensor in tensors.items()}
+            held = {name: tensor.placements[mesh_dimension] for name, tensor in self.tensors.items()}
             others_first = [held[name] for name in sorted(held, key=lambda name: name == linear_in)]
             kept = [placement for placement in others_first if self._can_stay(placement)]
             summed = held.get(linear_in or "")
@@ -152,7 +150,11 @@ class _Request:
             for name, listed in wanted.items():
                 listed.append(Replicate() if common.is_partial() and name != linear_in else common)
             results.append(common)
-        return {name: _redistributed(tensor, wanted[name]) for name, tensor in tensors.items()}, results
+        for name, tensor in self.tensors.items():
+            if tensor.placements != tuple(wanted[name]):
+                # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a gradient.
+                self.tensors[name] = tensor.detach().redistribute(placements=wanted[name])  # type: ignore[attr-defined]
+        return results
 
     def _can_stay(self, placement: Placement) -> bool:
         return type(placement) is Shard and (placement.dim < 2 or self.window is not None)
@@ -294,22 +296,13 @@ class _Request:
 
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
         sizes = torch.Size(self.sizes[side])
-        strides = torch.empty(sizes, dtype=local.dtype, device="meta", memory_format=self._memory_format()).stride()
-        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides)
-
-    def _memory_format(self) -> torch.memory_format:
+        memory_format = operands.suggested_memory_format(next(iter(self.tensors.values())))
         if "channels_last" in self.arguments:
-            return operands.named_memory_format(self.arguments["channels_last"], len(self.sizes["input"]) - 2)
-        return operands.suggested_memory_format(next(iter(self.tensors.values())))
+            memory_format = operands.named_memory_format(self.arguments["channels_last"], len(sizes) - 2)
+        strides = torch.empty(sizes, dtype=local.dtype, device="meta", memory_format=memory_format).stride()
+        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides)
 
 
 def _local(tensor: DTensor) -> Tensor:
     local = tensor.to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-
-
-def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
-    if tensor.placements == tuple(placements):
-        return tensor
-    # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a gradient.
-    return tensor.detach().redistribute(placements=placements)  # type: ignore[attr-defined]

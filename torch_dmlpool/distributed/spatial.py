@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from torch_dmlpool import operands
 from torch_dmlpool.distributed import exchange
-from torch_dmlpool.distributed.halo import Portion, overlap, portions_of_elements, portions_of_windows, shards
+from torch_dmlpool.distributed.halo import Portion, portions_of_elements, portions_of_windows, shards
 from torch_dmlpool.window import Axis
 
 Side = Literal["input", "output", "channels"]
@@ -70,32 +69,14 @@ class ShardedAxis:
         local = exchange.fetch(local, self.dimension, owned, wanted, self.mesh, self.mesh_dimension)
         if side == "output" and not self.to_input:
             # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
-            local = _moved(local, self.dimension, wanted[self._coordinate], self.portion.windows)
+            local = exchange.assembled([(local, wanted[self._coordinate])], self.dimension, self.portion.windows)
         return local
 
     def kept(self, result: Tensor) -> Tensor:
         """What this rank owns of the ``result`` of its portion; an element that no window covers has gradient 0."""
         side: Side = "input" if self.to_input else "output"
         held = self.portion.elements if self.to_input else self.portion.windows
-        return _moved(result, self.dimension, held, self._owned(side)[self._coordinate])
-
-
-def _moved(tensor: Tensor, dimension: int, held: range, wanted: range) -> Tensor:
-    """The numbers ``wanted`` of a tensor that holds the numbers ``held``, with zeros where it does not."""
-    if held == wanted:
-        return tensor
-    both = overlap(held, wanted)
-    part = tensor.narrow(dimension, both.start - held.start if both else 0, len(both))
-    memory_format = operands.suggested_memory_format(tensor)
-    if both == wanted and part.is_contiguous(memory_format=memory_format):
-        return part
-    sizes = list(tensor.shape)
-    sizes[dimension] = len(wanted)
-    moved = operands.empty(sizes, tensor, memory_format)
-    if both != wanted:
-        moved.zero_()
-    moved.narrow(dimension, both.start - wanted.start if both else 0, len(both)).copy_(part)
-    return moved
+        return exchange.assembled([(result, held)], self.dimension, self._owned(side)[self._coordinate])
 
 
 def whole_indices(positions: Tensor, sizes: Sequence[int], held: Sequence[range], per_plane: bool) -> Tensor:

@@ -19,10 +19,24 @@ from torch_dmlpool.onnx.lowering import Emitter
 
 __all__ = ["translations"]
 
+OPERATORS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        averages.average_pooling,
+        averages.lp_pooling,
+        averages.adaptive_average_pooling,
+        averages.quantized_linear_average_pooling,
+        maxima.max_pooling,
+        maxima.max_pooling_with_indices,
+        maxima.max_pooling_with_taps,
+        maxima.max_pooling_indices,
+        maxima.adaptive_max_pooling,
+    )
+}
+"""The function that writes each operator."""
 
-def translations(
-    *, exact: bool = False, contrib_operators: bool = True
-) -> dict[Callable[..., Any], Callable[..., Any]]:
+
+def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..., Any]]:
     """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this package's operators.
 
     Args:
@@ -30,13 +44,11 @@ def translations(
             nodes: NaN and windows of only -inf in maxima (several more MaxPool nodes), and the rounding of quantized
             averages (arithmetic on float64). Without it a runtime may lose a NaN, give the lowest finite number for
             -inf, and round a quantized average that lies near or on a half to the other side.
-        contrib_operators: Whether quantized averages may become ``com.microsoft::QLinearAveragePool``, which ONNX
-            Runtime alone has. It is used where it can say what is asked for; where it cannot, or must not be used,
-            they become DequantizeLinear, AveragePool and QuantizeLinear.
 
     Returns:
         A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive averages and
-        maxima, and quantized averages. Averages, norms and their divisors are computed in float32 for float16 and
+        maxima, and quantized averages, which are written as DequantizeLinear, AveragePool and QuantizeLinear: runtimes
+        make one kernel of the three. Averages, norms and their divisors are computed in float32 for float16 and
         bfloat16, maxima of other integers than int8 and uint8 in a float type that holds them. And a translation of
         Python's ``//``, which sizes are computed with: the exporter's own rounds negative quotients towards zero.
 
@@ -60,20 +72,9 @@ def translations(
     if importlib.util.find_spec("onnxscript") is None:
         raise ImportError("translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
     table: dict[Callable[..., Any], Callable[..., Any]] = {
-        getattr(torch.ops.dmlpool, function.__name__).default: _translation(function, exact, contrib_operators)
-        for function in (
-            averages.average_pooling,
-            averages.lp_pooling,
-            maxima.max_pooling,
-            maxima.max_pooling_with_indices,
-            maxima.max_pooling_with_taps,
-            maxima.max_pooling_indices,
-            averages.adaptive_average_pooling,
-            maxima.adaptive_max_pooling,
-            averages.quantized_linear_average_pooling,
-        )
+        getattr(torch.ops.dmlpool, name).default: _translation(function, exact) for name, function in OPERATORS.items()
     }
-    return {**table, operator.floordiv: _translation(_floor_division, exact, contrib_operators)}
+    return {**table, operator.floordiv: _translation(_floor_division, exact)}
 
 
 def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
@@ -83,10 +84,10 @@ def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
     return op.Div(op.Sub(dividend, op.Mod(dividend, divisor)), divisor)
 
 
-def _translation(function: Callable[..., Any], exact: bool, contrib_operators: bool) -> Callable[..., Any]:
+def _translation(function: Callable[..., Any], exact: bool) -> Callable[..., Any]:
     # The exporter takes annotated arguments for attributes, and wants a function that has a name.
     def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
-        return function(Emitter(exact, contrib_operators), *arguments, **rest)
+        return function(Emitter(exact), *arguments, **rest)
 
     translate.__name__ = function.__name__
     return translate

@@ -1,4 +1,4 @@
-"""Averages, p-norms and quantized averages: AveragePool, LpPool, QLinearAveragePool, or exact arithmetic."""
+"""Averages, p-norms and quantized averages: AveragePool, LpPool, or exact arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from torch_dmlpool.onnx.lowering import Emitter, Pool, bins, elements, reducible, shaped, spatial_sizes
 
-_ONNX_RUNTIME = "com.microsoft"
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
 """With so many taps a sum still survives its average in float32, the product with the taps, and rounding."""
@@ -34,8 +33,8 @@ def averages(
 ) -> Any:
     """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
 
-    ``apart`` is for quantized averages that QLinearAveragePool cannot say: of an AveragePool alone between quantization
-    nodes ONNX Runtime makes one all the same, and then refuses it.
+    ``apart`` is for quantized averages that ONNX Runtime has no kernel for: of an AveragePool alone between
+    quantization nodes it makes a QLinearAveragePool all the same, and then refuses it.
     """
     op = emit.op
     if divisor is not None and not isinstance(divisor, int):
@@ -109,15 +108,10 @@ def quantized_linear_average_pooling(
     if emit.exact:
         return _exactly(emit, input, sides, window_arguments, include_padding)
     scalars = all(_is_scalar(scale) and _is_scalar(zero_point) for scale, zero_point, _ in sides)
-    alike = scalars and input.dtype == output_dtype
-    if alike and emit.contrib_operators:
-        pool = _sayable(emit, input, window_arguments, include_padding)
-        if pool is not None:
-            return _qlinear(emit, input, sides, pool, include_padding)
     op, dtype = emit.op, emit.ir.DataType.FLOAT
     scale, zero_point = _parameters(emit, input, *sides[0])
     real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
-    apart = not alike or any(dilation != 1 for dilation in window_arguments[4])
+    apart = not scalars or input.dtype != output_dtype or any(dilation != 1 for dilation in window_arguments[4])
     pooled = averages(emit, input, real, dtype, window_arguments, include_padding, None, apart)
     scale, zero_point = _parameters(emit, input, *sides[1])
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
@@ -138,23 +132,6 @@ def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: A
     channels = op.Shape(input, start=_CHANNELS, end=_CHANNELS + 1)
     scale, zero_point = (op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True))
     return scale, zero_point
-
-
-def _sayable(emit: Emitter, input: Any, arguments: Sequence[Any], include_padding: bool) -> Pool | None:
-    """The window, if QLinearAveragePool can say it."""
-    if any(reducible(input, arguments)) and not all(isinstance(entry, int) for entry in arguments[0]):
-        return None
-    pool = Pool(emit, input, arguments)
-    divides_otherwise = pool.counts_padding(include_padding) and any(pool.overhang)
-    if pool.is_dilated or pool.is_padded or any(pool.cut) or pool.may_be_empty or divides_otherwise:
-        return None
-    return pool
-
-
-def _qlinear(emit: Emitter, input: Any, sides: Sequence[Any], pool: Pool, include_padding: bool) -> Any:
-    parameters = [value for side in sides for value in _parameters(emit, input, *side)]
-    attributes = {**pool.attributes, "pads": [*pool.start, *pool.end], "count_include_pad": int(include_padding)}
-    return emit.custom(_ONNX_RUNTIME, "QLinearAveragePool", [input, *parameters], **attributes)
 
 
 def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool) -> Any:

@@ -15,10 +15,10 @@ from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 class Emitter:
     """Writes nodes to the graph that is being exported."""
 
-    def __init__(self, exact: bool, contrib_operators: bool) -> None:
+    def __init__(self, exact: bool) -> None:
         from onnxscript import evaluator, ir
 
-        self.exact, self.contrib_operators, self.ir = exact, contrib_operators, ir
+        self.exact, self.ir = exact, ir
         self.recorder = cast(Any, evaluator.default())
         self.op = self.recorder.opset
         """ONNX's operators in the version that is exported."""
@@ -46,12 +46,6 @@ class Emitter:
         if isinstance(first, int) and isinstance(second, int):
             return first + second
         return self.op.Add(self.scalar(first), self.scalar(second))
-
-    def custom(self, domain: str, name: str, inputs: Sequence[Any], **attributes: Any) -> Any:
-        """A node of an operator that ONNX itself does not define."""
-        node = self.ir.Node(domain, name, inputs, self.ir.convenience.convert_attributes(attributes), version=1)
-        self.recorder.nodes.append(node)
-        return node.outputs[0]
 
     def cast(self, value: Any, before: Any, after: Any) -> Any:
         return value if before == after else self.op.Cast(value, to=after)
@@ -157,7 +151,6 @@ class Pool:
         self.is_padded = any(not isinstance(padding, int) or padding >= window for window, padding in pads)
         """Whether a Pad node is needed: runtimes refuse padding that reaches the window's size."""
         computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
-        self.is_static = None not in self.sizes and not computed
         self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
 
         self.is_dilated = any(axis.dilation != 1 for axis in self.window.axes)
@@ -220,32 +213,15 @@ class Pool:
 
     def empty_windows(self) -> Any:
         """A mask of the windows that read no element; None where there are none."""
-        op, ir = self.emit.op, self.emit.ir
-        if self.is_static:
-            empty = torch.zeros(self.window.output_sizes(self.sizes), dtype=torch.bool, device="cpu")
-            for dimension, (axis, size) in enumerate(zip(self.window.axes, self.sizes, strict=True)):
-                for output in axis.empty_windows(size):
-                    empty.select(dimension, output).fill_(True)
-            return self.emit.constant(empty[None, None].numpy(), ir.DataType.BOOL) if empty.any() else None
         if not self.may_be_empty:
             return None
-        inside = self.run("MaxPool", self.ones(), 0.0, ir.DataType.FLOAT)[0]
+        float32 = self.emit.ir.DataType.FLOAT
+        inside = self.run("MaxPool", self.ones(), 0.0, float32)[0]
         # A runtime may give its lowest number for an empty window.
-        return op.Not(op.Greater(inside, self.emit.constant(0.0, ir.DataType.FLOAT)))
+        return self.emit.op.Not(self.emit.op.Greater(inside, self.emit.constant(0.0, float32)))
 
     def counts(self, include_padding: bool, dtype: Any) -> Any:
         """The taps that each window counts, at least 1 (rules A1 to A3)."""
-        if self.is_static:
-            counts = torch.ones((), dtype=torch.float64, device="cpu")
-            for axis, size in zip(self.window.axes, self.sizes, strict=True):
-                outputs = range(axis.output_size(size))
-                along = torch.tensor(
-                    [axis.counted_taps(output, size, include_padding) for output in outputs],
-                    dtype=torch.int64,
-                    device="cpu",
-                )
-                counts = counts.unsqueeze(-1) * along
-            return self.emit.constant(counts[None, None].clamp(min=1).numpy(), dtype)
         float32, rank = self.emit.ir.DataType.FLOAT, self.window.rank
         mask, start, end = self.ones(), self.start, self.end
         if include_padding:

@@ -177,7 +177,9 @@ def max_pooling_with_indices(emit: Emitter, input: Any, *arguments: Any) -> tupl
 
 def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
     values, indices = _maxima(emit, input, Pool(emit, input, arguments), True)
-    return values, emit.custom(*_TAPS, [indices, input])
+    node = emit.ir.Node(*_TAPS, [indices, input], version=1)
+    emit.recorder.nodes.append(node)
+    return values, node.outputs[0]
 
 
 def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], *arguments: Any) -> Any:  # noqa: ARG001

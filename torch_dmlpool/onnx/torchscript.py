@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_dmlpool.onnx import averages, maxima
+from torch_dmlpool.onnx import OPERATORS, averages, maxima
 from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
 
 LEAST_OPSET = 18
@@ -83,7 +83,7 @@ class _Emitter(Emitter):
     def __init__(self, graph: Any) -> None:
         from onnxscript import ir
 
-        self.exact, self.contrib_operators, self.ir = False, False, ir
+        self.exact, self.ir = False, ir
         self.op = _Operators(self, graph)
 
 
@@ -113,13 +113,9 @@ def _maxima_of(emit: Emitter, input: Any, *window_arguments: Any) -> Any:
 
 
 _TRANSLATIONS: dict[str, Callable[..., Any]] = {
-    "average_pooling": averages.average_pooling,
-    "lp_pooling": averages.lp_pooling,
-    "max_pooling": maxima.max_pooling,
-    "max_pooling_with_indices": maxima.max_pooling_with_indices,
+    **{name: function for name, function in OPERATORS.items() if "taps" not in name and name != "max_pooling_indices"},
     "adaptive_average_pooling": _adaptive(_averages_of, averages.adaptive_average_pooling),
     "adaptive_max_pooling": _adaptive(_maxima_of, maxima.adaptive_max_pooling),
-    "quantized_linear_average_pooling": averages.quantized_linear_average_pooling,
 }
 
 
