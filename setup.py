@@ -11,7 +11,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = ["kernels/max_pooling.cpp", "kernels/average_pooling.cpp"]
+SOURCES = ["kernels/pooling.cpp", "kernels/max_pooling.cpp", "kernels/average_pooling.cpp"]
 # -O2 with vectors is as fast as -O3 (112 rows, geometric mean 1.01), a third smaller, and takes two thirds of the time.
 FLAGS = ["-std=c++17", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 FLAGS += ["-fvisibility=hidden", "-s"]

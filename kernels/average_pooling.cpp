@@ -23,18 +23,14 @@ namespace {
 
 template <class Accumulator>
 struct Sum {
-    static constexpr bool takes_twice = false;
-    template <class L>
-    static constexpr L identity() {
-        return 0;
-    }
-    template <class L>
-    static L of(L first, L second) {
-        return L(first + second);
-    }
+    using Value = Accumulator;
+    static constexpr bool takes_twice = false, has_numbers = false;
+    static constexpr Value identity() { return 0; }
+    static Value of(Value first, Value second) { return Value(first + second); }
+    static Value later(Value value, int64_t) { return value; }
     template <class T>
-    static Accumulator load(T value) {
-        return Accumulator(widen(value));
+    static Value load(T value, int64_t = 0) {
+        return Value(widen(value));
     }
     template <class T, class L>
     static T store(L value) {
@@ -435,6 +431,17 @@ void pool_spans(const T *input, U *output, const Geometry &g, const Finish &fini
     });
 }
 
+// A finish whose values and results have these types.
+template <class By, class L, class U>
+struct Finishing final : Finish {
+    const By &by;
+
+    explicit Finishing(const By &by) : Finish(sizeof(U), by.is_uniform(), false), by(by) {}
+    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const void *values, void *to) const override {
+        by(plane, d, h, o, lane, count, static_cast<const L *>(values), static_cast<U *>(to));
+    }
+};
+
 // Whether the scratch rows of an axis, padding and all, are not much longer than the input.
 inline bool is_compact(const Axis &axis) { return axis.window > 0 && axis.extent() <= 2 * (axis.size + 64); }
 
@@ -445,13 +452,15 @@ void pool_sums(const T *input, U *output, const Geometry &g, const Finish &finis
     if (g.is_one_sum()) return pool_planes<L>(input, output, p, finish);
     if constexpr (!std::is_same_v<L, int64_t>)
         if (is_compact(d) && is_compact(h) && is_compact(w)) {
-            if (is_wide(d) || is_wide(h) || is_wide(w)) return pool_boxes<Sum<L>>(input, output, p, finish);
             const int64_t rows = d.window * h.window;
             // Loads and stores of an element: rows first, or all taps at once. Half precision is costly to load.
             const int64_t load = std::is_integral_v<L> || std::is_same_v<T, L> ? 1 : 4;
             const bool shares_rows = load * rows * w.stride + w.window + w.stride < load * rows * w.window;
-            if (p.lanes > 1 ? shares_rows : w.window <= 16 && w.stride <= 16)
-                return pool_rows<Sum<L>>(input, output, p, finish);
+            const bool by_rows = p.lanes > 1 ? shares_rows : w.window <= 16 && w.stride <= 16;
+            if (by_rows || is_wide(d) || is_wide(h) || is_wide(w)) {
+                const bool is_plain = std::is_same_v<T, L>;
+                return pool(Rows<Sum<L>, T>(Sum<L>(), is_plain), Finishing<Finish, L, U>(finish), input, output, p);
+            }
         }
     pool_spans<L>(input, output, g, finish);
 }

@@ -33,7 +33,8 @@ inline S difference(S first, S second) {
 // Maxima alone: float32 and float64 as they are, others as integers, NaNs of half precision above infinity.
 template <class S>
 struct Max {
-    static constexpr bool takes_twice = true;  // an element that is combined twice changes nothing
+    using Value = S;
+    static constexpr bool takes_twice = true, has_numbers = false;
     S number_bits = 0, offset = 0;
 
     Max() = default;
@@ -42,26 +43,26 @@ struct Max {
         if (type.infinity) number_bits = HIGHEST<S>, offset = S(HIGHEST<S> - type.infinity);
         else if (type.is_unsigned) offset = LOWEST<S>;
     }
-    template <class L>
-    static constexpr L identity() {
-        return std::is_floating_point_v<L> ? -std::numeric_limits<L>::infinity() : std::numeric_limits<L>::lowest();
+    bool is_plain() const { return number_bits == 0 && offset == 0; }
+    static constexpr S identity() {
+        return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity() : std::numeric_limits<S>::lowest();
     }
-    template <class L>
-    static L of(L first, L second) {
-        const L larger = second > first ? second : first;  // the first where either is NaN
-        if constexpr (std::is_floating_point_v<L>) {
-            using Bits = std::conditional_t<sizeof(L) == 8, int64_t, int32_t>;
-            return bits_as<L>(Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
+    static S of(S first, S second) {
+        const S larger = second > first ? second : first;  // the first where either is NaN
+        if constexpr (std::is_floating_point_v<S>) {
+            using Bits = std::conditional_t<sizeof(S) == 8, int64_t, int32_t>;
+            return bits_as<S>(Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
         }
         return larger;
     }
-    S load(S element) const {
+    static S later(S value, int64_t) { return value; }
+    S load(S element, int64_t) const {
         if constexpr (std::is_floating_point_v<S>) return element;
         else return difference(flipped(element), offset);
     }
     S store(S value) const {
         if constexpr (std::is_floating_point_v<S>) return value;
-        else return flipped(difference(value, S(-offset)));
+        else return flipped(difference(value, difference(S(0), offset)));
     }
     S flipped(S value) const {
         if constexpr (sizeof(S) == 2) return S(value ^ (value >> 15 & number_bits));
@@ -71,16 +72,16 @@ struct Max {
 
 // Writes them.
 template <class S>
-struct Values {
+struct Values final : Finish {
     const Max<S> op;
-    const bool is_direct;
 
-    explicit Values(const Max<S> &op) : op(op), is_direct(op.number_bits == 0 && op.offset == 0) {}
-    bool is_uniform() const { return true; }
-    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const S *__restrict values, S *__restrict to) const {
-        const Max<S> o = op;
+    explicit Values(const Max<S> &op) : Finish(sizeof(S), true, op.is_plain()), op(op) {}
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values, void *to) const override {
+        const Max<S> by = op;
+        const S *__restrict from = static_cast<const S *>(values);
+        S *__restrict out = static_cast<S *>(to);
         VECTORIZE
-        for (int64_t i = 0; i < count; ++i) to[i] = o.store(values[i]);
+        for (int64_t i = 0; i < count; ++i) out[i] = by.store(from[i]);
     }
 };
 
@@ -88,18 +89,17 @@ struct Values {
 // lower part, counted down, numbers: the first wins of equals. Zeros of both signs are equal, and so are all NaNs.
 template <class S, class P>
 struct Winner {
-    static constexpr bool takes_twice = true;
+    using Value = P;
+    static constexpr bool takes_twice = true, has_numbers = true;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
     static constexpr P FIRST = (P(1) << SHIFT) - 1, HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
     S negative = LOWEST<S>, infinity = HIGHEST<S>, flip = 0;  // numbers below `negative` count down, without their sign
-    int64_t units[3];
 
-    Winner(const DataType &type, const int64_t (&units)[3]) : units{units[0], units[1], units[2]} {
+    explicit Winner(const DataType &type) {
         if (type.infinity) negative = 0, infinity = S(type.infinity);
         else if (type.is_unsigned) flip = LOWEST<S>;
     }
-    template <class L>
-    static constexpr L identity() {
+    static constexpr P identity() {
         return P(LOWEST<S>) * (P(1) << SHIFT) + HALF - 1;
     }
     static P of(P first, P second) { return second > first ? second : first; }
@@ -108,7 +108,7 @@ struct Winner {
         const S number = element < negative ? difference(LOWEST<S>, element) : element;
         return (element & HIGHEST<S>) > infinity ? HIGHEST<S> : S(number ^ flip);
     }
-    static P of_key(S key, int64_t number) { return (P(key) << SHIFT) + (FIRST - P(number)); }
+    static P of_key(S key, int64_t number) { return P(key) * (P(1) << SHIFT) + (FIRST - P(number)); }
     P load(S element, int64_t number) const { return of_key(key(element), number); }
     S value(P winner) const {
         const S least = negative == 0 ? S(-infinity) : LOWEST<S>;
@@ -122,7 +122,7 @@ struct Winner {
     P winner(const S *__restrict row, int64_t count) const {
         constexpr int64_t LANES = 128 / sizeof(S);
         const Winner op = *this;
-        P result = identity<P>();
+        P result = identity();
         int64_t at = 0;
         if (count >= LANES) {
             S best[LANES], vector[LANES] = {};
@@ -139,13 +139,6 @@ struct Winner {
         return result;
     }
 };
-
-}  // namespace
-
-template <class S, class P>
-constexpr bool has_numbers<Winner<S, P>> = true;
-
-namespace {
 
 // Taps as numbers in memory of 1, 2, 4 or 8 bytes.
 template <class Act>
@@ -210,8 +203,7 @@ inline void write_numbers(const int64_t *__restrict from, int64_t count, void *n
 }
 
 template <class S, class P>
-struct Winners {
-    static constexpr bool is_direct = false;
+struct Winners final : Finish {
     static constexpr int64_t PART = 512;  // elements whose numbers are computed at once
     const Problem &p;
     const Winner<S, P> op;
@@ -222,25 +214,26 @@ struct Winners {
     std::vector<int64_t> columns;  // what they count for each element in a row of outputs
 
     Winners(const Problem &p, const Winner<S, P> &op, void *numbers, int bytes, int numbering, bool has_values)
-        : p(p), op(op), numbers(numbers), bytes(bytes), numbering(numbering), has_values(has_values) {
+        : Finish(sizeof(S), numbering == TAPS, false), p(p), op(op), numbers(numbers), bytes(bytes), numbering(numbering), has_values(has_values) {
         plane_size = numbering == INDICES ? p.plane() / p.lanes : 0;
         for (int64_t o = 0; numbering != TAPS && o < p.w().outputs; ++o)
             for (int64_t lane = 0; lane < p.lanes; ++lane) columns.push_back(begin(p.w(), o) + lane * plane_size);
     }
-    bool is_uniform() const { return numbering == TAPS; }
     // The position that numbers along an axis count from.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.range(output).start : axis.first(output);
     }
-    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t lane, int64_t count, const P *__restrict winners,
-                    S *__restrict to) const {
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t lane, int64_t count, const void *values,
+                    void *to) const override {
         const Winner<S, P> by = op;
+        const P *__restrict winners = static_cast<const P *>(values);
+        S *__restrict out = static_cast<S *>(to);
         const int64_t from = o * p.lanes + lane;
         const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size + plane * p.lanes * plane_size;
         if (has_values)
             VECTORIZE
-            for (int64_t i = 0; i < count; ++i) to[i] = by.value(winners[i]);
+            for (int64_t i = 0; i < count; ++i) out[i] = by.value(winners[i]);
         int64_t found[PART];
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(PART, count - at);
@@ -258,14 +251,6 @@ struct Winners {
         }
     }
 };
-
-template <class Op, class T, class Finish>
-void pool(const T *input, T *output, const Problem &p, const Finish &finish, const Op &op) {
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const bool is_rows = w.window == 0 || is_huge(d) || is_huge(h) || is_huge(w);
-    if (!is_rows && (is_wide(d) || is_wide(h) || is_wide(w))) pool_boxes<Op>(input, output, p, finish, op);
-    else pool_rows<Op>(input, output, p, finish, op);
-}
 
 // Gradients.
 
@@ -416,20 +401,22 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
     const int64_t outputs = p->planes * p->output_plane();
     if (output != nullptr) expect_all(output, outputs * data_type.bytes);
     if (winners != nullptr) expect_all(winners, outputs * bytes);
+    const int64_t width = p->w().size, plane = p->h().size * width;
+    const int64_t taps[3] = {p->h().window * p->w().window, p->w().window, 1};
+    const int64_t positions[3] = {p->d().dilation * plane, p->h().dilation * width, p->w().dilation};
+    const auto &units = numbering == TAPS ? taps : positions;
     const auto pool_as = [&](auto element, auto wide) {
         using S = decltype(element);
         using P = decltype(wide);
-        const int64_t width = p->w().size, plane = p->h().size * width;
-        const Winner<S, P> op = numbering == TAPS ? Winner<S, P>(data_type, {p->h().window * p->w().window, p->w().window, 1})
-            : Winner<S, P>(data_type, {p->d().dilation * plane, p->h().dilation * width, p->w().dilation});
+        const Winner<S, P> op(data_type);
         const Winners<S, P> finish(*p, op, winners, bytes, numbering, output != nullptr);
-        S *const to = static_cast<S *>(output != nullptr ? output : winners);  // an address, not used where there is no output
-        pool(static_cast<const S *>(input), to, *p, finish, op);
+        void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
+        pool(Rows<Winner<S, P>, S>(op, false, units), finish, input, to, *p);
     };
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(static_cast<const S *>(input), static_cast<S *>(output), *p, Values<S>(op), op);
+        pool(Rows<Max<S>, S>(op, op.is_plain()), Values<S>(op), input, output, *p);
     };
     if (winners != nullptr) {
         if (data_type.bytes == 1) pool_as(int8_t(), int32_t());

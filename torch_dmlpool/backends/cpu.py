@@ -73,6 +73,8 @@ def _with_winners(
     wider = torch.float32 if highest <= 2**31 else torch.float64
     if highest > 2**15 and input.dtype.itemsize < wider.itemsize:
         values, winners = _with_winners(input.to(wider), window, winner_dtype, numbering, only_winners)
+        if not input.is_floating_point():  # the least of this type, not of the wider one, where a window is empty
+            values = values.clamp(min=torch.iinfo(input.dtype).min)
         return values.to(input.dtype), winners
     values = input if only_winners else _new(plan.output_sizes, plan.output_strides, input.dtype)
     winners = _new(plan.output_sizes, plan.output_strides, winner_dtype)

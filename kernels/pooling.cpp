@@ -1,0 +1,361 @@
+// Pools rows of windows on the CPU, whatever their data type and whatever is made of them.
+
+#include "pooling.h"
+
+namespace dmlpool {
+
+// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
+bool is_wide(const Axis &axis) {
+    int64_t steps = 1;
+    while ((int64_t(1) << steps) < axis.window) ++steps;
+    return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
+}
+
+namespace {
+
+int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
+
+// out = the combination of rows, as a tree, so that the error of a sum grows with the logarithm of its terms; scratch
+// holds a row for each level.
+void combine(const RowOperations &op, bool are_values, const Row *rows, int64_t count, int64_t length, char *out,
+             char *scratch) {
+    if (count <= 4) return op.combine(are_values, rows, count, length, out);
+    int64_t part = 4;
+    while (2 * part < count) part *= 2;
+    combine(op, are_values, rows, part, length, out, scratch);
+    combine(op, are_values, rows + part, count - part, length, scratch, scratch + length * op.value_size);
+    op.add({scratch, 0}, length, out);
+}
+
+int64_t tree_rows(int64_t count) {
+    int64_t rows = 1;
+    for (; count > 4; count = (count + 1) / 2) ++rows;
+    return rows;
+}
+
+// Every stride-th of so many values.
+template <int64_t fixed, class V>
+void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
+    const int64_t stride = fixed ? fixed : any;
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i) out[i] = row[i * stride];
+}
+void take_each(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
+    const auto run = [=](auto value) {
+        using V = decltype(value);
+        const V *const from = static_cast<const V *>(row);
+        V *const to = static_cast<V *>(out);
+        if (stride == 2) take_each<2>(stride, from, count, to);
+        else if (stride == 3) take_each<3>(stride, from, count, to);
+        else if (stride == 4) take_each<4>(stride, from, count, to);
+        else take_each<0>(stride, from, count, to);
+    };
+    if (size == 1) run(int8_t());
+    if (size == 2) run(int16_t());
+    if (size == 4) run(int32_t());
+    if (size == 8) run(int64_t());
+    if (size == 16) run(__int128());
+}
+
+// out = the combinations of windows along a row of values that begins with the first tap of the first of them.
+void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64_t outputs, int64_t lanes,
+                  Row *taps, char *out, char *scratch) {
+    const int64_t count = w.window, size = op.value_size;
+    if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (count == 2 || count == 3)) op.combine_pairs(row, count, outputs, out);
+    else if (w.stride == 1) {
+        for (int64_t t = 0; t < count; ++t) taps[t].from = row + t * w.dilation * lanes * size;
+        combine(op, true, taps, count, outputs * lanes, out, scratch);
+    } else if (lanes == 1) {
+        // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
+        const int64_t length = outputs + (w.extent() - 1) / w.stride;
+        for (int64_t phase = 0, step = std::gcd(w.stride, w.dilation); phase < w.stride; phase += step)
+            take_each(size, w.stride, row + phase * size, parts_of(w.span(outputs) - phase, w.stride), scratch + phase * length * size);
+        for (int64_t t = 0; t < count; ++t)
+            taps[t].from = scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * size;
+        combine(op, true, taps, count, outputs, out, scratch + w.stride * length * size);
+    } else
+        for (int64_t o = 0; o < outputs; ++o) {
+            for (int64_t t = 0; t < count; ++t) taps[t].from = row + (o * w.stride + t * w.dilation) * lanes * size;
+            combine(op, true, taps, count, lanes, out + o * lanes * size, scratch);
+        }
+}
+
+// A window or a stride that is much larger than what is pooled: nothing may cost what it spans.
+bool is_huge(const Axis &axis) { return std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
+
+// Whether outputs have bins or windows of which little lies inside the input.
+bool has_ranges(const Problem &p) { return p.w().window == 0 || is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w()); }
+
+// Blocks of outputs that are made at once: short rows together, as every loop has a price; long rows in tiles that stay
+// in the first-level cache.
+struct Blocks {
+    const Problem &p;
+    bool is_by_range;
+    int64_t tile, tiles, rows, groups, pitch;
+
+    // About `elements` input elements of a row in a tile, and short rows up to `together` of them.
+    Blocks(const Problem &p, bool is_by_range, int64_t elements, int64_t together) : p(p), is_by_range(is_by_range) {
+        const Axis &w = p.w();
+        tile = std::clamp<int64_t>(elements / p.lanes / w.stride, 1, w.outputs);
+        tiles = (w.outputs + tile - 1) / tile;
+        pitch = is_by_range ? 0 : (w.span(tile) + w.stride - 1) / w.stride * w.stride;  // positions of a scratch row
+        rows = is_by_range ? 1 : std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
+        groups = (p.h().outputs + rows - 1) / rows;
+    }
+    int64_t count() const { return p.planes * p.d().outputs * groups * tiles; }
+
+    // Outputs [o, o + outputs) of the rows [oh, oh + rows). They read input positions from `first` on, of which
+    // [low, high) lie inside the input.
+    struct Block {
+        int64_t plane, od, oh, rows, o, outputs, first, low, high;
+    };
+    Block operator[](int64_t number) const {
+        const Axis &w = p.w();
+        Block b;
+        b.o = number % tiles * tile, number /= tiles, b.outputs = std::min(tile, w.outputs - b.o);
+        b.oh = number % groups * rows, number /= groups, b.rows = std::min(rows, p.h().outputs - b.oh);
+        b.od = number % p.d().outputs, b.plane = number / p.d().outputs;
+        b.first = 0, b.low = w.size, b.high = 0;
+        for (int64_t o = b.o; is_by_range && o < b.o + b.outputs; ++o) {
+            const auto range = w.range(o);
+            if (range.count > 0) b.low = std::min(b.low, range.start), b.high = std::max(b.high, range.end());
+        }
+        if (is_by_range) return b;
+        b.first = w.first(b.o);
+        const int64_t last = b.first + w.span(b.outputs);
+        b.low = std::clamp<int64_t>(0, b.first, last), b.high = std::clamp<int64_t>(w.size, b.low, last);
+        return b;
+    }
+};
+
+// For each output row the input rows are combined into one scratch row, and that row's taps into outputs. This is what a
+// thread works with.
+struct RowPool {
+    const RowOperations &op;
+    const Finish &finish;
+    const Problem &p;
+    const Blocks &blocks;
+    const Axis d, h, w;
+    const char *const input, *const end_of_input;
+    const int64_t lanes, element, value, row_bytes;
+    const int64_t vector = 64 / value;  // scratch is written in whole vectors
+    const int64_t pitch, made_pitch, chunk;
+    std::vector<Row> rows, taps;
+    std::vector<char> workspace;
+    char *staged, *made, *scratch;
+
+    RowPool(const RowOperations &op, const Finish &finish, const Problem &p, const Blocks &blocks, const char *input, int64_t most)
+        : op(op), finish(finish), p(p), blocks(blocks), d(p.d()), h(p.h()), w(p.w()), input(input),
+          end_of_input(input + p.planes * p.plane() * op.element_size), lanes(p.lanes), element(op.element_size),
+          value(op.value_size), row_bytes(p.row() * element), pitch(blocks.pitch * lanes),
+          made_pitch(blocks.is_by_range ? 0 : pitch / w.stride), chunk(std::clamp<int64_t>(4096 / lanes, 1, w.size)), rows(most) {
+        for (int64_t t = 0; !blocks.is_by_range && t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
+        const int64_t staged_size = (blocks.is_by_range ? chunk * lanes : blocks.rows * pitch) + vector;
+        const int64_t made_size = blocks.is_by_range ? blocks.tile * lanes : blocks.rows * pitch;
+        const int64_t levels = 1 + tree_rows(std::max<int64_t>(most, taps.size()));
+        workspace.resize((staged_size + made_size + (staged_size + vector) * levels) * value);
+        staged = workspace.data(), made = staged + staged_size * value, scratch = made + made_size * value;
+    }
+
+    // The rows that an output row reads, from position `low` on.
+    __attribute__((noinline)) int64_t find_rows(int64_t plane, int64_t od, int64_t oh, int64_t low) {
+        const auto depth = d.range(od), height = h.range(oh);
+        const int64_t unit = op.units[1], step = height.step * row_bytes;
+        Row *to = rows.data();
+        for (int64_t td = 0; td < depth.count; ++td) {
+            const int64_t z = depth.start + td * depth.step;
+            Row row = {input + ((plane * d.size + z) * h.size + height.start) * row_bytes + low * lanes * element,
+                       (depth.tap + td) * op.units[0] + height.tap * unit};
+            for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
+        }
+        return to - rows.data();
+    }
+
+    // Windows along W that are combined each for itself.
+    void pool_ranges(const Blocks::Block &b, char *out) {
+        const int64_t count = find_rows(b.plane, b.od, b.oh, b.low);
+        const bool is_one_row = count == 1 && lanes == 1 && w.dilation == 1;
+        op.fill(made, b.outputs * lanes, 0, 1);
+        for (int64_t start = b.low; count > 0 && start < b.high; start += chunk) {
+            const int64_t stop = std::min(start + chunk, b.high);
+            const Row only = rows[0];
+            if (!is_one_row) combine(op, false, rows.data(), count, (stop - start) * lanes, staged, scratch);
+            for (int64_t r = 0; r < count; ++r) rows[r].from += chunk * lanes * element;
+            for (int64_t o = 0; o < b.outputs; ++o) {
+                const auto range = w.range(b.o + o);
+                const int64_t skipped = std::max<int64_t>(0, parts_of(start - range.start, range.step));
+                const int64_t first = range.start + skipped * range.step - start;
+                const int64_t taken = std::min(range.count - skipped, parts_of(stop - start - first, range.step));
+                const int64_t at = (skipped + range.tap) * op.units[2];
+                char *const to = made + o * lanes * value;
+                if (taken <= 0) continue;
+                if (is_one_row) op.reduce(false, {only.from + first * element, only.number + at}, taken, to);
+                else if (lanes == 1 && range.step == 1) op.reduce(true, {staged + first * value, at}, taken, to);
+                else
+                    for (int64_t t = 0; t < taken; ++t)
+                        op.add({staged + (first + t * range.step) * lanes * value, at + t * op.units[2]}, lanes, to);
+            }
+        }
+        finish(b.plane, b.od, b.oh, b.o, 0, b.outputs * lanes, made, out);
+    }
+
+    void pool_taps(const Blocks::Block &b, char *out) {
+        const int64_t inside = (b.high - b.low) * lanes, before = (b.low - b.first) * lanes;
+        const int64_t vectors = (inside + vector - 1) & -vector;
+        const char *source = staged;
+        for (int64_t r = 0; r < b.rows; ++r) {
+            const int64_t count = find_rows(b.plane, b.od, b.oh + r, b.low);
+            char *const into = staged + r * pitch * value;
+            if (count == 0) {
+                op.fill(into, pitch, 0, 1);
+                continue;
+            }
+            const char *const last = rows[count - 1].from;
+            if (blocks.tiles == 1) prefetch(last + 2 * h.stride * row_bytes, h.stride * row_bytes);
+            else
+                for (int64_t t = std::max<int64_t>(0, count - h.stride); t < count; ++t)
+                    prefetch(rows[t].from + inside * element, inside * element);
+            if (op.is_plain && count == 1 && b.rows == 1 && inside == w.span(b.outputs) * lanes) source = last;
+            else
+                combine(op, false, rows.data(), count, last + vectors * element <= end_of_input ? vectors : inside,
+                        into + before * value, scratch);
+        }
+        if (source == staged && inside < pitch) {
+            // What follows a row goes on before the next one.
+            op.fill(staged, before, 0, 1);
+            op.fill(staged + (before + inside) * value, pitch - inside, pitch, b.rows - 1);
+            op.fill(staged + ((b.rows - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
+        }
+        const bool is_together = blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
+        const bool is_stored = finish.is_direct && (b.rows == 1 || is_together);
+        combine_taps(op, source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
+                     is_stored ? out : made, scratch);
+        if (is_stored) return;
+        if (is_together) finish(b.plane, b.od, b.oh, 0, 0, b.rows * made_pitch, made, out);
+        else
+            for (int64_t r = 0; r < b.rows; ++r)
+                finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, made + r * made_pitch * value,
+                       out + r * p.output_row() * finish.result_size);
+    }
+};
+
+void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    // Long windows are combined each for itself too.
+    const bool by_range = has_ranges(p) || (p.lanes == 1 && w.dilation == 1 && w.window >= 16);
+    const Blocks blocks(p, by_range, 16384 / op.value_size, 1024 / std::min<int64_t>(4, op.value_size));
+    const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
+    const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
+    const double cost = double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window);
+    parallel(p, blocks.count(), double(blocks.rows * p.lanes) * cost, [&](int64_t begin, int64_t end) {
+        RowPool pool(op, finish, p, blocks, input, most);
+        for (int64_t number = begin; number < end; ++number) {
+            const auto b = blocks[number];
+            const int64_t at = ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * p.lanes;
+            char *const out = output + at * finish.result_size;
+            by_range ? pool.pool_ranges(b, out) : pool.pool_taps(b, out);
+        }
+    });
+}
+
+// Pools data[span][n], which begins at the first tap of output 0 and is used up, into out[outputs][n]; numbers of taps
+// along the axis are multiples of `unit`. Scratch holds a value for each output.
+void pool_by_doubling(const RowOperations &op, char *data, int64_t n, const Axis &axis, int64_t unit, int64_t outputs,
+                      char *out, char *scratch) {
+    const int64_t k = axis.window, size = op.value_size, length = axis.span(outputs) * n;
+    const auto take = [=, &op](int64_t tap) {
+        const char *const part = data + tap * axis.dilation * n * size;
+        const int64_t number = tap * unit;
+        if (n == 1 && axis.stride > 1) {
+            take_each(size, axis.stride, part, outputs, tap == 0 ? out : scratch);
+            if (tap > 0) op.add({scratch, number}, outputs, out);
+            return;
+        }
+        const int64_t together = axis.stride == 1 ? outputs : 1;
+        for (int64_t o = 0; o < outputs; o += together) {
+            const Row row = {part + o * axis.stride * n * size, number};
+            if (tap == 0) op.combine(true, &row, 1, together * n, out + o * n * size);
+            else op.add(row, together * n, out + o * n * size);
+        }
+    };
+    int64_t power = 1, taken = 0;
+    for (; 2 * power <= k; power *= 2) {
+        if (!op.takes_twice && (k & power)) take(taken), taken += power;
+        const int64_t shift = power * axis.dilation * n;
+        op.add({data + shift * size, power * unit}, length - shift, data);
+    }
+    take(taken);
+    if (op.takes_twice && power < k) take(k - power);
+}
+
+// Windows of many taps that overlap: a box of the input is pooled along W, then along H, then along D.
+void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    // Outputs of a box along an axis: so many that boxes share little of what they read.
+    const auto tile_of = [](const Axis &axis, int64_t least) {
+        return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
+    };
+    const int64_t element = op.element_size, value = op.value_size, lanes = p.lanes, block = std::min<int64_t>(lanes, 64);
+    const int64_t tile_d = tile_of(d, 1), tile_h = tile_of(h, 64), tile_w = tile_of(w, std::max<int64_t>(1, 1024 / block));
+    const int64_t tiles_d = parts_of(d.outputs, tile_d), tiles_h = parts_of(h.outputs, tile_h), tiles_w = parts_of(w.outputs, tile_w);
+    const int64_t blocks = parts_of(lanes, block), most = d.span(tile_d) * h.span(tile_h) * tile_w * block;
+    parallel(p, p.planes * tiles_d * tiles_h * tiles_w * blocks, 16. * double(most), [&](int64_t begin, int64_t end) {
+        const int64_t row_size = w.span(tile_w) * block;
+        std::vector<char> workspace((row_size + 2 * most + tile_w) * value);
+        char *const row = workspace.data(), *const read = row + row_size * value, *const pooled = read + most * value;
+        char *const scratch = pooled + most * value;
+        for (int64_t number = begin; number < end; ++number) {
+            int64_t rest = number;
+            const auto next = [&rest](int64_t count) {
+                const int64_t digit = rest % count;
+                return rest /= count, digit;
+            };
+            const int64_t lane = next(blocks) * block, ow = next(tiles_w) * tile_w, oh = next(tiles_h) * tile_h;
+            const int64_t od = next(tiles_d) * tile_d, plane = rest, b = std::min(block, lanes - lane);
+            const int64_t outputs_d = std::min(tile_d, d.outputs - od), outputs_h = std::min(tile_h, h.outputs - oh);
+            const int64_t outputs_w = std::min(tile_w, w.outputs - ow), n = outputs_w * b;
+            const int64_t depth = d.span(outputs_d), height = h.span(outputs_h), width = w.span(outputs_w);
+            const int64_t first = w.first(ow), low = std::clamp<int64_t>(-first, 0, width);
+            const int64_t high = std::clamp<int64_t>(w.size - first, low, width);
+            for (int64_t at = 0; at < depth * height; ++at) {
+                const int64_t z = d.first(od) + at / height, y = h.first(oh) + at % height;
+                char *const out = read + at * n * value;
+                if (z < 0 || z >= d.size || y < 0 || y >= h.size) {
+                    op.fill(out, n, 0, 1);
+                    continue;
+                }
+                op.fill(row, low * b, 0, 1), op.fill(row + high * b * value, (width - high) * b, 0, 1);
+                const int64_t together = b == lanes ? high - low : 1;
+                for (int64_t x = low; x < high; x += together) {
+                    const Row from = {input + ((((plane * d.size + z) * h.size + y) * w.size + first + x) * lanes + lane) * element, 0};
+                    op.combine(false, &from, 1, together * b, row + x * b * value);
+                }
+                pool_by_doubling(op, row, b, w, op.units[2], outputs_w, out, scratch);
+            }
+            for (int64_t z = 0; z < depth; ++z)
+                pool_by_doubling(op, read + z * height * n * value, n, h, op.units[1], outputs_h, pooled + z * outputs_h * n * value, scratch);
+            const char *results = pooled;
+            if (d.window > 1 || d.stride > 1) {
+                pool_by_doubling(op, pooled, outputs_h * n, d, op.units[0], outputs_d, read, scratch);
+                results = read;
+            }
+            for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {
+                const int64_t z = od + at / outputs_h, y = oh + at % outputs_h;
+                const int64_t to = (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
+                const int64_t together = b == lanes ? outputs_w : 1;
+                for (int64_t x = 0; x < outputs_w; x += together)
+                    finish(plane, z, y, ow + x, lane, together * b, results + (at * n + x * b) * value,
+                           output + (to + x * lanes) * finish.result_size);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+void pool(const RowOperations &operations, const Finish &finish, const void *input, void *output, const Problem &p) {
+    const bool is_boxes = !has_ranges(p) && (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w()));
+    (is_boxes ? pool_boxes : pool_rows)(operations, finish, static_cast<const char *>(input), static_cast<char *>(output), p);
+}
+
+}  // namespace dmlpool
