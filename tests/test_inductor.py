@@ -55,10 +55,9 @@ def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return tensor
 
 
-def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[oracle.Pooling]) -> list[Tensor]:
+def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[tuple[object, ...]]) -> list[Tensor]:
     results = []
-    for input, gradient, pooling in zip(inputs, gradients, requests, strict=True):
-        arguments = samples.spelled_out(pooling)
+    for input, gradient, arguments in zip(inputs, gradients, requests, strict=True):
         values, taps = operators.max_pooling_with_taps(input, *arguments)
         results += [operators.max_pooling(input, *arguments), values, taps]
         if input.is_floating_point():
@@ -67,10 +66,10 @@ def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[orac
 
 
 def check_maxima(chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device) -> None:
-    requests = [case.pooling for case in chosen]
+    requests = [samples.spelled_out(case.pooling) for case in chosen]
     lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
     inputs = [lay_out(special(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
-    gradients = [samples.whole_gradient(input, pooling) for input, pooling in zip(inputs, requests, strict=True)]
+    gradients = [samples.whole_gradient(input, case.pooling) for input, case in zip(inputs, chosen, strict=True)]
     found = compiled(lambda x, g: maxima_of(x, g, requests))(inputs, gradients)
     for result, expected in zip(found, maxima_of(inputs, gradients, requests), strict=True):
         assert result.dtype == expected.dtype
@@ -91,12 +90,15 @@ def test_maxima_of_every_type_equal_the_operators(dtype: torch.dtype, layout: st
 
 
 def averages_of(
-    inputs: list[Tensor], gradients: list[Tensor], chosen: list[cases.Case], divisors: list[tuple[bool, int | None]]
+    inputs: list[Tensor],
+    gradients: list[Tensor],
+    requests: list[tuple[object, ...]],
+    divisors: list[tuple[bool, int | None]],
 ) -> list[Tensor]:
     results = []
-    for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
+    for input, gradient, window in zip(inputs, gradients, requests, strict=True):
         for divisor in divisors:
-            arguments = (*samples.spelled_out(case.pooling), *divisor)
+            arguments = (*window, *divisor)
             results.append(operators.average_pooling(input, *arguments))
             results.append(operators.average_pooling_grad(gradient, input.shape[2:], *arguments))
     return results
@@ -112,7 +114,8 @@ def check_averages(
     lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
     inputs = [lay_out(samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
     gradients = [lay_out(samples.normal(2, 3, *case.output_sizes, dtype=dtype)).to(device) for case in chosen]
-    found = iter(compiled(lambda x, g: averages_of(x, g, chosen, divisors))(inputs, gradients))
+    requests = [samples.spelled_out(case.pooling) for case in chosen]
+    found = iter(compiled(lambda x, g: averages_of(x, g, requests, divisors))(inputs, gradients))
     for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
         taps, values, spread = math.prod(case.pooling.window_size), samples.to_numpy(input), samples.to_numpy(gradient)
         for divisor in divisors:
