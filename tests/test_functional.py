@@ -1,4 +1,4 @@
-"""The public functions: the seeds' examples by number, arguments and defaults, what they work under (E3, E5, E6)."""
+"""The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
 from __future__ import annotations
 
@@ -39,26 +39,6 @@ DEFAULTS = {
     "return_indices": False,
     "index_dtype": torch.int64,
 }
-
-
-@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
-def test_seed_of_max_pooling(index_dtype: torch.dtype, device: torch.device) -> None:
-    """DirectML's example of DML_MAX_POOLING2 (M5), with indices of every type."""
-    input = torch.tensor([[[[1.0, 2, 3], [2, 4, 2], [5, 6, 7]]]], device=device)
-    values, indices = dmlpool.max_pooling(input, 2, return_indices=True, index_dtype=index_dtype)
-    assert values.tolist() == [[[[4, 4], [6, 7]]]]
-    assert indices.tolist() == [[[[4, 4], [7, 8]]]]
-    assert indices.dtype == index_dtype
-    assert torch.equal(dmlpool.max_pooling(input, 2), values)
-
-
-def test_indices_count_over_the_whole_tensor(device: torch.device) -> None:
-    """M4: sample after sample, channel after channel, in channels_last too."""
-    input = torch.zeros(2, 3, 2, 2, device=device)
-    input.flatten()[[0, 5, 10, 15, 16, 21]] = 1
-    for layout in (input, samples.channels_last(input)):
-        _, indices = dmlpool.max_pooling(layout, 2, return_indices=True)
-        assert indices.flatten().tolist() == [0, 5, 10, 15, 16, 21]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)

@@ -95,20 +95,6 @@ def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
         assert result.is_contiguous(memory_format=[torch.contiguous_format, torch.channels_last][channels_last])
 
 
-@pytest.mark.parametrize("scheme", QUANTIZED)
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_averages_of_every_rank(rank: int, scheme: str) -> None:
-    """G1 and G7."""
-    values = integers(2, CHANNELS, *(5, 6, 7)[:rank])
-    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last)[:rank]:
-        tensor = QUANTIZED[scheme](layout(values))
-        pooled = dmlpool.quantized_average_pooling(tensor, 2, 1, 1, 1, 2, True, ceil_mode=True)
-        rest = (2, 1, 1, 1, 2, True)
-        plain = dmlpool.quantized_linear_average_pooling(values, *parameters(tensor) * 2, *rest, ceil_mode=True)
-        samples.assert_same(pooled.int_repr(), plain)
-        assert_quantized_alike(pooled, tensor)
-
-
 @cases.in_pairs(case=cases.FEW, scheme=list(QUANTIZED), dtype=list(TYPES))
 def test_maxima_and_indices(case: cases.Case, scheme: str, dtype: torch.dtype) -> None:
     """M1, M2 and M7: of the integers; where no window is empty, of the numbers that they stand for."""

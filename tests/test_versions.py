@@ -63,15 +63,9 @@ def copied_package(folder: Path, changed: bool) -> Path:
 
 CHANGE = """
 
-_given = AveragePooling.backward
-
-
-def _doubled(context, *gradients):
-    gradient, *rest = _given(context, *gradients)
-    return gradient * 2, *rest
-
-
-AveragePooling.backward = staticmethod(_doubled)
+average_pooling.adjoint = lambda input, window, include_padding, _: (
+    average_pooling_grad, (input.shape[2:], window, include_padding, 2)
+)
 """
 
 

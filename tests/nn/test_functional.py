@@ -15,6 +15,7 @@ import samples
 import torch
 from torch import Tensor
 
+import torch_dmlpool as dmlpool
 from torch_dmlpool.nn import functional as pooling
 
 RANKS = (1, 2, 3)
@@ -188,56 +189,33 @@ def test_unbatched_volumes_keep_channels_last(image: Image) -> None:
         torch.testing.assert_close(*torch.autograd.grad(pool(contiguous, 2).square().sum(), contiguous), gradient)
 
 
-# What torch.nn.functional cannot express, against torch on an input padded by hand.
-
-PAIRS = ((1, 3), (3, 0), (0, 4))
-
-
-def padded(tensor: Tensor, pairs: Any, value: float) -> Tensor:
-    """``tensor`` padded by ``(start, end)`` pairs in the order of its dimensions."""
-    return torch.nn.functional.pad(tensor, [*itertools.chain.from_iterable(reversed(pairs))], value=value)
-
-
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize(("kernel_size", "stride"), [(2, 1), (4, 3)])
-def test_pairs_pad_each_end_on_its_own(rank: int, kernel_size: int, stride: int, image: Image) -> None:
-    """G4, E8, A1, M4: some exceed half the window, some the whole of it; indices count in the plane itself."""
-    pairs, tensor, lowest = PAIRS[:rank], image(rank), torch.finfo(torch.float64).min
-    window = {"kernel_size": kernel_size, "stride": stride}
-    found = with_gradient(ours("avg_pool", rank), tensor, **window, padding=pairs)
-    expected = with_gradient(lambda x: torchs("avg_pool", rank)(padded(x, pairs, 0.0), **window), tensor)
-    torch.testing.assert_close(found, expected)
-    inside = torchs("avg_pool", rank)(padded(torch.ones_like(tensor), pairs, 0.0), **window)
-    counted = ours("avg_pool", rank)(tensor, **window, padding=pairs, count_include_pad=False)
-    torch.testing.assert_close(counted, torch.where(inside > 0, expected[0] / inside, 0.0))
-
-    values, indices, gradient = with_gradient(
-        ours("max_pool", rank), tensor, **window, padding=list(pairs), return_indices=True
-    )
-    expected = with_gradient(lambda x: torchs("max_pool", rank)(padded(x, pairs, lowest), **window), tensor)
-    assert torch.equal(values, torch.where(expected[0] == lowest, -math.inf, expected[0]))
-    torch.testing.assert_close(gradient, expected[1])
-    read = tensor.flatten(2).gather(2, indices.flatten(2).clamp(min=0)).view_as(values)
-    assert torch.equal(torch.where(indices < 0, -math.inf, read), values)
+# What torch.nn.functional cannot express is what the operator does with DirectML's arguments.
 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize(("kernel_size", "stride", "dilation"), [(2, 1, 1), (4, 1, 2), (3, 2, 1), (2, 3, 2), (1, 3, 1)])
-def test_same_pads_as_tensorflow_does(rank: int, kernel_size: int, stride: int, dilation: int, image: Image) -> None:
-    """E8: ``ceil(size / stride)`` windows, the odd element at the end; averages with dilation against a convolution."""
-    extent = (kernel_size - 1) * dilation + 1
-    totals = [max(0, (-(-size // stride) - 1) * stride + extent - size) for size in SHAPES[rank][2:]]
-    pairs = [(total // 2, total - total // 2) for total in totals]
-    tensor = image(rank)
-    average = ours("avg_pool", rank)(tensor, kernel_size, stride, "same", dilation=dilation)
-    assert average.shape[2:] == tuple(-(-size // stride) for size in SHAPES[rank][2:])
-    weight = torch.full((3, 1, *[kernel_size] * rank), 1 / kernel_size**rank, dtype=tensor.dtype, device=tensor.device)
-    convolution = getattr(torch.nn.functional, f"conv{rank}d")
-    expected = convolution(padded(tensor, pairs, 0.0), weight, stride=stride, dilation=dilation, groups=3)
-    torch.testing.assert_close(average, expected)
-    maximum = ours("max_pool", rank)(tensor, kernel_size, stride, "same", dilation=dilation)
-    expected = torchs("max_pool", rank)(padded(tensor, pairs, -1e9), kernel_size, stride, dilation=dilation)
-    assert torch.equal(maximum, expected)
+@pytest.mark.parametrize("padding", ["pairs", "same"])
+def test_more_padding_and_dilation(
+    rank: int, kernel_size: int, stride: int, dilation: int, padding: str, image: Image
+) -> None:
+    """G4, E8: pairs above half the window and above the whole; "same" with the odd element at the end; dilation."""
+    tensor, pairs = image(rank), [(1, 3), (3, 0), (0, 4)][:rank]
+    if padding == "same":
+        reach = [-(-size // stride) * stride - stride + (kernel_size - 1) * dilation + 1 for size in SHAPES[rank][2:]]
+        totals = [max(0, end - size) for end, size in zip(reach, SHAPES[rank][2:], strict=True)]
+        pairs = [(total // 2, total - total // 2) for total in totals]
+    window = (kernel_size, stride, "same" if padding == "same" else pairs)
+    directml = (kernel_size, stride, *zip(*pairs, strict=True), dilation)
+    for counted in (True, False):
+        found = ours("avg_pool", rank)(tensor, *window, count_include_pad=counted, dilation=dilation)
+        samples.assert_same(found, dmlpool.average_pooling(tensor, *directml, include_padding=counted))
+    assert padding != "same" or found.shape[2:] == tuple(-(-size // stride) for size in SHAPES[rank][2:])
+    values, indices = ours("max_pool", rank)(tensor, *window, dilation, return_indices=True)
+    samples.assert_same(values, dmlpool.max_pooling(tensor, *directml))
+    read = tensor.flatten(2).gather(2, indices.flatten(2).clamp(min=0)).view_as(values)
+    assert torch.equal(torch.where(indices < 0, -math.inf, read), values)
+    norms = ours("lp_pool", rank)(tensor, 2, *window[:2], padding=window[2], dilation=dilation)
+    samples.assert_same(norms, dmlpool.lp_pooling(tensor, *directml))
 
 
 # What a caller, a type checker and a tool see of the functions.
