@@ -27,7 +27,6 @@ Integers: TypeAlias = int | Sequence[int]
 OutputSize: TypeAlias = int | Sequence[int | None] | None
 """One int for every spatial dimension, or one per dimension; None keeps the input's size."""
 Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
-"""Maxima, or the pair of maxima and indices."""
 
 
 @operator("average_pooling")
@@ -262,9 +261,8 @@ def quantized_linear_average_pooling(
     operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
     operands.check_flag("include_padding", include_padding)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    parameters, dtype = operands.checked_quantization(
-        input, input_scale, input_zero_point, output_scale, output_zero_point, output_dtype
-    )
+    parameters = (input_scale, input_zero_point, output_scale, output_zero_point)
+    parameters, dtype = operands.checked_quantization(input, parameters, output_dtype)
     return _quantized.quantized_linear_average_pooling(input, *parameters, window, include_padding, dtype)
 
 

@@ -9,6 +9,7 @@ import math
 import numbers
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -219,22 +220,18 @@ def checked_output_type(
 
 
 def checked_quantization(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    output_dtype: torch.dtype | None,
-) -> tuple[tuple[float | Tensor, int | Tensor | None, float | Tensor, int | Tensor | None], torch.dtype]:
-    """The scales and zero points of a quantized average, and its output's data type, checked (rules Q3 and Q4)."""
+    input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
+) -> tuple[tuple[Any, Any, Any, Any], torch.dtype]:
+    """Scale and zero point of ``input`` and of the output, and the output's data type, checked (rules Q3 and Q4)."""
+    scale, zero_point, output_scale, output_zero_point = parameters
     output_dtype = checked_output_type(output_dtype, output_zero_point, input)
-    parameters = (
-        checked_scale("input_scale", input_scale, input),
-        checked_zero_point("input_zero_point", input_zero_point, input.dtype, input),
+    checked = (
+        checked_scale("input_scale", scale, input),
+        checked_zero_point("input_zero_point", zero_point, input.dtype, input),
         checked_scale("output_scale", output_scale, input),
         checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
     )
-    return parameters, output_dtype
+    return checked, output_dtype
 
 
 def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], input: Tensor) -> Tensor:

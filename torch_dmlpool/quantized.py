@@ -101,7 +101,8 @@ def narrowed_parameters(input: Tensor, parameters: tuple[Any, ...], dtype: torch
     scale, zero_point, output_scale, output_zero_point = parameters
     zero_point = narrowed("input_zero_point", zero_point, input.dtype)
     output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
-    return operands.checked_quantization(input, scale, zero_point, output_scale, output_zero_point, dtype)[0]
+    narrow = scale, zero_point, output_scale, output_zero_point
+    return operands.checked_quantization(input, narrow, dtype)[0]
 
 
 @typed_as(max_pooling)

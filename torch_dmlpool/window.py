@@ -71,11 +71,7 @@ class Axis:
 
     def empty_windows(self, size: int) -> list[int]:
         """Windows of which no tap lies inside the input."""
-        outputs = self.output_size(size)
-        reaches_first = self.start_padding <= (self.window - 1) * self.dilation
-        if reaches_first and self.first_position(outputs - 1) < size and self.dilation <= size:
-            return []
-        return [output for output in range(outputs) if self.first_tap_inside(output, size) == self.window]
+        return [at for at in range(self.output_size(size)) if self.first_tap_inside(at, size) == self.window]
 
     def counted_taps(self, output: int, size: int, include_padding: bool) -> int:
         """Taps of window ``output`` that an average counts (rules A1 and A2)."""

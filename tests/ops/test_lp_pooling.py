@@ -56,15 +56,6 @@ def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> No
     assert torch.isinf(dmlpool.lp_pooling(torch.full((1, 1, 2), 1e30, device=device), 2)).all()
 
 
-@pytest.mark.parametrize("layout", samples.LAYOUTS)
-def test_every_layout(layout: str, device: torch.device) -> None:
-    """G7."""
-    case = cases.case("padded", "dilated")
-    input = samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes).to(device))
-    expected = oracle.norm(samples.to_numpy(input), case.pooling, 3)
-    assert_norms(dmlpool.lp_pooling(input, **case.arguments, p=3), expected, 6)
-
-
 @norms
 def test_not_a_number_and_infinity(p: float, device: torch.device) -> None:
     """A NaN or an infinity reaches exactly the windows that read it."""
@@ -89,10 +80,3 @@ def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) 
         (second,) = torch.autograd.grad(gradient.square().sum(), leaf)
         assert torch.isfinite(second).all()
         assert not second[0, 0].any()
-
-
-def test_the_norm_of_one_is_a_sum_and_that_of_infinity_a_maximum(device: torch.device) -> None:
-    input = samples.normal(2, 3, 8, 9).to(device)
-    summed = dmlpool.average_pooling(input.abs(), 3, 2, 1, 1, divisor_override=1)
-    assert torch.equal(dmlpool.lp_pooling(input, 3, 2, 1, 1, p=1), summed)
-    assert torch.equal(dmlpool.lp_pooling(input, 3, 2, 1, 1, p=math.inf), dmlpool.max_pooling(input.abs(), 3, 2, 1, 1))

@@ -22,12 +22,7 @@ __all__ = ["integer_pooling"]
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
 _POOLS = {
-    "aten::avg_pool1d": (1,),
-    "aten::avg_pool2d": (2,),
-    "aten::avg_pool3d": (3,),
-    "aten::adaptive_avg_pool1d": (1,),
-    "aten::adaptive_avg_pool2d": (2,),
-    "aten::adaptive_avg_pool3d": (3,),
+    **{f"aten::{kind}_pool{rank}d": (rank,) for kind in ("avg", "adaptive_avg") for rank in (1, 2, 3)},
     "aten::mean": (1, 2, 3),  # what an adaptive pool to one element is decomposed to
     "dmlpool::average_pooling": (1, 2, 3),
 }

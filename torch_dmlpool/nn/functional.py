@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from torch_dmlpool import operands
+from torch_dmlpool.functional import Integers as Sizes
 from torch_dmlpool.functional import OutputSize, Pooled
 from torch_dmlpool.ops import adaptive_pooling as _adaptive
 from torch_dmlpool.ops import average_pooling as _average
@@ -24,9 +25,6 @@ from torch_dmlpool.ops import lp_pooling as _lp
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_spatial_sizes, entries
-
-Sizes: TypeAlias = int | Sequence[int]
-"""One int for every spatial dimension, or one per dimension."""
 
 Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
 """Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""

@@ -39,7 +39,7 @@ class Pool(torch.nn.Module):
         if Pool in cls.__bases__:
             cls._description, cls.__doc__ = inspect.cleandoc(cls.__doc__ or ""), None
         elif rank:
-            cls._rank, cls.__module__ = rank, "torch_dmlpool.nn"
+            cls._rank, cls.__module__ = rank, cls.__module__.removesuffix(".layers")
             cls.__doc__ = functional.described(cls._description, rank)
             words = re.sub(r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__)
             cls._function = staticmethod(getattr(functional, words.lower()))
@@ -55,8 +55,8 @@ class Pool(torch.nn.Module):
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise NotImplementedError(
-            f"torch.jit.script cannot compile torch_dmlpool.nn.{type(self).__name__}: use torch.compile, torch.export "
-            "or torch.jit.trace"
+            f"torch.jit.script cannot compile {type(self).__module__}.{type(self).__name__}: use torch.compile, "
+            "torch.export or torch.jit.trace"
         )
 
 

@@ -6,9 +6,7 @@ quantized tensor brings its own), ``output_scale`` and ``output_zero_point``, wh
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch_dmlpool import operands, quantized
 from torch_dmlpool.nn import functional
 from torch_dmlpool.nn.functional import Padding, Sizes
+from torch_dmlpool.nn.layers import Pool
 from torch_dmlpool.ops.quantized_average_pooling import quantized_linear_average_pooling
 from torch_dmlpool.window import ArgumentError, Window, integer
 
@@ -25,7 +24,7 @@ _NOTHING = torch.empty(0, dtype=torch.int8, device="cpu")
 _PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
-class _AvgPool(torch.nn.Module):
+class _AvgPool(Pool):
     """:class:`torch.nn.AvgPool{rank}d` of integers that stand for ``scale * (integer - zero_point)``.
 
     It takes int8 and uint8 tensors, ``{batched}`` or ``{unbatched}``, and gives what
@@ -48,17 +47,10 @@ class _AvgPool(torch.nn.Module):
     tensor([ 5, 15], dtype=torch.uint8)
     """
 
-    __call__: Callable[..., Tensor]
-    _rank: ClassVar[int]
     input_scale: Tensor
     input_zero_point: Tensor
     output_scale: Tensor | None
     output_zero_point: Tensor | None
-
-    def __init_subclass__(cls, rank: int = 0, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
-        if rank:
-            cls._rank, cls.__doc__ = rank, functional.described(_description, rank)
 
     def __init__(
         self,
@@ -175,9 +167,6 @@ class _AvgPool(torch.nn.Module):
             is_number = parameter.numel() == 1 and type(parameter) is Tensor and not parameter.is_meta
             shown[name] = f"{parameter.item():.6g}" if is_number else f"<{parameter.numel()} entries>"
         return ", ".join(f"{name}={value}" for name, value in shown.items())
-
-
-_description, _AvgPool.__doc__ = inspect.cleandoc(_AvgPool.__doc__ or ""), None
 
 
 # fmt: off

@@ -6,6 +6,7 @@ other's adjoint: the gradient from taps (spread to the winners) and the gather a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -94,25 +95,18 @@ def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, 
     return positions.to(index_dtype)
 
 
-def _with_indices_over_batches(
-    info: Any, dimensions: Any, input: Tensor, *arguments: Any
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    *window_arguments, index_dtype, per_plane = arguments
-    folded = registration.folded(input, dimensions[0], info.batch_size)
-    both = max_pooling_with_indices.overload(folded, *window_arguments, torch.int64, True)
-    values, positions = (registration.unfolded(tensor, info.batch_size) for tensor in both)
-    sizes = [folded.shape[0] // info.batch_size, *folded.shape[1:]]
-    return (values, numbered(positions, sizes, index_dtype, per_plane)), (0, 0)
-
-
-def _indices_over_batches(
-    info: Any, dimensions: Any, taps: Tensor, spatial_sizes: Sequence[int], *arguments: Any
-) -> tuple[Tensor, int]:
-    *window_arguments, index_dtype, per_plane = arguments
-    folded = registration.folded(taps, dimensions[0], info.batch_size)
-    positions = max_pooling_indices.overload(folded, spatial_sizes, *window_arguments, torch.int64, True)
-    sizes = [folded.shape[0] // info.batch_size, folded.shape[1], *spatial_sizes]
-    return numbered(registration.unfolded(positions, info.batch_size), sizes, index_dtype, per_plane), 0
+def _numbered_over_batches(name: str, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any) -> tuple[Any, Any]:
+    """Maxima with indices, or indices alone, of an input of the spatial sizes that are given then."""
+    *rest, index_dtype, per_plane = arguments
+    folded = registration.folded(tensor, dimensions[0], info.batch_size)
+    results = getattr(torch.ops.dmlpool, name)(folded, *rest, torch.int64, True)
+    has_values = not isinstance(results, Tensor)
+    *values, positions = (
+        registration.unfolded(each, info.batch_size) for each in (results if has_values else (results,))
+    )
+    sizes = [*positions.shape[1:3], *(folded.shape[2:] if has_values else rest[0])]
+    indices = numbered(positions, sizes, index_dtype, per_plane)
+    return ((*values, indices), (0, 0)) if has_values else (indices, 0)
 
 
 # What is computed where a derivative is wanted.
@@ -149,7 +143,7 @@ max_pooling_with_indices: Operator = Operator(
     [operands.MAX_TYPES],
     _check_with_indices,
     results=lambda input, window, index_dtype, per_plane: _both(input, index_dtype),
-    vmap=_with_indices_over_batches,
+    vmap=functools.partial(_numbered_over_batches, "max_pooling_with_indices"),
     differentiable=_differentiable_with_indices,
 )
 max_pooling_indices: Operator = Operator(
@@ -158,7 +152,7 @@ max_pooling_indices: Operator = Operator(
     [operands.INTEGER_TYPES],
     _check_indices,
     results=lambda taps, sizes, window, dtype, per_plane: [(operands.suggested_memory_format(taps), dtype)],
-    vmap=_indices_over_batches,
+    vmap=functools.partial(_numbered_over_batches, "max_pooling_indices"),
 )
 max_pooling_grad: Operator = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",

@@ -69,15 +69,12 @@ def _check_values(parameters: Sequence[Any]) -> None:
             operands.check_scale_values(name, parameter)
 
 
-def _checked(input: Tensor, *arguments: Any) -> tuple[tuple[Any, ...], Window, list[int]]:
+def _checked(input: Tensor, *arguments: Any) -> tuple[tuple[Any, ...], Window, Sequence[int]]:
     """Vectors of scales and zero points, the window and the output's sizes."""
-    input_scale, input_zero_point, output_scale, output_zero_point, *window_arguments, _, output_dtype = arguments
     operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
-    window = Window.directml(input.dim() - 2, *window_arguments)
-    vectors, _ = operands.checked_quantization(
-        input, input_scale, input_zero_point, output_scale, output_zero_point, output_dtype
-    )
-    return vectors, window, [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+    window = Window.directml(input.dim() - 2, *arguments[4:10])
+    vectors, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
+    return vectors, window, (*input.shape[:2], *window.output_sizes(input.shape[2:]))
 
 
 def _forward(input: Tensor, *arguments: Any) -> Tensor:

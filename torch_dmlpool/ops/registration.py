@@ -160,10 +160,13 @@ class Operator:
         """The results for arguments that are checked already."""
         tensors = arguments[: self.count]
         if not is_bare(*tensors):
-            return self.overload(*self._spelled_out(arguments))
+            at = self.window_at
+            if at is not None:
+                arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
+            return self.overload(*arguments)
         if self.has_derivative and records_gradient(*tensors):
             return self._differentiated(True, arguments)
-        return self.called(*arguments)
+        return getattr(backend_of(tensors[0]), self.name)(*arguments)
 
     def called(self, *arguments: Any) -> Any:
         """What the backend of the first tensor computes."""
@@ -179,10 +182,6 @@ class Operator:
             return recorder.apply(*arguments)
         with enable_single_level_autograd_function():
             return recorder.apply(*arguments)
-
-    def _spelled_out(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        at = self.window_at
-        return arguments if at is None else (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[int]]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
