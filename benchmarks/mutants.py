@@ -31,7 +31,7 @@ SOURCES = {
 }
 OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_numerics.py", "tests/test_determinism.py"]
 TESTS = {
-    "reference": ["tests/backends/test_reference.py"],
+    "reference": ["--backend=reference", "tests/backends/test_reference.py", "tests/ops/test_max_unpooling.py"],
     "cpu": [*OPERATORS, "tests/test_neighbours.py", "tests/test_functional.py"],
     "triton": ["tests/kernels"],
 }
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("backend", choices=SOURCES)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--like", default="", help="only mutants whose place or line this regular expression finds")
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no mutant after so long")
     parser.add_argument("--limit", type=int, default=120, help="seconds of computing after which the tests hang")
     chosen = parser.parse_args()
@@ -199,7 +200,7 @@ def main() -> None:
         before = copy.outcome(None, 10 * chosen.limit)
         assert before[0] == "survived", f"without a mutant: {before}"
         print(f"the tests take {time.monotonic() - start:.0f} s", flush=True)
-        for mutant in drawn(chosen.backend, chosen.seed):
+        for mutant in filter(lambda one: re.search(chosen.like, one.name), drawn(chosen.backend, chosen.seed)):
             if sum(counts.values()) == chosen.count or time.monotonic() - start > 60 * chosen.minutes:
                 break
             if mutant.name not in known:

@@ -317,3 +317,38 @@ def check_quantized(
     assert result.dtype == output_dtype
     assert_same(result, expected)
     return result
+
+
+Quotient = tuple[int, float, float]
+"""A sum and the two scales: ``sum · input_scale / (divisor · output_scale)``."""
+
+
+def near_halves(divisor: int, count: int, largest: int = 2**24) -> list[Quotient]:
+    """Quotients one unit of their denominator beside ``k + 1/2``, on either side, for an odd ``divisor``.
+
+    With scales ``m`` and ``n``, integers of 24 bits, ``2 · sum · m = (2k + 1) · divisor · n ± 1``: for a given ``m``
+    that asks for one ``n`` modulo ``2m``.
+    """
+    found: list[Quotient] = []
+    for m in range(largest - 1, largest // 2, -2):
+        for k, unit in ((97, 1), (98, 1), (97, -1), (98, -1)):
+            if math.gcd((2 * k + 1) * divisor, m) > 1:
+                continue
+            n = -unit * pow((2 * k + 1) * divisor, -1, 2 * m) % (2 * m)
+            total, rest = divmod((2 * k + 1) * divisor * n + unit, 2 * m)
+            if n < 2**24 and total < 255 * divisor:
+                assert rest == 0
+                found.append((total, float(m), float(n)))
+        if len(found) >= count:
+            return found
+    raise AssertionError("no such quotients")
+
+
+def check_near_halves(taps: int) -> None:
+    """Sums of so many elements that float64 takes the quotient for a half, of scales of like and unlike exponents."""
+    for quotient in near_halves(taps, 8) + near_halves(taps, 8, 2**22):
+        total, *scales = quotient
+        image = torch.full((1, 1, taps), total // taps, dtype=torch.uint8)
+        image[..., : total % taps] += 1
+        result = dmlpool.quantized_linear_average_pooling(image, scales[0], 0, scales[1], 0, taps)
+        assert result.item() == oracle.requantized(total, taps, *scales, 0, np.uint8), quotient

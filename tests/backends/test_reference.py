@@ -179,6 +179,11 @@ def test_a_large_batch_gives_the_bits_of_its_samples(layout: str) -> None:
         samples.assert_same(pool(image), torch.cat([pool(part) for part in image.split(1)]))
 
 
+def test_quotients_beside_a_half() -> None:
+    """Q1 and Q6."""
+    samples.check_near_halves(2**23 + 1)
+
+
 def test_quantized_averages_of_a_million_taps_are_exact() -> None:
     """Q1 and Q6: sums past 31 bits, and quotients on a half and beside it."""
     image = torch.full((1, 1, 3000, 3000), 255, dtype=torch.uint8)

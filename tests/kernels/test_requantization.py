@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import gcd
-
 import oracle
 import pytest
 import samples
@@ -14,32 +12,8 @@ from torch_dmlpool.window import Window
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
-Quotient = tuple[int, float, float]
-"""A sum and the two scales: ``sum · input_scale / (divisor · output_scale)``."""
 
-
-def near_halves(divisor: int, count: int) -> list[Quotient]:
-    """Quotients one unit of their denominator beside ``k + 1/2``, on either side, for an odd ``divisor``.
-
-    With significands ``m`` and ``n`` of the scales, ``2 · sum · m = (2k + 1) · divisor · n ± 1``: for a given ``m``
-    that asks for one ``n`` modulo ``2m``.
-    """
-    found: list[Quotient] = []
-    for m in range(2**24 - 1, 2**23, -2):
-        for k, unit in ((97, 1), (98, 1), (97, -1), (98, -1)):
-            if gcd((2 * k + 1) * divisor, m) > 1:
-                continue
-            n = -unit * pow((2 * k + 1) * divisor, -1, 2 * m) % (2 * m)
-            total, rest = divmod((2 * k + 1) * divisor * n + unit, 2 * m)
-            if n < 2**24 and total < 255 * divisor:
-                assert rest == 0
-                found.append((total, float(m), float(n)))
-        if len(found) >= count:
-            return found
-    raise AssertionError("no such quotients")
-
-
-def true_halves(divisor: int) -> list[Quotient]:
+def true_halves(divisor: int) -> list[samples.Quotient]:
     """``k + 1/2`` for an even and an odd ``k``, and the nearest sums beside them; ``divisor`` is even."""
     halves = [(2 * k + 1) * divisor // 2 for k in (98, 97)]
     return [(total + beside, 0.75, 0.75) for total in halves for beside in (-1, 0, 1)]
@@ -48,7 +22,7 @@ def true_halves(divisor: int) -> list[Quotient]:
 @pytest.mark.parametrize("divisor", [2**21 + 1, 2**21 + 2, 2**30 + 5, 2**30 + 6])
 def test_what_float64_takes_for_a_half(divisor: int) -> None:
     """The kernel that requantizes sums of any size, given sums that no test could add up."""
-    quotients = near_halves(divisor, 24) if divisor % 2 else true_halves(divisor)
+    quotients = samples.near_halves(divisor, 24) if divisor % 2 else true_halves(divisor)
     # One window per channel, of as many counted taps: most of them in the padding.
     window, channels = Window.directml(1, divisor, 1, divisor - 1, 0), len(quotients)
     request = launch.Request(window, (1, channels, 1), (channels, 1, 1), (1,), 1, True, False, include_padding=True)

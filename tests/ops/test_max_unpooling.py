@@ -78,11 +78,11 @@ def test_indices_outside_write_nothing(device: torch.device) -> None:
 
 def test_unique_positions(device: torch.device) -> None:
     """The last of several stays, all else becomes -1; of the type that the plane needs."""
-    positions = torch.tensor([[[3, 0, 3, -1, 9, 0, 1, 3]]], device=device)
+    positions = torch.tensor([[[3, 0, 3, -1, 9, 4, 0, 1, 3]]], device=device)
     for given in (positions, positions.int()):
         unique = operators.unique_positions(given, [4])
         assert unique.dtype is torch.int32
-        assert unique.tolist() == [[[-1, -1, -1, -1, -1, 0, 1, 3]]]
+        assert unique.tolist() == [[[-1, -1, -1, -1, -1, -1, 0, 1, 3]]]
 
 
 def test_vmap_counts_inside_each_sample(device: torch.device) -> None:

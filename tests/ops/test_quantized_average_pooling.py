@@ -142,6 +142,11 @@ def test_sums_of_a_large_image() -> None:
     assert pool(image, 0.1, None, 0.1, None, 3000).item() == 255
 
 
+def test_quotients_beside_a_half() -> None:
+    """Q1."""
+    samples.check_near_halves(2**23 + 1)
+
+
 @pytest.mark.slow
 def test_sums_past_32_bits(device: torch.device) -> None:
     """Q6: taps · 255 ≥ 2³¹."""
