@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import oracle
 import pytest
@@ -33,17 +34,15 @@ def test_every_operator_has_a_rule() -> None:
     assert defined - composed == set(RULES)
 
 
-@pytest.mark.parametrize("dimensions", [(0,), (1,)], ids=str)
-def test_batch_and_channels_stay_sharded(ranks: Ranks, dimensions: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("shape", "mesh", "dimensions"), [
+    (SHAPE, (4,), (0,)), (SHAPE, (4,), (1,)), ((3, *SHAPE[1:]), (2, 2), (0, 1))
+], ids=["batch", "channels", "both, uneven"])  # fmt: skip
+def test_batch_and_channels_stay_sharded(
+    ranks: Ranks, shape: tuple[int, ...], mesh: tuple[int, ...], dimensions: tuple[int, ...]
+) -> None:
     """Every operator and gradient: Traffic finds no byte and no other collective, indices are global (M4)."""
-    answers = ranks.run(sharded.compare, POOLING, SHAPE, (4,), dimensions)
+    answers = ranks.run(sharded.compare, POOLING, shape, mesh, dimensions)
     assert [exchanges for exchanges, _ in answers] == [0] * 4
-
-
-@pytest.mark.parametrize("dimensions", [(0, 1)], ids=str)
-def test_batch_and_channels_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int | None, ...]) -> None:
-    """Both at once, twice the same, and beside a mesh dimension that holds copies; shards of 3 samples are uneven."""
-    ranks.run(sharded.compare, POOLING, (3, *SHAPE[1:]), (2, 2), dimensions)
 
 
 def passes_partial_sums_through(reduce_op: str) -> None:
@@ -82,7 +81,7 @@ def test_partial_sums_pass_through_what_is_linear(ranks: Ranks, reduce_op: str) 
     ranks.run(passes_partial_sums_through, reduce_op)
 
 
-def mixes_placements() -> None:
+def a_gradient_comes_to_where_its_input_lies() -> None:
     mesh = sharded.mesh_of(4)
     whole = samples.distinct(*SHAPE, dtype=torch.float32)
     gradient = samples.ties(*dmlpool.max_pooling(whole, **vars(POOLING)).shape)
@@ -101,11 +100,7 @@ def mixes_placements() -> None:
                 assert result.placements == (ours,)
 
 
-def test_a_gradient_comes_to_where_its_input_lies(ranks: Ranks) -> None:
-    ranks.run(mixes_placements)
-
-
-def keeps_layouts_and_higher_orders() -> None:
+def second_derivatives_and_channels_last_are_those_of_the_whole() -> None:
     mesh = sharded.mesh_of(4)
     whole = samples.distinct(2, 4, 9, 8)
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -127,11 +122,7 @@ def keeps_layouts_and_higher_orders() -> None:
             assert pooled.to_local().is_contiguous(memory_format=layout) or pooled.to_local().shape[2] <= 1
 
 
-def test_second_derivatives_and_channels_last(ranks: Ranks) -> None:
-    ranks.run(keeps_layouts_and_higher_orders)
-
-
-def runs_layers() -> None:
+def layers_take_unbatched_shards_and_return_positions_in_planes() -> None:
     mesh = sharded.mesh_of(2, 2)
     whole = samples.ties(3, 9, 10)
     placements = [Shard(1), Shard(2)]
@@ -143,11 +134,8 @@ def runs_layers() -> None:
     torch.testing.assert_close(layer(shard).full_tensor(), layer(whole.unsqueeze(0)))
 
 
-def test_layers_take_unbatched_shards_and_return_positions_in_planes(ranks: Ranks) -> None:
-    ranks.run(runs_layers)
-
-
-def requantizes() -> None:
+def quantized_averages_take_the_parameters_of_their_channels() -> None:
+    """Scales and zero points are plain tensors, the same on every rank; one per channel is cut with the channels."""
     whole = samples.ties(*SHAPE, dtype=torch.uint8)
     scales = torch.rand(8, generator=samples.seeded(8)) + 0.5
     zero_points = torch.arange(8, dtype=torch.uint8)
@@ -163,12 +151,7 @@ def requantizes() -> None:
         sharded.assert_shard(result, expected, comparison.placements)
 
 
-def test_quantized_averages_take_the_parameters_of_their_channels(ranks: Ranks) -> None:
-    """Scales and zero points are plain tensors, the same on every rank; one per channel is cut with the channels."""
-    ranks.run(requantizes)
-
-
-def uses_three_ranks_in_another_order() -> None:
+def a_mesh_may_be_of_some_ranks_in_any_order() -> None:
     mesh = DeviceMesh("cpu", [2, 0, 1])
     whole = samples.ties(1, 2, 11)
     for function in (dmlpool.max_pooling, dmlpool.average_pooling):
@@ -183,11 +166,8 @@ def uses_three_ranks_in_another_order() -> None:
             samples.assert_same(pooled.to_local(), sharded.own_part(expected, mesh, [Shard(2)]))
 
 
-def test_a_mesh_of_some_ranks_in_any_order(ranks: Ranks) -> None:
-    ranks.run(uses_three_ranks_in_another_order)
-
-
-def refuses() -> None:
+def what_no_rule_serves_is_refused() -> None:
+    """What no rule serves, and an index type that numbers a shard but not the whole (M4)."""
     square, line = sharded.mesh_of(2, 2), sharded.mesh_of(4)
     whole = samples.ties(1, 1, 8, 8)
     with pytest.raises(ValueError, match=r"H is over two, placements .*: shard another dimension over the second"):
@@ -204,11 +184,6 @@ def refuses() -> None:
             return_indices=True,
             index_dtype=torch.uint32,
         )
-
-
-def test_refusals(ranks: Ranks) -> None:
-    """What no rule serves, and an index type that numbers a shard but not the whole (M4)."""
-    ranks.run(refuses)
 
 
 def compiles(backend: str) -> None:
@@ -265,7 +240,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert finished.stdout.split("\n")[:2] == ["True", "(Shard(dim=2),)"]
 
 
-def pools_otherwise() -> None:
+def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> None:
     """Operators without a window, and those made of others: right on every placement, silent on batch and channels."""
     whole = samples.distinct(4, 4, 7, 9)
     for dimension in (0, 1, 2):
@@ -291,11 +266,7 @@ def pools_otherwise() -> None:
         torch.testing.assert_close(restored.full_tensor(), expected)
 
 
-def test_operators_without_a_window_and_composed_ones(ranks: Ranks) -> None:
-    ranks.run(pools_otherwise)
-
-
-def numbers_bins() -> None:
+def adaptive_maxima_have_indices_into_the_whole_tensor() -> None:
     whole = samples.ties(3, 4, 7, 9)
     for dimension in (0, 1, 2):
         shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)])
@@ -309,5 +280,18 @@ def numbers_bins() -> None:
                     samples.assert_same(result.full_tensor(), expected)
 
 
-def test_adaptive_maxima_have_indices_into_the_whole_tensor(ranks: Ranks) -> None:
-    ranks.run(numbers_bins)
+JOBS = [
+    a_gradient_comes_to_where_its_input_lies,
+    second_derivatives_and_channels_last_are_those_of_the_whole,
+    layers_take_unbatched_shards_and_return_positions_in_planes,
+    quantized_averages_take_the_parameters_of_their_channels,
+    a_mesh_may_be_of_some_ranks_in_any_order,
+    what_no_rule_serves_is_refused,
+    operators_without_a_window_and_composed_ones_are_those_of_the_whole,
+    adaptive_maxima_have_indices_into_the_whole_tensor,
+]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
+def test_on_four_ranks(ranks: Ranks, job: Callable[[], None]) -> None:
+    ranks.run(job)

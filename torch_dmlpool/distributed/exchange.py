@@ -45,7 +45,8 @@ def fetch(
     received = [overlap(owned[other], want) if other != coordinate else range(0) for other in coordinates]
     # Moved as bytes: no backend of torch.distributed knows every data type.
     across = math.prod(size for number, size in enumerate(local.shape) if number != dimension)
-    pieces = torch.cat([assembled([(local, own)], dimension, part).reshape(-1) for part in sent])
+    # Views alone: compilers drop an exchange that repeats another, and must do so on every rank or on none.
+    pieces = torch.cat([_part(local, dimension, own, part).reshape(-1) for part in sent])
     arrived = collectives.all_to_all_single(
         pieces.view(torch.uint8),
         [len(part) * across * local.itemsize for part in received],
@@ -64,7 +65,7 @@ def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: ra
     first, held = pieces[0]
     memory_format = operands.suggested_memory_format(first)
     if contains(held, wanted):
-        part = first.narrow(dimension, wanted.start - held.start if wanted else 0, len(wanted))
+        part = _part(first, dimension, held, wanted)
         if held == wanted or part.is_contiguous(memory_format=memory_format):
             return part
     sizes = list(first.shape)
@@ -75,9 +76,13 @@ def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: ra
         whole.zero_()
     for (piece, held), numbers in zip(pieces, both, strict=True):
         if numbers:
-            source = piece.narrow(dimension, numbers.start - held.start, len(numbers))
-            whole.narrow(dimension, numbers.start - wanted.start, len(numbers)).copy_(source)
+            _part(whole, dimension, wanted, numbers).copy_(_part(piece, dimension, held, numbers))
     return whole
+
+
+def _part(tensor: Tensor, dimension: int, held: range, part: range) -> Tensor:
+    """The numbers ``part`` of a tensor that holds the numbers ``held`` along ``dimension``."""
+    return tensor.narrow(dimension, part.start - held.start if part else 0, len(part))
 
 
 def coordinate_along(mesh: DeviceMesh, mesh_dimension: int) -> int:
