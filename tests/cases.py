@@ -92,141 +92,39 @@ EDGES = [
     Edge("end padding only", 6, lambda edge: edge.taps[0][0] == 0 and edge.taps[-1][-1] == 6, window=3, end=1),
     Edge("uneven padding", 6, lambda edge: edge.start != edge.end > 0, window=4, stride=2, start=1, end=3),
     Edge("padding above half", 5, lambda edge: edge.window // 2 < edge.start < edge.window, window=3, start=2, end=2),
-    Edge(
-        "padding above the window",
-        4,
-        lambda edge: edge.start > edge.window and edge.taps[0] in edge.empty_windows and edge.taps[-1][0] > edge.size,
-        window=2,
-        start=3,
-        end=3,
-    ),
-    Edge(
-        "every window in padding",
-        2,
-        lambda edge: edge.outputs >= 2 and len(edge.empty_windows) == edge.outputs,
-        window=2,
-        stride=5,
-        start=2,
-        end=3,
-    ),
+    Edge("padding above the window", 4, window=2, start=3, end=3, claim=lambda edge:
+        edge.start > edge.window and edge.taps[0] in edge.empty_windows and edge.taps[-1][0] > edge.size),
+    Edge("every window in padding", 2, window=2, stride=5, start=2, end=3, claim=lambda edge:
+        edge.outputs >= 2 and len(edge.empty_windows) == edge.outputs),
     Edge("dilated", 9, lambda edge: edge.dilation > 1 and edge.extent > edge.window, window=3, stride=2, dilation=2),
-    Edge(
-        "dilation above window and stride",
-        11,
-        lambda edge: edge.dilation > max(edge.window, edge.stride),
-        window=3,
-        stride=2,
-        start=3,
-        end=2,
-        dilation=5,
-    ),
-    Edge(
-        "taps straddle the input",
-        3,
-        lambda edge: any(positions[0] < 0 and positions[-1] >= edge.size for positions in edge.empty_windows),
-        window=2,
-        start=3,
-        end=3,
-        dilation=5,
-    ),
-    Edge(
-        "first tap inside is not tap 0",
-        6,
-        lambda edge: edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2],
-        window=4,
-        stride=2,
-        start=3,
-        dilation=2,
-    ),
+    Edge("dilation above window and stride", 11, window=3, stride=2, start=3, end=2, dilation=5, claim=lambda edge:
+        edge.dilation > max(edge.window, edge.stride)),
+    Edge("taps straddle the input", 3, window=2, start=3, end=3, dilation=5, claim=lambda edge:
+        any(positions[0] < 0 and positions[-1] >= edge.size for positions in edge.empty_windows)),
+    Edge("first tap inside is not tap 0", 6, window=4, stride=2, start=3, dilation=2, claim=lambda edge:
+        edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2]),
     Edge("wide", 40, lambda edge: edge.window >= 16 and edge.stride == 1, window=17, start=8, end=8),
     Edge("wide with stride", 41, lambda edge: edge.window > 2 * edge.stride > 2, window=21, stride=3, start=4, end=9),
-    Edge(
-        "wide and dilated",
-        30,
-        lambda edge: edge.window >= 8 and edge.dilation > 1,
-        window=8,
-        start=7,
-        end=6,
-        dilation=3,
-    ),
-    Edge(
-        "window wider than the input",
-        5,
-        lambda edge: edge.window > edge.size and all(len(edge.inside(taps)) < edge.window for taps in edge.taps),
-        window=9,
-        stride=2,
-        start=4,
-        end=5,
-    ),
-    Edge(
-        "ceil adds an overhang",
-        6,
-        lambda edge: edge.outputs == _floor_outputs(edge) + 1 and _overhangs(edge),
-        window=3,
-        stride=2,
-        ceil_mode=True,
-    ),
-    Edge(
-        "ceil overhang past padding",
-        8,
-        lambda edge: _overhangs(edge) and edge.end > 0 and edge.taps[-1][0] < edge.size,
-        window=4,
-        stride=4,
-        start=1,
-        end=1,
-        ceil_mode=True,
-    ),
-    Edge(
-        "ceil changes nothing",
-        7,
-        lambda edge: edge.outputs == _floor_outputs(edge) and not _overhangs(edge),
-        window=3,
-        stride=2,
-        ceil_mode=True,
-    ),
-    Edge(
-        "ceil refused in end padding",
-        4,
-        lambda edge: (
-            edge.outputs == _floor_outputs(edge)
-            and edge.taps[-1][-1] < edge.size + edge.end - 1
-            and edge.taps[-1][0] + edge.stride >= edge.size
-        ),
-        window=2,
-        stride=2,
-        end=1,
-        ceil_mode=True,
-    ),
-    Edge(
-        "ceil makes the window fit",
-        3,
-        lambda edge: (
-            _floor_outputs(edge) == 0 and edge.outputs == 1 and edge.extent > edge.size + edge.start + edge.end
-        ),
-        window=4,
-        stride=2,
-        ceil_mode=True,
-    ),
-    Edge(
-        "ceil overhang, dilated",
-        8,
-        lambda edge: _overhangs(edge) and edge.dilation > 1,
-        window=2,
-        stride=3,
-        start=1,
-        end=0,
-        dilation=3,
-        ceil_mode=True,
-    ),
-    Edge(
-        "ceil window between gaps",
-        5,
-        lambda edge: edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge),
-        window=2,
-        stride=4,
-        ceil_mode=True,
-    ),
-]
+    Edge("wide and dilated", 30, window=8, start=7, end=6, dilation=3, claim=lambda edge:
+        edge.window >= 8 and edge.dilation > 1),
+    Edge("window wider than the input", 5, window=9, stride=2, start=4, end=5, claim=lambda edge:
+        edge.window > edge.size and all(len(edge.inside(taps)) < edge.window for taps in edge.taps)),
+    Edge("ceil adds an overhang", 6, window=3, stride=2, ceil_mode=True, claim=lambda edge:
+        edge.outputs == _floor_outputs(edge) + 1 and _overhangs(edge)),
+    Edge("ceil overhang past padding", 8, window=4, stride=4, start=1, end=1, ceil_mode=True, claim=lambda edge:
+        _overhangs(edge) and edge.end > 0 and edge.taps[-1][0] < edge.size),
+    Edge("ceil changes nothing", 7, window=3, stride=2, ceil_mode=True, claim=lambda edge:
+        edge.outputs == _floor_outputs(edge) and not _overhangs(edge)),
+    Edge("ceil refused in end padding", 4, window=2, stride=2, end=1, ceil_mode=True, claim=lambda edge:
+        edge.outputs == _floor_outputs(edge) and edge.taps[-1][-1] < edge.size + edge.end - 1
+        and edge.taps[-1][0] + edge.stride >= edge.size),
+    Edge("ceil makes the window fit", 3, window=4, stride=2, ceil_mode=True, claim=lambda edge:
+        _floor_outputs(edge) == 0 and edge.outputs == 1 and edge.extent > edge.size + edge.start + edge.end),
+    Edge("ceil overhang, dilated", 8, window=2, stride=3, start=1, end=0, dilation=3, ceil_mode=True, claim=lambda edge:
+        _overhangs(edge) and edge.dilation > 1),
+    Edge("ceil window between gaps", 5, window=2, stride=4, ceil_mode=True, claim=lambda edge:
+        edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge)),
+]  # fmt: skip
 BY_NAME = {edge.name: edge for edge in [PLAIN, PADDED, *EDGES]}
 
 

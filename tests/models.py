@@ -23,61 +23,35 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> torch.
     )
 
 
-class Residual(torch.nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first, self.second = convolution(channels, channels, 3), convolution(channels, channels, 3)[:2]
-
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.relu(self.second(self.first(input)) + input)
-
-
 class ResNet(torch.nn.Module):
     """The stem's 3/2 maximum with padding, and an average in the shortcut (ResNet-D)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = torch.nn.Sequential(convolution(3, 8, 7, 2), torch.nn.MaxPool2d(3, stride=2, padding=1))
-        self.block = Residual(8)
+        self.block = convolution(8, 8, 3)
         self.shortcut = torch.nn.Sequential(
-            torch.nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False), torch.nn.Conv2d(8, 8, 1)
-        )
-        self.classifier = torch.nn.Linear(8, 4)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.classifier(self.shortcut(self.block(self.stem(input))).mean((2, 3)))
-
-
-class Inception(torch.nn.Module):
-    """Branches side by side, one of which pools with stride 1."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.branches = torch.nn.ModuleList(
-            [
-                convolution(channels, 3, 1),
-                torch.nn.Sequential(convolution(channels, 2, 1), convolution(2, 3, 3)),
-                torch.nn.Sequential(
-                    torch.nn.MaxPool2d(kernel_size=3, stride=1, padding=1, ceil_mode=True), convolution(channels, 2, 1)
-                ),
-            ]
+            torch.nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False), torch.nn.Conv2d(8, 4, 1)
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.cat([branch(input) for branch in self.branches], 1)
+        input = self.stem(input)
+        return self.shortcut(functional.relu(self.block(input) + input)).mean((2, 3))
 
 
 class GoogLeNet(torch.nn.Module):
-    """Maxima with ceil_mode, whose last windows overhang."""
+    """Maxima with ceil_mode, whose last windows overhang, and a branch that pools with stride 1."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.pool1 = convolution(3, 6, 7, 2), torch.nn.MaxPool2d(3, stride=2, ceil_mode=True)
-        self.inception, self.pool2 = Inception(6), torch.nn.MaxPool2d(3, stride=2, ceil_mode=True)
-        self.inception2, self.pool3 = Inception(8), torch.nn.AvgPool2d(3, stride=1)
+        branch = torch.nn.MaxPool2d(kernel_size=3, stride=1, padding=1, ceil_mode=True), convolution(6, 2, 1)
+        self.branches = torch.nn.ModuleList([convolution(6, 3, 1), torch.nn.Sequential(*branch)])
+        self.pool2 = torch.nn.AvgPool2d(3, stride=1)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.pool3(self.inception2(self.pool2(self.inception(self.pool1(self.stem(input)))))).flatten(1)
+        input = self.pool1(self.stem(input))
+        return self.pool2(torch.cat([branch(input) for branch in self.branches], 1)).flatten(1)
 
 
 class SegNet(torch.nn.Module):
