@@ -147,32 +147,14 @@ FAMILIES: dict[str, tuple[Callable[[dict[str, Any], oracle.Pooling, int], Family
 
 
 @contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def setting(name: str, value: object) -> Iterator[None]:
+    """One of PyTorch's, and what it was again."""
+    choose, before = getattr(torch, f"set_{name}"), getattr(torch, f"get_{name}")()
+    choose(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def default_device() -> Iterator[None]:
-    torch.set_default_device("meta")
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
+        choose(None if name == "default_device" else before)
 
 
 class Decomposed(TorchDispatchMode):
@@ -188,13 +170,13 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 
 SAME_BITS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "one thread": lambda: threads(1),
-    "three threads": lambda: threads(3),
-    "default float64": lambda: default_dtype(torch.float64),
-    "default float16": lambda: default_dtype(torch.float16),
-    "default bfloat16": lambda: default_dtype(torch.bfloat16),
+    "one thread": lambda: setting("num_threads", 1),
+    "three threads": lambda: setting("num_threads", 3),
+    "default float64": lambda: setting("default_dtype", torch.float64),
+    "default float16": lambda: setting("default_dtype", torch.float16),
+    "default bfloat16": lambda: setting("default_dtype", torch.bfloat16),
     "in a device": lambda: torch.device("meta"),
-    "default device": default_device,
+    "default device": lambda: setting("default_device", "meta"),
 }
 
 
