@@ -57,11 +57,15 @@ void take_each(int64_t size, int64_t stride, const void *row, int64_t count, voi
     if (size == 16) run(__int128());
 }
 
+bool are_pairs(const Axis &w, int64_t lanes) {
+    return lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3);
+}
+
 // out = the combinations of windows along a row of values that begins with the first tap of the first of them.
 void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64_t outputs, int64_t lanes,
                   Row *taps, char *out, char *scratch) {
     const int64_t count = w.window, size = op.value_size;
-    if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (count == 2 || count == 3)) op.combine_pairs(row, count, outputs, out);
+    if (are_pairs(w, lanes)) op.combine_pairs(row, count, outputs, out);
     else if (w.stride == 1) {
         for (int64_t t = 0; t < count; ++t) taps[t].from = row + t * w.dilation * lanes * size;
         combine(op, true, taps, count, outputs * lanes, out, scratch);
@@ -226,6 +230,12 @@ struct RowPool {
             op.fill(staged + (before + inside) * value, pitch - inside, pitch, b.rows - 1);
             op.fill(staged + ((b.rows - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
         }
+        const int64_t out_pitch = p.output_row() * finish.result_size;
+        if (finish.is_direct && are_pairs(w, lanes)) {
+            for (int64_t r = 0; r < b.rows; ++r)
+                op.combine_pairs(source + r * pitch * value, w.window, b.outputs, out + r * out_pitch);
+            return;
+        }
         const bool is_together = blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
         const bool is_stored = finish.is_direct && (b.rows == 1 || is_together);
         combine_taps(op, source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
@@ -235,7 +245,7 @@ struct RowPool {
         else
             for (int64_t r = 0; r < b.rows; ++r)
                 finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, made + r * made_pitch * value,
-                       out + r * p.output_row() * finish.result_size);
+                       out + r * out_pitch);
     }
 };
 
@@ -332,13 +342,15 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
                 }
                 pool_by_doubling(op, row, b, w, op.units[2], outputs_w, out, scratch);
             }
-            for (int64_t z = 0; z < depth; ++z)
-                pool_by_doubling(op, read + z * height * n * value, n, h, op.units[1], outputs_h, pooled + z * outputs_h * n * value, scratch);
-            const char *results = pooled;
-            if (d.window > 1 || d.stride > 1) {
-                pool_by_doubling(op, pooled, outputs_h * n, d, op.units[0], outputs_d, read, scratch);
-                results = read;
+            const bool is_flat = d.window == 1 && d.stride == 1, is_stored = is_flat && finish.is_direct && n == p.output_row();
+            for (int64_t z = 0; z < depth; ++z) {
+                char *const row_of_output = output + ((plane * d.outputs + od + z) * h.outputs + oh) * n * value;
+                pool_by_doubling(op, read + z * height * n * value, n, h, op.units[1], outputs_h,
+                                 is_stored ? row_of_output : pooled + z * outputs_h * n * value, scratch);
             }
+            if (is_stored) continue;
+            if (!is_flat) pool_by_doubling(op, pooled, outputs_h * n, d, op.units[0], outputs_d, read, scratch);
+            const char *const results = is_flat ? pooled : read;
             for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {
                 const int64_t z = od + at / outputs_h, y = oh + at % outputs_h;
                 const int64_t to = (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
