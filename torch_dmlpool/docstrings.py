@@ -70,6 +70,11 @@ def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return decorate
 
 
-def typed_as(model: _F) -> Callable[[Callable[..., Any]], _F]:  # noqa: ARG001 - it is read by type checkers
-    """Give a function the type of another one, overloads included."""
-    return lambda function: cast(_F, function)
+def typed_as(model: _F) -> Callable[[Callable[..., Any]], _F]:
+    """Give a function that hands its arguments on the signature of another one, overloads included."""
+
+    def decorate(function: Callable[..., Any]) -> _F:
+        function.__signature__ = inspect.signature(cast(Any, model))  # type: ignore[attr-defined]
+        return cast(_F, function)
+
+    return decorate

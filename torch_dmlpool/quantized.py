@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.docstrings import operator, typed_as
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
-from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import ArgumentError, Window
@@ -107,18 +106,7 @@ def narrowed_parameters(input: Tensor, parameters: tuple[Any, ...], dtype: torch
 
 @typed_as(max_pooling)
 @operator()
-def quantized_max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    *,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    index_dtype: torch.dtype = torch.int64,
-) -> Pooled:
+def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Pooled:
     """Max pooling of a quantized tensor, whose scale and zero point the result keeps: :func:`max_pooling` of integers.
 
     Args:
@@ -140,15 +128,11 @@ def quantized_max_pooling(
     >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
     tensor([[[[4.]]]])
     """
-    integers = _integers(input, check_quantized(input)[input.dtype])
-    operands.check_flag("return_indices", return_indices)
-    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    operands.check_index_type(index_dtype, input.shape)
-    parameters = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
-    if not return_indices:
-        return _packed(_max.max_pooling(integers, window), *parameters)
-    values, indices = _max.max_pooling_with_indices(integers, window, index_dtype, False)
-    return _packed(values, *parameters), indices
+    maxima = max_pooling(_integers(input, check_quantized(input)[input.dtype]), *arguments, **keywords)
+    quantization = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
+    if isinstance(maxima, Tensor):
+        return _packed(maxima, *quantization)
+    return _packed(maxima[0], *quantization), maxima[1]
 
 
 def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:

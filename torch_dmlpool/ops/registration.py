@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from types import ModuleType
 from typing import Any
 
@@ -106,51 +107,43 @@ def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverlo
     return _defined(schema, dict.fromkeys(("CompositeImplicitAutograd", "FuncTorchBatched"), composition))
 
 
+@dataclass(eq=False)
 class Operator:
     """A registered operator, and the function that Python code calls: straight to the backend where that is enough.
 
     Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``. Tensors come first.
     """
 
-    def __init__(
-        self,
-        schema: str,
-        types: Sequence[tuple[torch.dtype, ...]],
-        check: Callable[..., Sequence[int]],
-        *,
-        complete: Callable[..., tuple[Any, ...]] | None = None,
-        results: Callable[..., Sequence[tuple[torch.memory_format, torch.dtype]]] | None = None,
-        vmap: Callable[..., Any] | None = None,
-        adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
-        tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None,
-        recorded_by: Operator | None = None,
-        differentiable: Callable[..., Any] | None = None,
-    ) -> None:
-        """Register an operator.
+    schema: str
+    """With ``WINDOW`` for the six window arguments."""
+    types: Sequence[tuple[torch.dtype, ...]]
+    """The data types of each tensor."""
+    check: Callable[..., Sequence[int]]
+    """Refuses arguments that do not fit, and returns the sizes of the results."""
+    _: KW_ONLY
+    complete: Callable[..., tuple[Any, ...]] | None = None
+    """Fills in arguments that stand for sizes of the input."""
+    results: Callable[..., Sequence[tuple[torch.memory_format, torch.dtype]]] | None = None
+    """Memory format and data type of each result; one like the first tensor if None."""
+    vmap: Callable[..., Any] | None = None
+    """The operator over batches; if None they are merged into the samples."""
+    adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
+    """Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors."""
+    tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
+    """Of one that returns elements with what it chose: the linear operator that chooses so again, and its arguments."""
+    recorded_by: Operator | None = None
+    """Of one that chooses without saying what: the operator that says it, for the derivative."""
+    differentiable: Callable[..., Any] | None = None
+    """Computes the result by other operators where a derivative is wanted."""
 
-        Args:
-            schema: The operator's, with ``WINDOW`` for the six window arguments.
-            types: The data types of each tensor.
-            check: Refuses arguments that do not fit, and returns the sizes of the results.
-            complete: Fills in arguments that stand for sizes of the input.
-            results: Memory format and data type of each result; one like the first tensor if None.
-            vmap: The operator over batches; if None they are merged into the samples.
-            adjoint: Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
-            tangent: Of one that chooses elements and returns them with what it chose: the linear operator that takes
-                the same choice again, and its arguments after the tensors.
-            recorded_by: Of one that chooses without saying what: the operator that says it, for the derivative.
-            differentiable: Computes the result by other operators where a derivative is wanted.
-
-        """
-        self.name = schema.split("(", 1)[0]
-        self.types, self.check, self.results, self.adjoint, self.tangent = types, check, results, adjoint, tangent
-        self.complete, self.differentiable = complete, differentiable
-        self.recorder = self if adjoint is not None or tangent is not None else recorded_by
-        self.has_derivative = self.recorder is not None or differentiable is not None
-        implementations = self._computed, self._fake, vmap or self._over_batches
-        self.overload = define(schema, *implementations, self._recorded if self.has_derivative else None)
+    def __post_init__(self) -> None:
+        self.name = self.schema.split("(", 1)[0]
+        self.recorder = self if self.adjoint is not None or self.tangent is not None else self.recorded_by
+        self.has_derivative = self.recorder is not None or self.differentiable is not None
+        implementations = self._computed, self._fake, self.vmap or self._over_batches
+        self.overload = define(self.schema, *implementations, self._recorded if self.has_derivative else None)
         names = [argument.name for argument in self.overload._schema.arguments]
-        self.count, self.tensors = len(types), names[: len(types)]
+        self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
         if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
