@@ -81,6 +81,23 @@ def _of_rank(function: Callable[Concatenate[int, Tensor, _P], _R], rank: int) ->
     return pool
 
 
+def _with_indices(
+    pools: tuple[Callable[Concatenate[Tensor, _P], Pooled], ...], before: int
+) -> tuple[Callable[Concatenate[Tensor, _P], tuple[Tensor, Tensor]], ...]:
+    """``pools`` that return indices whatever is given for it, ``before`` arguments after the input, as torch's do."""
+
+    def always(pool: Callable[..., Any]) -> Callable[..., Any]:
+        def both(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return pool(input, *args[:before], *args[before + 1 :], **{**kwargs, "return_indices": True})
+
+        both.__name__ = both.__qualname__ = f"{pool.__name__}_with_indices"
+        both.__doc__ = f":func:`{pool.__name__}` with ``return_indices=True``, whatever is given for it."
+        both.__signature__ = inspect.signature(pool).replace(return_annotation="tuple[Tensor, Tensor]")  # type: ignore[attr-defined]
+        return both
+
+    return tuple(map(always, pools))
+
+
 # What comes in has a batch and is pooled; what goes out has what came in.
 
 
@@ -214,21 +231,6 @@ def max_pool(
 
 
 @_for_one_to_three
-def max_pool_with_indices(
-    rank: int,
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,  # noqa: ARG001 - ignored, as in torch.nn.functional
-) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool{rank}d` with ``return_indices=True``, whatever is given for it."""
-    return max_pool[rank - 1](input, kernel_size, stride, padding, dilation, ceil_mode, True)  # type: ignore[return-value]
-
-
-@_for_one_to_three
 def lp_pool(
     rank: int,
     input: Tensor,
@@ -280,17 +282,6 @@ def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_
     if return_indices:
         return without(_adaptive.adaptive_max_pooling_with_indices(batched, sizes, torch.int64, True), added)
     return without(_adaptive.adaptive_max_pooling(batched, sizes), added)
-
-
-@_for_one_to_three
-def adaptive_max_pool_with_indices(
-    rank: int,
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,  # noqa: ARG001 - ignored, as in torch.nn.functional
-) -> tuple[Tensor, Tensor]:
-    """:func:`adaptive_max_pool{rank}d` with ``return_indices=True``, whatever is given for it."""
-    return adaptive_max_pool[rank - 1](input, output_size, True)  # type: ignore[return-value]
 
 
 @_for_one_to_three
@@ -387,9 +378,9 @@ lp_pool1d, lp_pool2d, lp_pool3d = lp_pool
 max_unpool1d, max_unpool2d, max_unpool3d = max_unpool
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = adaptive_avg_pool
 max_pool1d, max_pool2d, max_pool3d = cast(tuple[_MaxPool, ...], max_pool)
-max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = max_pool_with_indices
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = _with_indices(max_pool, 5)
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[_AdaptiveMaxPool, ...], adaptive_max_pool)
-adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = (
-    adaptive_max_pool_with_indices
+adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = _with_indices(
+    adaptive_max_pool, 1
 )
 __all__ = [name for name in dict(globals()) if re.search(r"pool\dd", name)]
