@@ -27,48 +27,34 @@ def finite(values: Tensor) -> Tensor:
 
 def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]]:
     """Every differentiable operator as a function of one tensor, with that tensor's sizes."""
-    input = samples.distinct(2, 2, *case.sizes, seed=1)
-    taps = operators.max_pooling_with_taps(input, *samples.spelled_out(case.pooling))[1]
-    given, sizes, last = case.arguments, list(case.sizes), case.rank > 1
-    inner, outer = (2, 2, *case.sizes), (2, 2, *case.output_sizes)
-    arriving = samples.distinct(*outer)
-    positions = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), torch.int64, True)[1]
+    given, window = case.arguments, samples.spelled_out(case.pooling)
+    inner, outer, sizes, last = (2, 2, *case.sizes), (2, 2, *case.output_sizes), list(case.sizes), case.rank > 1
+    input, arriving = samples.distinct(*inner, seed=1), samples.distinct(*outer)
+    taps = operators.max_pooling_with_taps(input, *window)[1]
+    positions = operators.max_pooling_with_indices(input, *window, torch.int64, True)[1]
     uneven = tuple(size // 2 + 1 for size in sizes)
     bins = operators.adaptive_max_pooling(input, list(uneven))[1]
+    larger = [size + 2 for size in case.output_sizes]
+    average, maximum, gradient = dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.max_pooling_grad
     return {
-        "average_pooling": (lambda x: dmlpool.average_pooling(x, **given), inner),
-        "average_pooling, padding counted": (
-            lambda x: dmlpool.average_pooling(x, **given, include_padding=True),
-            inner,
-        ),
-        "average_pooling, by 3": (lambda x: dmlpool.average_pooling(x, **given, divisor_override=3), inner),
+        "average_pooling": (lambda x: average(x, **given), inner),
+        "average_pooling, padding counted": (lambda x: average(x, **given, include_padding=True), inner),
+        "average_pooling, by 3": (lambda x: average(x, **given, divisor_override=3), inner),
         "average_pooling_grad": (lambda g: dmlpool.average_pooling_grad(g, inner, **given), outer),
-        "max_pooling": (lambda x: finite(dmlpool.max_pooling(x, **given)), inner),
-        "max_pooling with indices": (lambda x: finite(dmlpool.max_pooling(x, **given, return_indices=True)[0]), inner),
-        "max_pooling_with_taps": (
-            lambda x: finite(operators.max_pooling_with_taps(x, *samples.spelled_out(case.pooling))[0]),
-            inner,
-        ),
-        "max_pooling_grad": (lambda g: dmlpool.max_pooling_grad(input, g, **given), outer),
-        "max_pooling_grad in its input": (
-            lambda x: dmlpool.max_pooling_grad(x, arriving, **given) * x.square().mean(),
-            inner,
-        ),
+        "max_pooling": (lambda x: finite(maximum(x, **given)), inner),
+        "max_pooling with indices": (lambda x: finite(maximum(x, **given, return_indices=True)[0]), inner),
+        "max_pooling_with_taps": (lambda x: finite(operators.max_pooling_with_taps(x, *window)[0]), inner),
+        "max_pooling_grad": (lambda g: gradient(input, g, **given), outer),
+        "max_pooling_grad in its input": (lambda x: gradient(x, arriving, **given) * x.square().mean(), inner),
         "max_pooling_grad_from_taps": (
-            lambda g: operators.max_pooling_grad_from_taps(g, taps, sizes, *samples.spelled_out(case.pooling), last),
+            lambda g: operators.max_pooling_grad_from_taps(g, taps, sizes, *window, last),
             outer,
         ),
-        "max_pooling_gather": (
-            lambda x: operators.max_pooling_gather(x, taps, *samples.spelled_out(case.pooling)),
-            inner,
-        ),
+        "max_pooling_gather": (lambda x: operators.max_pooling_gather(x, taps, *window), inner),
         # An element of 0 alone in its window is where a norm, |x|, has no derivative.
         "lp_pooling": (lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3), inner),
         "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, uneven), inner),
-        "adaptive_average_pooling_grad": (
-            lambda g: operators.adaptive_average_pooling_grad(g, [size + 2 for size in case.output_sizes]),
-            outer,
-        ),
+        "adaptive_average_pooling_grad": (lambda g: operators.adaptive_average_pooling_grad(g, larger), outer),
         "adaptive_max_pooling": (lambda x: dmlpool.adaptive_max_pooling(x, uneven, return_indices=True)[0], inner),
         "max_unpooling": (lambda x: operators.max_unpooling(x, positions, sizes, True), outer),
         "gather_positions of bins": (lambda x: operators.gather_positions(x, bins, True), inner),
