@@ -43,7 +43,7 @@ if hypothesis is not None:
 
 PYTORCH_WARNS_ITSELF = [
     # Forward-mode AD and Inductor compile PyTorch's own formulas with TorchScript when they are first used.
-    "ignore:`torch.jit.script:DeprecationWarning",
+    "ignore:`torch.jit.script",
     # torch.export's decompositions.
     "ignore:`isinstance.treespec, LeafSpec:FutureWarning",
     # torch.func.linearize, whatever it linearizes.

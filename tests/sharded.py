@@ -117,7 +117,7 @@ def _serve(rank: int, count: int, meeting_point: str, timeout: float, connection
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 # Inductor and forward-mode differentiation use TorchScript when they are loaded.
-                warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+                warnings.filterwarnings("ignore", "`torch.jit.script")
                 answer = job(*arguments)
         except Exception:
             failure = f"rank {rank}: {traceback.format_exc()}"

@@ -320,6 +320,7 @@ def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
     file, axes = io.BytesIO(), {"x": dict.fromkeys([0, *range(2, input.dim())], "size")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
         torch.onnx.export(model.eval(), (input,), file, dynamo=False, input_names=["x"], dynamic_axes=axes, **options)
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
     nodes = [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node]

@@ -212,7 +212,7 @@ def test_the_report_says_what_is_gained(effect: str) -> None:
 
 
 def test_what_torchscript_has_compiled_is_left() -> None:
-    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.trace"):
         scripted = torch.jit.trace(torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.ones(1, 1, 4, 4))
     assert convert(scripted).left == {"0": "compiled by TorchScript from MaxPool2d"}
 

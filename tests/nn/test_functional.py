@@ -268,7 +268,7 @@ TRACED = {
 
 def trace(function: Callable[[Tensor], Tensor], example: Tensor, *warn: str) -> Callable[[Tensor], Tensor]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit")
         for message in warn:
             warnings.filterwarnings("ignore", message=message)
         return torch.jit.trace(function, example)

@@ -158,7 +158,7 @@ def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> Non
 def test_torchscript_is_told_what_to_do(name: str) -> None:
     """In one sentence, wherever in a model the layer stands."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         with pytest.raises(
             NotImplementedError, match=rf"^torch.jit.script cannot compile torch_dmlpool.nn.{name}: use "
         ):

@@ -33,6 +33,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
@@ -147,7 +148,11 @@ class Operator:
         self.window_at = names.index("window_size") if "window_size" in names else None
         if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
-            self.apply = super(torch.autograd.Function, type(title, (Derivative,), {})).apply  # type: ignore[misc]
+            function, at_level = (
+                type(title, (Derivative, kind), {}) for kind in (torch.autograd.Function, _SingleLevelFunction)
+            )
+            self.apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+            self.apply_at_level = at_level.apply  # type: ignore[attr-defined]
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
@@ -174,7 +179,7 @@ class Operator:
         if are_bare:
             return recorder.apply(*arguments)
         with enable_single_level_autograd_function():
-            return recorder.apply(*arguments)
+            return recorder.apply_at_level(*arguments)
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[int]]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
@@ -216,10 +221,11 @@ class Operator:
         return tuple(unfolded(result, info.batch_size) for result in results), (0,) * len(results)
 
 
-class Derivative(torch.autograd.Function):
+class Derivative:
     """An operator with its derivatives, which are operators: one that is linear is its own, of its adjoint backward.
 
-    A subclass for each operator gives a graph's nodes their names.
+    Two autograd functions for each operator have these methods, and give a graph's nodes their names: a
+    ``torch.autograd.Function`` for bare tensors, and one that PyTorch applies at a single level of ``torch.func``.
     """
 
     @staticmethod
