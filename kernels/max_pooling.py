@@ -135,35 +135,18 @@ def no_tap_inside(start, size, WINDOW: tl.constexpr, DILATION: tl.constexpr):
     return (first >= WINDOW) | (start + first * DILATION >= size)
 
 
-@triton.jit
-def position_of(
-    tap, first_d, first_h, first_w, H, W, KH: tl.constexpr, KW: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr,
-    JW: tl.constexpr, RANK: tl.constexpr,
-):  # fmt: skip
-    """Row-major position in the input plane (64-bit) of tap number ``tap`` of the window that starts at ``first_*``."""
-    above = tap // KW
-    position = (first_w + (tap - above * KW) * JW).to(tl.int64)
-    if RANK > 1:
-        kd = above // KH
-        row = (first_h + (above - kd * KH) * JH).to(tl.int64)
-        if RANK > 2:
-            row += (first_d + kd * JD).to(tl.int64) * H
-        position += row * W
-    return position
-
-
 @launched(3)
 def max_tile(
     x, y, t, lanes, C, D, H, W, sn, sc, sd, sh, sw, OD, OH, OW, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
     CHANNELS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr,
-    WITH: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    WITH_TAPS: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of outputs.
 
-    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, as WITH says, "taps", "plane indices" or
-    "indices" (not used with "values"), dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``.
-    GROUPS: rows and columns of outputs that share a core. EMPTY: some window has no tap inside the input.
+    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, WITH_TAPS, taps, dense. CHANNELS and
+    what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and columns of outputs that share a core.
+    EMPTY: some window has no tap inside the input.
     """
     KD: tl.constexpr = WINDOW[0]
     KH: tl.constexpr = WINDOW[1]
@@ -177,7 +160,6 @@ def max_tile(
     JW: tl.constexpr = DILATION[2]
     R: tl.constexpr = TILE[1]
     Q: tl.constexpr = TILE[2]
-    WITH_TAPS: tl.constexpr = WITH != "values"
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = lowest(x.dtype.element_ty)
     lane = lane_numbers(B, WIDE)
@@ -274,23 +256,13 @@ def max_tile(
             code = taps[v * R + j] + as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)  # of one tap it is a number
             iw = iw0 + v * SW
             ih = ih0 + j * SH
-            if WITH == "plane indices" or WITH == "indices":
-                first_w = as_block(iw, CHANNELS, B, V)
-                first_h = as_block(ih, CHANNELS, B, V)
-                first_d = as_block(id0, CHANNELS, B, V)
-                code = position_of(code, first_d, first_h, first_w, H, width, KH, KW, JD, JH, JW, RANK)
-                if WITH == "indices":
-                    number = as_block(outer.to(tl.int64), CHANNELS, B, V)
-                    if CHANNELS:
-                        number = number * (C * V) + (channel * V)[:, None] + tl.arange(0, V)[None, :]
-                    code += number * (tl.cast(D, tl.int64) * H * width)
             if EMPTY:
                 empty = no_tap_inside(iw, width, KW, JW)
                 if RANK > 1:
                     empty = empty | no_tap_inside(ih, H, KH, JH)
                 if RANK > 2:
                     empty = empty | no_tap_inside(id0, D, KD, JD)
-                code = tl.where(as_block(empty, CHANNELS, B, V), 0 if WITH == "taps" else -1, code)
+                code = tl.where(as_block(empty, CHANNELS, B, V), 0, code)
             encoded = encoded + (code,)
         line = od * OH + oh
         store_row(y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd, prod
+from typing import Literal
 
 from .launch import (
     LANES_ENOUGH,
@@ -20,7 +21,9 @@ from .launch import (
     tile_launch,
     wide,
 )
-from .max_pooling_launch import CHANNEL_STEP, EXTENT, With, extents
+from .max_pooling_launch import CHANNEL_STEP, EXTENT, extents
+
+Pointed = Literal["values", "indices", "plane indices"]
 
 GRADIENT_STEPS = 512  # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
 DECODED = 16  # outputs for which a lane that looks up taps finds its place once
@@ -90,7 +93,7 @@ def _grad_axes(request: Request) -> list[Launch]:
 
 
 @lru_cache(maxsize=4096)
-def tap_lookup(request: Request, with_: With) -> Launch:
+def tap_lookup(request: Request, with_: Pointed) -> Launch:
     """What dense taps point at: elements of the source (``"values"``), or their indices in a contiguous one."""
     axes, sizes, outputs = request.axes, request.sizes, request.targets
     batch, channels = request.shape[:2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd, prod
-from typing import Literal
 
 from .launch import (
     LANES_ENOUGH,
@@ -21,38 +20,35 @@ from .launch import (
     widest_bin,
 )
 
-With = Literal["values", "taps", "plane indices", "indices"]
-
-# Comparisons in a lane's straight-line code: more take longer than 3 s to compile.
-FORWARD_STEPS = {"values": 480, "taps": 360, "plane indices": 360, "indices": 360}
+# Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s to compile.
+FORWARD_STEPS = 480, 360
 CHANNEL_STEP = 5  # what a step on vectors of 8 channels costs the compiler, compared with one on columns
 SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 EXTENT = 64  # positions that one unrolled window may span
 
 
 @lru_cache(maxsize=4096)
-def max_launches(request: Request, with_: With) -> tuple[Launch, ...]:
+def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
     """The launches of a max pooling; each but the last writes values and numbers that the next reads.
 
     | window | kernel |
     |---|---|
-    | within FORWARD_STEPS comparisons when unrolled | max_tile: values, taps or indices at once |
+    | within FORWARD_STEPS comparisons when unrolled | max_tile: values and taps at once |
     | any other, and adaptive bins | max_axis along one axis after the other, innermost first, of a dense input |
 
     Beside values max_axis writes taps, of bins positions; ``at_taps`` makes indices of taps.
     """
-    tile = None if request.window is None else max_tile(request, with_)
+    tile = None if request.window is None else max_tile(request, with_taps)
     if tile is None:
-        return tuple(_max_axes(request, with_taps=with_ != "values"))
-    with_taps = with_ != "values"
+        return tuple(_max_axes(request, with_taps=with_taps))
     constants = {
-        "GROUPS": (_sharing(tile.sizes[1], request.axes, 1), _sharing(tile.sizes[2], request.axes, 2)), "WITH": with_,
-        "EMPTY": with_taps and _has_empty_window(request), "ASM": with_taps and request.asm,
+        "GROUPS": (_sharing(tile.sizes[1], request.axes, 1), _sharing(tile.sizes[2], request.axes, 2)),
+        "WITH_TAPS": with_taps, "EMPTY": with_taps and _has_empty_window(request), "ASM": with_taps and request.asm,
     }  # fmt: skip
     return (tile_launch("max_pooling.max_tile", request, tile, constants),)
 
 
-def max_tile(request: Request, with_: With) -> Tile | None:
+def max_tile(request: Request, with_taps: bool) -> Tile | None:
     """The rows and columns of one lane; None where the window is too large for straight-line code.
 
     | layout | rows | columns |
@@ -64,16 +60,16 @@ def max_tile(request: Request, with_: With) -> Tile | None:
     axes, vector = request.axes, request.vector
     if max(*extents(axes), *axes.stride) > EXTENT:
         return None
-    stride, steps = axes.stride[1], FORWARD_STEPS[with_]
+    stride, steps = axes.stride[1], FORWARD_STEPS[with_taps]
     rows, columns = {1: 4, 2: 2}.get(stride, 1), vector
     if request.channels_last:
-        columns, vector = channel_columns(axes, request.element_size, vector, with_ != "values")
+        columns, vector = channel_columns(axes, request.element_size, vector, with_taps)
         steps //= SHORT_CHANNEL_STEP if vector <= 4 else CHANNEL_STEP
         rows = 8 if vector > 4 and request.element_size == 1 and rows == 4 else rows
         rows = rows if stride < axes.window[1] else 1
     elif vector == 1:
         rows = {1: 8, 2: 4}.get(stride, 1)
-    elif axes.window[2] >= 7 and with_ != "values":
+    elif axes.window[2] >= 7 and with_taps:
         columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
     if axes.window[0] > 1:
         rows = min(rows, 2)

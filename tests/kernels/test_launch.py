@@ -48,7 +48,7 @@ SEVENTY = Window.directml(2, 70, 1, 35, 35)
 def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> None:
     """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by side."""
     for made, kernels in (
-        (lambda given: max_pooling_launch.max_launches(given, "taps"), ("max_tile", "max_axis")),
+        (lambda given: max_pooling_launch.max_launches(given, True), ("max_tile", "max_axis")),
         (averages.average_launches, ("sum_tile", "sum_axis")),
         (lambda given: max_pooling_grad_launch.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
     ):
@@ -66,7 +66,7 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
 def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:
     """M1: geometry alone decides whether a window can be empty."""
     for window, empty in ((Window.directml(2, 2, 1, (3, 0), (0, 3)), True), (Window.directml(2, 2, 1, 1, 1), False)):
-        (how,) = max_pooling_launch.max_launches(request(window, (1, 1, 4, 4)), "taps")
+        (how,) = max_pooling_launch.max_launches(request(window, (1, 1, 4, 4)), True)
         assert dict(how.constants)["EMPTY"] is empty
 
 

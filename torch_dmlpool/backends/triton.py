@@ -118,31 +118,32 @@ def is_aligned(*tensors: Tensor) -> bool:
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Max pooling, values alone (rules M1 to M3)."""
-    return _maxima(input, window, "values", None)[0]
+    return _maxima(input, window, None)[0]
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Max pooling with the number of each winning tap inside its window (rule M6)."""
-    return _maxima(input, window, "taps", operands.tap_dtype(window.taps))
+    return _maxima(input, window, operands.tap_dtype(window.taps))
 
 
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Max pooling with indices over the whole tensor (rule M4), or inside each plane."""
-    return _maxima(input, window, "plane indices" if per_plane else "indices", index_dtype)
+    values, taps = max_pooling_with_taps(input, window)
+    return values, max_pooling_indices(taps, input.shape[2:], window, index_dtype, per_plane)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
     dtype = operands.position_dtype(math.prod(input.shape[2:]))
-    return _maxima(input, None, "taps", dtype, (*input.shape[:2], *output_sizes))
+    return _maxima(input, None, dtype, (*input.shape[:2], *output_sizes))
 
 
 def _maxima(
-    input: Tensor, window: Window | None, with_: Any, code_dtype: torch.dtype | None, sizes: Sequence[int] = ()
+    input: Tensor, window: Window | None, code_dtype: torch.dtype | None, sizes: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Values, and as ``with_`` says taps or indices of ``code_dtype`` (else the values once more)."""
+    """Values, and taps (of bins positions) of ``code_dtype``, or the values once more."""
     memory_format = operands.suggested_memory_format(input)
     input = input.resolve_neg()  # kernels read raw memory
     if window is not None:
@@ -153,18 +154,16 @@ def _maxima(
         return values, codes
     asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
     request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, False, None, asm)
-    launches = kernel_named("max_pooling_launch", "max_launches")(request, with_)
+    launches = kernel_named("max_pooling_launch", "max_launches")(request, code_dtype is not None)
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
         return values, codes
-    input, found, between = input.contiguous(memory_format=memory_format), codes, [input.dtype]
+    input, between = input.contiguous(memory_format=memory_format), [input.dtype]
     if code_dtype is not None:
-        if window is not None and with_ != "taps":
-            found = operands.empty(sizes, input, memory_format, operands.tap_dtype(window.taps))
         # Numbers in between are signed: -1 marks a window that has been empty so far.
-        between.append(torch.int64 if found.dtype is torch.int64 else torch.int32)
-    _in_turn(launches, (input, input), (values, found), between)
-    return values, codes if found is codes else _look_up(input, found, codes, window, with_)
+        between.append(torch.int64 if code_dtype is torch.int64 else torch.int32)
+    _in_turn(launches, (input, input), (values, codes), between)
+    return values, codes
 
 
 def max_pooling_indices(
