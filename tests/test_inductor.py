@@ -55,85 +55,70 @@ def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return tensor
 
 
-def maxima_of(inputs: list[Tensor], gradients: list[Tensor], requests: list[tuple[object, ...]]) -> list[Tensor]:
-    results = []
-    for input, gradient, arguments in zip(inputs, gradients, requests, strict=True):
-        values, taps = operators.max_pooling_with_taps(input, *arguments)
-        results += [operators.max_pooling(input, *arguments), values, taps]
-        if input.is_floating_point():
-            results.append(operators.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], *arguments, False))
-    return results
+def of_types(dtypes: list[torch.dtype]) -> pytest.MarkDecorator:
+    """The edges every day; every type in both layouts where there is time."""
+    return pytest.mark.parametrize(("chosen", "layout", "dtype"), [
+        pytest.param(EDGES, "channels_last", torch.float32, id="edges"),
+        *(
+            pytest.param([EDGES[0], PADDED], layout, dtype, id=f"{layout} {dtype}", marks=pytest.mark.slow)
+            for layout in ("contiguous", "channels_last") for dtype in dtypes
+        ),
+    ])  # fmt: skip
 
 
-def check_maxima(chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device) -> None:
+def laid_out(tensor: Tensor, layout: str, device: torch.device) -> Tensor:
+    return (samples.channels_last(tensor) if layout == "channels_last" else tensor).to(device)
+
+
+@of_types([*samples.FLOATS, *samples.INTEGERS])
+def test_maxima_equal_the_operators(
+    chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """M1 to M3 and M5 to M7: values, taps and whole gradients, of types that Inductor has no code for too."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
-    lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
-    inputs = [lay_out(special(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
+    inputs = [laid_out(special(2, 3, *case.sizes, dtype=dtype), layout, device) for case in chosen]
     gradients = [samples.whole_gradient(input, case.pooling) for input, case in zip(inputs, chosen, strict=True)]
-    found = compiled(lambda x, g: maxima_of(x, g, requests))(inputs, gradients)
-    for result, expected in zip(found, maxima_of(inputs, gradients, requests), strict=True):
+
+    def maxima(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        results = []
+        for input, gradient, arguments in zip(inputs, gradients, requests, strict=True):
+            values, taps = operators.max_pooling_with_taps(input, *arguments)
+            results += [operators.max_pooling(input, *arguments), values, taps]
+            if input.is_floating_point():
+                results.append(operators.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], *arguments, False))
+        return results
+
+    for result, expected in zip(compiled(maxima)(inputs, gradients), maxima(inputs, gradients), strict=True):
         assert result.dtype == expected.dtype
         samples.assert_same(result, expected)
 
 
-def test_maxima_equal_the_operators(device: torch.device) -> None:
-    """M1 to M3, M5 and M6: values, taps and whole gradients."""
-    check_maxima(EDGES, "channels_last", torch.float32, device)
+DIVISORS = [(False, None), (True, None), (False, -3)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("dtype", [*samples.FLOATS, *samples.INTEGERS], ids=samples.name_of)
-def test_maxima_of_every_type_equal_the_operators(dtype: torch.dtype, layout: str, device: torch.device) -> None:
-    """M1 to M7, types that Inductor has no code for included."""
-    check_maxima([EDGES[0], PADDED], layout, dtype, device)
-
-
-def averages_of(
-    inputs: list[Tensor],
-    gradients: list[Tensor],
-    requests: list[tuple[object, ...]],
-    divisors: list[tuple[bool, int | None]],
-) -> list[Tensor]:
-    results = []
-    for input, gradient, window in zip(inputs, gradients, requests, strict=True):
-        for divisor in divisors:
-            arguments = (*window, *divisor)
-            results.append(operators.average_pooling(input, *arguments))
-            results.append(operators.average_pooling_grad(gradient, input.shape[2:], *arguments))
-    return results
-
-
-def check_averages(
-    chosen: list[cases.Case],
-    layout: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    divisors: list[tuple[bool, int | None]],
+@of_types(samples.FLOATS)
+def test_averages_are_as_exact_as_the_operators(
+    chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    lay_out = samples.channels_last if layout == "channels_last" else torch.Tensor.contiguous
-    inputs = [lay_out(samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
-    gradients = [lay_out(samples.normal(2, 3, *case.output_sizes, dtype=dtype)).to(device) for case in chosen]
+    """A1 to A6 and E6: halves are summed in float32; a negative divisor."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
-    found = iter(compiled(lambda x, g: averages_of(x, g, requests, divisors))(inputs, gradients))
+    inputs = [laid_out(samples.normal(2, 3, *case.sizes, dtype=dtype), layout, device) for case in chosen]
+    gradients = [laid_out(samples.normal(2, 3, *case.output_sizes, dtype=dtype), layout, device) for case in chosen]
+
+    def averages(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+        results = []
+        for input, gradient, window in zip(inputs, gradients, requests, strict=True):
+            for divisor in DIVISORS:
+                results.append(operators.average_pooling(input, *window, *divisor))
+                results.append(operators.average_pooling_grad(gradient, input.shape[2:], *window, *divisor))
+        return results
+
+    found = iter(compiled(averages)(inputs, gradients))
     for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
         taps, values, spread = math.prod(case.pooling.window_size), samples.to_numpy(input), samples.to_numpy(gradient)
-        for divisor in divisors:
+        for divisor in DIVISORS:
             samples.assert_average(next(found), *oracle.average(values, case.pooling, *divisor), taps)
             samples.assert_gradient(next(found), *oracle.average_grad(spread, case.sizes, case.pooling, *divisor), taps)
-
-
-def test_averages_are_as_exact_as_the_operators(device: torch.device) -> None:
-    """A1 to A6 and E6."""
-    check_averages(EDGES, "channels_last", torch.float32, device, [(False, None), (True, None)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_averages_of_every_type(dtype: torch.dtype, layout: str, device: torch.device) -> None:
-    """A4, A5: halves are summed in float32; a negative divisor."""
-    check_averages([EDGES[0], PADDED], layout, dtype, device, [(False, None), (True, None), (False, -3)])
 
 
 GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
