@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F")
-_PYTORCHS_NAMES = {
+PYTORCHS_NAMES = {
     "kernel_size": "window_size",
     "stride": "strides",
     "padding": "start_padding and end_padding",
@@ -51,7 +51,7 @@ def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         accepted = inspect.signature(function).parameters
-        meant = {name: ours for name, ours in _PYTORCHS_NAMES.items() if ours.split()[0] in accepted}
+        meant = {name: ours for name, ours in PYTORCHS_NAMES.items() if ours.split()[0] in accepted}
 
         @functools.wraps(function)
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from torch_dmlpool import operands
+from torch_dmlpool.docstrings import PYTORCHS_NAMES
 from torch_dmlpool.functional import Integers as Sizes
 from torch_dmlpool.functional import OutputSize, Pooled
 from torch_dmlpool.ops import adaptive_pooling as _adaptive
@@ -30,15 +31,7 @@ Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["sa
 """Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_DIRECTML = {
-    "window_size": "kernel_size",
-    "strides": "stride",
-    "start_padding": "padding",
-    "end_padding": "padding",
-    "dilations": "dilation",
-    "include_padding": "count_include_pad",
-    "p": "norm_type",
-}
+_DIRECTML = {name: torchs for torchs, names in PYTORCHS_NAMES.items() for name in names.split(" and ")}
 """DirectML's names of arguments, and PyTorch's."""
 
 
