@@ -74,7 +74,9 @@ def typed_as(model: _F) -> Callable[[Callable[..., Any]], _F]:
     """Give a function that hands its arguments on the signature of another one, overloads included."""
 
     def decorate(function: Callable[..., Any]) -> _F:
-        function.__signature__ = inspect.signature(cast(Any, model))  # type: ignore[attr-defined]
+        both: tuple[Any, Any] = function, inspect.unwrap(function)  # documentation is made from the second
+        for each in both:
+            each.__signature__ = inspect.signature(cast(Any, model))
         return cast(_F, function)
 
     return decorate
