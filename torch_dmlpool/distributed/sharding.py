@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +36,8 @@ class Rule:
     results: tuple[Side, ...]
     linear_in: str | None = None
     """The one tensor that it is linear in."""
-    last: Literal["result", "indices"] = "result"
-    """What its last result holds that depends on where a shard lies."""
+    has_indices: bool = False
+    """Whether its last result holds indices, which depend on where a shard lies."""
 
 
 QUANTIZATION: tuple[str, ...] = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
@@ -46,8 +46,8 @@ RULES = {
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
     "max_pooling": Rule({"input": "input"}, ("output",)),
     "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output")),
-    "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output"), last="indices"),
-    "max_pooling_indices": Rule({"taps": "output"}, ("output",), last="indices"),
+    "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output"), has_indices=True),
+    "max_pooling_indices": Rule({"taps": "output"}, ("output",), has_indices=True),
     "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), linear_in="input_gradient"),
     "max_pooling_grad_from_taps": Rule(
         {"input_gradient": "output", "taps": "output"}, ("input",), linear_in="input_gradient"
@@ -179,7 +179,7 @@ class _Request:
         results = self._run(held, axes)
         for axis in axes:
             results = [axis.kept(result) for result in results]
-        if self.rule.last == "indices":
+        if self.rule.has_indices:
             results[-1] = self._numbered(results[-1], axes)
         return results
 
@@ -200,7 +200,7 @@ class _Request:
         to_input = self.rule.results == ("input",)
         return [
             ShardedAxis(
-                dimension - 2,
+                dimension,
                 self.window.axes[dimension - 2],
                 self.sizes["input"][dimension],
                 self.mesh,
@@ -246,15 +246,15 @@ class _Request:
         """The operator on what this rank holds, over the window as it looks from there."""
         arguments = {**self.arguments, **held}
         arguments.update(self._of_channels(self._owned("input")[1]))
-        if self.rule.last == "indices":
+        if self.rule.has_indices:
             arguments.update(index_dtype=torch.int64, per_plane=True)
         if not axes:
             return self._called(arguments)
         assert self.window is not None
         window_axes, spatial_sizes = list(self.window.axes), self.sizes["input"][2:]
         for axis in axes:
-            window_axes[axis.number] = axis.portion.axis
-            spatial_sizes[axis.number] = len(axis.portion.elements)
+            window_axes[axis.dimension - 2] = axis.portion.axis
+            spatial_sizes[axis.dimension - 2] = len(axis.portion.elements)
         window = Window(tuple(window_axes))
         arguments.update(zip(WINDOW_ARGUMENTS, window.arguments, strict=True))
         if "spatial_sizes" in arguments:

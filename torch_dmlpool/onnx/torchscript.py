@@ -104,18 +104,15 @@ def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[.
     return translate
 
 
-def _averages_of(emit: Emitter, input: Any, *window_arguments: Any) -> Any:
-    return averages.average_pooling(emit, input, *window_arguments, False, None)
-
-
-def _maxima_of(emit: Emitter, input: Any, *window_arguments: Any) -> Any:
-    return maxima.max_pooling_with_indices(emit, input, *window_arguments, emit.ir.DataType.INT64, True)
-
-
 _TRANSLATIONS: dict[str, Callable[..., Any]] = {
     **{name: function for name, function in OPERATORS.items() if "taps" not in name and name != "max_pooling_indices"},
-    "adaptive_average_pooling": _adaptive(_averages_of, averages.adaptive_average_pooling),
-    "adaptive_max_pooling": _adaptive(_maxima_of, maxima.adaptive_max_pooling),
+    "adaptive_average_pooling": _adaptive(
+        lambda *window: averages.average_pooling(*window, False, None), averages.adaptive_average_pooling
+    ),
+    "adaptive_max_pooling": _adaptive(
+        lambda emit, *window: maxima.max_pooling_with_indices(emit, *window, emit.ir.DataType.INT64, True),
+        maxima.adaptive_max_pooling,
+    ),
 }
 
 
