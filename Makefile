@@ -27,9 +27,10 @@ test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton'
 	@$(BIN)/python tests/conftest.py
 
 # OTHER may name the Python of an environment with another Triton, whose compiled kernels are tested as well.
-test-all: $(INSTALLED)  ## every test, with thorough property tests, and the whole suite under Triton's interpreter
+test-all: $(INSTALLED)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough
-	TRITON_INTERPRET=1 $(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
 	$(if $(OTHER),$(OTHER) -m pytest tests/kernels tests/backends/test_triton.py)
 
 fuzz: $(INSTALLED)  ## 20,000 random requests through every property

@@ -47,6 +47,10 @@ def taps_of(input: Tensor) -> Tensor:
     return operators.max_pooling_with_taps(input, *window(input.dim() - 2))[1]
 
 
+def suggested(input: Tensor) -> torch.memory_format:
+    return torch.contiguous_format if input.dim() == 3 else suggest_memory_format(input)
+
+
 FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
     "average_pooling": lambda input: dmlpool.average_pooling(input, **ARGUMENTS),
     "max_pooling": lambda input: dmlpool.max_pooling(input, **ARGUMENTS),
@@ -76,6 +80,20 @@ FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
     "quantized_linear_average_pooling": lambda input: dmlpool.quantized_linear_average_pooling(
         input.to(torch.int8), 0.5, 3, 0.3, 5, **ARGUMENTS
     ),
+    # These two follow the taps, and the gradient is told a format.
+    "max_pooling_gather": lambda input: operators.max_pooling_gather(
+        input.contiguous(), taps_of(input), *window(input.dim() - 2)
+    ),
+    "max_pooling_indices": lambda input: operators.max_pooling_indices(
+        taps_of(input), input.shape[2:], *window(input.dim() - 2), torch.int64, False
+    ),
+    "max_pooling_grad_from_taps": lambda input: operators.max_pooling_grad_from_taps(
+        last_gradient_for(input),
+        taps_of(input.contiguous()),
+        input.shape[2:],
+        *window(input.dim() - 2),
+        suggested(input) is not torch.contiguous_format,
+    ),
     "max_unpooling": lambda input: operators.max_unpooling(
         input, torch.zeros(input.shape, dtype=torch.int64, device=input.device), [3] * (input.dim() - 2), True
     ),
@@ -92,10 +110,6 @@ LAYOUTS = ["contiguous", "channels last", "channels last, sliced", "transposed",
 
 def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
-
-
-def suggested(input: Tensor) -> torch.memory_format:
-    return torch.contiguous_format if input.dim() == 3 else suggest_memory_format(input)
 
 
 def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tensor:
@@ -122,36 +136,6 @@ def test_real_and_fake_strides(operator: str, sizes: tuple[int, ...], layout: st
             assert (other.shape, other.dtype, other.stride()) == (result.shape, result.dtype, result.stride())
         assert meta.device.type == "meta"
         assert fake.device == result.device
-
-
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-@pytest.mark.parametrize("taps_last", [False, True], ids=["contiguous taps", "channels last taps"])
-@pytest.mark.parametrize("sizes", [(2, 3, 5), (2, 3, 4, 5), (2, 1, 4, 1), (2, 3, 2, 3, 4)], ids=str)
-def test_operators_on_taps(sizes: tuple[int, ...], taps_last: bool, last: bool, device: torch.device) -> None:
-    """G7: the gradient from taps takes the format it is told, the gather and decoded indices follow the taps."""
-    if last and len(sizes) == 3:
-        pytest.skip("PyTorch has no channels_last for one spatial dimension")
-    rank = len(sizes) - 2
-    input = samples.ties(*sizes).to(device)
-    taps = taps_of(samples.channels_last(input) if taps_last else input)
-    gradient = gradient_for(input)
-    told = {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if last else torch.contiguous_format
-
-    def outputs(gradient: Tensor, taps: Tensor, input: Tensor) -> list[Tensor]:
-        return [
-            operators.max_pooling_grad_from_taps(gradient, taps, list(sizes[2:]), *window(rank), last),
-            operators.max_pooling_gather(input, taps, *window(rank)),
-            operators.max_pooling_indices(taps, list(sizes[2:]), *window(rank), torch.int64, False),
-        ]
-
-    results = outputs(gradient, taps, input)
-    formats = [told, suggested(taps), suggested(taps)]
-    mode = FakeTensorMode()
-    with mode:
-        fakes = outputs(*(mode.from_tensor(tensor) for tensor in (gradient, taps, input)))
-    for result, fake, memory_format in zip(results, fakes, formats, strict=True):
-        expected = torch.empty(result.shape, memory_format=memory_format, device="meta").stride()
-        assert result.stride() == fake.stride() == expected
 
 
 @pytest.mark.parametrize("operator", FOLLOWS_INPUT)
