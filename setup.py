@@ -19,7 +19,7 @@ FLAGS += ["-fvisibility=hidden", "-s"]
 FLAGS += ["-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables"]
 # What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that use it.
 X86_LEVELS = {
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
 }
 
@@ -28,7 +28,7 @@ def libraries() -> list[Extension]:
     """One library for each level of vector instructions. Where one cannot be built the install succeeds without."""
     # The machine, not sysconfig's platform: a Python for both of a Mac's processors says "universal2".
     levels = X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {"default": []}
-    depends = ["kernels/pooling.h"]
+    depends = ["kernels/pooling.h", "kernels/sums.h", "kernels/requantization.h"]
     return [
         Extension(
             f"torch_dmlpool.kernels.cpu_{level}", SOURCES, depends=depends, extra_compile_args=flags, optional=True

@@ -19,7 +19,7 @@ int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part
 // holds a row for each level.
 void combine(const RowOperations &op, bool are_values, const Row *rows, int64_t count, int64_t length, char *out,
              char *scratch) {
-    if (count <= 4) return op.combine(are_values, rows, count, length, out);
+    if (count <= op.most_rows) return op.combine(are_values, rows, count, length, out);
     int64_t part = 4;
     while (2 * part < count) part *= 2;
     combine(op, are_values, rows, part, length, out, scratch);

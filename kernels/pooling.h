@@ -194,10 +194,11 @@ struct RowOperations {
     int64_t units[3];                  // of the numbers along each axis
     bool is_plain;                     // elements are values
     bool takes_twice;                  // what is combined twice changes nothing
+    int64_t most_rows = 4;             // that are combined at once
 
     // The value that changes nothing, so many times at places `pitch` values apart.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
-    // out = the combination of one to four rows.
+    // out = the combination of one to `most_rows` rows.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;

@@ -36,7 +36,7 @@ Axis = _struct("Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "
 """``Axis`` of kernels/pooling.h, as is the next."""
 Problem = _struct("Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, threads=_NUMBER)
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
-"""``Counting`` of kernels/average_pooling.cpp, as is the next."""
+"""``Counting`` of kernels/average_pooling.cpp; the next is of kernels/requantization.h."""
 Quantization = _struct(
     "Quantization",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),

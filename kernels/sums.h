@@ -1,0 +1,310 @@
+// Sums of rows of elements on the CPU, in vectors of the processor's width, and their division.
+#pragma once
+
+#include "pooling.h"
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#ifdef __GNUC__
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
+#endif
+
+namespace dmlpool {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int64_t BYTES = 32;
+#else
+constexpr int64_t BYTES = 16;
+#endif
+template <class L>
+constexpr int64_t LANES = BYTES / sizeof(L);
+template <class E, int64_t n>
+using Lanes __attribute__((vector_size(n * sizeof(E)))) = E;
+template <class L>
+using Vector = Lanes<L, LANES<L>>;
+
+template <class V>
+inline V vector_at(const void *from) {
+    V vector;
+    std::memcpy(&vector, from, sizeof(V));
+    return vector;
+}
+
+// The processor's own conversions of a vector of half precision.
+#if defined(__AVX512F__)
+#define HAS_HALVES
+using Halves = __m256i;
+inline __m512 widened(Halves halves) { return _mm512_maskz_cvtph_ps(0xffff, halves); }
+inline Halves narrowed(__m512 values) { return _mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(__F16C__)
+#define HAS_HALVES
+using Halves = __m128i;
+inline __m256 widened(Halves halves) { return _mm256_cvtph_ps(halves); }
+inline Halves narrowed(__m256 values) { return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
+#endif
+
+template <class L, class T>
+inline Vector<L> load(const T *from) {
+    constexpr int64_t n = LANES<L>;
+    if constexpr (std::is_same_v<T, L>) return vector_at<Vector<L>>(from);
+    else if constexpr (std::is_same_v<T, BFloat16>)
+        return Vector<L>(__builtin_convertvector(vector_at<Lanes<uint16_t, n>>(from), Lanes<uint32_t, n>) << 16);
+    else if constexpr (std::is_same_v<T, Half>) {
+#ifdef HAS_HALVES
+        return Vector<L>(widened(vector_at<Halves>(from)));
+#else
+        Vector<L> values;
+        for (int64_t i = 0; i < n; ++i) values[i] = widen(from[i]);
+        return values;
+#endif
+#ifdef __AVX512BW__
+    } else if constexpr (std::is_same_v<L, int16_t>) {
+        const auto bytes = vector_at<__m256i>(from);
+        return Vector<L>(std::is_signed_v<T> ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+#endif
+    } else {
+        // Step by step: GCC takes lanes apart where they become four times as wide.
+        const auto twice = __builtin_convertvector(vector_at<Lanes<T, n>>(from), Lanes<int16_t, n>);
+        if constexpr (sizeof(L) == 2) return twice;
+        else if constexpr (sizeof(L) == 4) return __builtin_convertvector(twice, Vector<L>);
+        else return __builtin_convertvector(__builtin_convertvector(twice, Lanes<int32_t, n>), Vector<L>);
+    }
+}
+
+// Long sums: of float32 in float64, and of float64 with what every addition loses.
+struct Compensated {
+    double sum = 0, lost = 0;
+
+    Compensated &operator+=(double value) {
+        const double total = sum + value, added = total - sum;
+        lost += (sum - (total - added)) + (value - added);
+        sum = total;
+        return *this;
+    }
+    Compensated &operator+=(const Compensated &other) {
+        lost += other.lost;
+        return *this += other.sum;
+    }
+    explicit operator double() const { return lost == lost ? sum + lost : sum; }
+};
+template <class L>
+using Long = std::conditional_t<std::is_same_v<L, float>, double, std::conditional_t<std::is_same_v<L, double>, Compensated, L>>;
+
+template <class V, class L, int from, int to, class T>
+inline V tree(const T *const *rows, int64_t i) {
+    constexpr int middle = (from + to + 1) / 2;
+    if constexpr (to - from > 1) return V(tree<V, L, from, middle>(rows, i) + tree<V, L, middle, to>(rows, i));
+    else if constexpr (std::is_same_v<V, L>) return L(widen(rows[from][i]));
+    else return load<L>(rows[from] + i);
+}
+
+// out = the sums of elements [begin, begin + length) of so many rows, or is added to. The last vector may begin inside the
+// one before.
+template <class L, int count, class T, bool adds = false>
+inline void sum_few(const Row *rows, int64_t begin, int64_t length, L *__restrict out) {
+    constexpr int64_t n = LANES<L>;
+    const T *each[count];
+    for (int k = 0; k < count; ++k) each[k] = reinterpret_cast<const T *>(rows[k].from) + begin;
+    const auto sum_at = [&](int64_t i) {
+        const auto sum = tree<Vector<L>, L, 0, count>(each, i);
+        return adds ? vector_at<Vector<L>>(out + i) + sum : sum;
+    };
+    const auto store = [out](int64_t i, Vector<L> sum) { std::memcpy(out + i, &sum, sizeof(sum)); };
+    if (length < n) {
+        for (int64_t i = 0; i < length; ++i) {
+            out[i] = L((adds ? out[i] : L(0)) + tree<L, L, 0, count>(each, i));
+            __asm__("");  // no vectors of these few
+        }
+        return;
+    }
+    const int64_t whole = length / n * n;
+    Vector<L> last = {};
+    if (adds && whole < length) last = sum_at(length - n);
+    for (int64_t i = 0; i < whole; i += n) store(i, sum_at(i));
+    if (whole < length) store(length - n, adds ? last : sum_at(length - n));
+}
+
+// Long sums of trees of eight.
+template <class L, class T>
+__attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
+    if constexpr (std::is_same_v<Long<L>, L>) {
+        std::fill_n(out, length, L(0));
+        for (; count >= 8; rows += 8, count -= 8) sum_few<L, 8, T, true>(rows, 0, length, out);
+        for (; count > 0; ++rows, --count) sum_few<L, 1, T, true>(rows, 0, length, out);
+    } else {
+        constexpr int64_t BLOCK = 512;
+        L part[BLOCK] = {};
+        Long<L> sums[BLOCK];
+        for (int64_t begin = 0; begin < length; begin += BLOCK) {
+            const int64_t n = std::min(BLOCK, length - begin);
+            std::fill_n(sums, (n + LANES<L> - 1) / LANES<L> * LANES<L>, Long<L>());
+            for (int64_t k = 0, taken; k < count; k += taken) {
+                const int64_t left = count - k;
+                taken = left == 9 ? 9 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 2 ? 2 : 1;
+                if (taken == 9) sum_few<L, 9, T>(rows + k, begin, n, part);
+                else if (taken == 8) sum_few<L, 8, T>(rows + k, begin, n, part);
+                else if (taken == 6) sum_few<L, 6, T>(rows + k, begin, n, part);
+                else if (taken == 2) sum_few<L, 2, T>(rows + k, begin, n, part);
+                else sum_few<L, 1, T>(rows + k, begin, n, part);
+                for (int64_t i = 0; i < n; i += LANES<L>)  // whole vectors
+                    VECTORIZE
+                    for (int64_t lane = i; lane < i + LANES<L>; ++lane) sums[lane] += part[lane];
+            }
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i) out[begin + i] = L(sums[i]);
+        }
+    }
+}
+
+template <class L, class T>
+void sum_rows(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
+    switch (count) {
+        case 1: return sum_few<L, 1, T>(rows, 0, length, out);
+        case 2: return sum_few<L, 2, T>(rows, 0, length, out);
+        case 3: return sum_few<L, 3, T>(rows, 0, length, out);
+        case 4: return sum_few<L, 4, T>(rows, 0, length, out);
+        case 6: return sum_few<L, 6, T>(rows, 0, length, out);
+        case 9: return sum_few<L, 9, T>(rows, 0, length, out);
+    }
+    sum_many<L, T>(rows, count, length, out);
+}
+
+// The sum of a vector, and of a few elements, which are used up: trees.
+template <class L, int64_t n>
+inline L sum_of(const Lanes<L, n> &vector) {
+    if constexpr (n == 2) return L(vector[0] + vector[1]);
+    else {
+        Lanes<L, n / 2> halves[2];
+        std::memcpy(halves, &vector, sizeof(vector));
+        return sum_of<L, n / 2>(halves[0] + halves[1]);
+    }
+}
+template <class S>
+inline S sum_of(S *elements, int64_t count) {
+    for (int64_t half; count > 1; count = half) {
+        half = (count + 1) / 2;
+        for (int64_t i = 0; i < count - half; ++i) elements[i] += elements[half + i];
+    }
+    return elements[0];
+}
+
+// The sum of contiguous elements: long sums of trees of eight vectors, of what is left of those, and of the last few.
+template <class L, class T>
+L sum_elements(const T *elements, int64_t count) {
+    constexpr int64_t n = LANES<L>;
+    L part[n];
+    Long<L> sum = Long<L>();
+    if (count >= 8 * n) {
+        Long<L> sums[n] = {};
+        for (; count >= 8 * n; elements += 8 * n, count -= 8 * n) {
+            const T *each[8];
+            for (int k = 0; k < 8; ++k) each[k] = elements + k * n;
+            const auto eight = tree<Vector<L>, L, 0, 8>(each, 0);
+            std::memcpy(part, &eight, sizeof(eight));
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i) sums[i] += part[i];
+        }
+        sum = sum_of(sums, n);
+    }
+    if (count >= 4 * n) {
+        const T *const each[4] = {elements, elements + n, elements + 2 * n, elements + 3 * n};
+        sum += sum_of<L, n>(tree<Vector<L>, L, 0, 4>(each, 0));
+        elements += 4 * n, count -= 4 * n;
+    }
+    if (count >= n) {
+        Vector<L> few = load<L>(elements);
+        for (elements += n, count -= n; count >= n; elements += n, count -= n) few += load<L>(elements);
+        sum += sum_of<L, n>(few);
+    }
+    if constexpr (std::is_integral_v<L>)
+        VECTORIZE
+        for (int64_t i = 0; i < count; ++i) sum += elements[i];
+    else if (count > 0) {
+        for (int64_t i = 0; i < count; ++i) part[i] = L(widen(elements[i]));
+        sum += sum_of(part, count);
+    }
+    return L(sum);
+}
+
+// Operations on rows of elements T whose sums are of L. It combines any number of rows.
+template <class L, class T>
+struct Sums final : RowOperations {
+    Sums() : RowOperations(sizeof(T), sizeof(L), {0, 0, 0}, std::is_same_v<T, L>, false) { most_rows = std::numeric_limits<int64_t>::max(); }
+
+    void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
+        for (int64_t k = 0; k < places; ++k) std::fill_n(static_cast<L *>(values) + k * pitch, count, L(0));
+    }
+    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
+        (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
+    }
+    void add(const Row &values, int64_t length, void *into) const override {
+        const L *const from = reinterpret_cast<const L *>(values.from);
+        L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
+        VECTORIZE
+        for (int64_t i = 0; i < length; ++i) to[i] += from[i];
+    }
+    void reduce(bool are_values, const Row &row, int64_t count, void *into) const override {
+        if (are_values) *static_cast<L *>(into) += sum_elements<L>(reinterpret_cast<const L *>(row.from), count);
+        else *static_cast<L *>(into) += sum_elements<L>(reinterpret_cast<const T *>(row.from), count);
+    }
+    void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
+        const L *__restrict row = reinterpret_cast<const L *>(values);
+        L *__restrict out = static_cast<L *>(to);
+        if (window == 2)
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i) out[i] = L(row[2 * i] + row[2 * i + 1]);
+        else
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i) out[i] = L(row[2 * i] + row[2 * i + 1] + row[2 * i + 2]);
+    }
+};
+
+// Float32 sums are multiplied by the inverse and corrected by what that leaves, which takes half the time of a division.
+inline double quotient(double sum, double by, double) { return sum / by; }
+inline float quotient(float sum, float by, float inverse) {
+    const float near = sum * inverse, rest = __builtin_fmaf(-near, by, sum);
+    return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
+}
+
+// Elements U: so many sums over one number, and over one of `columns` each where there are any.
+template <class U>
+void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
+    using L = Wide<U>;
+    const L *from = static_cast<const L *>(sums);
+    U *out = static_cast<U *>(to);
+    const L by = L(divisor), inverse = L(1 / divisor);
+    const auto divide_all = [&](auto store) {
+        if (columns)
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) store(i, from[i] / (by * L(columns[i])));
+        else
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) store(i, quotient(from[i], by, inverse));
+    };
+#ifdef HAS_HALVES
+    if constexpr (std::is_same_v<U, Half>) {
+        constexpr int64_t BLOCK = 1024, n = LANES<L>;
+        L block[BLOCK];
+        for (int64_t rest = count; rest > 0; rest -= count, from += count, out += count, columns += columns ? count : 0) {
+            count = std::min(BLOCK, rest);
+            divide_all([&](int64_t i, L value) { block[i] = value; });
+            int64_t i = 0;
+            for (; i + n <= count; i += n) {
+                const Halves halves = narrowed(vector_at<Vector<L>>(block + i));
+                std::memcpy(out + i, &halves, sizeof(halves));
+            }
+            for (; i < count; ++i) out[i] = narrow<U>(block[i]);
+        }
+        return;
+    }
+#endif
+    divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
+}
+
+}  // namespace
+}  // namespace dmlpool
