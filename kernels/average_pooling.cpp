@@ -269,7 +269,8 @@ void Pooling::pool_spans() const {
                         for (int64_t at = first; at < end_of_taps; at += step) *next++ = {rows[r] + at, 0};
                     }
                     op.combine(false, read.data(), next - read.data(), lanes, to);
-                } else {
+                } else if (of_w[k].count == 1 && count > 0 && size == op.value_size) std::memcpy(to, row + first, size);
+                else {
                     op.fill(to, 1, 0, 1);
                     for (int64_t at = first, i = 0; w.dilation > 1 && at < end_of_taps; at += step, ++i)
                         std::memcpy(strided.data() + i * size, row + at, size);

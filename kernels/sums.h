@@ -168,7 +168,10 @@ void sum_rows(const Row *rows, int64_t count, int64_t length, L *__restrict out)
         case 2: return sum_few<L, 2, T>(rows, 0, length, out);
         case 3: return sum_few<L, 3, T>(rows, 0, length, out);
         case 4: return sum_few<L, 4, T>(rows, 0, length, out);
+        case 5: return sum_few<L, 5, T>(rows, 0, length, out);
         case 6: return sum_few<L, 6, T>(rows, 0, length, out);
+        case 7: return sum_few<L, 7, T>(rows, 0, length, out);
+        case 8: return sum_few<L, 8, T>(rows, 0, length, out);
         case 9: return sum_few<L, 9, T>(rows, 0, length, out);
     }
     sum_many<L, T>(rows, count, length, out);
