@@ -311,7 +311,8 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
     const int64_t blocks = parts_of(lanes, block), most = d.span(tile_d) * h.span(tile_h) * tile_w * block;
     parallel(p, p.planes * tiles_d * tiles_h * tiles_w * blocks, 16. * double(most), [&](int64_t begin, int64_t end) {
         const int64_t row_size = w.span(tile_w) * block;
-        std::vector<char> workspace((row_size + 2 * most + tile_w) * value);
+        // Scratch has a value for each output along any axis: where a box is one column wide, rows are of one value too.
+        std::vector<char> workspace((row_size + 2 * most + std::max({tile_d, tile_h, tile_w})) * value);
         char *const row = workspace.data(), *const read = row + row_size * value, *const pooled = read + most * value;
         char *const scratch = pooled + most * value;
         for (int64_t number = begin; number < end; ++number) {
