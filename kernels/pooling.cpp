@@ -231,12 +231,12 @@ struct RowPool {
             op.fill(staged + ((b.rows - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
         }
         const int64_t out_pitch = p.output_row() * finish.result_size;
-        if (finish.is_direct && are_pairs(w, lanes)) {
+        const bool is_together = blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
+        if (finish.is_direct && !is_together && are_pairs(w, lanes)) {
             for (int64_t r = 0; r < b.rows; ++r)
                 op.combine_pairs(source + r * pitch * value, w.window, b.outputs, out + r * out_pitch);
             return;
         }
-        const bool is_together = blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
         const bool is_stored = finish.is_direct && (b.rows == 1 || is_together);
         combine_taps(op, source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
                      is_stored ? out : made, scratch);
