@@ -329,16 +329,6 @@ void spread(int type, const void *arriving, const void *numbers, int bytes, void
 
 // Elements of 1, 2, 4 or 8 bytes by their positions.
 
-// Calls visit(plane, od, oh, row) for every row of outputs, which begins at element `row`.
-template <class Visit>
-void for_rows(const Problem &p, const Visit &visit) {
-    const int64_t depths = p.d().outputs, heights = p.h().outputs;
-    parallel(p, p.planes * depths * heights, 4. * double(p.output_row()), [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row)
-            visit(row / heights / depths, row / heights % depths, row % heights, row * p.output_row());
-    });
-}
-
 // Positions of 4 or 8 bytes in a plane of `size`, or -1.
 struct Positions {
     const void *positions;
@@ -436,13 +426,16 @@ void dmlpool_max_pooling_indices(const void *taps, int tap_bytes, void *indices,
     using namespace dmlpool;
     const int64_t plane_size = numbering == INDICES ? p->plane() / p->lanes : 0;
     const Taps places(*p, 1, plane_size);
-    for_rows(*p, [&](int64_t plane, int64_t od, int64_t oh, int64_t row) {
-        const void *const which = static_cast<const char *>(taps) + row * tap_bytes;
-        const int64_t origin = plane * p->lanes * plane_size;
-        std::vector<int64_t> found(size_t(p->output_row()));
-        places.each(which, tap_bytes, od, oh, 0, p->output_row(),
-                    [&](int64_t i, int64_t place) { found[size_t(i)] = place < 0 ? -1 : origin + place; });
-        write_numbers(found.data(), p->output_row(), indices, bytes, row);
+    const int64_t depths = p->d().outputs, heights = p->h().outputs, width = p->output_row();
+    parallel(*p, p->planes * depths * heights, 4. * double(width), [&](int64_t begin, int64_t end) {
+        std::vector<int64_t> found(width);
+        for (int64_t row = begin; row < end; ++row) {
+            const void *const which = static_cast<const char *>(taps) + row * width * tap_bytes;
+            const int64_t origin = row / heights / depths * p->lanes * plane_size;
+            places.each(which, tap_bytes, row / heights % depths, row % heights, 0, width,
+                        [&](int64_t i, int64_t place) { found[i] = place < 0 ? -1 : origin + place; });
+            write_numbers(found.data(), width, indices, bytes, row * width);
+        }
     });
 }
 
@@ -451,22 +444,6 @@ void dmlpool_max_pooling_grad(int type, const void *arriving, const void *taps, 
     dmlpool::expect_all(gradient, p->planes * p->plane() * dmlpool::TYPES[type].bytes);
     if (type == 1) dmlpool::spread<double>(type, arriving, taps, bytes, gradient, *p);
     else dmlpool::spread<float>(type, arriving, taps, bytes, gradient, *p);
-}
-
-void dmlpool_max_pooling_gather(const void *input, int element_bytes, const void *taps, int bytes, void *output,
-                                const Problem *p) {
-    using namespace dmlpool;
-    const Taps places(*p, p->lanes, 1);
-    with_numbers(element_bytes, [&](auto type) {
-        using T = typename decltype(type)::type;
-        for_rows(*p, [&](int64_t plane, int64_t od, int64_t oh, int64_t row) {
-            const T *const from = static_cast<const T *>(input) + plane * p->plane();
-            T *const to = static_cast<T *>(output) + row;
-            const void *const which = static_cast<const char *>(taps) + row * bytes;
-            places.each(which, bytes, od, oh, 0, p->output_row(),
-                        [=](int64_t i, int64_t place) { to[i] = place < 0 ? T(0) : from[place]; });
-        });
-    });
 }
 
 // Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs where they are.

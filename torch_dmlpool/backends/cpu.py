@@ -123,17 +123,10 @@ def max_pooling_grad_from_taps(
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element at each window's tap, 0 where the window is empty."""
-    return _gathered(library.dmlpool_max_pooling_gather, input, taps, window)
-
-
-def _gathered(gather: ctypes._NamedFuncPointer, input: Tensor, places: Tensor, window: Windows) -> Tensor:
-    plan = planned(places.shape, places.stride(), get_num_threads(), window, input.shape[2:])
-    gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    if not plan.is_empty:
-        source, places = (each.contiguous(memory_format=plan.memory_format) for each in (input, places))
-        pointers = source.data_ptr(), input.itemsize, places.data_ptr(), places.itemsize, gathered.data_ptr()
-        gather(*pointers, plan.problem)
-    return gathered
+    sizes = input.shape[2:]
+    return gather_positions(
+        input, max_pooling_indices(taps, sizes, window, operands.position_dtype(math.prod(sizes)), True)
+    )
 
 
 # Elements by their positions in the plane.
@@ -153,7 +146,13 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
     """The element at each position, 0 outside the plane; whether ``bins`` chose them is for its adjoint alone."""
-    return _gathered(library.dmlpool_gather_positions, input, positions, positions.shape[2:])
+    plan = planned(positions.shape, positions.stride(), get_num_threads(), positions.shape[2:], input.shape[2:])
+    gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
+    if not plan.is_empty:
+        source, places = (each.contiguous(memory_format=plan.memory_format) for each in (input, positions))
+        pointers = source.data_ptr(), input.itemsize, places.data_ptr(), places.itemsize, gathered.data_ptr()
+        library.dmlpool_gather_positions(*pointers, plan.problem)
+    return gathered
 
 
 def scatter_positions(

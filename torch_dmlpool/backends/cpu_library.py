@@ -51,7 +51,6 @@ _ARGUMENTS = {
     "quantized_average_pooling": (_INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
     "max_pooling_indices": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
     "max_pooling_grad": (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
-    "max_pooling_gather": (_POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "unique_positions": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "gather_positions": (_POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "scatter_positions": (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
