@@ -174,7 +174,7 @@ void Pooling::pool_planes() const {
     const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 18) / lanes);
     const int64_t parts = (size + part - 1) / part;
     // Several positions of few lanes are one row.
-    const int64_t together = std::clamp<int64_t>(256 / lanes, 1, std::max<int64_t>(1, std::min(part, size) / 4));
+    const int64_t together = std::clamp<int64_t>(1024 / lanes, 1, std::max<int64_t>(1, std::min(part, size) / 4));
     std::vector<char> results(p.planes * parts * pitch);
     const auto sum = [&](bool are_values, const char *from, int64_t count, int64_t positions, char *to) {
         std::vector<Row> rows(count);

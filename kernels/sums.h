@@ -129,7 +129,7 @@ inline void sum_few(const Row *rows, int64_t begin, int64_t length, L *__restric
     if (whole < length) store(length - n, adds ? last : sum_at(length - n));
 }
 
-// Long sums of trees of eight.
+// Long sums of trees of sixteen.
 template <class L, class T>
 __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
     if constexpr (std::is_same_v<Long<L>, L>) {
@@ -145,8 +145,11 @@ __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t 
             std::fill_n(sums, (n + LANES<L> - 1) / LANES<L> * LANES<L>, Long<L>());
             for (int64_t k = 0, taken; k < count; k += taken) {
                 const int64_t left = count - k;
-                taken = left == 9 ? 9 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 2 ? 2 : 1;
-                if (taken == 9) sum_few<L, 9, T>(rows + k, begin, n, part);
+                taken = left >= 16 ? 16 : left == 9 ? 9 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 2 ? 2 : 1;
+                if (taken == 16) {
+                    sum_few<L, 8, T>(rows + k, begin, n, part);
+                    sum_few<L, 8, T, true>(rows + k + 8, begin, n, part);
+                } else if (taken == 9) sum_few<L, 9, T>(rows + k, begin, n, part);
                 else if (taken == 8) sum_few<L, 8, T>(rows + k, begin, n, part);
                 else if (taken == 6) sum_few<L, 6, T>(rows + k, begin, n, part);
                 else if (taken == 2) sum_few<L, 2, T>(rows + k, begin, n, part);
