@@ -159,9 +159,9 @@ class _LPPool(Pool):
         padding: Padding = 0,
         dilation: Sizes = 1,
     ) -> None:
+        operands.check_norm("norm_type", norm_type)  # first: PyTorch 2.14 checks it too, in other words
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         self.padding, self.dilation = padding, dilation
-        operands.check_norm("norm_type", norm_type)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
     def forward(self: Any, input: Tensor) -> Tensor:
