@@ -79,22 +79,27 @@ namespace dmlpool {
 using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*)(int64_t, int64_t, void *), void *);
 inline ParallelFor parallel_for = nullptr;
 
-// Calls work(begin, end) for parts of [0, count), of some 2^17 operations each, which threads take as they become free:
-// a thread whose core is busy elsewhere does fewer. `cost` is that of one of count.
+// Calls work(begin, end) for parts of [0, count), which threads take as they become free: half of what would be a thread's
+// share of the rest, so that a thread reads memory in order, and some 2^17 operations at least. A thread whose core is
+// busy elsewhere does fewer. `cost` is that of one of count.
 template <class Work>
 void parallel(const Problem &problem, int64_t count, double cost, const Work &work) {
-    const int64_t piece = std::clamp<int64_t>(int64_t((1 << 17) / std::max(cost, 1.)), 1, std::max<int64_t>(count, 1));
-    const int64_t threads = std::min(problem.threads, (count + piece - 1) / piece);
+    const int64_t least = std::clamp<int64_t>(int64_t((1 << 17) / std::max(cost, 1.)), 1, std::max<int64_t>(count, 1));
+    const int64_t threads = std::min(problem.threads, (count + least - 1) / least);
     if (threads <= 1) return work(0, count);
     struct Shared {
         const Work &work;
-        int64_t count, piece;
+        int64_t count, least, threads;
         std::atomic<int64_t> next;
-    } shared{work, count, piece, {0}};
+    } shared{work, count, least, threads, {0}};
     const auto run = [](int64_t, int64_t, void *context) {
         Shared &s = *static_cast<Shared *>(context);
-        for (int64_t begin; (begin = s.next.fetch_add(s.piece)) < s.count;)
-            s.work(begin, std::min(s.count, begin + s.piece));
+        for (int64_t begin = s.next; begin < s.count;) {
+            const int64_t end = std::min(s.count, begin + std::max(s.least, (s.count - begin) / (2 * s.threads)));
+            if (!s.next.compare_exchange_weak(begin, end)) continue;
+            s.work(begin, end);
+            begin = s.next;
+        }
     };
     parallel_for(0, threads, 1, run, &shared);
 }
