@@ -73,7 +73,7 @@ struct Geometry {
                 while (end < axis.outputs && first(end) <= x) ++end;
                 int64_t from = begin;
                 while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
-                result.taps[a].push_back({from, from < end ? (end - from + back.dilation - 1) / back.dilation : 0});
+                result.taps[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0});
             }
         }
         return result;
@@ -172,7 +172,7 @@ struct Pooling {
 // One window over each plane. Planes of many elements are summed in parts that depend on nothing but their size.
 void Pooling::pool_planes() const {
     const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 18) / lanes);
-    const int64_t parts = (size + part - 1) / part;
+    const int64_t parts = parts_of(size, part);
     // Several positions of few lanes are one row.
     const int64_t together = std::clamp<int64_t>(1024 / lanes, 1, std::max<int64_t>(1, std::min(part, size) / 4));
     std::vector<char> results(p.planes * parts * pitch);
@@ -224,7 +224,7 @@ void Pooling::pool_spans() const {
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, most_rows = g.most_taps(0) * g.most_taps(1), most_taps = std::max<int64_t>(1, g.most_taps(2));
     const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 4096) * w.outputs / (w.size * lanes), 1, w.outputs);
-    const int64_t tiles = (w.outputs + tile - 1) / tile;
+    const int64_t tiles = parts_of(w.outputs, tile);
     std::vector<int64_t> next_other(w.outputs, w.outputs);  // the first output after each that reads other elements along W
     for (int64_t o = w.outputs - 2; o >= 0; --o) next_other[o] = g.taps[2][o] == g.taps[2][o + 1] ? next_other[o + 1] : o + 1;
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
@@ -327,8 +327,8 @@ void interleave(const char *const *phases, int64_t stride, int64_t length, void 
 // Small windows with a stride along the axis w: elements a stride apart, a phase, see the same taps of the windows over them.
 void Pooling::spread(const Axis &w, const Finish &divide) const {
     const Axis &d = p.d(), &h = p.h();
-    const int64_t stride = w.stride, before = (w.extent() - 1) / stride, after = (w.padding + stride - 1) / stride;
-    const int64_t all = (w.size + stride - 1) / stride, tile = std::min<int64_t>(2048, all), tiles = (all + tile - 1) / tile;
+    const int64_t stride = w.stride, before = (w.extent() - 1) / stride, after = parts_of(w.padding, stride);
+    const int64_t all = parts_of(w.size, stride), tile = std::min<int64_t>(2048, all), tiles = parts_of(all, tile);
     const int64_t size = op.value_size, most = before + tile + after;
     struct Phase {
         std::vector<Row> taps;

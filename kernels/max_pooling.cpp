@@ -299,7 +299,7 @@ void spread(int type, const void *arriving, const void *numbers, int bytes, void
     const Axis &parted = p.axes[number];
     const int64_t slab = p.plane() / parted.size;
     const int64_t step = std::clamp<int64_t>((1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
-    const int64_t parts = (parted.size + step - 1) / step;
+    const int64_t parts = parts_of(parted.size, step);
     parallel(p, p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
         Sums<L> sums(type, step * slab);
         std::vector<L> loaded(type < 2 ? 0 : p.output_row());

@@ -13,8 +13,6 @@ bool is_wide(const Axis &axis) {
 
 namespace {
 
-int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
-
 // out = the combination of rows, as a tree, so that the error of a sum grows with the logarithm of its terms; scratch
 // holds a row for each level.
 void combine(const RowOperations &op, bool are_values, const Row *rows, int64_t count, int64_t length, char *out,
@@ -101,10 +99,10 @@ struct Blocks {
     Blocks(const Problem &p, bool is_by_range, int64_t elements, int64_t together) : p(p), is_by_range(is_by_range) {
         const Axis &w = p.w();
         tile = std::clamp<int64_t>(elements / p.lanes / w.stride, 1, w.outputs);
-        tiles = (w.outputs + tile - 1) / tile;
-        pitch = is_by_range ? 0 : (w.span(tile) + w.stride - 1) / w.stride * w.stride;  // positions of a scratch row
+        tiles = parts_of(w.outputs, tile);
+        pitch = is_by_range ? 0 : parts_of(w.span(tile), w.stride) * w.stride;  // positions of a scratch row
         rows = is_by_range ? 1 : std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
-        groups = (p.h().outputs + rows - 1) / rows;
+        groups = parts_of(p.h().outputs, rows);
     }
     int64_t count() const { return p.planes * p.d().outputs * groups * tiles; }
 

@@ -26,6 +26,8 @@
 
 // Geometry: the structs that Python fills.
 
+inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
+
 struct Axis {
     int64_t size, outputs, window, stride, padding, dilation;
 
@@ -39,7 +41,7 @@ struct Axis {
     }
     int64_t high(int64_t output) const {
         const int64_t room = size - first(output);
-        return room >= extent() ? window : room <= 0 ? 0 : (room + dilation - 1) / dilation;
+        return room >= extent() ? window : room <= 0 ? 0 : parts_of(room, dilation);
     }
     bool is_empty(int64_t output) const { return low(output) >= high(output); }
     // The positions that an output reads inside the input, and the number of the first one's tap. Adaptive pooling has
@@ -51,7 +53,7 @@ struct Axis {
     Range range(int64_t output) const {
         if (window == 0) {
             const int64_t start = output * size / outputs;
-            return {start, ((output + 1) * size + outputs - 1) / outputs - start, 0, 1};
+            return {start, parts_of((output + 1) * size, outputs) - start, 0, 1};
         }
         const int64_t tap = low(output), count = high(output) - tap;
         return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, dilation};
@@ -85,7 +87,7 @@ inline ParallelFor parallel_for = nullptr;
 template <class Work>
 void parallel(const Problem &problem, int64_t count, double cost, const Work &work) {
     const int64_t least = std::clamp<int64_t>(int64_t((1 << 17) / std::max(cost, 1.)), 1, std::max<int64_t>(count, 1));
-    const int64_t threads = std::min(problem.threads, (count + least - 1) / least);
+    const int64_t threads = std::min(problem.threads, parts_of(count, least));
     if (threads <= 1) return work(0, count);
     struct Shared {
         const Work &work;

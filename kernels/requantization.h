@@ -45,8 +45,8 @@ struct Ratio {
     }
     // The same where it lies next to `whole` + 1/2.
     int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
-        const __int128 twice = (__int128(2) * sum * numerator) << std::max(0, exponent);
-        const __int128 half = (__int128(2 * whole + 1) * divisor * denominator) << std::max(0, -exponent);
+        const __int128 twice = __int128(2) * sum * numerator * (__int128(1) << std::max(0, exponent));
+        const __int128 half = __int128(2 * whole + 1) * divisor * denominator * (__int128(1) << std::max(0, -exponent));
         return int32_t(whole + (twice > half || (twice == half && whole % 2)));
     }
 };
