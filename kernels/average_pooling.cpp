@@ -7,11 +7,6 @@
 
 #include <memory>
 
-// What an average counts, as Python fills it.
-struct Counting {
-    int64_t include_padding, divisor, end_padding[3];  // divisor 0: the taps that are counted
-};
-
 namespace dmlpool {
 namespace {
 
@@ -30,7 +25,8 @@ struct Geometry {
     std::vector<int64_t> same;  // of each output along W, the first after it that counts, or reads too, another number of taps
     bool is_uniform;            // all windows are the same in that
 
-    Geometry(const Problem &problem, const Counting &counting, bool are_read) : p(problem) {
+    Geometry(const Problem &problem, bool are_read) : p(problem) {
+        const Counting &counting = p.counting;
         for (int a = 0; a < 3; ++a) {
             const Axis &axis = p.axes[a];
             for (int64_t o = 0; o < axis.outputs; ++o) {
@@ -181,7 +177,7 @@ void Pooling::pool_planes() const {
         for (Row &row : rows) row = {from, 0}, from += positions * (are_values ? pitch : lanes * element);
         op.combine(are_values, rows.data(), count, positions * lanes, to);
     };
-    parallel(p, p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
+    parallel(p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
         std::vector<char> folded((together + 1) * pitch);
         for (int64_t number = begin; number < end; ++number) {
             const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from);
@@ -229,7 +225,7 @@ void Pooling::pool_spans() const {
     for (int64_t o = w.outputs - 2; o >= 0; --o) next_other[o] = g.taps[2][o] == g.taps[2][o + 1] ? next_other[o + 1] : o + 1;
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = double(most_rows) * row_cost + double(tile * most_taps);
-    parallel(p, p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
+    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<const char *> rows(most_rows);
         std::vector<Row> read(most_rows * most_taps);
         std::vector<char> staged, strided(most_taps * pitch), made(tile * pitch);
@@ -335,7 +331,7 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
         std::vector<char> sums;
     };
     const double cost = double(tile) * double(w.window + 2 * stride + g.most_taps(0) * g.most_taps(1));
-    parallel(p, p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
+    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<char> read(most * size), shares(most * size), joined(tile * stride * size);
         std::vector<Row> rows;
         std::vector<const char *> places(stride);
@@ -407,7 +403,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     if (g.is_one_sum()) {
         const Divide by(g, value, element, kernels.divide);
         const int64_t size = p.w().size;
-        parallel(p, rows, double(size * n), [&](int64_t begin, int64_t end) {
+        parallel(rows, double(size * n), [&](int64_t begin, int64_t end) {
             std::vector<char> values((end - begin) * n * value), shares((end - begin) * n * element);
             load(begin, (end - begin) * n, values.data());
             by(begin, 0, 0, 0, 0, (end - begin) * n, values.data(), shares.data());
@@ -421,7 +417,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     else {
         const Divide by(g, value, value, again.divide);
         const std::unique_ptr<char[]> shares(new char[rows * n * value]);
-        parallel(p, rows, double(2 * n), [&](int64_t begin, int64_t end) {
+        parallel(rows, double(2 * n), [&](int64_t begin, int64_t end) {
             std::vector<char> values(n * value);
             for (int64_t row = begin; row < end; ++row) {
                 const char *from = arriving + row * n * element;
@@ -471,26 +467,27 @@ struct Requantize final : Finish {
 #pragma GCC visibility push(default)
 extern "C" {
 
-void dmlpool_average_pooling(int type, const void *input, void *output, const Problem *p, const Counting *counting) {
+void dmlpool_average_pooling(const Problem *p, const void *input, void *output) {
     using namespace dmlpool;
-    const Geometry g(*p, *counting, false);
-    const Kernels kernels = kernels_of(type);
+    const Geometry g(*p, false);
+    const Kernels kernels = kernels_of(int(p->type));
     const int64_t element = kernels.sums.element_size;
     expect_all(output, p->planes * p->output_plane() * element);
     const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
     Pooling{kernels.sums, finish, static_cast<const char *>(input), static_cast<char *>(output), g}.pool();
 }
 
-void dmlpool_average_pooling_grad(int type, const void *arriving, void *gradient, const Problem *p, const Counting *counting) {
+void dmlpool_average_pooling_grad(const Problem *p, const void *arriving, void *gradient) {
     using namespace dmlpool;
-    const Geometry g(*p, *counting, false);
-    expect_all(gradient, p->planes * p->plane() * kernels_of(type).sums.element_size);
-    average_pooling_grad(type, static_cast<const char *>(arriving), static_cast<char *>(gradient), g);
+    const Geometry g(*p, false);
+    expect_all(gradient, p->planes * p->plane() * kernels_of(int(p->type)).sums.element_size);
+    average_pooling_grad(int(p->type), static_cast<const char *>(arriving), static_cast<char *>(gradient), g);
 }
 
-void dmlpool_quantized_average_pooling(int is_signed, const void *input, void *output, const Problem *p, const Counting *counting, const Quantization *q) {
+void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void *output, const Quantization *q) {
     using namespace dmlpool;
-    const Geometry g(*p, *counting, true);
+    const bool is_signed = p->type == 4;
+    const Geometry g(*p, true);
     double most = 255;  // sums, from the taps that windows read
     for (int a = 0; a < 3; ++a) most *= double(g.most_taps(a));
     const auto pool = [&](auto sum) {

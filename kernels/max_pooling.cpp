@@ -208,15 +208,14 @@ struct Winners final : Finish {
     const Problem &p;
     const Winner<S, P> op;
     void *numbers;
-    int bytes, numbering;
     bool has_values;
     int64_t plane_size;            // what indices count for a plane, 0 for positions
     std::vector<int64_t> columns;  // what they count for each element in a row of outputs
 
-    Winners(const Problem &p, const Winner<S, P> &op, void *numbers, int bytes, int numbering, bool has_values)
-        : Finish(sizeof(S), numbering == TAPS, false), p(p), op(op), numbers(numbers), bytes(bytes), numbering(numbering), has_values(has_values) {
-        plane_size = numbering == INDICES ? p.plane() / p.lanes : 0;
-        for (int64_t o = 0; numbering != TAPS && o < p.w().outputs; ++o)
+    Winners(const Problem &p, const Winner<S, P> &op, void *numbers, bool has_values)
+        : Finish(sizeof(S), p.numbering == TAPS, false), p(p), op(op), numbers(numbers), has_values(has_values) {
+        plane_size = p.numbering == INDICES ? p.plane() / p.lanes : 0;
+        for (int64_t o = 0; p.numbering != TAPS && o < p.w().outputs; ++o)
             for (int64_t lane = 0; lane < p.lanes; ++lane) columns.push_back(begin(p.w(), o) + lane * plane_size);
     }
     // The position that numbers along an axis count from.
@@ -238,7 +237,7 @@ struct Winners final : Finish {
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(PART, count - at);
             const int64_t *__restrict column = columns.data() + from + at;
-            if (numbering == TAPS)
+            if (p.numbering == TAPS)
                 VECTORIZE
                 for (int64_t i = 0; i < n; ++i) found[i] = std::max<int64_t>(0, by.number(winners[at + i]));
             else
@@ -247,7 +246,7 @@ struct Winners final : Finish {
                     const int64_t number = by.number(winners[at + i]);
                     found[i] = number < 0 ? -1 : origin + column[i] + number;
                 }
-            write_numbers(found, n, numbers, bytes, row + at);
+            write_numbers(found, n, numbers, int(p.bytes), row + at);
         }
     }
 };
@@ -292,7 +291,8 @@ struct Sums {
 // What arrives at each window, added to its winner in the order of the windows: a plane at a time, or where that is large
 // a part of one, whose neighbours then visit the windows on the border too.
 template <class L>
-void spread(int type, const void *arriving, const void *numbers, int bytes, void *gradient, const Problem &p) {
+void spread(const Problem &p, const void *arriving, const void *numbers, void *gradient) {
+    const int type = int(p.type), bytes = int(p.bytes);
     const Taps taps(p, p.lanes, 1);
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
@@ -300,7 +300,7 @@ void spread(int type, const void *arriving, const void *numbers, int bytes, void
     const int64_t slab = p.plane() / parted.size;
     const int64_t step = std::clamp<int64_t>((1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
     const int64_t parts = parts_of(parted.size, step);
-    parallel(p, p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
+    parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
         Sums<L> sums(type, step * slab);
         std::vector<L> loaded(type < 2 ? 0 : p.output_row());
         for (int64_t task = begin; task < end; ++task) {
@@ -345,7 +345,7 @@ struct Positions {
 template <class Visit>
 void for_planes(const Problem &p, const Visit &visit) {
     const double cost = 4. * double(p.output_plane() + p.plane()) / double(p.lanes);
-    parallel(p, p.planes * p.lanes, cost, [&](int64_t begin, int64_t end) {
+    parallel(p.planes * p.lanes, cost, [&](int64_t begin, int64_t end) {
         for (int64_t number = begin; number < end; ++number) {
             const int64_t plane = number / p.lanes, lane = number % p.lanes;
             visit(plane * p.output_plane() + lane, plane * p.plane() + lane);
@@ -379,27 +379,27 @@ void scatter(const T *input, const Positions &positions, T *output, const Proble
 #pragma GCC visibility push(default)
 extern "C" {
 
-void dmlpool_use_threads(void *torch_parallel_for) {
+void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) {
     dmlpool::parallel_for = reinterpret_cast<dmlpool::ParallelFor>(torch_parallel_for);
+    dmlpool::get_threads = reinterpret_cast<dmlpool::GetThreads>(torch_get_num_threads);
 }
 
 // Values alone where `winners` is null, and winners alone where `output` is.
-void dmlpool_max_pooling(int type, const void *input, void *output, void *winners, int bytes, int numbering,
-                         const Problem *p) {
+void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {
     using namespace dmlpool;
-    const DataType &data_type = TYPES[type];
+    const DataType &data_type = TYPES[p->type];
     const int64_t outputs = p->planes * p->output_plane();
     if (output != nullptr) expect_all(output, outputs * data_type.bytes);
-    if (winners != nullptr) expect_all(winners, outputs * bytes);
+    if (winners != nullptr) expect_all(winners, outputs * p->bytes);
     const int64_t width = p->w().size, plane = p->h().size * width;
     const int64_t taps[3] = {p->h().window * p->w().window, p->w().window, 1};
     const int64_t positions[3] = {p->d().dilation * plane, p->h().dilation * width, p->w().dilation};
-    const auto &units = numbering == TAPS ? taps : positions;
+    const auto &units = p->numbering == TAPS ? taps : positions;
     const auto pool_as = [&](auto element, auto wide) {
         using S = decltype(element);
         using P = decltype(wide);
         const Winner<S, P> op(data_type);
-        const Winners<S, P> finish(*p, op, winners, bytes, numbering, output != nullptr);
+        const Winners<S, P> finish(*p, op, winners, output != nullptr);
         void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
         pool(Rows<Winner<S, P>, S>(op, false, units), finish, input, to, *p);
     };
@@ -413,61 +413,59 @@ void dmlpool_max_pooling(int type, const void *input, void *output, void *winner
         else if (data_type.bytes == 2) pool_as(int16_t(), int32_t());
         else if (data_type.bytes == 4) pool_as(int32_t(), int64_t());
         else pool_as(int64_t(), __int128());
-    } else if (type == 0) pool_values(float());
-    else if (type == 1) pool_values(double());
+    } else if (p->type == 0) pool_values(float());
+    else if (p->type == 1) pool_values(double());
     else if (data_type.bytes == 1) pool_values(int8_t());
     else if (data_type.bytes == 2) pool_values(int16_t());
     else if (data_type.bytes == 4) pool_values(int32_t());
     else pool_values(int64_t());
 }
 
-void dmlpool_max_pooling_indices(const void *taps, int tap_bytes, void *indices, int bytes, int numbering,
-                                 const Problem *p) {
+void dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indices) {
     using namespace dmlpool;
-    const int64_t plane_size = numbering == INDICES ? p->plane() / p->lanes : 0;
+    const int tap_bytes = TYPES[p->type].bytes;
+    const int64_t plane_size = p->numbering == INDICES ? p->plane() / p->lanes : 0;
     const Taps places(*p, 1, plane_size);
     const int64_t depths = p->d().outputs, heights = p->h().outputs, width = p->output_row();
-    parallel(*p, p->planes * depths * heights, 4. * double(width), [&](int64_t begin, int64_t end) {
+    parallel(p->planes * depths * heights, 4. * double(width), [&](int64_t begin, int64_t end) {
         std::vector<int64_t> found(width);
         for (int64_t row = begin; row < end; ++row) {
             const void *const which = static_cast<const char *>(taps) + row * width * tap_bytes;
             const int64_t origin = row / heights / depths * p->lanes * plane_size;
             places.each(which, tap_bytes, row / heights % depths, row % heights, 0, width,
                         [&](int64_t i, int64_t place) { found[i] = place < 0 ? -1 : origin + place; });
-            write_numbers(found.data(), width, indices, bytes, row * width);
+            write_numbers(found.data(), width, indices, int(p->bytes), row * width);
         }
     });
 }
 
-void dmlpool_max_pooling_grad(int type, const void *arriving, const void *taps, int bytes, void *gradient,
-                              const Problem *p) {
-    dmlpool::expect_all(gradient, p->planes * p->plane() * dmlpool::TYPES[type].bytes);
-    if (type == 1) dmlpool::spread<double>(type, arriving, taps, bytes, gradient, *p);
-    else dmlpool::spread<float>(type, arriving, taps, bytes, gradient, *p);
+void dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void *taps, void *gradient) {
+    dmlpool::expect_all(gradient, p->planes * p->plane() * dmlpool::TYPES[p->type].bytes);
+    if (p->type == 1) dmlpool::spread<double>(*p, arriving, taps, gradient);
+    else dmlpool::spread<float>(*p, arriving, taps, gradient);
 }
 
 // Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs where they are.
 // Those inside the plane, and -1 for all but the last of several alike.
-void dmlpool_unique_positions(const void *positions, int bytes, void *unique, int unique_bytes, const Problem *p) {
+void dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
     using namespace dmlpool;
-    const Positions all{positions, bytes, p->plane() / p->lanes};
+    const Positions all{positions, TYPES[p->type].bytes, p->plane() / p->lanes};
     for_planes(*p, [&](int64_t here, int64_t) {
         std::vector<int64_t> last(size_t(all.size), -1);
         for (int64_t i = here; i < here + p->output_plane(); i += p->lanes)
             if (all[i] >= 0) last[size_t(all[i])] = i;
         for (int64_t i = here; i < here + p->output_plane(); i += p->lanes) {
             const int64_t position = all[i] >= 0 && last[size_t(all[i])] == i ? all[i] : -1;
-            if (unique_bytes == 4) static_cast<int32_t *>(unique)[i] = int32_t(position);
+            if (p->bytes == 4) static_cast<int32_t *>(unique)[i] = int32_t(position);
             else static_cast<int64_t *>(unique)[i] = position;
         }
     });
 }
 
-void dmlpool_gather_positions(const void *input, int element_bytes, const void *positions, int bytes, void *output,
-                              const Problem *p) {
+void dmlpool_gather_positions(const Problem *p, const void *input, const void *positions, void *output) {
     using namespace dmlpool;
-    const Positions all{positions, bytes, p->plane() / p->lanes};
-    with_numbers(element_bytes, [&](auto type) {
+    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
+    with_numbers(TYPES[p->type].bytes, [&](auto type) {
         using T = typename decltype(type)::type;
         const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
@@ -478,10 +476,10 @@ void dmlpool_gather_positions(const void *input, int element_bytes, const void *
     });
 }
 
-void dmlpool_scatter_positions(int type, const void *input, const void *positions, int bytes, void *output,
-                               const Problem *p) {
+void dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions, void *output) {
     using namespace dmlpool;
-    const Positions all{positions, bytes, p->plane() / p->lanes};
+    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
+    const int type = int(p->type);
     const auto run = [&](auto t) {
         using T = typename decltype(t)::type;
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);

@@ -255,7 +255,7 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
     const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
     const double cost = double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window);
-    parallel(p, blocks.count(), double(blocks.rows * p.lanes) * cost, [&](int64_t begin, int64_t end) {
+    parallel(blocks.count(), double(blocks.rows * p.lanes) * cost, [&](int64_t begin, int64_t end) {
         RowPool pool(op, finish, p, blocks, input, most);
         for (int64_t number = begin; number < end; ++number) {
             const auto b = blocks[number];
@@ -307,7 +307,7 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
     const int64_t tile_d = tile_of(d, 1), tile_h = tile_of(h, 64), tile_w = tile_of(w, std::max<int64_t>(1, 1024 / block));
     const int64_t tiles_d = parts_of(d.outputs, tile_d), tiles_h = parts_of(h.outputs, tile_h), tiles_w = parts_of(w.outputs, tile_w);
     const int64_t blocks = parts_of(lanes, block), most = d.span(tile_d) * h.span(tile_h) * tile_w * block;
-    parallel(p, p.planes * tiles_d * tiles_h * tiles_w * blocks, 16. * double(most), [&](int64_t begin, int64_t end) {
+    parallel(p.planes * tiles_d * tiles_h * tiles_w * blocks, 16. * double(most), [&](int64_t begin, int64_t end) {
         const int64_t row_size = w.span(tile_w) * block;
         // Scratch has a value for each output along any axis: where a box is one column wide, rows are of one value too.
         std::vector<char> workspace((row_size + 2 * most + std::max({tile_d, tile_h, tile_w})) * value);

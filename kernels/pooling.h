@@ -60,10 +60,17 @@ struct Axis {
     }
 };
 
+// How averages are made: end_padding has zeros before the axes that there are, and a divisor of 0 counts taps.
+struct Counting {
+    int64_t include_padding, divisor, end_padding[3];
+};
+
 struct Problem {
     int64_t planes, lanes;
     Axis axes[3];
-    int64_t threads;
+    Counting counting;
+    int64_t type;  // of the first tensor: a number of DATA_TYPES in backends/cpu_library.py
+    int64_t bytes, numbering;  // of winners, taps or positions
 
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }
@@ -76,18 +83,22 @@ struct Problem {
 
 namespace dmlpool {
 
-// Threads: PyTorch's own, through the C function torch_parallel_for of libtorch, so that there is one pool of them.
+// Threads: PyTorch's own, through C functions of libtorch, so that there is one pool of them.
 
 using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain, void (*)(int64_t, int64_t, void *), void *);
 inline ParallelFor parallel_for = nullptr;
+using GetThreads = int32_t (*)(uint32_t *threads);
+inline GetThreads get_threads = nullptr;
 
 // Calls work(begin, end) for parts of [0, count), which threads take as they become free: half of what would be a thread's
 // share of the rest, so that a thread reads memory in order, and some 2^17 operations at least. A thread whose core is
 // busy elsewhere does fewer. `cost` is that of one of count.
 template <class Work>
-void parallel(const Problem &problem, int64_t count, double cost, const Work &work) {
+void parallel(int64_t count, double cost, const Work &work) {
     const int64_t least = std::clamp<int64_t>(int64_t((1 << 17) / std::max(cost, 1.)), 1, std::max<int64_t>(count, 1));
-    const int64_t threads = std::min(problem.threads, parts_of(count, least));
+    uint32_t most = 1;
+    if (count > least) get_threads(&most);
+    const int64_t threads = std::min<int64_t>(most, parts_of(count, least));
     if (threads <= 1) return work(0, count);
     struct Shared {
         const Work &work;
@@ -180,7 +191,7 @@ struct Type {
     using type = T;
 };
 
-// Calls act(Type<T>()) with the data type of a number; the numbers are those of DATA_TYPES in backends/cpu.py.
+// Calls act(Type<T>()) with the data type of a number; the numbers are those of DATA_TYPES in backends/cpu_library.py.
 template <class Act>
 void with_float_type(int type, Act act) {
     if (type == 0) act(Type<float>());

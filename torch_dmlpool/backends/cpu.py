@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, get_num_threads
+from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.cpu_library import DATA_TYPES, Quantization, planned
+from torch_dmlpool.backends.cpu_library import INDICES, POSITIONS, TAPS, Quantization, planned
 from torch_dmlpool.backends.cpu_library import library as library
 from torch_dmlpool.backends.cpu_library import missing as missing
 from torch_dmlpool.window import Window
@@ -28,18 +28,14 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
 
 # Max pooling.
 
-TAPS, POSITIONS, INDICES = range(3)
-"""What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
-
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima alone."""
-    plan = planned(input.shape, input.stride(), get_num_threads(), window)
+    plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
     if not plan.is_empty:
         source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        pointers = source.data_ptr(), values.data_ptr(), None
-        library.dmlpool_max_pooling(DATA_TYPES[input.dtype], *pointers, 0, 0, plan.problem)
+        library.dmlpool_max_pooling(plan.problem, source.data_ptr(), values.data_ptr(), None)
     return values
 
 
@@ -65,24 +61,18 @@ def _with_winners(
     input: Tensor, window: Windows, winner_dtype: torch.dtype | None, numbering: int, only_winners: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Maxima, or the input itself where they are not wanted, and which element of each window they are."""
-    plan = planned(input.shape, input.stride(), get_num_threads(), window)
-    if winner_dtype is None:
-        winner_dtype = operands.tap_dtype(plan.taps)
-    # The kernel numbers them in the lower half of integers of twice an element's size, of four bytes at least.
-    highest = plan.taps if numbering == TAPS else plan.reach
-    wider = torch.float32 if highest <= 2**31 else torch.float64
-    if highest > 2**15 and input.dtype.itemsize < wider.itemsize:
-        values, winners = _with_winners(input.to(wider), window, winner_dtype, numbering, only_winners)
+    plan = planned(input.shape, input.stride(), input.dtype, window, None, None, (winner_dtype, numbering))
+    if plan.wider is not None:
+        values, winners = _with_winners(input.to(plan.wider), window, winner_dtype, numbering, only_winners)
         if not input.is_floating_point():  # the least of this type, not of the wider one, where a window is empty
             values = values.clamp(min=torch.iinfo(input.dtype).min)
         return values.to(input.dtype), winners
     values = input if only_winners else _new(plan.output_sizes, plan.output_strides, input.dtype)
-    winners = _new(plan.output_sizes, plan.output_strides, winner_dtype)
+    winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
     if not plan.is_empty:
         source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        pointers = source.data_ptr(), None if only_winners else values.data_ptr(), winners.data_ptr()
-        numbers = winner_dtype.itemsize, numbering
-        library.dmlpool_max_pooling(DATA_TYPES[input.dtype], *pointers, *numbers, plan.problem)
+        output = None if only_winners else values.data_ptr()
+        library.dmlpool_max_pooling(plan.problem, source.data_ptr(), output, winners.data_ptr())
     return values, winners
 
 
@@ -90,12 +80,12 @@ def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """Indices that tap numbers stand for."""
-    plan = planned(taps.shape, taps.stride(), get_num_threads(), window, tuple(spatial_sizes))
+    numbered = index_dtype, POSITIONS if per_plane else INDICES
+    plan = planned(taps.shape, taps.stride(), taps.dtype, window, None, tuple(spatial_sizes), numbered)
     indices = _new(plan.output_sizes, plan.output_strides, index_dtype)
     if not plan.is_empty:
         source = taps.contiguous(memory_format=plan.memory_format)
-        results = indices.data_ptr(), indices.itemsize, POSITIONS if per_plane else INDICES
-        library.dmlpool_max_pooling_indices(source.data_ptr(), taps.itemsize, *results, plan.problem)
+        library.dmlpool_max_pooling_indices(plan.problem, source.data_ptr(), indices.data_ptr())
     return indices
 
 
@@ -110,14 +100,13 @@ def max_pooling_grad_from_taps(
 ) -> Tensor:
     """Each window's gradient, added to its winner's."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    sizes = tuple(spatial_sizes)
-    plan = planned(taps.shape, taps.stride(), get_num_threads(), window, sizes, None, memory_format)
-    gradient = _new(plan.sizes, plan.strides, input_gradient.dtype)
+    shape, strides, dtype, numbered = taps.shape, taps.stride(), input_gradient.dtype, (taps.dtype, TAPS)
+    plan = planned(shape, strides, dtype, window, None, tuple(spatial_sizes), numbered, memory_format)
+    gradient = _new(plan.sizes, plan.strides, dtype)
     if not plan.is_empty:
         arriving = input_gradient.contiguous(memory_format=memory_format)
         winners = taps if plan.is_laid_out else taps.contiguous(memory_format=memory_format)
-        pointers = arriving.data_ptr(), winners.data_ptr(), taps.itemsize, gradient.data_ptr()
-        library.dmlpool_max_pooling_grad(DATA_TYPES[gradient.dtype], *pointers, plan.problem)
+        library.dmlpool_max_pooling_grad(plan.problem, arriving.data_ptr(), winners.data_ptr(), gradient.data_ptr())
     return gradient
 
 
@@ -134,24 +123,24 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
-    sizes, outputs = tuple(spatial_sizes), positions.shape[2:]
-    plan = planned(positions.shape, positions.stride(), get_num_threads(), outputs, sizes)
-    unique = _new(plan.output_sizes, plan.output_strides, operands.position_dtype(math.prod(sizes)))
+    sizes, shape = tuple(spatial_sizes), positions.shape
+    numbered = operands.position_dtype(math.prod(sizes)), POSITIONS
+    plan = planned(shape, positions.stride(), positions.dtype, shape[2:], None, sizes, numbered)
+    unique = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
     if not plan.is_empty:
         source = positions.contiguous(memory_format=plan.memory_format)
-        pointers = source.data_ptr(), positions.itemsize, unique.data_ptr(), unique.itemsize
-        library.dmlpool_unique_positions(*pointers, plan.problem)
+        library.dmlpool_unique_positions(plan.problem, source.data_ptr(), unique.data_ptr())
     return unique
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
     """The element at each position, 0 outside the plane; whether ``bins`` chose them is for its adjoint alone."""
-    plan = planned(positions.shape, positions.stride(), get_num_threads(), positions.shape[2:], input.shape[2:])
+    shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
+    plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
     gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
     if not plan.is_empty:
         source, places = (each.contiguous(memory_format=plan.memory_format) for each in (input, positions))
-        pointers = source.data_ptr(), input.itemsize, places.data_ptr(), places.itemsize, gathered.data_ptr()
-        library.dmlpool_gather_positions(*pointers, plan.problem)
+        library.dmlpool_gather_positions(plan.problem, source.data_ptr(), places.data_ptr(), gathered.data_ptr())
     return gathered
 
 
@@ -164,14 +153,13 @@ def scatter_positions(
 ) -> Tensor:
     """Zeros with each element added at its position."""
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
-    sizes, outputs = tuple(spatial_sizes), positions.shape[2:]
-    plan = planned(positions.shape, positions.stride(), get_num_threads(), outputs, sizes, None, memory_format)
-    scattered = _new(plan.sizes, plan.strides, input.dtype)
+    shape, strides, dtype, numbered = positions.shape, positions.stride(), input.dtype, (positions.dtype, POSITIONS)
+    plan = planned(shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format)
+    scattered = _new(plan.sizes, plan.strides, dtype)
     if plan.is_empty:
         return scattered.zero_()
     source, places = (each.contiguous(memory_format=memory_format) for each in (input, positions))
-    pointers = source.data_ptr(), places.data_ptr(), positions.itemsize, scattered.data_ptr()
-    library.dmlpool_scatter_positions(DATA_TYPES[input.dtype], *pointers, plan.problem)
+    library.dmlpool_scatter_positions(plan.problem, source.data_ptr(), places.data_ptr(), scattered.data_ptr())
     return scattered
 
 
@@ -180,13 +168,11 @@ def scatter_positions(
 
 def average_pooling(input: Tensor, window: Windows, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Averages of windows."""
-    counted = include_padding, divisor_override
-    plan = planned(input.shape, input.stride(), get_num_threads(), window, None, counted)
+    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, divisor_override))
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
     if not plan.is_empty:
         source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        pointers = source.data_ptr(), output.data_ptr()
-        library.dmlpool_average_pooling(DATA_TYPES[input.dtype], *pointers, plan.problem, plan.counting)
+        library.dmlpool_average_pooling(plan.problem, source.data_ptr(), output.data_ptr())
     return output
 
 
@@ -203,13 +189,12 @@ def average_pooling_grad(
     divisor_override: int | None,
 ) -> Tensor:
     """The adjoint of the average for an input of ``spatial_sizes``, in the layout of ``input_gradient``."""
-    shape, strides, counted = input_gradient.shape, input_gradient.stride(), (include_padding, divisor_override)
-    plan = planned(shape, strides, get_num_threads(), window, tuple(spatial_sizes), counted)
-    gradient = _new(plan.sizes, plan.strides, input_gradient.dtype)
+    dtype, counted = input_gradient.dtype, (include_padding, divisor_override)
+    plan = planned(input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes))
+    gradient = _new(plan.sizes, plan.strides, dtype)
     if not plan.is_empty:
         source = input_gradient if plan.is_laid_out else input_gradient.contiguous(memory_format=plan.memory_format)
-        pointers = source.data_ptr(), gradient.data_ptr()
-        library.dmlpool_average_pooling_grad(DATA_TYPES[gradient.dtype], *pointers, plan.problem, plan.counting)
+        library.dmlpool_average_pooling_grad(plan.problem, source.data_ptr(), gradient.data_ptr())
     return gradient
 
 
@@ -229,7 +214,7 @@ def quantized_linear_average_pooling(
     output_dtype: torch.dtype,
 ) -> Tensor:
     """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6)."""
-    plan = planned(input.shape, input.stride(), get_num_threads(), window, None, (include_padding, None))
+    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     if not plan.is_empty:
         source = input.contiguous(memory_format=plan.memory_format)
@@ -238,9 +223,8 @@ def quantized_linear_average_pooling(
         pointers, counts = [vector.data_ptr() for vector in vectors], [vector.numel() for vector in vectors]
         limits = torch.iinfo(output_dtype)
         quantization = Quantization(*pointers, *counts, input.shape[1], limits.min, limits.max)
-        structs = plan.problem, plan.counting, ctypes.addressof(quantization)
-        are_signed = input.dtype is torch.int8
-        library.dmlpool_quantized_average_pooling(are_signed, source.data_ptr(), output.data_ptr(), *structs)
+        results = output.data_ptr(), ctypes.addressof(quantization)
+        library.dmlpool_quantized_average_pooling(plan.problem, source.data_ptr(), *results)
     return output
 
 
