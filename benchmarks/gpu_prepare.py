@@ -1,15 +1,18 @@
-"""`make gpu-prepare`: compiles what `make gpu` launches into `.gpu-cache`, which is carried to the GPU's machine.
+"""`make gpu-prepare`: compiles what `make gpu` launches into `.gpu-cache`, by a process for each processor.
 
-Triton finds it there if its version and Python's are the same as here.
+Triton finds it there if its version and Python's are the same as here: on the GPU's machine, or carried there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,54 +43,73 @@ class _NotRun:
 
 
 @contextmanager
-def compiling() -> Iterator[list[Any]]:
-    """Inside, launches on tensors without memory are compiled as for an H200, and not run; what was compiled."""
-    import triton
-
+def recorded() -> Iterator[list[tuple[Any, ...]]]:
+    """Inside, launches on tensors without memory are not run; what the backend wants compiled for an H200."""
     from torch_dmlpool.backends import triton as backend
 
-    found: list[Any] = []
-    compiled = backend._compiled
+    found: list[tuple[Any, ...]] = []
 
-    def without_running(*request: Any) -> tuple[Any, Any]:
-        found.append(compiled(*request))
-        return _NotRun(), found[-1][1]
+    def not_compiled(*wanted: Any) -> tuple[Any, Any]:
+        found.append(wanted)
+        return _NotRun(), ()
 
-    triton.runtime.driver.set_active(_NoDriver())
     with (
         mock.patch.object(backend, "target", return_value="sm_90"),
-        mock.patch.object(backend, "_compiled", without_running),
+        mock.patch.object(backend, "_compiled", not_compiled),
         mock.patch.object(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0)),
     ):
         yield found
 
 
-def prepare(folder: Path, every: int = 1) -> int:
-    """Compile what smoke and rows launch into a folder, and predict the rows."""
+def _compile(wanted: tuple[Any, ...]) -> bytes:
+    """The whole way that a launch takes on a GPU, up to the driver."""
+    import triton
+
+    from torch_dmlpool.backends import triton as backend
+
+    triton.runtime.driver.set_active(_NoDriver())
+    return backend._compiled(*wanted)[0].asm["cubin"]
+
+
+def _predict(row: Any, cubins: list[bytes]) -> float:
+    from benchmarks import static
+
+    return static.Prediction(row, cubins).fraction
+
+
+def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
+    """Compile what smoke and rows launch into a folder, each once, and predict the rows."""
+    started = time.monotonic()
     folder.mkdir(exist_ok=True)
-    os.environ["TRITON_CACHE_DIR"] = str(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder)  # of the processes, too
     from benchmarks import static
     from benchmarks.gpu_smoke import smoke_calls
     from torch_dmlpool.backends import triton as backend
 
     rows, before = static.rows()[::every], len(list(folder.glob("*/*.cubin")))
-    cubins: dict[str, list[bytes]] = {}
-    with compiling() as found:
+    of_rows = []
+    with recorded() as found:
         for row in rows:
             call = row.call_on("meta")[1]
             first = len(found)
             call()
-            cubins[row.name] = [compiled.asm["cubin"] for compiled, _ in found[first:]]
+            of_rows.append(found[first:])
         for _, call, input in list(smoke_calls())[::every]:
             call(backend, input.to("meta"))
-    predictions = {row.name: static.Prediction(row, cubins[row.name]).fraction for row in rows}
+    launches = list(dict.fromkeys(found))
+    # Not forked: PyTorch has threads.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        cubins = dict(zip(launches, pool.map(_compile, launches), strict=True))
+        of_rows = [[cubins[wanted] for wanted in of_row] for of_row in of_rows]
+        fractions = pool.map(_predict, rows, of_rows)
+        predictions = {row.name: fraction for row, fraction in zip(rows, fractions, strict=True)}
     (folder / "predictions.json").write_text(json.dumps(predictions, indent=1))
     new = len(list(folder.glob("*/*.cubin"))) - before
     for path in folder.glob("*/*"):
         if path.suffix in (".ttir", ".ttgir", ".llir", ".source", ".ptx"):
             path.unlink()
-    size = sum(path.stat().st_size for path in folder.glob("*/*"))
-    print(f"{len(found)} launches, {new} compiled; {folder} has {size / 2**20:.0f} MiB")
+    size, seconds = sum(path.stat().st_size for path in folder.glob("*/*")), time.monotonic() - started
+    print(f"{len(launches)} launches, {new} compiled in {seconds:.0f} s; {folder} has {size / 2**20:.0f} MiB")
     return 0
 
 
@@ -103,5 +125,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=int, default=1, help="only each so-manieth call and row")
     parser.add_argument("--folder", type=Path, default=CACHE)
+    parser.add_argument("--processes", type=int, help="as many as there are processors")
     given = parser.parse_args()
-    sys.exit(prepare(given.folder, given.every))
+    sys.exit(prepare(given.folder, given.every, given.processes))

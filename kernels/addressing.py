@@ -214,10 +214,9 @@ def bin_stop(number, size, bins):
 
 
 @triton.constexpr_function
-def tap_at(offset, window, dilation):
-    """The tap that lies ``offset`` positions past the window's first; -1 where none does."""
-    inside = 0 <= offset <= (window - 1) * dilation and offset % dilation == 0
-    return offset // dilation if inside else -1
+def each_axis(WINDOW, STRIDE, START, DILATION):
+    """``(window, stride, start padding, dilation)`` of depths, rows and columns."""
+    return tuple(zip(WINDOW, STRIDE, START, DILATION, strict=True))
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from .addressing import (
     as_block,
+    each_axis,
     first_tap_inside,
     first_vector,
     lane_numbers,
@@ -74,13 +75,15 @@ def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def sliding(
-    values, codes, FIRST: tl.constexpr, STEP: tl.constexpr, Q: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
-    J: tl.constexpr, G: tl.constexpr, WITH_TAPS: tl.constexpr, ASM: tl.constexpr,
+    values, codes, FIRST: tl.constexpr, STEP: tl.constexpr, Q: tl.constexpr, AXIS: tl.constexpr, G: tl.constexpr,
+    WITH_TAPS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of the winners.
 
     G neighbouring windows share their common core: each is what comes before the core, the core, and what comes after.
     """
+    K: tl.constexpr = AXIS[0]
+    S: tl.constexpr = AXIS[1]
     CORE: tl.constexpr = (G - 1) * S
     results = ()
     numbers = ()
@@ -100,8 +103,8 @@ def sliding(
         core = values[FIRST + (g * G * S + CORE) * STEP]
         i = codes[FIRST + (g * G * S + CORE) * STEP]
         for k in tl.static_range(CORE + 1, K):
-            v = values[FIRST + (g * G * S + k * J) * STEP]
-            core, i = better(core, i, v, codes[FIRST + (g * G * S + k * J) * STEP], WITH_TAPS, ASM)
+            v = values[FIRST + (g * G * S + k * AXIS[3]) * STEP]
+            core, i = better(core, i, v, codes[FIRST + (g * G * S + k * AXIS[3]) * STEP], WITH_TAPS, ASM)
         for w in tl.static_range(G):
             if w > 0:
                 for k in tl.static_range(K + (w - 1) * S, K + w * S):
@@ -118,21 +121,22 @@ def sliding(
 
 
 @triton.jit
-def number_of(c: tl.constexpr, start, P: tl.constexpr, J: tl.constexpr):
+def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
     """The number of position ``c`` of a block that begins at ``start``: c, or before the input that of the first tap
-    inside it, so that a window of nothing but the lowest value names that one. Only ``c`` below P lies before.
+    inside it, so that a window of nothing but the lowest value names that one. Only the padding's lie before.
     """
-    if c < P:
+    J: tl.constexpr = AXIS[3]
+    if c < AXIS[2]:
         return c + J * ((tl.maximum(-c - start, 0) + (J - 1)) // J).to(tl.int32)
     else:
         return c
 
 
 @triton.jit
-def no_tap_inside(start, size, WINDOW: tl.constexpr, DILATION: tl.constexpr):
+def no_tap_inside(start, size, AXIS: tl.constexpr):
     """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
-    first = first_tap_inside(start, WINDOW, DILATION)
-    return (first >= WINDOW) | (start + first * DILATION >= size)
+    first = first_tap_inside(start, AXIS[0], AXIS[3])
+    return (first >= AXIS[0]) | (start + first * AXIS[3] >= size)
 
 
 @launched(3)
@@ -148,16 +152,12 @@ def max_tile(
     what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and columns of outputs that share a core.
     EMPTY: some window has no tap inside the input.
     """
-    KD: tl.constexpr = WINDOW[0]
-    KH: tl.constexpr = WINDOW[1]
-    KW: tl.constexpr = WINDOW[2]
-    SH: tl.constexpr = STRIDE[1]
-    SW: tl.constexpr = STRIDE[2]
-    PH: tl.constexpr = START[1]
-    PW: tl.constexpr = START[2]
-    JD: tl.constexpr = DILATION[0]
-    JH: tl.constexpr = DILATION[1]
-    JW: tl.constexpr = DILATION[2]
+    AXES: tl.constexpr = each_axis(WINDOW, STRIDE, START, DILATION)
+    DEPTH: tl.constexpr = AXES[0]
+    ROW: tl.constexpr = AXES[1]
+    COLUMN: tl.constexpr = AXES[2]
+    DEPTHS: tl.constexpr = WINDOW[0]
+    PLANE: tl.constexpr = WINDOW[1] * WINDOW[2]  # taps of one depth
     R: tl.constexpr = TILE[1]
     Q: tl.constexpr = TILE[2]
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
@@ -170,23 +170,23 @@ def max_tile(
 
     # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first column is entry ORIGIN.
     CHUNK: tl.constexpr = 1 if CHANNELS else V
-    REACH: tl.constexpr = (Q - 1) * SW + (KW - 1) * JW
-    LOW: tl.constexpr = (-PW) // CHUNK
-    ORIGIN: tl.constexpr = -PW - LOW * CHUNK
+    REACH: tl.constexpr = (Q - 1) * STRIDE[2] + (WINDOW[2] - 1) * DILATION[2]
+    LOW: tl.constexpr = (-START[2]) // CHUNK
+    ORIGIN: tl.constexpr = -START[2] - LOW * CHUNK
     COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
-    ROWS: tl.constexpr = (R - 1) * SH + (KH - 1) * JH + 1
-    DENSE: tl.constexpr = JW == 1 and JH == 1
-    LINE: tl.constexpr = KW if DENSE else REACH + 1  # what a row of the block counts in a position's number
+    ROWS: tl.constexpr = (R - 1) * STRIDE[1] + (WINDOW[1] - 1) * DILATION[1] + 1
+    DENSE: tl.constexpr = DILATION[2] == 1 and DILATION[1] == 1
+    LINE: tl.constexpr = WINDOW[2] if DENSE else REACH + 1  # what a row of the block counts in a position's number
     id0 = od * STRIDE[0] - START[0]
-    ih0 = rg * (R * SH) - PH
-    iw0 = qg * (Q * SW) - PW
-    first = qg * (Q * SW // CHUNK) + LOW
+    ih0 = rg * (R * STRIDE[1]) - START[1]
+    iw0 = qg * (Q * STRIDE[2]) - START[2]
+    first = qg * (Q * STRIDE[2] // CHUNK) + LOW
     opening, step = first_vector(first, channel, sc, sw, CHANNELS, V)
     column_codes = ()
     for c in tl.static_range(COUNT * CHUNK):
         if WITH_TAPS and c >= ORIGIN:
-            code = number_of(c - ORIGIN, iw0, PW, JW)
-            if c - ORIGIN < PW:
+            code = number_of(c - ORIGIN, iw0, COLUMN)
+            if c - ORIGIN < START[2]:
                 code = as_block(code, CHANNELS, B, V)
             column_codes = column_codes + ((code + CODE_ZERO) if ASM else code,)
         else:
@@ -194,8 +194,8 @@ def max_tile(
 
     values = ()
     taps = ()
-    for kd in tl.static_range(KD):
-        depth = id0 + kd * JD
+    for kd in tl.static_range(DEPTHS):
+        depth = id0 + kd * DILATION[0]
         in_slice = live
         if RANK > 2:
             in_slice = live & (depth >= 0) & (depth < D)
@@ -211,17 +211,17 @@ def max_tile(
             columns = ()
             for c in tl.static_range(COUNT * CHUNK):
                 columns = columns + (comparable(loaded[c], WITH_TAPS),)
-            maxima, codes = sliding(columns, column_codes, ORIGIN, 1, Q, SW, KW, JW, GROUPS[1], WITH_TAPS, ASM)
+            maxima, codes = sliding(columns, column_codes, ORIGIN, 1, Q, COLUMN, GROUPS[1], WITH_TAPS, ASM)
             found = found + maxima
-            line = number_of(r, ih0, PH, JH) * LINE
-            if WITH_TAPS and r < PH:
+            line = number_of(r, ih0, ROW) * LINE
+            if WITH_TAPS and r < START[1]:
                 line = as_block(line, CHANNELS, B, V)
             for v in tl.static_range(Q):
                 found_codes = found_codes + ((codes[v] + line) if WITH_TAPS else 0,)
         new = ()
         new_taps = ()
         for v in tl.static_range(Q):
-            maxima, codes = sliding(found, found_codes, v, Q, R, SH, KH, JH, GROUPS[0], WITH_TAPS, ASM)
+            maxima, codes = sliding(found, found_codes, v, Q, R, ROW, GROUPS[0], WITH_TAPS, ASM)
             for j in tl.static_range(R):
                 tap = 0
                 m = maxima[j]
@@ -230,14 +230,15 @@ def max_tile(
                     code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
                 if WITH_TAPS:
                     if DENSE:
-                        tap = code - (j * SH * LINE + v * SW)
+                        tap = code - (j * STRIDE[1] * LINE + v * STRIDE[2])
                     else:
                         row_number = code // LINE
-                        tap = (row_number - j * SH) // JH * KW + (code - row_number * LINE - v * SW) // JW
+                        column_number = code - row_number * LINE - v * STRIDE[2]
+                        tap = (row_number - j * STRIDE[1]) // DILATION[1] * WINDOW[2] + column_number // DILATION[2]
                     if kd > 0:
-                        tap += kd * (KH * KW)
+                        tap += kd * PLANE
                     elif START[0] > 0:
-                        tap += as_block(first_tap_inside(id0, KD, JD).to(tl.int32) * (KH * KW), CHANNELS, B, V)
+                        tap += as_block(first_tap_inside(id0, DEPTHS, DILATION[0]).to(tl.int32) * PLANE, CHANNELS, B, V)
                 if kd > 0:
                     m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
                 new = new + (m,)
@@ -254,14 +255,14 @@ def max_tile(
         encoded = ()
         for v in tl.static_range(Q if WITH_TAPS else 0):
             code = taps[v * R + j] + as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)  # of one tap it is a number
-            iw = iw0 + v * SW
-            ih = ih0 + j * SH
+            iw = iw0 + v * STRIDE[2]
+            ih = ih0 + j * STRIDE[1]
             if EMPTY:
-                empty = no_tap_inside(iw, width, KW, JW)
+                empty = no_tap_inside(iw, width, COLUMN)
                 if RANK > 1:
-                    empty = empty | no_tap_inside(ih, H, KH, JH)
+                    empty = empty | no_tap_inside(ih, H, ROW)
                 if RANK > 2:
-                    empty = empty | no_tap_inside(id0, D, KD, JD)
+                    empty = empty | no_tap_inside(id0, D, DEPTH)
                 code = tl.where(as_block(empty, CHANNELS, B, V), 0, code)
             encoded = encoded + (code,)
         line = od * OH + oh

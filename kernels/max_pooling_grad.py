@@ -13,28 +13,74 @@ import triton.language as tl
 
 from .addressing import (
     as_block,
+    each_axis,
     first_vector,
     lane_numbers,
     launched,
     load_row,
     place_of_lane,
     source_plane,
+    split_columns,
     store_row,
-    tap_at,
     target_plane,
 )
 
 
 @triton.constexpr_function
-def first_window(K, S, P, J):
+def first_window(axis):
     """The lowest window, relative to a lane's own first, that reaches one of its inputs."""
+    K, S, P, J = axis
     return -(((K - 1) * J - P) // S)
 
 
 @triton.constexpr_function
-def last_window(inputs, S, P):
+def last_window(axis, inputs):
     """The highest window, relative to a lane's own first, that reaches one of its ``inputs``."""
-    return (inputs - 1 + P) // S
+    return (inputs - 1 + axis[2]) // axis[1]
+
+
+@triton.constexpr_function
+def tap_on(axes, *places):
+    """The number of the tap that lies on an input: -1 where none does.
+
+    ``places`` are the input's and then the window's along the first axes, relative to a lane's own first.
+    """
+    number, rank = 0, len(places) // 2
+    for axis, input, window in zip(axes, places[:rank], places[rank:], strict=False):
+        K, S, P, J = axis  # Triton 3.6 reads no tuple within a loop's
+        offset = input + P - window * S
+        if not 0 <= offset <= (K - 1) * J or offset % J:
+            return -1
+        number = number * K + offset // J
+    return number
+
+
+@triton.jit
+def neighbours(columns, N: tl.constexpr):
+    """Of a tuple of ``N`` columns each beside the next: ``N - 1`` tensors ``[B, 2]``."""
+    pairs = ()
+    for c in tl.static_range(N - 1):
+        pairs = pairs + (tl.join(columns[c], columns[c + 1]),)
+    return pairs
+
+
+@triton.jit
+def with_gradients(sums, taps, gradients, TAP: tl.constexpr, PAIRS: tl.constexpr):
+    """``sums``, and the gradients where ``taps`` is ``TAP``."""
+    if PAIRS:
+        # One instruction compares two halves; as such the numbers of 16 bits below 256 differ.
+        return tl.inline_asm_elementwise(
+            "{.reg .pred p, q; setp.eq.f16x2 p|q, $2, $3; mov.f32 $0, $4; mov.f32 $1, $5;"
+            " @p add.rn.f32 $0, $4, $6; @q add.rn.f32 $1, $5, $7;}",
+            "=&f,=&f,r,r,f,f,f,f",
+            [taps, tl.full(taps.shape, TAP, tl.int16), sums, gradients],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        # In this form, not as the addition of a selected 0, one predicated instruction.
+        return tl.where(taps == TAP, sums + gradients, sums)
 
 
 @launched(3)
@@ -42,31 +88,25 @@ def grad_tile(
     g, t, dx, lanes, C, OD, OH, OW, sn, sc, sd, sh, sw, D, H, W, column_tiles, row_tiles, depth_tiles,
     WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
     CHANNELS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr,
-    B: tl.constexpr,
+    ASM: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times the strides.
 
     g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the result of sizes
     (N, C, D, H, W), dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``.
     """
-    KD: tl.constexpr = WINDOW[0]
-    KH: tl.constexpr = WINDOW[1]
-    KW: tl.constexpr = WINDOW[2]
-    SD: tl.constexpr = STRIDE[0]
-    SH: tl.constexpr = STRIDE[1]
-    SW: tl.constexpr = STRIDE[2]
-    PD: tl.constexpr = START[0]
-    PH: tl.constexpr = START[1]
-    PW: tl.constexpr = START[2]
-    JD: tl.constexpr = DILATION[0]
-    JH: tl.constexpr = DILATION[1]
-    JW: tl.constexpr = DILATION[2]
-    R: tl.constexpr = TILE[1] * SH
-    Q: tl.constexpr = TILE[2] * SW
+    AXES: tl.constexpr = each_axis(WINDOW, STRIDE, START, DILATION)
+    DEPTHS: tl.constexpr = STRIDE[0]
+    R: tl.constexpr = TILE[1] * STRIDE[1]
+    Q: tl.constexpr = TILE[2] * STRIDE[2]
     CHUNK: tl.constexpr = 1 if CHANNELS else V
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
-    # Read where there is no window: no tap of any row (one byte holds taps 0 to 224).
-    NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
+    BYTES: tl.constexpr = t.dtype.element_ty == tl.uint8
+    NO_TAP: tl.constexpr = 255 if BYTES else -1  # read where there is no window: one byte holds taps 0 to 224
+    # Two taps are compared at once: of channels, or of neighbouring windows, on neighbouring columns.
+    PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and STRIDE[2] == 1)
+    TAP: tl.constexpr = tl.int16 if PAIRS else tl.int32
+    COLUMNS: tl.constexpr = 2 if PAIRS and not CHANNELS else 1  # of a tensor of sums
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
     qg, rg, dg, channel, outer = place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
@@ -74,44 +114,52 @@ def grad_tile(
     target = dx + target_plane(outer, C, D, H, W, CHANNELS) * STORE
 
     # The windows that the lane asks: N from entry ORIGIN on of COUNT vectors.
-    FIRST: tl.constexpr = first_window(KW, SW, PW, JW)
-    N: tl.constexpr = last_window(Q, SW, PW) + 1 - FIRST
+    FIRST: tl.constexpr = first_window(AXES[2])
+    N: tl.constexpr = last_window(AXES[2], Q) + 1 - FIRST
     ORIGIN: tl.constexpr = FIRST - FIRST // CHUNK * CHUNK
     COUNT: tl.constexpr = (ORIGIN + N - 1) // CHUNK + 1
     first = qg * (TILE[2] // CHUNK) + FIRST // CHUNK
     opening, step = first_vector(first, channel, sc, sw, CHANNELS, V)
-    for e in tl.static_range(SD):
+    zero = as_block(tl.zeros([B], SUM), CHANNELS, B, V)
+    for e in tl.static_range(DEPTHS):
         sums = ()
-        for _ in tl.static_range(R * Q):
-            sums = sums + (as_block(tl.zeros([B], SUM), CHANNELS, B, V),)
-        for z in tl.static_range(first_window(KD, SD, PD, JD), last_window(SD, SD, PD) + 1):
-            if tap_at(e + PD - z * SD, KD, JD) >= 0:
+        for _ in tl.static_range(R * Q // COLUMNS):
+            sums = sums + ((zero if COLUMNS == 1 else tl.join(zero, zero)),)
+        for z in tl.static_range(first_window(AXES[0]), last_window(AXES[0], DEPTHS) + 1):
+            if tap_on(AXES, e, z) >= 0:
                 od = dg + z
                 in_slice = live
                 if RANK > 2:
                     in_slice = live & (od >= 0) & (od < OD)
-                for a in tl.static_range(first_window(KH, SH, PH, JH), last_window(R, SH, PH) + 1):
+                for a in tl.static_range(first_window(AXES[1]), last_window(AXES[1], R) + 1):
                     oh = rg * TILE[1] + a
                     inside = in_slice
                     if RANK > 1:
                         inside = in_slice & (oh >= 0) & (oh < OH)
                     offset = od * sd + oh * sh + opening
                     gradients = load_row(g + plane, offset, step, inside, first, OW, COUNT, 0.0, SUM, CHANNELS, V, B)
-                    taps = load_row(t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, tl.int32, CHANNELS, V, B)
+                    taps = load_row(t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, TAP, CHANNELS, V, B)
+                    if COLUMNS == 2:
+                        gradients = neighbours(gradients, COUNT * CHUNK)
+                        taps = neighbours(taps, COUNT * CHUNK)
                     new = ()
                     for j in tl.static_range(R):
-                        for v in tl.static_range(Q):
-                            s = sums[j * Q + v]
-                            if tap_at(j + PH - a * SH, KH, JH) >= 0:
-                                row = tap_at(e + PD - z * SD, KD, JD) * KH + tap_at(j + PH - a * SH, KH, JH)
-                                for b in tl.static_range(N):
-                                    if tap_at(v + PW - (FIRST + b) * SW, KW, JW) >= 0:
-                                        tap = row * KW + tap_at(v + PW - (FIRST + b) * SW, KW, JW)
-                                        # In this form, not as the addition of a selected 0, one predicated instruction.
-                                        s = tl.where(taps[ORIGIN + b] == tap, s + gradients[ORIGIN + b], s)
+                        for v in tl.static_range(0, Q, COLUMNS):
+                            s = sums[(j * Q + v) // COLUMNS]
+                            for b in tl.static_range(N):
+                                if tap_on(AXES, e, j, v, z, a, FIRST + b) >= 0:
+                                    s = with_gradients(
+                                        s, taps[ORIGIN + b], gradients[ORIGIN + b],
+                                        tap_on(AXES, e, j, v, z, a, FIRST + b), PAIRS,
+                                    )  # fmt: skip
                             new = new + (s,)
                     sums = new
-        depth = dg * SD + e
+        columns = sums
+        if COLUMNS == 2:
+            columns = ()
+            for i in tl.static_range(R * Q // 2):
+                columns = columns + split_columns(sums[i], B, 2)
+        depth = dg * DEPTHS + e
         for j in tl.static_range(R):
             row_live = live
             if RANK > 1:
@@ -119,7 +167,7 @@ def grad_tile(
             if RANK > 2:
                 row_live = row_live & (depth < D)
             line = depth * H + rg * R + j
-            store_row(target, sums, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
+            store_row(target, columns, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
 
 
 @launched(3)

@@ -41,7 +41,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
     tile = grad_tile(request)
     if tile is None:
         return tuple(_grad_axes(request))
-    return (tile_launch("max_pooling_grad.grad_tile", request, tile, {}),)
+    return (tile_launch("max_pooling_grad.grad_tile", request, tile, {"ASM": request.asm}),)
 
 
 def grad_tile(request: Request) -> Tile | None:

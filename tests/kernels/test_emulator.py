@@ -241,6 +241,17 @@ def test_instructions_compute_what_ptx_says(opcode: str, sources: tuple[int, ...
     assert int(result[0]) & (2**size - 1) == expected & (2**size - 1)
 
 
+def test_two_halves_are_compared_at_once() -> None:
+    """As numbers: 0 is -0, subnormal ones are not flushed to 0, NaN is not even itself."""
+    words = [
+        np.array(each, np.uint32)
+        for each in ([0x00018000, 0x7E00FBFF, 0x00020001], [0x00010000, 0x7E00FBFE, 0x00010001])
+    ]
+    first, second = values.operation("setp.eq.f16x2").compute(*words)
+    assert first.tolist() == [True, False, True]
+    assert second.tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_fused_multiply_add_rounds_once(dtype: type[np.floating]) -> None:
     draw = np.random.default_rng(0)

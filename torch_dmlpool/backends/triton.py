@@ -152,8 +152,9 @@ def _maxima(
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if values.numel() == 0:
         return values, codes
-    asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
-    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, False, None, asm)
+    request = _request(
+        window, input, sizes[2:], memory_format, is_aligned(input), False, False, None, _runs_ptx(input)
+    )  # fmt: skip
     launches = kernel_named("max_pooling_launch", "max_launches")(request, code_dtype is not None)
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
@@ -210,7 +211,9 @@ def max_pooling_grad_from_taps(
         return gradient
     source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
-    request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True)
+    request = _request(
+        window, source, spatial_sizes, memory_format, is_aligned(source, taps), True, False, None, _runs_ptx(source)
+    )  # fmt: skip
     launches = kernel_named("max_pooling_grad_launch", "grad_launches")(request)
     if launches[0].kernel == "max_pooling_grad.grad_tile":
         launch(launches[0], source, taps, gradient)
@@ -219,6 +222,11 @@ def max_pooling_grad_from_taps(
         left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
         _in_turn(launches, (source, taps), (gradient, left), (sums, torch.int32))
     return gradient
+
+
+def _runs_ptx(source: Tensor) -> bool:
+    """Whether maxima of this type, and their gradients, have inline assembly for this device."""
+    return source.is_floating_point() and source.itemsize <= 4 and target(source) in ("cuda", "sm_90")
 
 
 def _request(

@@ -118,6 +118,8 @@ class Program:
         if text.startswith("["):
             base, _, offset = text[1:-1].partition("+")
             return Operand("address", self._operand(base.strip()), int(offset or 0))
+        if "|" in text:
+            return Operand("vector", tuple(self._operand(each) for each in text.split("|")))
         number = self._register(text)
         if number is not None:
             return Operand("register", number)
@@ -256,7 +258,9 @@ class Threads:
         if instruction.operation is not None:
             sources, compute = instruction.operation
             result = compute(*(self._read(*each) for each in zip(operands[1:], sources, strict=True)))
-            self._write(operands[0], result, chosen)
+            to, results = (operands[0].value, result) if operands[0].what == "vector" else (operands[:1], (result,))
+            for each in zip(to, results, strict=True):
+                self._write(*each, chosen)
         elif name in ("mov", "cvta"):
             self._move(*operands, width(modifiers[-1]), chosen)
         elif opcode.startswith("ld.param"):

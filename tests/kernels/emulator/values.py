@@ -191,26 +191,28 @@ def operation(opcode: str) -> Operation:
     """What an instruction does that touches neither memory nor other threads."""
     name, *modifiers = opcode.split(".")
     of = modifiers[-1] if modifiers else ""
-    if name == "setp":
-        if len(modifiers) == 2 and not of.endswith("x2"):
-            return Operation((width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0]))
-    elif name == "selp":
+    if name == "setp" and len(modifiers) == 2:
+        if of.endswith("x2"):
+            half = operation(opcode.removesuffix("x2")).compute
+            return Operation((32, 32), lambda *words: [half(*each) for each in zip(*map(halves, words), strict=True)])
+        return Operation((width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0]))
+    if name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
-    elif name == "cvt" and {*modifiers[:-2]} <= {"rn", *ROUNDINGS}:
+    if name == "cvt" and {*modifiers[:-2]} <= {"rn", *ROUNDINGS}:
         to, settings = modifiers[-2], tuple(modifiers[:-2])
         convert = lambda x, to=to: converted(as_value(x, of), to, settings)  # noqa: E731
         if to.endswith("x2"):
             return Operation((width(of),) * 2, lambda x, y: joined(convert(y, to[:-2]), convert(x, to[:-2])))
         return Operation((width(of),), convert)
-    elif name in ("shl", "shr"):
+    if name in ("shl", "shr"):
         return Operation((width(of), 32), lambda x, by: shifted(as_value(x, of), by, name == "shl"))
-    elif opcode == "prmt.b32":
+    if opcode == "prmt.b32":
         return Operation((32,) * 3, permuted)
-    elif opcode == "bfi.b32":
+    if opcode == "bfi.b32":
         return Operation((32,) * 4, inserted)
-    elif name == "bfe":
+    if name == "bfe":
         return Operation((width(of), 32, 32), lambda x, start, length: extracted(as_value(x, of), start, length))
-    elif name in (*CALCULATIONS, "min", "max") and {*modifiers[:-1]} <= KNOWN_MODIFIERS:
+    if name in (*CALCULATIONS, "min", "max") and {*modifiers[:-1]} <= KNOWN_MODIFIERS:
         return _calculation(name, modifiers, of)
     raise RefusedError(opcode)
 
