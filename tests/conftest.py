@@ -1,7 +1,5 @@
 """One fresh compiler cache per run, seeded property tests, and the device that the operators are tested on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

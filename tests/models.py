@@ -1,7 +1,5 @@
 """Small networks that pool as well-known ones do, timm's "same" layers, and every operator on an image."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

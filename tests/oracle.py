@@ -4,8 +4,6 @@ Slow and literal on purpose. Rules G2-G4 are walked through window by window ins
 kept in extended precision, and every function loops over windows and asks which taps each really reads.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A request is refused if it raises; what it raises is kept in docs/refusals.md, w
 ``python tests/refusals.py`` writes that page anew.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

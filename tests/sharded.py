@@ -1,7 +1,5 @@
 """Processes that stand for ranks, and one request on the whole tensor and on shards of it."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import math

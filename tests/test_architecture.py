@@ -1,7 +1,5 @@
 """The house: which module may import which, what importing the package does, where PyTorch's private names live."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """`make bench` and `make gpu`: contestants compute the same, runs write what the documentation shows, limits hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The table of cases and the oracle are tested too: a case must reach its edge, and the oracle must know the seeds."""
 
-from __future__ import annotations
-
 import cases
 import numpy as np
 import oracle

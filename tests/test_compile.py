@@ -1,7 +1,5 @@
 """torch.compile, torch.export, fake and meta tensors (E1, E2): nothing breaks the graph, nothing recompiles in vain."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

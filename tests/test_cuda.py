@@ -1,7 +1,5 @@
 """What only a GPU can show: large tensors, streams, graphs, determinism under load. Skipped in words without one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

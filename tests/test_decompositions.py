@@ -1,7 +1,5 @@
 """Operators taken apart: the same results from ATen's operators alone (E2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cases

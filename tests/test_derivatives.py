@@ -1,7 +1,5 @@
 """Every derivative and transform that ATen's pools have (E1), eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import cases

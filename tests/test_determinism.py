@@ -1,7 +1,5 @@
 """E3 and E6: the same bits run after run, by every operator, in every batch and by every number of threads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

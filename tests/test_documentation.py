@@ -1,7 +1,5 @@
 """README.md, CHANGELOG.md and docs/: code runs, drawings and pictures are what the operators compute, names exist."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
 import inspect

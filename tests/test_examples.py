@@ -1,7 +1,5 @@
 """Every example runs as a user runs it, says what it found, and draws what it promises."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

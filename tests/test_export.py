@@ -3,8 +3,6 @@
 What torch.export keeps and which sizes may be dynamic is in test_compile.py.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

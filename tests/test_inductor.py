@@ -1,7 +1,5 @@
 """Inductor's lowerings (E2): what fuses, that it computes what the operators compute, and how it is switched off."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

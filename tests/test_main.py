@@ -1,7 +1,5 @@
 """python -m torch_dmlpool: what it says, what it checks, and what its exit code means."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

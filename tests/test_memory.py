@@ -1,7 +1,5 @@
 """Memory: nothing is left behind by a call, caches have an end, and what training keeps is what the contract allows."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """What results look like in memory (G7): the format PyTorch suggests, in fake tensors exactly as in real ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import cases

@@ -1,7 +1,5 @@
 """A request and its neighbours agree: the same numbers in any layout, cut of the batch, number of threads and so on."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """How exact averages are (A4, E6), and what infinity, NaN and subnormal numbers become."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

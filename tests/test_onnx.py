@@ -1,7 +1,5 @@
 """Models written by torch.onnx.export with this package's translations and run by ONNX Runtime, against the oracle."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What holds whatever the geometry and however tensors lie in memory: drawn requests and strides against the oracle."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """PyTorch's quantized tensors (Q5): the integer operator's averages and exact maxima, with scales kept or given."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Every public argument with every kind of wrong value: refused in words before any work, as docs/refusals.md says."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import os

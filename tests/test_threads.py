@@ -1,7 +1,5 @@
 """Several callers at once: threads, replicas of a module, forked processes and data loaders."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

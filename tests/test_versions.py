@@ -1,7 +1,5 @@
 """Other versions: of the package beside compiled graphs of its own past, of PyTorch without what may go, of Triton."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Window geometry (G2-G6) against sliding the window by hand, and against torch.nn.functional where it applies."""
 
-from __future__ import annotations
-
 import pickle
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The plain PyTorch backend: every operator on named cases and in extremes, compared with the oracle."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the Triton backend asks of Triton beyond its documented interface; a new Triton that differs fails here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Sharded pooling of drawn geometries on three ranks equals the whole one."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

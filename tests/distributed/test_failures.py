@@ -1,7 +1,5 @@
 """Ranks that disagree, hold the wrong shard, die or never come: an error on the others, and soon."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import time

@@ -1,7 +1,5 @@
 """The geometry of halos, compared with walking through every window; and the table of the documentation."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """What every operator does with placements: shards of the batch and the channels, partial sums, copies, mixtures."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

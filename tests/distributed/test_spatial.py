@@ -1,7 +1,5 @@
 """Sharded pooling equals the whole one, and only halos move: every geometry, over one and two mesh dimensions."""
 
-from __future__ import annotations
-
 import cases
 import pytest
 import samples

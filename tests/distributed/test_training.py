@@ -1,7 +1,5 @@
 """Data-parallel training equals the same steps on one process."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

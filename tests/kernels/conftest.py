@@ -1,7 +1,5 @@
 """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or compiled ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ not there 0, and a sum of two numbers the greater one plus 1. So each result is 
 has gone through, plus 1; an addition of 0 rounds nothing and counts nothing. The divisor is 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import samples

@@ -1,7 +1,5 @@
 """What the emulator must catch, each on a kernel that does it; and what instructions compute."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -3,8 +3,6 @@
 The interpreter runs code that no GPU's compiler takes, and sees none of the launches that are for GPUs alone.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import re

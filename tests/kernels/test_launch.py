@@ -1,7 +1,5 @@
 """Launches are pure functions of the problem: tiles and vectors, 32 or 64 bits, loops for large windows."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quotients on a half and beside it, where float64 is not exact enough, against rational arithmetic (Q1, Q4)."""
 
-from __future__ import annotations
-
 import oracle
 import pytest
 import samples

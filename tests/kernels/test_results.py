@@ -4,8 +4,6 @@ Each operator meets every problem, with types and layouts in turn; the slow test
 chooses the interpreter. The emulator sees addresses and races too, but waits for the compiler, and has fewer problems.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What compiled kernels are predicted to reach: the model on kernels whose bound is known, and the package's rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

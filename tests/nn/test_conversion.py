@@ -1,7 +1,5 @@
 """torch_dmlpool.nn.convert: whole models before and after, what becomes of a layer, what is left and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """integer_pooling: dequantize → average pool → quantize in an exported program becomes the one integer operator."""
 
-from __future__ import annotations
-
 import collections
 import io
 import re

@@ -1,7 +1,5 @@
 """torch_dmlpool.nn.functional: torch's results where torch can express the request, and what it cannot, by hand."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math

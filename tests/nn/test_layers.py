@@ -1,7 +1,5 @@
 """torch_dmlpool.nn's layers: torch.nn's in everything but what runs inside, and what they take beyond it."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

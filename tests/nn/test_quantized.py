@@ -1,7 +1,5 @@
 """torch_dmlpool.nn.quantized: the integer operator as layers, on plain integers and on quantized tensors."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

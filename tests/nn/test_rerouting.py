@@ -1,7 +1,5 @@
 """torch_dmlpool.nn.rerouted: which calls are served, by whom, and what stays PyTorch's."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Adaptive pooling against the oracle and against ATen: bins of every kind, ties, NaN, gradients, symbolic sizes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Average pooling and its gradient against the oracle, within the error bound (A1-A6, E6, G4, G5, G7)."""
 
-from __future__ import annotations
-
 import math
 
 import cases

@@ -1,7 +1,5 @@
 """Lp pooling against the oracle: DirectML's meaning, its derivatives, and what the root does at 0."""
 
-from __future__ import annotations
-
 import math
 
 import cases

@@ -1,7 +1,5 @@
 """Max pooling and everything that follows from its winning taps, against the oracle (M1-M6, G4, G5, G7)."""
 
-from __future__ import annotations
-
 import functools
 import math
 

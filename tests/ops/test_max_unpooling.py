@@ -1,7 +1,5 @@
 """Max unpooling: both index bases, what is skipped, what is overwritten, derivatives that know of it, refusals."""
 
-from __future__ import annotations
-
 import cases
 import numpy as np
 import oracle

@@ -1,7 +1,5 @@
 """Quantized average pooling against rational arithmetic, bit for bit (Q1-Q4, Q6, A1-A3, G1-G8, E2-E7)."""
 
-from __future__ import annotations
-
 import itertools
 
 import cases

@@ -1,7 +1,5 @@
 """How the operators are registered (E1): opcheck, the names PyTorch keeps private, and what training keeps (M6)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

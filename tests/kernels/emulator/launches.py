@@ -1,7 +1,5 @@
 """Launches of the Triton backend on CPU tensors: compiled for sm_90 as on a GPU, and run by the emulator."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decodes a kernel's PTX and runs its programs: all threads in step, one instruction at a time for all of them."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

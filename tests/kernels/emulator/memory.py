@@ -1,7 +1,5 @@
 """A GPU's memory: tensors far from each other; who read and wrote each element, and what no kernel may do with it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

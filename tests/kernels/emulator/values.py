@@ -3,8 +3,6 @@
 Arithmetic makes canonical NaNs, as NVIDIA documents for float32; ``div.full`` is exact here and within 2 ulp on a GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable
