@@ -5,8 +5,10 @@ A request is refused if it raises; what it raises is kept in docs/refusals.md, w
 """
 
 import functools
+import inspect
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,8 +90,8 @@ def of_type(dtype: torch.dtype) -> Wrong:
     return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(lambda: planes(dtype=dtype)))
 
 
-UNPOOLED = [of_type(dtype) for dtype in (torch.bool, torch.complex64, torch.float8_e4m3fn)]
-INTEGERS = [of_type(dtype) for dtype in (torch.int32, torch.uint8)]
+UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
+INTEGERS = [*map(of_type, (torch.int32, torch.uint8))]
 
 
 def of_shape(*sizes: int, dtype: torch.dtype = torch.float32) -> Wrong:
@@ -191,16 +193,6 @@ ALL_INDICES = [
     Wrong("an index of 2**62", torch.where(INDICES == 7, 2**62, INDICES)),
 ]
 
-WINDOW: dict[str, list[Wrong]] = {
-    "window_size": [*AT_LEAST_1, *plainly(None)],
-    "strides": [*AT_LEAST_1, *plainly(None)],
-    "start_padding": [*AT_LEAST_0, *plainly(None)],
-    "end_padding": [*AT_LEAST_0, *plainly(None)],
-    "dilations": [*AT_LEAST_1, *plainly(None, 2**31 - 1)],
-    "ceil_mode": FLAGS,
-}
-LARGE_WINDOW = {**WINDOW, "window_size": [*WINDOW["window_size"], *TOO_LARGE]}
-AVERAGE = {**LARGE_WINDOW, "include_padding": FLAGS, "divisor_override": DIVISORS}
 QUANTIZED_TENSORS = [
     *NOT_TENSORS,
     Wrong("a tensor of float32", planes()),
@@ -219,81 +211,65 @@ QUANTIZED_TENSORS = [
     ),
 ]
 
+WRONG: dict[str, list[Wrong]] = {
+    "input": [*FLOAT_TENSORS, *empty_planes()],
+    "window_size": [*AT_LEAST_1, *plainly(None), *TOO_LARGE],
+    "strides": [*AT_LEAST_1, *plainly(None)],
+    "start_padding": [*AT_LEAST_0, *plainly(None)],
+    "end_padding": [*AT_LEAST_0, *plainly(None)],
+    "dilations": [*AT_LEAST_1, *plainly(None, 2**31 - 1)],
+    "ceil_mode": FLAGS,
+    "include_padding": FLAGS,
+    "divisor_override": DIVISORS,
+    "input_gradient": GRADIENTS,
+    "input_size": SIZES,
+    "return_indices": FLAGS,
+    "index_dtype": INDEX_TYPES,
+    "p": NORMS,
+    "output_size": OUTPUT_SIZES,
+    "indices": ALL_INDICES,
+    "input_scale": REQUIRED_SCALES,
+    "input_zero_point": PLAIN_ZERO_POINTS,
+    "output_scale": SCALES,
+    "output_zero_point": ANY_ZERO_POINTS,
+    "output_dtype": QUANTIZED_TYPES,
+}
+"""What is wrong of an argument in DirectML's words, wherever no function has values of its own."""
+NUMBERS = {"input": [*ALL_TENSORS, *empty_planes()]}
 FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
-    dmlpool.average_pooling: (
-        {"input": planes(), "window_size": 2},
-        {"input": [*FLOAT_TENSORS, *empty_planes()], **AVERAGE},
-    ),
+    dmlpool.average_pooling: ({"input": planes(), "window_size": 2}, {}),
     dmlpool.average_pooling_grad: (
         {"input_gradient": torch.ones(2, 3, 3, 4), "input_size": (2, 3, 4, 5), "window_size": 2},
-        {"input_gradient": [*FLOAT_TENSORS, *GRADIENTS[-6:]], "input_size": SIZES, **AVERAGE},
+        {"input_gradient": [*FLOAT_TENSORS, *GRADIENTS[-6:]]},
     ),
-    dmlpool.max_pooling: (
-        {"input": planes(), "window_size": 2},
-        {"input": [*ALL_TENSORS, *empty_planes()], **LARGE_WINDOW, "return_indices": FLAGS, "index_dtype": INDEX_TYPES},
-    ),
-    dmlpool.max_pooling_grad: (
-        {"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2},
-        {"input": [*FLOAT_TENSORS, *empty_planes()], "input_gradient": GRADIENTS, **LARGE_WINDOW},
-    ),
-    dmlpool.lp_pooling: (
-        {"input": planes(), "window_size": 2},
-        {"input": [*FLOAT_TENSORS, *empty_planes()], **LARGE_WINDOW, "p": NORMS},
-    ),
-    dmlpool.adaptive_average_pooling: (
-        {"input": planes(), "output_size": 2},
-        {"input": [*FLOAT_TENSORS, *empty_planes()], "output_size": OUTPUT_SIZES},
-    ),
-    dmlpool.adaptive_max_pooling: (
-        {"input": planes(), "output_size": 2},
-        {
-            "input": [*ALL_TENSORS, *empty_planes()],
-            "output_size": OUTPUT_SIZES,
-            "return_indices": FLAGS,
-            "index_dtype": INDEX_TYPES,
-        },
-    ),
+    dmlpool.max_pooling: ({"input": planes(), "window_size": 2}, NUMBERS),
+    dmlpool.max_pooling_grad: ({"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2}, {}),
+    dmlpool.lp_pooling: ({"input": planes(), "window_size": 2}, {}),
+    dmlpool.adaptive_average_pooling: ({"input": planes(), "output_size": 2}, {}),
+    dmlpool.adaptive_max_pooling: ({"input": planes(), "output_size": 2}, NUMBERS),
     dmlpool.max_unpooling: (
         {"input": planes(), "indices": INDICES, "output_size": (2, 3, 4, 5)},
-        {"input": ALL_TENSORS, "indices": ALL_INDICES, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
+        {"input": ALL_TENSORS, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
     ),
     dmlpool.quantized_linear_average_pooling: (
         {
-            "input": planes(dtype=torch.uint8),
-            "input_scale": 0.5,
-            "input_zero_point": 3,
-            "output_scale": 0.25,
-            "output_zero_point": None,
-            "window_size": 2,
+            **{"input": planes(dtype=torch.uint8), "window_size": 2, "input_scale": 0.5, "input_zero_point": 3},
+            **{"output_scale": 0.25, "output_zero_point": None},
         },
         {
             "input": [*INTEGER_TENSORS, *empty_planes(torch.uint8)],
-            "input_scale": REQUIRED_SCALES,
-            "input_zero_point": PLAIN_ZERO_POINTS,
             "output_scale": REQUIRED_SCALES,
             "output_zero_point": [*ZERO_POINTS, PLAIN_ZERO_POINTS[-1]],
-            **LARGE_WINDOW,
-            "include_padding": FLAGS,
             "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.quint8", torch.quint8)],
         },
     ),
     dmlpool.quantized_average_pooling: (
         {"input": quantized_planes(), "window_size": 2},
-        {
-            "input": QUANTIZED_TENSORS,
-            **LARGE_WINDOW,
-            "include_padding": FLAGS,
-            "output_scale": SCALES,
-            "output_zero_point": ANY_ZERO_POINTS,
-            "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.qint32", torch.qint32)],
-        },
+        {"input": QUANTIZED_TENSORS, "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.qint32", torch.qint32)]},
     ),
-    dmlpool.quantized_max_pooling: (
-        {"input": quantized_planes(), "window_size": 2},
-        {"input": QUANTIZED_TENSORS, **LARGE_WINDOW, "return_indices": FLAGS, "index_dtype": INDEX_TYPES},
-    ),
+    dmlpool.quantized_max_pooling: ({"input": quantized_planes(), "window_size": 2}, {"input": QUANTIZED_TENSORS}),
 }
-"""The functions in DirectML's words: a right request, and the wrong values of each argument."""
+"""The functions in DirectML's words: a right request, and wrong values that are its own."""
 
 # PyTorch's words, for each number of dimensions: its own few values where the code is shared.
 TAKEN = {"()", "(2,)"}
@@ -304,16 +280,23 @@ def as_torch(values: list[Wrong]) -> list[Wrong]:
     return [value for value in values if value.name not in TAKEN]
 
 
-PADDINGS = [
-    *as_torch(AT_LEAST_0),
-    *plainly(None, "full", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0))),
-]
-TORCH_WINDOW: dict[str, list[Wrong]] = {
+def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dict[str, Any]:
+    """Of the values those of the function's arguments."""
+    return {name: values[name] for name in values if name in inspect.signature(function).parameters}
+
+
+PADDINGS = plainly(None, "full", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0)))
+FOR_IMAGES: dict[str, list[Wrong]] = {
     "kernel_size": [*as_torch(AT_LEAST_1), *plainly((), None)],
     "stride": as_torch(AT_LEAST_1),
-    "padding": PADDINGS,
+    "padding": [*as_torch(AT_LEAST_0), *PADDINGS],
     "dilation": as_torch(AT_LEAST_1),
     "ceil_mode": FLAGS,
+    "output_size": OUTPUT_SIZES,
+    "count_include_pad": FLAGS,
+    "divisor_override": DIVISORS,
+    "return_indices": FLAGS,
+    "norm_type": NORMS,
 }
 FEW: dict[str, list[Wrong]] = {
     "kernel_size": plainly(2.0, 0, (2, 2, 2, 2), 2**31),
@@ -325,48 +308,12 @@ FEW: dict[str, list[Wrong]] = {
 }
 NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
 NOT_FLOATS = [*NOT_DENSE[:1], *NOT_PLAIN, *UNPOOLED[:1], *INTEGERS[:1]]
-MORE: dict[str, dict[str, list[Wrong]]] = {
-    "avg_pool": {"count_include_pad": FLAGS, "divisor_override": DIVISORS},
-    "max_pool": {"return_indices": FLAGS},
-    "lp_pool": {"norm_type": NORMS},
-    "adaptive_avg_pool": {},
-    "adaptive_max_pool": {"return_indices": FLAGS},
-    "max_unpool": {},
-}
-LAYERS = {
-    "avg_pool": "AvgPool",
-    "max_pool": "MaxPool",
-    "lp_pool": "LPPool",
-    "adaptive_avg_pool": "AdaptiveAvgPool",
-    "adaptive_max_pool": "AdaptiveMaxPool",
-    "max_unpool": "MaxUnpool",
-}
+RIGHT = {"kernel_size": 2, "output_size": 2, "norm_type": 2}
+LAYERS = ["AvgPool", "MaxPool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "MaxUnpool"]
 
 
-def right_arguments(family: str) -> dict[str, Any]:
-    """Arguments of a torch-shaped function or layer that nothing is wrong with, but for the tensors."""
-    if family.startswith("adaptive"):
-        return {"output_size": 2}
-    return {"kernel_size": 2, **({"norm_type": 2} if family == "lp_pool" else {})}
-
-
-def wrong_arguments(family: str, rank: int) -> dict[str, list[Wrong]]:
-    """The wrong values of each argument but the tensors; all of them for images, for other ranks a few."""
-    if family.startswith("adaptive"):
-        wrong = {"output_size": OUTPUT_SIZES}
-    elif family == "max_unpool":
-        wrong = {name: TORCH_WINDOW[name] for name in ("kernel_size", "stride", "padding")}
-    else:
-        wrong = dict(TORCH_WINDOW)
-    if rank != 2:
-        return {name: FEW[name] for name in wrong}
-    return wrong | MORE[family]
-
-
-def wrong_images(family: str, rank: int) -> list[Wrong]:
-    dense = NOT_FLOATS if rank == 2 else []
-    if family in ("max_pool", "adaptive_max_pool", "max_unpool"):
-        dense = dense[:3]
+def wrong_images(layer: str, rank: int) -> list[Wrong]:
+    dense = NOT_FLOATS[: 3 if "Max" in layer else None] if rank == 2 else []
     other = [of_shape(2, 3, *SPATIAL[-rank:], 7)] if rank == 3 else []
     return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
 
@@ -375,8 +322,8 @@ Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
 """A name, what is called, right arguments, and wrong ones."""
 
 
-def unpooling_rows(rank: int, images: list[Wrong]) -> tuple[dict[str, Any], dict[str, list[Wrong]]]:
-    """Right indices, and wrong tensors."""
+def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
+    """Right indices, and wrong values of what only unpooling takes."""
     indices = torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
     wrong = [
         *NOT_TENSORS[:1],
@@ -386,27 +333,25 @@ def unpooling_rows(rank: int, images: list[Wrong]) -> tuple[dict[str, Any], dict
         of_shape(2, 3, *SPATIAL[-rank:-1], 3, dtype=torch.int64),
     ]
     sizes = plainly(12, "8", *([(3,), (40, 40)] if rank == 2 else []))
-    return {"indices": indices}, {"input": images, "indices": wrong, "output_size": sizes}
+    return indices, {"indices": wrong, "output_size": sizes}
 
 
 def torch_rows(rank: int) -> Iterator[Row]:
     """The functions of nn.functional and the layers of nn."""
-    for family, layer in LAYERS.items():
-        tensors, wrong_tensors = {"input": planes(rank)}, {"input": wrong_images(family, rank)}
-        if family == "max_unpool":
-            more, wrong_tensors = unpooling_rows(rank, wrong_tensors["input"])
-            tensors |= more
-        right, wrong = right_arguments(family), wrong_arguments(family, rank)
-        wrong_here = wrong | wrong_tensors
-        if family == "max_unpool" and rank != 1:
-            wrong_here["output_size"] = [*wrong_tensors["output_size"], *plainly((2, 3, 8))]
-        yield f"nn.functional.{family}{rank}d", getattr(functional, f"{family}{rank}d"), tensors | right, wrong_here
-        if family in ("max_pool", "adaptive_max_pool"):
+    for layer in LAYERS:
+        kind, family = getattr(nn, f"{layer}{rank}d"), re.sub("(?<=[a-z])(?=[A-Z])|(?<=LP)", "_", layer).lower()
+        wrong, right = arguments_of(kind, FOR_IMAGES if rank == 2 else FEW), arguments_of(kind, RIGHT)
+        tensors, wrong_tensors, more = {"input": planes(rank)}, {"input": wrong_images(layer, rank)}, {}
+        if layer == "MaxUnpool":
+            tensors["indices"], unpooled = unpooling_rows(rank)
+            wrong_tensors |= unpooled
+            more = {"output_size": [*unpooled["output_size"], *plainly((2, 3, 8))]} if rank > 1 else {}
+        function = getattr(functional, f"{family}{rank}d")
+        yield f"nn.functional.{family}{rank}d", function, tensors | right, wrong | wrong_tensors | more
+        if layer.endswith("MaxPool"):
             # Its return_indices is ignored, as torch's is.
-            without = {name: values for name, values in {**FEW, **wrong_tensors}.items() if name in wrong_here}
-            name = f"{family}{rank}d_with_indices"
-            yield f"nn.functional.{name}", getattr(functional, name), tensors | right, without
-        kind = getattr(nn, f"{layer}{rank}d")
+            function, name = getattr(functional, f"{family}{rank}d_with_indices"), f"{family}{rank}d_with_indices"
+            yield f"nn.functional.{name}", function, tensors | right, arguments_of(kind, FEW) | wrong_tensors
         yield f"nn.{layer}{rank}d", kind, right, wrong
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
     parameters = {"input_scale": SCALES, "input_zero_point": ANY_ZERO_POINTS, "output_scale": SCALES}
@@ -414,8 +359,8 @@ def torch_rows(rank: int) -> Iterator[Row]:
     # What fits the channels, the device and the type is known with the input alone.
     told = {"-1", "a tensor on another device", *(f"a tensor of shape {sizes}" for sizes in ((2,), (0,)))}
     parameters = {name: [row for row in rows if row.name not in told] for name, rows in parameters.items()}
-    kind, windows = getattr(quantized, f"AvgPool{rank}d"), {name: FEW[name] for name in TORCH_WINDOW}
-    wrong = {**windows, "count_include_pad": FLAGS, **(parameters if rank == 2 else {})}
+    kind = getattr(quantized, f"AvgPool{rank}d")
+    wrong = {**arguments_of(kind, FEW), "count_include_pad": FLAGS, **(parameters if rank == 2 else {})}
     yield f"nn.quantized.AvgPool{rank}d", kind, {"kernel_size": 2}, wrong
     wrong_types = [Wrong("a tensor of float32", planes(rank)), Wrong("a tensor of int32", planes(rank).int())]
     forward = _forward(kind, {"kernel_size": 2})
@@ -428,7 +373,8 @@ def _forward(kind: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..
 
 
 def rows() -> Iterator[Row]:
-    yield from ((function.__name__, function, *row) for function, row in FUNCTIONS.items())
+    for function, (right, own) in FUNCTIONS.items():
+        yield function.__name__, function, right, arguments_of(function, WRONG | own)
     for rank in (1, 2, 3):
         yield from torch_rows(rank)
 
