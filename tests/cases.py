@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import oracle
@@ -223,6 +223,16 @@ SMALL = [
     case("size one in padding", "padded", "adjacent windows"),
 ]
 """Cases whose numerical derivatives are cheap."""
+
+
+def each(names: str | tuple[str, ...], values: Iterable[object], every_day: Iterable[object]) -> pytest.MarkDecorator:
+    """Some of the values every day, and all of them where there is time."""
+    rows, chosen = [], list(every_day)
+    for value in values:
+        entries = value if isinstance(names, tuple) else (value,)
+        name = "-".join(getattr(entry, "name", str(entry)) for entry in entries)
+        rows.append(pytest.param(*entries, id=name, marks=[] if value in chosen else [pytest.mark.slow]))
+    return pytest.mark.parametrize(names, rows)
 
 
 def parametrized(cases: list[Case]) -> pytest.MarkDecorator:

@@ -2,9 +2,12 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never meet an old graph.
 # It is read when torch is imported, hence here and not in a fixture.
@@ -138,6 +141,21 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Python in a process of its own, which must end well unless it is said that it fails."""
+
+    def run(*arguments: str, fails: bool = False, environment: Any = os.environ, **rest: Any) -> Any:
+        command = [sys.executable, *map(str, arguments)]
+        finished = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=500, check=False, **rest
+        )
+        assert bool(finished.returncode) is fails, finished.stdout + finished.stderr
+        return finished
+
+    return run
 
 
 @pytest.fixture

@@ -264,68 +264,53 @@ class Comparison:
         self.exchanges += traffic.exchanges
         return results
 
+    def spread(self, *tensors: Tensor) -> list[Any]:
+        return [spread(tensor, self.mesh, self.placements) for tensor in tensors]
+
+    def same(
+        self, function: Any, *tensors: Tensor, rest: Sequence[Any] = (), arriving: Any = (), **keywords: Any
+    ) -> Any:
+        """The function of the whole tensors, once that of their shards is found to be the same."""
+        found = self.call(function, *self.spread(*tensors), *rest, arriving=arriving, **keywords)
+        expected = function(*tensors, *rest, **keywords)
+        for pair in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True):
+            assert_shard(*pair, self.placements)
+        return expected
+
     def maxima(self, dtype: torch.dtype) -> None:
         whole = samples.ties(*self.shape, dtype=dtype)
         if dtype.is_floating_point and whole.numel():
             whole.view(-1)[whole.numel() // 3] = math.nan
-        window, size = self.window, dtype.itemsize
-        shard = spread(whole, self.mesh, self.placements)
-        forward = [("input", False, size)]
-        values = self.call(dmlpool.max_pooling, shard, **vars(self.pooling), arriving=forward)
-        expected_values = dmlpool.max_pooling(whole, **vars(self.pooling))
-        assert_shard(values, expected_values, self.placements)
+        window, request, sizes = self.window, vars(self.pooling), self.shape[2:]
+        forward = [("input", False, dtype.itemsize)]
+        self.same(dmlpool.max_pooling, whole, **request, arriving=forward)
         for index_dtype in (torch.int64, torch.uint32):
-            request = {**vars(self.pooling), "return_indices": True, "index_dtype": index_dtype}
-            both = self.call(dmlpool.max_pooling, shard, **request, arriving=forward)
-            assert_shard(both[0], expected_values, self.placements)
-            assert_shard(both[1], dmlpool.max_pooling(whole, **request)[1], self.placements)
+            indexed = {**request, "return_indices": True, "index_dtype": index_dtype}
+            self.same(dmlpool.max_pooling, whole, **indexed, arriving=forward)
         if not dtype.is_floating_point:
             return
-        both = self.call(operators.max_pooling_with_taps, shard, *window, arriving=forward)
-        for result, reference in zip(both, operators.max_pooling_with_taps(whole, *window), strict=True):
-            assert_shard(result, reference, self.placements)
-        taps, whole_taps = both[1], operators.max_pooling_with_taps(whole, *window)[1]
+        _, taps = self.same(operators.max_pooling_with_taps, whole, rest=window, arriving=forward)
         for per_plane in (False, True):
-            arguments = (self.shape[2:], *window, torch.int64, per_plane)
-            indices = self.call(operators.max_pooling_indices, taps, *arguments, arriving=[])
-            assert_shard(indices, operators.max_pooling_indices(whole_taps, *arguments), self.placements)
+            self.same(operators.max_pooling_indices, taps, rest=(sizes, *window, torch.int64, per_plane))
         tangent = samples.normal(*self.shape, dtype=dtype, seed=3)
-        gathered = self.call(
-            operators.max_pooling_gather, spread(tangent, self.mesh, self.placements), taps, *window, arriving=forward
-        )
-        assert_shard(gathered, operators.max_pooling_gather(tangent, whole_taps, *window), self.placements)
-        self.gradients_of_maxima(whole, shard, whole_taps, taps)
-
-    def gradients_of_maxima(self, whole: Tensor, shard: DTensor, whole_taps: Tensor, taps: DTensor) -> None:
-        window, size = self.window, whole.itemsize
-        gradient = samples.ties(*whole_taps.shape, dtype=whole.dtype, seed=1)
-        sharded_gradient = spread(gradient, self.mesh, self.placements)
-        backward = [("output", True, size), ("output", True, taps.itemsize)]
-        for channels_last in (False, True)[: len(self.shape) - 2]:
-            arguments = (self.shape[2:], *window, channels_last)
-            result = self.call(
-                operators.max_pooling_grad_from_taps, sharded_gradient, taps, *arguments, arriving=backward
-            )
-            reference = operators.max_pooling_grad_from_taps(gradient, whole_taps, *arguments)
-            assert_shard(result, reference, self.placements)
-        result = self.call(
-            dmlpool.max_pooling_grad,
-            shard,
-            sharded_gradient,
-            **vars(self.pooling),
-            arriving=[("input", True, size), ("output", True, size)],
-        )
-        assert_shard(result, dmlpool.max_pooling_grad(whole, gradient, **vars(self.pooling)), self.placements)
-        leaf = shard.detach().requires_grad_()
-        pooled = dmlpool.max_pooling(leaf, **vars(self.pooling))
+        self.same(operators.max_pooling_gather, tangent, taps, rest=window, arriving=forward)
+        gradient = samples.ties(*taps.shape, dtype=dtype, seed=1)
+        backward = [("output", True, dtype.itemsize), ("output", True, taps.itemsize)]
+        for channels_last in (False, True)[: len(sizes)]:
+            rest = (sizes, *window, channels_last)
+            expected = self.same(operators.max_pooling_grad_from_taps, gradient, taps, rest=rest, arriving=backward)
+        both = [("input", True, dtype.itemsize), ("output", True, dtype.itemsize)]
+        self.same(dmlpool.max_pooling_grad, whole, gradient, **request, arriving=both)
+        leaf, sharded_gradient = self.spread(whole, gradient)
+        pooled = dmlpool.max_pooling(leaf.requires_grad_(), **request)
         (result,) = self.call(torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward)
-        assert_shard(result, reference, self.placements)
+        assert_shard(result, expected, self.placements)
 
     def averages(self, dtype: torch.dtype) -> int:
         """Sharded averages within E6 of the whole ones; returns how many of the four results differ in any bit."""
         whole = samples.normal(*self.shape, dtype=dtype)
         gradient = samples.normal(*self.halo.outputs, dtype=dtype, seed=1)
-        shard, sharded_gradient = (spread(tensor, self.mesh, self.placements) for tensor in (whole, gradient))
+        shard, sharded_gradient = self.spread(whole, gradient)
         size, taps = dtype.itemsize, math.prod(self.pooling.window_size)
         different = 0
         for divisor in ({"include_padding": False}, {"include_padding": True}, {"divisor_override": -3}):

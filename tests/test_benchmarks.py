@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import cases
 import pytest
 import torch
 
@@ -36,13 +37,7 @@ def reduced(row):
 REDUCED = list(dict.fromkeys(map(reduced, select("all"))))
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row.name, marks=[pytest.mark.slow] if number % 40 else [])
-        for number, row in enumerate(REDUCED)
-    ],
-)
+@cases.each("row", REDUCED, REDUCED[::40])
 def test_everyone_agrees_or_says_why_not(row) -> None:
     """ATen's results, exactly for maxima and indices; a peer may be absent, never wrong or broken."""
     calls, skipped = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
@@ -75,13 +70,11 @@ def test_a_wrong_peer_is_left_out(family: str, change, finding: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_writes_json_and_a_table(tmp_path: Path) -> None:
+def test_a_run_writes_json_and_a_table(tmp_path: Path, python: Callable[..., Any]) -> None:
     """The command itself, beside busy processes, then the documentation made of what it wrote."""
     path = tmp_path / "run.json"
     options = ["--rows", "1x1x4x4 window 2/2", "--rounds", "2", "--row-seconds", "0", "--threads", "1", "--load"]
-    command = [sys.executable, "-m", "benchmarks", *options, "--out", str(path)]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=report.ROOT)
-    assert completed.returncode == 0, completed.stderr
+    completed = python("-m", "benchmarks", *options, "--out", path, cwd=report.ROOT)
     names = [row.name for row in select("1x1x4x4 window 2/2")]
     assert all(name in completed.stdout for name in names)
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -137,17 +130,12 @@ def test_no_row_is_begun_after_the_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_prepared_is_found_in_another_folder(tmp_path: Path) -> None:
+def test_what_is_prepared_is_found_in_another_folder(tmp_path: Path, python: Callable[..., Any]) -> None:
     """The whole way that a launch takes on a GPU, up to the driver: nothing is compiled a second time."""
     pytest.importorskip("triton._C.libtriton")
-    command = [sys.executable, "-m", "benchmarks.gpu_prepare", "--every", "70", "--folder"]
-
-    def prepared(folder: Path) -> str:
-        done = subprocess.run([*command, str(folder)], cwd=gpu.ROOT, capture_output=True, text=True, check=True)
-        return done.stdout
-
-    assert ", 0 compiled" not in prepared(tmp_path / "here")
+    prepare = ("-m", "benchmarks.gpu_prepare", "--every", "70", "--folder")
+    assert ", 0 compiled" not in python(*prepare, tmp_path / "here", cwd=gpu.ROOT).stdout
     assert set(json.loads((tmp_path / "here" / "predictions.json").read_text()).values())
     (tmp_path / "here").rename(tmp_path / "there")
     gpu.relocate(tmp_path / "there")
-    assert ", 0 compiled" in prepared(tmp_path / "there")
+    assert ", 0 compiled" in python(*prepare, tmp_path / "there", cwd=gpu.ROOT).stdout

@@ -1,16 +1,18 @@
 """torch.compile, torch.export, fake and meta tensors (E1, E2): nothing breaks the graph, nothing recompiles in vain."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import pytest
 import samples
 import torch
+from test_derivatives import TRANSFORMS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import torch_dmlpool as dmlpool
 
@@ -63,7 +65,6 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
         nn.AdaptiveMaxPool2d((3, None)),
     ),
 }
-DAILY = list(POOLS)[:7]
 
 
 def counted(function: Callable[..., object], **rest: object) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
@@ -84,9 +85,7 @@ def check_forward_and_backward(ours: Callable[[Tensor], Tensor], eager: Callable
         assert result.stride() == expected.stride()
 
 
-@pytest.mark.parametrize(
-    "pool", [pytest.param(pool, marks=[] if pool in DAILY else [pytest.mark.slow]) for pool in POOLS]
-)
+@cases.each("pool", POOLS, list(POOLS)[:7])
 def test_one_graph_for_every_size(pool: str, device: torch.device) -> None:
     """E2: forward and backward, other batches and images, windows that follow the image; in either layout one more."""
     function, counter = counted(POOLS[pool], dynamic=True)
@@ -115,34 +114,14 @@ def test_automatic_dynamic_shapes_settle(pool: str, device: torch.device) -> Non
     assert counter.frame_count == 2
 
 
-def loss(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: pool(x.sin()).pow(3).sum()
+COMPILED = ["grad", "jvp", "vmap", "vmap of grad", "grad of grad", "hessian", "jacrev", "jacfwd"]
+PAIRS = list(itertools.product(COMPILED, ["max", "average"]))
 
 
-TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], object]]] = {
-    "grad": lambda pool: grad(loss(pool)),
-    "jvp": lambda pool: lambda x: jvp(pool, (x,), (x.cos(),)),
-    "vmap": lambda pool: vmap(lambda x: pool(x[None]), in_dims=1),
-    "vmap of grad": lambda pool: vmap(grad(lambda x: loss(pool)(x[None]))),
-    "grad of grad": lambda pool: grad(lambda x: grad(loss(pool))(x).pow(2).sum()),
-    "hessian": lambda pool: lambda x: hessian(loss(pool))(x[:1, :1]),
-    "jacrev": lambda pool: lambda x: jacrev(pool)(x[:1, :1]),
-    "jacfwd": lambda pool: lambda x: jacfwd(pool)(x[:1, :1]),
-}
-DAILY_TRANSFORMS = [("vmap of grad", "max"), ("jvp", "average")]
-
-
-@pytest.mark.parametrize(
-    ("transform", "pool"),
-    [
-        pytest.param(transform, pool, marks=[] if (transform, pool) in DAILY_TRANSFORMS else [pytest.mark.slow])
-        for transform, pool in itertools.product(TRANSFORMS, ["max", "average"])
-    ],
-)
+@cases.each(("transform", "pool"), PAIRS, [("vmap of grad", "max"), ("jvp", "average")])
 def test_compiled_transforms(transform: str, pool: str, device: torch.device) -> None:
     """E1: torch.func inside the compiled region, in one graph."""
-    function = TRANSFORMS[transform](POOLS[pool])
-    input = samples.distinct(2, 2, 5, 4).to(device)
+    function, input = functools.partial(TRANSFORMS[transform], POOLS[pool]), samples.distinct(2, 2, 5, 4).to(device)
     torch.testing.assert_close(counted(function)[0](input), function(input))
 
 

@@ -4,8 +4,8 @@ import doctest
 import importlib.util
 import inspect
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,13 +86,11 @@ def test_the_code_of_a_page_runs(
     ("page", "code"),
     [(page, block.code) for page, text in PAGES.items() for block in blocks(text, "python") if block.mark],
 )
-def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path) -> None:
+def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path, python: Callable[..., object]) -> None:
     pytest.importorskip("torch.distributed.tensor")
     script = tmp_path / "block.py"
     script.write_text(f"{code}\ntorch.distributed.destroy_process_group()\n", encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script, cwd=tmp_path)
 
 
 @PYTORCH_ANNOUNCES

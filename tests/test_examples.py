@@ -2,10 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import cases
 import pytest
 
 pytest.importorskip("sklearn")
@@ -21,18 +22,11 @@ SAID = {
 }
 
 
-EVERYDAY = ["dilated_average.py"]
-
-
-@pytest.mark.parametrize(
-    "script", [pytest.param(name, marks=[] if name in EVERYDAY else [pytest.mark.slow]) for name in SAID]
-)
-def test_an_example_ends_in_its_number_or_picture(script: str, tmp_path: Path) -> None:
+@cases.each("script", SAID, ["dilated_average.py"])
+def test_an_example_ends_in_its_number_or_picture(script: str, tmp_path: Path, python: Callable[..., Any]) -> None:
     # On the CPU as users have it: under Triton's interpreter training would take an hour.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(EXAMPLES / script)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    finished = python(EXAMPLES / script, cwd=tmp_path, environment=environment)
     assert re.search(SAID[script], finished.stdout), finished.stdout
     for picture in re.findall(r"\w+\.png", (EXAMPLES / script).read_text()):
         assert pyplot.imread(tmp_path / picture).std() > 0.1

@@ -81,14 +81,8 @@ def run_in_a_fresh_process(load: str, path: Path, imports: str, arguments: tuple
     """What a saved model computes where nothing but ``imports`` has been imported, and what it complains of."""
     results = path.with_suffix(".results")
     torch.save(arguments, f"{results}.inputs")
-    completed = subprocess.run(
-        [sys.executable, "-c", RUN.format(imports=imports), load, str(path), str(results)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=path.parent,
-    )
+    command = [sys.executable, "-c", RUN.format(imports=imports), load, path, results]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=path.parent)
     if completed.returncode:
         return None, completed.stderr
     assert completed.stdout.strip() == str(bool(imports))

@@ -1,10 +1,11 @@
 """The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
 import inspect
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import cases
 import models
 import pytest
 import samples
@@ -90,13 +91,7 @@ def test_autocast_never_changes_the_type(
         assert torch.autograd.grad(output.sum(), input)[0].dtype == dtype
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        pytest.param((1, 3, 2**30), id="large tensor", marks=pytest.mark.slow),
-        pytest.param((1, 1, 2**31 + 2**21), id="large plane"),
-    ],
-)
+@cases.each("sizes", [(1, 3, 2**30), (1, 1, 2**31 + 2**21)], [(1, 1, 2**31 + 2**21)])
 def test_more_elements_than_32_bits_number(sizes: tuple[int, ...]) -> None:
     """G7 and M4: positions past 2³¹, on memory that is never touched but at a few places."""
     input = torch.zeros(sizes, dtype=torch.uint8)
@@ -158,12 +153,11 @@ def pooled(x: torch.Tensor, flag: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_type_checker_sees_arguments_and_results(tmp_path: Path) -> None:
+def test_a_type_checker_sees_arguments_and_results(tmp_path: Path, python: Callable[..., Any]) -> None:
     """return_indices decides the type, a bool variable included; the last six lines are wrong, and they alone."""
     source = tmp_path / "user.py"
     source.write_text(CHECKED_BY_MYPY)
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports=silent", str(source)]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    completed = python("-m", "mypy", "--no-error-summary", "--follow-imports=silent", source, fails=True)
     wrong = [int(line.split(":")[1]) for line in completed.stdout.splitlines() if ": error:" in line]
     last = CHECKED_BY_MYPY.count("\n")
     assert wrong == list(range(last - 5, last + 1)), completed.stdout

@@ -1,8 +1,6 @@
 """Inductor's lowerings (E2): what fuses, that it computes what the operators compute, and how it is switched off."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 
 import cases
@@ -174,9 +172,7 @@ def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
     return metrics.generated_kernel_count
 
 
-@pytest.mark.parametrize("pool", [
-    "max 3/1", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("average 3/1", "average 2/2"))
-])  # fmt: skip
+@cases.each("pool", POOLS, ["max 3/1"])
 def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: torch.device) -> None:
     """What stands before and after a pooling is computed in its loop, unless the option says otherwise."""
     function = lambda x: POOLS[pool](x * 2 + 1).relu() + 1  # noqa: E731 - compiled and called as it is
@@ -293,7 +289,7 @@ def test_inductor_has_the_private_names() -> None:
 
 
 @pytest.mark.slow
-def test_another_inductor_calls_the_operators() -> None:
+def test_another_inductor_calls_the_operators(python: Callable[..., object]) -> None:
     """A name that is missing costs the fusion and nothing else; importing the package does not load Inductor."""
     program = """
 import sys
@@ -307,4 +303,4 @@ function = lambda x: dmlpool.max_pooling(x, 2, 1)
 assert torch.equal(torch.compile(function, backend="aot_eager")(x), function(x))
 assert "torch_dmlpool.inductor.lowerings" not in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    python("-W", "ignore", "-c", program)

@@ -1,7 +1,7 @@
 """python -m torch_dmlpool: what it says, what it checks, and what its exit code means."""
 
 import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,20 +9,15 @@ import torch
 import torch_dmlpool as dmlpool
 from torch_dmlpool import __main__ as program
 
-
-def command(*arguments: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "torch_dmlpool", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    return completed.stdout
+Command = Callable[..., str]
 
 
-def test_as_a_command() -> None:
+@pytest.fixture
+def command(python: Callable[..., subprocess.CompletedProcess[str]]) -> Command:
+    return lambda *arguments: python("-W", "error", "-m", "torch_dmlpool", *arguments).stdout
+
+
+def test_as_a_command(command: Command) -> None:
     """The examples of DirectML's pages come out right, and nothing but text is written where there is no terminal."""
     output = command("--no-timing")
     lines = output.splitlines()
@@ -33,7 +28,7 @@ def test_as_a_command() -> None:
     assert not any(text in output for text in ("FAILED", "\033", "ATen"))
 
 
-def test_the_version_alone() -> None:
+def test_the_version_alone(command: Command) -> None:
     assert command("--version") == f"torch_dmlpool {dmlpool.__version__}\n"
 
 

@@ -25,15 +25,31 @@ Call = Callable[[Tensor], list[Tensor]]
 IS_FUZZ = not hypothesis.settings().derandomize
 
 
+Roundings = tuple[int, int]
+"""How often a result and a gradient are rounded: 0 asks for the same bits."""
+
+
+class Request(NamedTuple):
+    """A window, as keywords and as the oracle's, and a number that chooses among what is left."""
+
+    pooling: oracle.Pooling
+    choice: int
+
+    @property
+    def window(self) -> dict[str, Any]:
+        return dict(vars(self.pooling))
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.pooling.window_size)
+
+
 class Family(NamedTuple):
-    """What operators give for one input, and how often its sums are rounded: 0 asks for the same bits."""
+    """What operators give for an input, the types they take, and the roundings there are."""
 
-    call: Call
-    roundings: int = 0
-    gradient_roundings: int = 0
-
-
-# Families: of a request's window, as keywords and as the oracle's, and a number that chooses among what is left.
+    results: Callable[[Tensor, Request], list[Tensor]]
+    dtypes: list[torch.dtype]
+    roundings: Callable[[Request], Roundings] = lambda _: (0, 0)
 
 
 def positions(indices: Tensor, input: Tensor) -> Tensor:
@@ -41,104 +57,82 @@ def positions(indices: Tensor, input: Tensor) -> Tensor:
     return torch.where(indices < 0, indices, indices % math.prod(input.shape[2:]))
 
 
-def maxima(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    def call(input: Tensor) -> list[Tensor]:
-        values, indices = dmlpool.max_pooling(input, **window, return_indices=True)
-        return [dmlpool.max_pooling(input, **window), values, positions(indices, input)]
-
-    return Family(call)
+def maxima(input: Tensor, request: Request) -> list[Tensor]:
+    values, indices = dmlpool.max_pooling(input, **request.window, return_indices=True)
+    return [dmlpool.max_pooling(input, **request.window), values, positions(indices, input)]
 
 
-def averages(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    include_padding, divisor = [(False, None), (True, None), (False, 5), (True, -3)][choice % 4]
-    words, taps = {"include_padding": include_padding, "divisor_override": divisor}, math.prod(pooling.window_size)
-    roundings = 2 + math.ceil(math.log2(taps))
-    return Family(lambda input: [dmlpool.average_pooling(input, **window, **words)], roundings, 2 + taps)
+def averages(input: Tensor, request: Request) -> list[Tensor]:
+    include_padding, divisor = [(False, None), (True, None), (False, 5), (True, -3)][request.choice % 4]
+    divided = {"include_padding": include_padding, "divisor_override": divisor}
+    return [dmlpool.average_pooling(input, **request.window, **divided)]
 
 
-def norms(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    p, taps = [1, 2, math.inf][choice % 3], math.prod(pooling.window_size)
-    rounded = (0, 0) if p == math.inf else (8 + taps, 16 + 4 * taps)
-    return Family(lambda input: [dmlpool.lp_pooling(input, **window, p=p)], *rounded)
+def exponent(request: Request) -> float:
+    return [1, 2, math.inf][request.choice % 3]
 
 
-def adaptive_maxima(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    def call(input: Tensor) -> list[Tensor]:
-        values, indices = dmlpool.adaptive_max_pooling(input, pooling.window_size, return_indices=True)
-        return [dmlpool.adaptive_max_pooling(input, pooling.window_size), values, positions(indices, input)]
-
-    return Family(call)
+def norms(input: Tensor, request: Request) -> list[Tensor]:
+    return [dmlpool.lp_pooling(input, **request.window, p=exponent(request))]
 
 
-def adaptive_averages(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    # No bin has more than 64 elements, and no element is in more bins than a window asked for has taps.
-    taps = math.prod(pooling.window_size)
-    return Family(lambda input: [dmlpool.adaptive_average_pooling(input, pooling.window_size)], 2 + 6, 2 + taps)
+def adaptive_maxima(input: Tensor, request: Request) -> list[Tensor]:
+    outputs = request.pooling.window_size
+    values, indices = dmlpool.adaptive_max_pooling(input, outputs, return_indices=True)
+    return [dmlpool.adaptive_max_pooling(input, outputs), values, positions(indices, input)]
 
 
-def unpooling(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    def call(input: Tensor) -> list[Tensor]:
-        values, indices = dmlpool.max_pooling(input, **window, return_indices=True)
-        return [dmlpool.max_unpooling(values, indices, input.shape)]
-
-    return Family(call)
+def unpooling(input: Tensor, request: Request) -> list[Tensor]:
+    return [dmlpool.max_unpooling(*dmlpool.max_pooling(input, **request.window, return_indices=True), input.shape)]
 
 
-def gradients(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
+def gradients(input: Tensor, request: Request) -> list[Tensor]:
     """As functions of their own, on sums of whole numbers; what arrives laid out as drawn in the second."""
-
-    def call(input: Tensor) -> list[Tensor]:
-        sums = dmlpool.average_pooling(input, **window, divisor_override=1)
-        results = [dmlpool.max_pooling_grad(input, sums, **window)]
-        extents = [(size - 1) * gap + 1 for size, gap in zip(pooling.window_size, pooling.dilations, strict=True)]
-        sizes = [
-            (outputs - 1) * stride + extent - start - end
-            for outputs, stride, extent, start, end in zip(
-                input.shape[2:], pooling.strides, extents, pooling.start_padding, pooling.end_padding, strict=True
-            )
-        ]
-        if min(sizes) > 0:
-            plain = {**window, "ceil_mode": False, "divisor_override": 1}
-            results.append(dmlpool.average_pooling_grad(input, [*input.shape[:2], *sizes], **plain))
-        return results
-
-    return Family(call)
+    window, pooling = request.window, request.pooling
+    sums = dmlpool.average_pooling(input, **window, divisor_override=1)
+    results = [dmlpool.max_pooling_grad(input, sums, **window)]
+    extents = [(size - 1) * gap + 1 for size, gap in zip(pooling.window_size, pooling.dilations, strict=True)]
+    sizes = [
+        (outputs - 1) * stride + extent - start - end
+        for outputs, stride, extent, start, end in zip(
+            input.shape[2:], pooling.strides, extents, pooling.start_padding, pooling.end_padding, strict=True
+        )
+    ]
+    if min(sizes) > 0:
+        plain = {**window, "ceil_mode": False, "divisor_override": 1}
+        results.append(dmlpool.average_pooling_grad(input, [*input.shape[:2], *sizes], **plain))
+    return results
 
 
-def quantized(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    include_padding = bool(choice % 2)
-    parameters = [(0.5, 3, 0.25, 5), (0.1, None, 0.3, 7)][choice // 2 % 2]
-
-    def call(input: Tensor) -> list[Tensor]:
-        return [
-            dmlpool.quantized_linear_average_pooling(input, *parameters, **window, include_padding=include_padding),
-            dmlpool.max_pooling(input, **window),
-        ]
-
-    return Family(call)
+def quantized(input: Tensor, request: Request) -> list[Tensor]:
+    parameters = [(0.5, 3, 0.25, 5), (0.1, None, 0.3, 7)][request.choice // 2 % 2]
+    options = {**request.window, "include_padding": bool(request.choice % 2)}
+    averaged = dmlpool.quantized_linear_average_pooling(input, *parameters, **options)
+    return [averaged, dmlpool.max_pooling(input, **request.window)]
 
 
-def quantized_tensors(window: dict[str, Any], pooling: oracle.Pooling, choice: int) -> Family:
-    def call(input: Tensor) -> list[Tensor]:
-        tensor = torch._make_per_tensor_quantized_tensor(input, 0.5, 3)
-        averages = dmlpool.quantized_average_pooling(tensor, **window, output_scale=0.3)
-        return [averages.int_repr(), dmlpool.quantized_max_pooling(tensor, **window).int_repr()]
-
-    return Family(call)
+def quantized_tensors(input: Tensor, request: Request) -> list[Tensor]:
+    tensor = torch._make_per_tensor_quantized_tensor(input, 0.5, 3)
+    averaged = dmlpool.quantized_average_pooling(tensor, **request.window, output_scale=0.3)
+    return [averaged.int_repr(), dmlpool.quantized_max_pooling(tensor, **request.window).int_repr()]
 
 
-BYTES = [torch.int8, torch.uint8]
-FAMILIES: dict[str, tuple[Callable[[dict[str, Any], oracle.Pooling, int], Family], list[torch.dtype]]] = {
-    "maxima": (maxima, samples.FLOATS + samples.INTEGERS),
-    "averages": (averages, samples.FLOATS),
-    "norms": (norms, samples.FLOATS),
-    "adaptive maxima": (adaptive_maxima, samples.FLOATS + samples.INTEGERS),
-    "adaptive averages": (adaptive_averages, samples.FLOATS),
-    "unpooling": (unpooling, samples.FLOATS),
-    "gradients": (gradients, samples.FLOATS),
-    "quantized": (quantized, BYTES),
-    "quantized tensors": (quantized_tensors, BYTES),
-}
+NUMBERS, BYTES = samples.FLOATS + samples.INTEGERS, [torch.int8, torch.uint8]
+FAMILIES: dict[str, Family] = {
+    "maxima": Family(maxima, NUMBERS),
+    "averages": Family(averages, samples.FLOATS, lambda asked: (2 + math.ceil(math.log2(asked.taps)), 2 + asked.taps)),
+    "norms": Family(norms, samples.FLOATS, lambda asked:
+        (0, 0) if exponent(asked) == math.inf else (8 + asked.taps, 16 + 4 * asked.taps)),
+    "adaptive maxima": Family(adaptive_maxima, NUMBERS),
+    # No bin has more than 64 elements, and no element is in more bins than a window asked for has taps.
+    "adaptive averages": Family(
+        lambda input, asked: [dmlpool.adaptive_average_pooling(input, asked.pooling.window_size)],
+        samples.FLOATS, lambda asked: (2 + 6, 2 + asked.taps)),
+    "unpooling": Family(unpooling, samples.FLOATS),
+    "gradients": Family(gradients, samples.FLOATS),
+    "quantized": Family(quantized, BYTES),
+    "quantized tensors": Family(quantized_tensors, BYTES),
+}  # fmt: skip
 
 
 # Ways to run a call.
@@ -209,11 +203,11 @@ def run(call: Call, input: Tensor) -> list[Tensor]:
     return [*(result.detach() for result in results), *torch.autograd.grad(first, leaf, gradient)]
 
 
-def check(family: Family, found: list[Tensor], expected: list[Tensor], magnitudes: list[Tensor]) -> None:
+def check(rounded: Roundings, found: list[Tensor], expected: list[Tensor], magnitudes: list[Tensor]) -> None:
     """Equal, but where the order of sums may be another: within twice the bound of rule E6."""
     for number, (result, right) in enumerate(zip(found, expected[: len(found)], strict=True)):
         is_gradient = right.is_floating_point() and number == len(expected) - 1
-        roundings = family.gradient_roundings if is_gradient else family.roundings
+        roundings = rounded[is_gradient]
         if not roundings:
             samples.assert_same(result, right)
             continue
@@ -226,25 +220,26 @@ def check(family: Family, found: list[Tensor], expected: list[Tensor], magnitude
 
 
 @strategies.composite
-def problems(draw: strategies.DrawFn, name: str) -> tuple[Family, Tensor]:
-    """Operators, and an input in some layout with the numbers that are hard for them."""
+def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tensor]:
+    """Operators, the roundings of their results, and an input in some layout with numbers that are hard for them."""
     pooling, sizes = draw(requests())
     leading = draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (3, 2), (2, 9), (2, 33)]))
-    make, dtypes = FAMILIES[name]
+    results, dtypes, roundings = FAMILIES[name]
     dtype, seed = draw(strategies.sampled_from(dtypes)), draw(strategies.integers(0, 2**16))
     is_sum = name in ("averages", "norms", "adaptive averages")
     input = (samples.normal if is_sum else samples.ties)(*leading, *sizes, dtype=dtype, seed=seed)
     if "maxima" in name and dtype.is_floating_point and seed % 3 == 0:
         chosen = torch.rand(input.shape, generator=samples.seeded(seed=seed))
         input[chosen < 0.2], input[chosen > 0.7] = math.nan, -math.inf
-    return make(dict(vars(pooling)), pooling, seed), laid_out(input, draw(layouts(input.dim())))
+    asked = Request(pooling, seed)
+    return lambda input: results(input, asked), roundings(asked), laid_out(input, draw(layouts(input.dim())))
 
 
-def expected_of(family: Family, view: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def expected_of(call: Call, rounded: Roundings, view: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What the same numbers give in a contiguous tensor, and the magnitudes of what is added up there."""
     numbers = view.clone(memory_format=torch.contiguous_format)
-    expected = run(family.call, numbers)
-    return expected, run(family.call, numbers.abs().double()) if family.roundings else expected
+    expected = run(call, numbers)
+    return expected, run(call, numbers.abs().double()) if rounded[0] else expected
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -253,16 +248,16 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
 
     @hypothesis.given(problem=problems(name), way=strategies.sampled_from(list(SAME_BITS)))
     @hypothesis.settings(max_examples=20_000 // len(FAMILIES) + 1 if IS_FUZZ else 8)
-    def agrees(problem: tuple[Family, Tensor], way: str) -> None:
-        family, view = problem
-        expected, magnitudes = expected_of(family, view)
-        alone = run(family.call, view)
-        check(family, alone, expected, magnitudes)
+    def agrees(problem: tuple[Call, Roundings, Tensor], way: str) -> None:
+        call, rounded, view = problem
+        expected, magnitudes = expected_of(call, rounded, view)
+        alone = run(call, view)
+        check(rounded, alone, expected, magnitudes)
         with Decomposed():
-            check(family, run(family.call, view), expected, magnitudes)
+            check(rounded, run(call, view), expected, magnitudes)
         with SAME_BITS[way]():
-            again = run(family.call, view)
-        one_by_one = [run(family.call, sample) for sample in view.contiguous().split(1)]
+            again = run(call, view)
+        one_by_one = [run(call, sample) for sample in view.contiguous().split(1)]
         for result, same, cut, right in zip(alone, again, zip(*one_by_one, strict=True), expected, strict=True):
             samples.assert_same(same, result)
             samples.assert_same(torch.cat(cut), right)
@@ -277,9 +272,9 @@ def test_programs_agree(name: str, way: Callable[[Call, Tensor], list[Tensor]]) 
 
     @hypothesis.given(problem=problems(name))
     @hypothesis.settings(max_examples=(3 if way is compiled else 20) if IS_FUZZ else 1)
-    def agrees(problem: tuple[Family, Tensor]) -> None:
-        family, view = problem
-        check(family, way(family.call, view), *expected_of(family, view))
+    def agrees(problem: tuple[Call, Roundings, Tensor]) -> None:
+        call, rounded, view = problem
+        check(rounded, way(call, view), *expected_of(call, rounded, view))
 
     agrees()
 

@@ -1,8 +1,6 @@
 """Models written by torch.onnx.export with this package's translations and run by ONNX Runtime, against the oracle."""
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -413,8 +411,8 @@ torch.onnx.export(model, (torch.ones(1, 1, 4, 4),), dynamo=True, verbose=False)
     (MISSING, "ImportError", "which is not installed: pip install torch-dmlpool[onnx]"),
     (WITHOUT_TABLE, "TypeError", "custom_translation_table=torch_dmlpool.onnx.translations()"),
 ], ids=["onnxscript", "table"])  # fmt: skip
-def test_what_is_missing_is_said(program: str, error: str, text: str) -> None:
+def test_what_is_missing_is_said(program: str, error: str, text: str, python: Callable[..., Any]) -> None:
     """onnxscript is imported when it is needed, and not before; the exporter's error names the table."""
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    finished = python("-c", program, fails=True)
     assert text in finished.stderr
     assert error in finished.stderr

@@ -105,31 +105,36 @@ def test_any_geometry_in_any_strides(
     samples.check_average_gradient(gradient, sizes, pooling, *divisor)
 
 
-def test_slices_of_volumes_in_channels_last() -> None:
-    """One channel of several, whose strides look like those of channels_last."""
-    whole = samples.normal(3, 7, 6, 5, 4).movedim(-1, 1)
-    input = whole[:, :1]
-    assert input.shape == (3, 1, 7, 6, 5)
-    assert input.stride() == (840, 1, 120, 20, 4)
-    pooling = oracle.Pooling((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 1, 1), (1, 1, 1), False)
-    samples.check_maximum(input, pooling)
-    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+LOWEST = torch.full((2, 1, 4, 5, 3), -math.inf).contiguous(memory_format=torch.channels_last_3d)
+GAPS = oracle.Pooling((1, 2, 2), (2, 5, 5), (0, 0, 0), (0, 0, 0), (1, 1, 1), False)
+FOUND: dict[str, tuple[Tensor, oracle.Pooling]] = {
+    "one channel of several, whose strides look like those of channels_last": (
+        samples.normal(3, 7, 6, 5, 4).movedim(-1, 1)[:, :1],
+        oracle.Pooling((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 1, 1), (1, 1, 1), False),
+    ),
+    "volumes of the lowest value, of which the first inside wins": (
+        LOWEST,
+        oracle.Pooling((2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 1, 2), (1, 1, 1), False),
+    ),
+    "gaps between windows": (samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16), GAPS),
+    "gaps, channels last": (samples.channels_last(samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16)), GAPS),
+    "an empty window in depth padding over whole planes": (
+        samples.ties(1, 1, 1, 2, 1, dtype=torch.float64),
+        oracle.Pooling((1, 2, 1), (2, 1, 1), (1, 0, 0), (0, 0, 0), (2, 1, 1), False),
+    ),
+}
+"""What was once wrong."""
 
 
-def test_volumes_of_the_lowest_value_in_channels_last() -> None:
-    """M2: the first tap inside the input wins, of one channel too."""
-    input = torch.full((2, 1, 4, 5, 3), -math.inf).contiguous(memory_format=torch.channels_last_3d)
-    pooling = oracle.Pooling((2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 1, 2), (1, 1, 1), False)
-    samples.check_maximum(input, pooling)
-    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
-
-
-def test_gradients_of_bfloat16_with_gaps_between_windows() -> None:
-    input = samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16)
-    pooling = oracle.Pooling((1, 2, 2), (2, 5, 5), (0, 0, 0), (0, 0, 0), (1, 1, 1), False)
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_once_wrong(name: str) -> None:
+    """M2, A3 and G7: maxima, averages and the gradients of both."""
+    input, pooling = FOUND[name]
     gradient = samples.whole_gradient(input, pooling)
-    for layout in (input, samples.channels_last(input)):
-        samples.check_maximum_gradient(layout, gradient, pooling)
+    samples.check_maximum(input, pooling)
+    samples.check_maximum_gradient(input, gradient, pooling)
+    samples.check_average(input.clamp(min=-2), pooling)
+    samples.check_average_gradient(gradient, input.shape[2:], pooling)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=samples.name_of)
@@ -168,11 +173,3 @@ def test_strides_far_larger_than_the_input_cost_what_is_read() -> None:
                 values = pool(leaves[0], 3, stride, 1, 1), pool(leaves[1], 3, 100, 1, 1)
                 samples.assert_same(*(value.detach() for value in values))
                 samples.assert_same(*(torch.autograd.grad(values[i].sum(), leaves[i])[0] for i in (0, 1)))
-
-
-def test_a_window_in_depth_padding_over_whole_planes_is_empty() -> None:
-    """A3: the planes are one long sum, of which an empty window along the dilated depth reads nothing."""
-    input = samples.ties(1, 1, 1, 2, 1, dtype=torch.float64)
-    pooling = oracle.Pooling((1, 2, 1), (2, 1, 1), (1, 0, 0), (0, 0, 0), (2, 1, 1), False)
-    samples.check_average(input, pooling)
-    samples.check_average_gradient(samples.whole_gradient(input, pooling), (1, 2, 1), pooling)

@@ -1,4 +1,4 @@
-"""Several callers at once: threads, replicas of a module, forked processes and data loaders."""
+"""E3 and E6: the same bits run after run, by any number of threads, and for several callers at once, also in forks."""
 
 import multiprocessing
 import os
@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 
+import cases
 import models
 import pytest
 import samples
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
 
 pytestmark = [
@@ -32,12 +34,21 @@ IMAGES = [
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Each of the callers uses one thread, so that a busy machine is not asked for eight times its cores."""
+def restored() -> Iterator[None]:
+    """PyTorch's settings are put back."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
+    torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_thread(restored: None) -> None:
+    """Each of the callers uses one thread, so that a busy machine is not asked for eight times its cores."""
+    torch.set_num_threads(1)
+
+
+LAYOUTS = {"contiguous": lambda image: image, "channels last": samples.channels_last}
 
 
 def at_once(calls: list[Callable[[], None]]) -> None:
@@ -170,3 +181,34 @@ def test_data_loaders(start: str) -> None:
             expected = dataset[2 * number + part]
             assert torch.equal(values[part], expected[0])
             assert torch.equal(indices[part], expected[1])
+
+
+@cases.in_pairs(name=list(models.EVERYTHING), layout=list(LAYOUTS))
+def test_thirty_runs_give_the_same_bits(name: str, layout: str, restored: None) -> None:
+    """Deterministic algorithms, which PyTorch then demands, refuse nothing and change nothing."""
+    image = LAYOUTS[layout](samples.normal(3, 3, 21, 18))
+    first = bits_of(models.EVERYTHING[name](image))
+    for number in range(30):
+        torch.use_deterministic_algorithms(number == 29)
+        assert bits_of(models.EVERYTHING[name](image)) == first
+
+
+def pooled(image: Tensor) -> list[Tensor]:
+    """Windows that overlap, tile, and are long sums, with their gradients."""
+    found = []
+    for window, stride in ((3, 2), (5, 1), (31, 1), (32, 32), (100, 1)):
+        for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
+            leaf = image.detach().requires_grad_()
+            values = pool(leaf, window, stride)
+            found += [values.detach(), torch.autograd.grad(values, leaf, torch.sin(values.detach()))[0]]
+    return found
+
+
+@cases.in_pairs(dtype=samples.FLOATS, layout=list(LAYOUTS))
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, layout: str, one_thread: None) -> None:
+    image = LAYOUTS[layout](samples.normal(2, 12, 105, 103, dtype=dtype))
+    expected = pooled(image)
+    for threads in (2, 5):
+        torch.set_num_threads(threads)
+        for one, other in zip(pooled(image), expected, strict=True):
+            assert (samples.bits(one) == samples.bits(other)).all()

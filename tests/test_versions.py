@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import cases
 import pytest
 import torch
 
@@ -21,18 +22,12 @@ PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels" if (PACKAGE.parent / "kernels").is_dir() else PACKAGE / "kernels"
 
 
-def run_python(source: str, *, folder: Path | None = None, warnings: str = "error", **environment: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-W", warnings, "-c", source],
-        env={**os.environ, **environment},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    return completed.stdout
+@pytest.fixture
+def run_python(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    def run(source: str, *, folder: Path | None = None, warnings: str = "error", **environment: str) -> str:
+        return python("-W", warnings, "-c", source, cwd=folder, environment={**os.environ, **environment}).stdout
+
+    return run
 
 
 # The package's own versions, which share the folder that torch.compile keeps its graphs in.
@@ -68,7 +63,7 @@ average_pooling.adjoint = lambda input, window, include_padding, _: (
 
 
 @pytest.mark.slow
-def test_no_graph_of_another_version_is_reused(tmp_path: Path) -> None:
+def test_no_graph_of_another_version_is_reused(run_python: Callable[..., str], tmp_path: Path) -> None:
     """One cache on disk for two versions: each computes its own gradient, and finds its own graph again.
 
     Without the mark the second version would run the first one's backward graph: that is tried too.
@@ -231,9 +226,8 @@ sys.meta_path.insert(0, Broken())
 }
 
 
-@pytest.mark.parametrize("what", [next(iter(WITHOUT)), *(pytest.param(what, marks=pytest.mark.slow)
-                                                         for what in list(WITHOUT)[1:])])  # fmt: skip
-def test_a_process_without(what: str) -> None:
+@cases.each("what", WITHOUT, list(WITHOUT)[:1])
+def test_a_process_without(what: str, run_python: Callable[..., str]) -> None:
     """E7: all but the two functions of quantized tensors, and those say what serves instead."""
     ending = """
 for function in (dmlpool.quantized_average_pooling, dmlpool.quantized_max_pooling) * (not hasattr(torch, "quint8")):
@@ -247,7 +241,7 @@ for function in (dmlpool.quantized_average_pooling, dmlpool.quantized_max_poolin
     assert all("has no quantized tensors" in refusal for refusal in refusals)
 
 
-def test_importing_does_nothing_but_register() -> None:
+def test_importing_does_nothing_but_register(run_python: Callable[..., str]) -> None:
     """E7: operators are there before the first call, settings stay; neither triton nor a kernel of it is loaded."""
     program = """
 import sys, torch

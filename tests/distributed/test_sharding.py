@@ -1,9 +1,8 @@
 """What every operator does with placements: shards of the batch and the channels, partial sums, copies, mixtures."""
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import oracle
 import pytest
@@ -141,13 +140,8 @@ def quantized_averages_take_the_parameters_of_their_channels() -> None:
     arguments = (scales, zero_points, 0.75, torch.tensor([3], dtype=torch.uint8))
     for dimensions in ((0, 1), (1, 2), (2, 3), (None, 1)):
         comparison = sharded.Comparison(POOLING, SHAPE, (2, 2), dimensions)
-        shard = sharded.spread(whole, comparison.mesh, comparison.placements)
-        request = {**vars(POOLING), "include_padding": True}
-        result = comparison.call(
-            dmlpool.quantized_linear_average_pooling, shard, *arguments, **request, arriving=[("input", False, 1)]
-        )
-        expected = dmlpool.quantized_linear_average_pooling(whole, *arguments, **request)
-        sharded.assert_shard(result, expected, comparison.placements)
+        request = {**vars(POOLING), "include_padding": True, "rest": arguments, "arriving": [("input", False, 1)]}
+        comparison.same(dmlpool.quantized_linear_average_pooling, whole, **request)
 
 
 def a_mesh_may_be_of_some_ranks_in_any_order() -> None:
@@ -212,7 +206,9 @@ def test_compiled_whole(ranks: Ranks, backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["contextlib.nullcontext", "CommDebugMode"])
-def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(mode: str) -> None:
+def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(
+    mode: str, python: Callable[..., Any]
+) -> None:
     """Below a dispatch mode too. Importing the package and pooling plain tensors loads neither rules nor DTensor."""
     program = f"""
 import contextlib, sys, tempfile, torch
@@ -234,8 +230,7 @@ with tempfile.TemporaryDirectory() as folder:
         print(dmlpool.max_pooling(shard, 2).placements)
     dist.destroy_process_group()
 """
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
-    assert finished.returncode == 0, finished.stderr
+    finished = python("-c", program)
     assert finished.stdout.split("\n")[:2] == ["True", "(Shard(dim=2),)"]
 
 

@@ -1,6 +1,10 @@
 """Sharded pooling equals the whole one, and only halos move: every geometry, over one and two mesh dimensions."""
 
+import random
+from collections.abc import Iterator
+
 import cases
+import oracle
 import pytest
 import samples
 import sharded
@@ -9,13 +13,7 @@ from sharded import Ranks
 LINE, SQUARE = (4,), (2, 2)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=case.name, marks=[pytest.mark.slow] if number % 7 else [])
-        for number, case in enumerate(cases.LINES)
-    ],
-)
+@cases.each("case", cases.LINES, cases.LINES[::7])
 def test_one_dimension_over_four_ranks(ranks: Ranks, case: cases.Case) -> None:
     """Few elements for each rank: uneven and empty shards, windows that reach past the neighbours."""
     ranks.run(sharded.compare, case.pooling, (2, 3, *case.sizes), LINE, (2,))
@@ -57,3 +55,31 @@ def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> N
     case = cases.case("uneven padding", "padded")
     answers = ranks.run(sharded.compare, case.pooling, (1, 256, 61, 67), LINE, (2,))
     assert [different for _, different in answers] == [0] * 4
+
+
+@pytest.fixture(scope="module")
+def three_ranks() -> Iterator[Ranks]:
+    three = Ranks(3)
+    yield three
+    three.close()
+
+
+def drawn(seed: int) -> tuple[oracle.Pooling, tuple[int, ...], int]:
+    """A request that leaves an output, and the dimension that is sharded; uneven and empty shards among them."""
+    draw = random.Random(seed)
+    while True:
+        rank = draw.choice((1, 2, 2, 3))
+        columns = [[draw.randint(1, most) for _ in range(rank)] for most in (5, 4, 4)]
+        paddings = [[draw.randint(0, 5) for _ in range(rank)] for _ in range(2)]
+        window, strides, dilations = (tuple(column) for column in columns)
+        pooling = oracle.Pooling(window, strides, *map(tuple, paddings), dilations, draw.random() < 0.3)
+        shape = (draw.randint(1, 4), draw.randint(1, 4), *(draw.randint(1, 11) for _ in range(rank)))
+        if all(oracle.output_size(pooling, axis, shape[axis + 2]) >= 1 for axis in range(rank)):
+            return pooling, shape, draw.randrange(rank + 2)
+
+
+@cases.each("seed", range(100), [0, 1])
+def test_drawn_geometries_on_three_ranks(three_ranks: Ranks, seed: int) -> None:
+    """Maxima, taps, indices, averages and all gradients; what arrives is the halo, to the byte."""
+    pooling, shape, dimension = drawn(seed)
+    three_ranks.run(sharded.compare, pooling, shape, (3,), (dimension,))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cases
 import pytest
 import samples
 import torch
@@ -252,10 +253,7 @@ def test_machine_code_of_some(family: str, dtype: torch.dtype, target: str, laun
     assert_compiles(launches[:2], lambda made: to_machine_code(made, target))
 
 
-OTHER_TARGETS = [pytest.param(target, marks=pytest.mark.slow) for target in TARGETS if target != "sm_90"]
-
-
-@pytest.mark.parametrize("target", ["sm_90", *OTHER_TARGETS])
+@cases.each("target", TARGETS, ["sm_90"])
 def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: Collector) -> None:
     """E7: a contiguous float16 batch under window 3: maxima, with taps, averages, and their gradients."""
     launches_of.target = TARGETS[target][1]

@@ -4,6 +4,7 @@ Each operator meets every problem, with types and layouts in turn; the slow test
 chooses the interpreter. The emulator sees addresses and races too, but waits for the compiler, and has fewer problems.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -270,16 +271,11 @@ def test_elements_further_apart_than_32_bits_reach(
     assert launched
 
 
+HUGE = [(1, 2, 65537, 65537), (2, 8, 50001, 50001)]
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs every program")
-@pytest.mark.parametrize(
-    ("shape", "last"),
-    [
-        ((1, 2, 65537, 65537), False),
-        pytest.param((1, 2, 65537, 65537), True, marks=pytest.mark.slow),
-        pytest.param((2, 8, 50001, 50001), False, marks=pytest.mark.slow),
-        ((2, 8, 50001, 50001), True),
-    ],
-)
+@cases.each(("shape", "last"), itertools.product(HUGE, (False, True)), [(HUGE[0], False), (HUGE[1], True)])
 def test_planes_of_more_elements_than_32_bits_count(shape: tuple[int, ...], last: bool, launched: list) -> None:
     """G7: the last program writes the end of the last plane: maxima, averages, their gradients, quantized averages."""
     window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))

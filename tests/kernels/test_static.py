@@ -1,5 +1,6 @@
 """What compiled kernels are predicted to reach: the model on kernels whose bound is known, and the package's rows."""
 
+import cases
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ import triton.language as tl  # noqa: E402
 from benchmarks import compiler, static  # noqa: E402
 
 PROGRAMS = 100_000
+ROWS = static.rows()
 
 
 @triton.jit
@@ -57,19 +59,13 @@ def test_loads_that_wait_for_each_other_are_bound_by_latency() -> None:
 
 def test_rows_count_the_bytes_of_their_operands() -> None:
     input = 32 * 64 * 112 * 112
-    for row in static.rows():
+    for row in ROWS:
         if (row.window, row.stride, row.dtype) == (2, 2, torch.float16):
             _, copied = row.launches()
             assert copied == input * 2 * 1.25 + (input // 4 if "max " in row.operator else 0), row.name
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, marks=() if i % 40 == 2 else pytest.mark.slow, id=row.name)
-        for i, row in enumerate(static.rows())
-    ],
-)
+@cases.each("row", ROWS, ROWS[2::40])
 def test_nothing_spills(row: static.Row) -> None:
     prediction = static.Prediction(row)
     assert prediction.spills == 0

@@ -13,26 +13,6 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool.ops import registration
 
 operators = torch.ops.dmlpool
-NAMES = [
-    "average_pooling",
-    "average_pooling_grad",
-    "max_pooling",
-    "max_pooling_with_taps",
-    "max_pooling_with_indices",
-    "max_pooling_indices",
-    "max_pooling_grad",
-    "max_pooling_grad_from_taps",
-    "max_pooling_gather",
-    "lp_pooling",
-    "adaptive_average_pooling",
-    "adaptive_average_pooling_grad",
-    "adaptive_max_pooling",
-    "max_unpooling",
-    "unique_positions",
-    "gather_positions",
-    "scatter_positions",
-    "quantized_linear_average_pooling",
-]
 CASES = [
     cases.case("padded"),
     cases.case("ceil adds an overhang", "ceil overhang, dilated"),
@@ -41,14 +21,14 @@ CASES = [
 ]
 
 
-def arguments_of(name: str, case: cases.Case, dtype: torch.dtype = torch.float32) -> tuple[object, ...]:
+def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
+    """Arguments of every registered operator."""
     window, sizes, last = samples.spelled_out(case.pooling), list(case.sizes), case.rank > 1
-    input = samples.distinct(2, 3, *case.sizes, dtype=dtype)
-    gradient = samples.normal(2, 3, *case.output_sizes, dtype=dtype)
+    input, gradient = samples.distinct(2, 3, *case.sizes, dtype=torch.float32), samples.normal(2, 3, *case.output_sizes)
     taps = operators.max_pooling_with_taps(input, *window)[1]
     indices = operators.max_pooling_with_indices(input, *window, torch.int32, True)[1]
     for leaf in (input, gradient):
-        leaf.requires_grad_(dtype.is_floating_point)
+        leaf.requires_grad_()
     return {
         "average_pooling": (input, *window, True, None),
         "average_pooling_grad": (gradient, sizes, *window, False, 3),
@@ -71,7 +51,10 @@ def arguments_of(name: str, case: cases.Case, dtype: torch.dtype = torch.float32
             *(samples.integers(2, 3, *case.sizes, dtype=torch.int8), torch.rand(3) + 0.5, None),
             *(torch.tensor([0.3]), torch.tensor([3], dtype=torch.uint8), *window, False, torch.uint8),
         ),
-    }[name]
+    }
+
+
+NAMES = list(calls_of(CASES[0]))
 
 
 def test_the_operators_are_those_of_this_list() -> None:
@@ -89,7 +72,7 @@ def test_the_operators_are_those_of_this_list() -> None:
 @cases.in_pairs(case=CASES, name=NAMES)
 def test_opcheck(case: cases.Case, name: str) -> None:
     """E1: schema, autograd registration, fake tensors, and AOT dispatch with dynamic shapes."""
-    torch.library.opcheck(getattr(operators, name).default, arguments_of(name, case))
+    torch.library.opcheck(getattr(operators, name).default, calls_of(case)[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +125,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_called_by_name(name: str, mode: Callable[[], object]) -> None:
     """E1: as compiled graphs call them, with gradients wanted or not, recorded or not."""
-    arguments = arguments_of(name, cases.case("padded", "plain"))
+    arguments = calls_of(cases.case("padded", "plain"))[name]
     detached = [argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments]
     expected = getattr(operators, name)(*detached)
     for given in (arguments, detached):
