@@ -29,7 +29,7 @@ SOURCES = {
     "cpu": ["kernels/*.cpp", "kernels/*.h"],
     "triton": ["kernels/*.py"],
 }
-OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_numerics.py", "tests/test_threads.py"]
+OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_threads.py"]
 TESTS = {
     "reference": ["--backend=reference", "tests/backends/test_reference.py", "tests/ops/test_max_unpooling.py"],
     "cpu": [*OPERATORS, "tests/test_neighbours.py", "tests/test_functional.py"],

@@ -158,6 +158,16 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.fixture(params=["fastest", "reference"])
+def either_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test is run with what serves the device, then with the plain PyTorch backend."""
+    import torch_dmlpool.backends
+    from torch_dmlpool.backends import reference
+
+    if request.param == "reference":
+        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
+
+
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No graph of another test is reused or counted."""

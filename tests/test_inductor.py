@@ -277,7 +277,6 @@ def test_inductor_has_the_private_names() -> None:
         "realize_hint",
     }
     for home, names in {
-        ir: {"ComputedBuffer", "FlexibleLayout", "Pointwise", "Reduction", "TensorBox"},
         ir.TensorBox: methods,
         ir.StorageBox: {"mark_reuse"},
         ir.ComputedBuffer: {"decide_layout", "get_stride"},

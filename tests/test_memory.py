@@ -111,6 +111,9 @@ def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype,
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         output = pool(leaf)
+    if not torch.is_grad_enabled():
+        assert not saved
+        assert not output.requires_grad
     own = {leaf.data_ptr(), output.data_ptr()}
     kept: dict[torch.dtype, int] = {}
     for tensor in {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in own}.values():
@@ -134,3 +137,5 @@ def test_what_is_kept_for_the_gradient(name: str) -> None:
     """M6, for every family: taps or positions of 32 bits; of averages nothing."""
     pool, expected = KEPT[name]
     assert kept_by(pool, samples.normal(2, 3, 8, 8).requires_grad_()) == expected
+    with torch.no_grad():
+        assert kept_by(pool, samples.normal(2, 3, 8, 8).requires_grad_()) == {}

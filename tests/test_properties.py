@@ -146,22 +146,27 @@ def test_narrow_integers_in_any_layout(dtype: torch.dtype) -> None:
     samples.check_maximum(volumes, oracle.Pooling((2, 3, 2), (2, 1, 2), (1, 1, 0), (1, 1, 0), (1, 1, 1), False))
 
 
+@pytest.mark.usefixtures("either_backend")
 def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
-    """Windows of 2³¹ − 1 elements, which are nearly all padding: two of them meet in the input."""
+    """Of 2³¹ - 1 taps along an axis, or 2⁶² in all, those inside are read; so many would not fit into memory."""
     largest = 2**31 - 1
-    arguments = {"strides": largest, "start_padding": largest - 3, "end_padding": largest}
-    planes = samples.normal(2, 3, 5, 6)
-    padded = torch.nn.functional.pad(planes, (0, 0, 0, 1), value=-math.inf)
+    line = {"window_size": largest, "strides": largest, "start_padding": largest - 2, "end_padding": largest - 1}
+    input = torch.tensor([[[3.0, 1.0, 2.0]]], requires_grad=True)
+    values, indices = dmlpool.max_pooling(input, **line, return_indices=True)
+    assert (values.tolist(), indices.tolist()) == ([[[3, 2]]], [[[0, 2]]])
+    assert torch.autograd.grad(values.sum(), input)[0].tolist() == [[[1, 0, 1]]]
+    assert dmlpool.average_pooling(input, **line).tolist() == [[[2, 2]]]
+    gradient = dmlpool.average_pooling_grad(torch.tensor([[[4.0, 6.0]]]), (1, 1, 3), **line, divisor_override=2)
+    assert gradient.tolist() == [[[2, 2, 3]]]
+    window = {"window_size": largest, "start_padding": largest - 2, "strides": 5}
+    planes = samples.distinct(2, 3, 3, 3, dtype=torch.float32)
     for layout in (planes, samples.channels_last(planes)):
-        values = dmlpool.max_pooling(layout, largest, **arguments)
-        assert torch.equal(values, torch.nn.functional.max_pool2d(padded, 3))
-    rows = samples.normal(2, 3, 6).requires_grad_()
-    values, indices = dmlpool.max_pooling(rows, largest, **arguments, return_indices=True)
-    expected, positions = torch.nn.functional.max_pool1d(rows, 3, return_indices=True)
-    assert torch.equal(values, expected)
-    assert torch.equal(indices, positions + 6 * torch.arange(6).view(2, 3, 1))
-    found, wanted = (torch.autograd.grad(result.sum(), rows)[0] for result in (values, expected))
-    assert torch.equal(found, wanted)
+        values = dmlpool.max_pooling(layout, **window)
+        samples.assert_same(values, planes[..., :2, :2].amax((2, 3), keepdim=True))
+        sums = dmlpool.average_pooling(layout, **window, divisor_override=1)
+        torch.testing.assert_close(sums, planes[..., :2, :2].sum((2, 3), keepdim=True))
+        means = dmlpool.average_pooling(layout, **window, include_padding=True)
+        torch.testing.assert_close(means * float(largest) ** 2, sums)
 
 
 def test_strides_far_larger_than_the_input_cost_what_is_read() -> None:

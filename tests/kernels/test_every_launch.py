@@ -221,12 +221,6 @@ EACH_TYPE = pytest.mark.parametrize(
 )
 
 
-@EACH_TYPE
-def test_types_fit(family: str, dtype: torch.dtype, launches_of: Collector) -> None:
-    """G6, M7, Q1: every kernel becomes Triton's intermediate representation for every type."""
-    assert_compiles(launches_of(family, dtype, "sm_90", Made.kernel), lambda made: compiler.ir_of(made.request()))
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=samples.name_of)
 def test_no_padding_is_a_sign(dtype: torch.dtype, launches_of: Collector) -> None:
     """M1: Triton 3.6 to 3.8 fill masked loads of signed 8- and 16-bit types with -1 in all but one element."""
@@ -234,12 +228,13 @@ def test_no_padding_is_a_sign(dtype: torch.dtype, launches_of: Collector) -> Non
         assert "0xffffffffffff" not in compiler.ptx(made.request()).text, made
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942"])
+@cases.each(
+    ("target", "every"), [("sm_90", False), *((each, True) for each in TARGETS if each != "sm_100")], [("sm_90", False)]
+)
 @EACH_TYPE
-def test_all_types_fit(family: str, dtype: torch.dtype, target: str, launches_of: Collector) -> None:
-    """The same with every choice that a launch makes."""
-    launches = launches_of(family, dtype, TARGETS[target][1], Made.form, every=True)
+def test_types_fit(family: str, dtype: torch.dtype, target: str, every: bool, launches_of: Collector) -> None:
+    """G6, M7, Q1: kernels become Triton's intermediate representation for every type, then with every choice."""
+    launches = launches_of(family, dtype, TARGETS[target][1], Made.form if every else Made.kernel, every)
     assert_compiles(launches, lambda made: compiler.ir_of(made.request(), TARGETS[target][0]))
 
 

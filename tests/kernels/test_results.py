@@ -28,7 +28,9 @@ FLOATS = [torch.float16, torch.float32, torch.bfloat16, torch.float64]
 NUMBERS = [each for pair in zip(samples.INTEGERS, FLOATS * 2, strict=True) for each in pair]
 LAYOUTS = ["contiguous", "channels last", "sliced", "storage offset", "expanded over columns", "transposed"]
 Request = oracle.Pooling | oracle.Bins
-Problem = tuple[tuple[int, ...], Request]
+Operator = Callable[[Tensor, Request], None]
+Shape = tuple[int, ...]
+Problem = tuple[Shape, Request]
 
 
 def pooling(rank: int, window: object, stride: object = 1, start: object = 0, end: object = None, dilation: object = 1,
@@ -194,7 +196,7 @@ def bins(input: Tensor, request: oracle.Bins) -> None:
     samples.assert_average(result, *oracle.average(samples.to_numpy(finite), request), taps)
 
 
-OPERATORS: dict[Callable[[Tensor, Request], None], tuple[list[torch.dtype], list[Problem]]] = {
+OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
     maxima: (NUMBERS, []),
     maxima_with_taps: (NUMBERS, []),
     maxima_with_indices: (NUMBERS, []),
@@ -226,19 +228,14 @@ def every_case() -> list[object]:
     return rows
 
 
-def hard(operator: Callable[[Tensor, Request], None], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def hard(operator: Operator, shape: Shape, dtype: torch.dtype) -> Tensor:
     finite = operator in (averages, average_gradients)
     return samples.ties(*shape, dtype=dtype) if finite else awkward(*shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), every_case())
 def test_results(
-    operator: Callable[[Tensor, Request], None],
-    shape: tuple[int, ...],
-    request_: Request,
-    layout: str,
-    dtype: torch.dtype,
-    launched: list,
+    operator: Operator, shape: Shape, request_: Request, layout: str, dtype: torch.dtype, launched: list
 ) -> None:
     """E7: the oracle's results; and what is compiled touches no more than it may, and leaves no race."""
     operator(samples.LAYOUTS[layout](hard(operator, shape, dtype)), request_)
@@ -248,7 +245,7 @@ def test_results(
 @only_interpreted
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_wide_arithmetic(operator: Callable[[Tensor, Request], None], launched: list) -> None:
+def test_wide_arithmetic(operator: Operator, launched: list) -> None:
     """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need."""
     requests = [pooling(2, 3, 1, (4, 1), 1), pooling(2, (70, 3), 1, (40, 1))]
     for request, layout in zip([oracle.Bins((3, 4))] * 2 if operator is bins else requests, LAYOUTS, strict=False):
@@ -259,9 +256,7 @@ def test_wide_arithmetic(operator: Callable[[Tensor, Request], None], launched: 
 @only_interpreted
 @pytest.mark.parametrize("dimension", [0, 1, 2], ids=["samples", "channels", "rows"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_elements_further_apart_than_32_bits_reach(
-    operator: Callable[[Tensor, Request], None], dimension: int, launched: list
-) -> None:
+def test_elements_further_apart_than_32_bits_reach(operator: Operator, dimension: int, launched: list) -> None:
     """G7: six samples, channels or rows, of a tensor of which only the pages that hold them are touched."""
     shape = tuple(6 if number == dimension else size for number, size in enumerate((2, 2, 2, 9)))
     dtype = torch.float16 if torch.float16 in OPERATORS[operator][0] else torch.uint8
@@ -276,7 +271,7 @@ HUGE = [(1, 2, 65537, 65537), (2, 8, 50001, 50001)]
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs every program")
 @cases.each(("shape", "last"), itertools.product(HUGE, (False, True)), [(HUGE[0], False), (HUGE[1], True)])
-def test_planes_of_more_elements_than_32_bits_count(shape: tuple[int, ...], last: bool, launched: list) -> None:
+def test_planes_of_more_elements_than_32_bits_count(shape: Shape, last: bool, launched: list) -> None:
     """G7: the last program writes the end of the last plane: maxima, averages, their gradients, quantized averages."""
     window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))
     form = torch.channels_last if last else torch.contiguous_format
@@ -343,7 +338,7 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3, 6, 6), (2, 0, 6, 6)], ids=["no samples", "no channels"])
 @pytest.mark.parametrize("operator", [maxima_with_taps, max_gradients, averages, average_gradients, bins])
-def test_nothing_to_pool(operator: Callable[[Tensor, Request], None], shape: tuple[int, ...], launched: list) -> None:
+def test_nothing_to_pool(operator: Operator, shape: Shape, launched: list) -> None:
     """G5: an empty batch and no channels are legal, and launch nothing."""
     operator(torch.empty(shape), oracle.Bins((3, 4)) if operator is bins else pooling(2, 3, 1, 1))
     window, empty = Window.directml(2, 3, 1, 1, 1), torch.empty(shape, dtype=torch.int8)

@@ -170,6 +170,7 @@ def test_taps_of_large_windows(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
+@pytest.mark.usefixtures("either_backend")
 def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype, device: torch.device) -> None:
     """M5 and M8: one rounding at the end, so that a sum may pass the type's range and its precision on the way."""
     input = torch.zeros(1, 1, 5, 5, dtype=dtype, device=device)

@@ -9,7 +9,6 @@ import samples
 import torch
 from torch import Tensor
 
-import torch_dmlpool as dmlpool
 from torch_dmlpool.ops import registration
 
 operators = torch.ops.dmlpool
@@ -98,25 +97,6 @@ def test_below_autograd_records_nothing_and_leaves_everything_as_it_was() -> Non
         assert torch.is_grad_enabled()
     with torch.no_grad():
         assert not operators.average_pooling(leaf, *window, False, None).requires_grad
-
-
-def saved_by(pool: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-    saved: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        return pool(), saved
-
-
-def test_nothing_is_kept_where_no_gradient_is_wanted() -> None:
-    leaf = samples.normal(2, 3, 8, 8).requires_grad_()
-    with torch.no_grad():
-        output, saved = saved_by(lambda: dmlpool.max_pooling(leaf, 2))
-    assert saved == []
-    assert not output.requires_grad
 
 
 @pytest.mark.parametrize(
