@@ -86,8 +86,8 @@ NOT_DENSE = [
 NOT_PLAIN = [Wrong("a quantized tensor", quantized_planes())]
 
 
-def of_type(dtype: torch.dtype) -> Wrong:
-    return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(lambda: planes(dtype=dtype)))
+def of_type(dtype: torch.dtype, tensor: Tensor | None = None) -> Wrong:
+    return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(lambda: (planes() if tensor is None else tensor).to(dtype)))
 
 
 UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
@@ -129,8 +129,7 @@ GRADIENTS = [
     *NOT_TENSORS,
     *NOT_DENSE,
     *UNPOOLED,
-    Wrong("a tensor of float64", torch.ones(2, 3, 3, 4, dtype=torch.float64)),
-    Wrong("a tensor of float16", torch.ones(2, 3, 3, 4, dtype=torch.float16)),
+    *(of_type(dtype, torch.ones(2, 3, 3, 4)) for dtype in (torch.float64, torch.float16)),
     Wrong("a tensor on another device", torch.ones(2, 3, 3, 4, device="meta")),
     *(
         of_shape(*sizes)
@@ -170,20 +169,16 @@ ZERO_POINTS = [
 ]
 PLAIN_ZERO_POINTS = [
     *ZERO_POINTS,
-    *(Wrong(f"a tensor of {str(dtype)[6:]}", torch.tensor(3, dtype=dtype)) for dtype in (torch.int8, torch.int64)),
+    *(of_type(dtype, torch.tensor(3)) for dtype in (torch.int8, torch.int64)),
 ]
-ANY_ZERO_POINTS = [
-    *ZERO_POINTS,
-    Wrong("a tensor of 256", torch.tensor(256)),
-    Wrong("a tensor of float32", torch.tensor(3.0)),
-]
+ANY_ZERO_POINTS = [*ZERO_POINTS, Wrong("a tensor of 256", torch.tensor(256)), of_type(torch.float32, torch.tensor(3))]
 QUANTIZED_TYPES = [Wrong(str(value), value) for value in (torch.int32, torch.float32, int)] + plainly("int8")
 INDICES = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
 ALL_INDICES = [
     *NOT_TENSORS,
     *NOT_DENSE,
     *UNPOOLED,
-    *(Wrong(f"a tensor of {str(dtype)[6:]}", INDICES.to(dtype)) for dtype in (torch.float32, torch.int16, torch.uint8)),
+    *(of_type(dtype, INDICES) for dtype in (torch.float32, torch.int16, torch.uint8)),
     of_shape(2, 3, 4, 4, dtype=torch.int64),
     of_shape(3, 4, 5, dtype=torch.int64),
     Wrong("a tensor on another device", INDICES.to("meta")),
@@ -193,23 +188,19 @@ ALL_INDICES = [
     Wrong("an index of 2**62", torch.where(INDICES == 7, 2**62, INDICES)),
 ]
 
+SCALES_AND_ZEROS = (torch.ones(2), torch.zeros(2)), (torch.ones(3), torch.ones(3) / 2)
 QUANTIZED_TENSORS = [
     *NOT_TENSORS,
-    Wrong("a tensor of float32", planes()),
-    Wrong("a tensor of uint8", planes(dtype=torch.uint8)),
-    Wrong("a tensor of qint32", quietly(lambda: torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32))),
-    Wrong(
-        "a tensor quantized along axis 0",
-        quietly(lambda: torch.quantize_per_channel(planes(), torch.ones(2), torch.zeros(2), 0, torch.quint8)),
-    ),
-    Wrong(
-        "a tensor quantized with float zero points",
-        quietly(lambda: torch.quantize_per_channel(planes(), torch.ones(3), torch.ones(3) / 2, 1, torch.quint8)),
-    ),
-    Wrong(
-        "a tensor of two dimensions", quietly(lambda: torch.quantize_per_tensor(planes()[0, 0], 1.0, 0, torch.qint8))
-    ),
-]
+    *map(of_type, (torch.float32, torch.uint8)),
+    *(Wrong(name, quietly(make)) for name, make in {
+        "a tensor of qint32": lambda: torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32),
+        "a tensor quantized along axis 0":
+            lambda: torch.quantize_per_channel(planes(), *SCALES_AND_ZEROS[0], 0, torch.quint8),
+        "a tensor quantized with float zero points":
+            lambda: torch.quantize_per_channel(planes(), *SCALES_AND_ZEROS[1], 1, torch.quint8),
+        "a tensor of two dimensions": lambda: torch.quantize_per_tensor(planes()[0, 0], 1.0, 0, torch.qint8),
+    }.items()),
+]  # fmt: skip
 
 WRONG: dict[str, list[Wrong]] = {
     "input": [*FLOAT_TENSORS, *empty_planes()],

@@ -1,6 +1,7 @@
 """What results look like in memory (G7): the format PyTorch suggests, in fake tensors exactly as in real ones."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import cases
 import pytest
@@ -49,20 +50,25 @@ def suggested(input: Tensor) -> torch.memory_format:
     return torch.contiguous_format if input.dim() == 3 else suggest_memory_format(input)
 
 
+def pooled(function: Callable[..., Any], *tensors: Any, **more: Any) -> Callable[[Tensor], Any]:
+    """A public function of the input, and of tensors that are made of it."""
+    return lambda input: function(input, *(each(input) for each in tensors), **ARGUMENTS, **more)
+
+
+def by_name(name: str, *rest: object) -> Callable[[Tensor], Any]:
+    return lambda input: getattr(operators, name)(input, *window(input.dim() - 2), *rest)
+
+
 FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
-    "average_pooling": lambda input: dmlpool.average_pooling(input, **ARGUMENTS),
-    "max_pooling": lambda input: dmlpool.max_pooling(input, **ARGUMENTS),
-    "max_pooling with indices": lambda input: dmlpool.max_pooling(input, **ARGUMENTS, return_indices=True),
-    "max_pooling per plane": lambda input: operators.max_pooling_with_indices(
-        input, *window(input.dim() - 2), torch.int32, True
-    ),
-    "max_pooling_with_taps": lambda input: operators.max_pooling_with_taps(input, *window(input.dim() - 2)),
-    "max_pooling_grad": lambda input: dmlpool.max_pooling_grad(input, gradient_for(input), **ARGUMENTS),
-    "max_pooling_grad, other gradient": lambda input: dmlpool.max_pooling_grad(
-        input, last_gradient_for(input), **ARGUMENTS
-    ),
-    "backward of max_pooling": backward_of(lambda input: dmlpool.max_pooling(input, **ARGUMENTS)),
-    "backward of average_pooling": backward_of(lambda input: dmlpool.average_pooling(input, **ARGUMENTS)),
+    "average_pooling": pooled(dmlpool.average_pooling),
+    "max_pooling": pooled(dmlpool.max_pooling),
+    "max_pooling with indices": pooled(dmlpool.max_pooling, return_indices=True),
+    "max_pooling per plane": by_name("max_pooling_with_indices", torch.int32, True),
+    "max_pooling_with_taps": by_name("max_pooling_with_taps"),
+    "max_pooling_grad": pooled(dmlpool.max_pooling_grad, gradient_for),
+    "max_pooling_grad, other gradient": pooled(dmlpool.max_pooling_grad, last_gradient_for),
+    "backward of max_pooling": backward_of(pooled(dmlpool.max_pooling)),
+    "backward of average_pooling": backward_of(pooled(dmlpool.average_pooling)),
     "average_pooling_grad": lambda input: dmlpool.average_pooling_grad(
         input,
         [*input.shape[:2], *(size - 1 if size > 1 else 1 for size in input.shape[2:])],

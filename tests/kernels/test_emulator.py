@@ -83,28 +83,31 @@ def test_a_removed_barrier_is_a_race_though_values_are_right() -> None:
     assert torch.equal(target, expected)
 
 
-def test_programs_that_write_the_same_element_are_a_race() -> None:
+BOTH = torch.arange(512.0)
+FAULTS = {
+    "two programs write the same element": (
+        number_of_program, [torch.zeros(128, dtype=torch.int32)], {"B": 128}, 2, "race: two threads write target"),
+    "a program writes what another one reads": (copy, [BOTH[:256], BOTH[128:384]], {"B": 128, "V": 1}, 2, "race"),
+    "a load past the end": (
+        copy, [torch.zeros(255), torch.zeros(256)], {"B": 128, "V": 1}, 2, "out of bounds of source: bytes .* of 1020"),
+    "a store past the end": (
+        copy, [torch.zeros(256), torch.zeros(255)], {"B": 128, "V": 1}, 2, "out of bounds of target: bytes .* of 1020"),
+    "a vector from an odd element on": (
+        copy, [torch.zeros(513)[1:], BOTH], {"B": 512, "V": 4}, 1, "misaligned access of 16 bytes to source"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_what_no_kernel_may_do_is_a_fault(what: str) -> None:
+    *launched, fault = FAULTS[what]
+    with pytest.raises(FaultError, match=fault):
+        launch(*launched)
+
+
+def test_what_is_like_a_fault_is_none() -> None:
+    """One program alone, and tensors that are not said to be aligned."""
     launch(number_of_program, [torch.zeros(128, dtype=torch.int32)], {"B": 128}, 1)
-    with pytest.raises(FaultError, match="race: two threads write target"):
-        launch(number_of_program, [torch.zeros(128, dtype=torch.int32)], {"B": 128}, 2)
-
-
-def test_writing_what_another_program_reads_is_a_race() -> None:
-    both = torch.arange(512.0)
-    with pytest.raises(FaultError, match="race"):
-        launch(copy, [both[:256], both[128:384]], {"B": 128, "V": 1}, 2)
-
-
-def test_accesses_out_of_bounds_are_faults() -> None:
-    for source, target, name in ((255, 256, "source"), (256, 255, "target")):
-        with pytest.raises(FaultError, match=f"out of bounds of {name}: bytes .* of 1020"):
-            launch(copy, [torch.zeros(source), torch.zeros(target)], {"B": 128, "V": 1}, 2)
-
-
-def test_vectors_from_an_odd_element_on_are_faults() -> None:
     launch(copy, [torch.zeros(513)[1:], torch.zeros(512)], {"B": 512, "V": 4}, aligned=False)
-    with pytest.raises(FaultError, match="misaligned access of 16 bytes to source"):
-        launch(copy, [torch.zeros(513)[1:], torch.zeros(512)], {"B": 512, "V": 4})
 
 
 @pytest.mark.parametrize(("dtype", "right"), [(torch.int8, 0x80808080), (torch.int16, 0x80008000)])
@@ -166,29 +169,26 @@ def test_threads_that_part_come_together_again() -> None:
     assert run_by_hand(LOOP + "bar.sync 0;").tolist() == expected
 
 
-def test_a_barrier_that_some_threads_miss_is_a_fault() -> None:
-    with pytest.raises(FaultError, match="a barrier that not every thread"):
-        run_by_hand("setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip; bar.sync 0; $skip: bar.sync 0; bar.sync 1;")
-
-
-def test_endless_loops_end() -> None:
-    with pytest.raises(FaultError, match="an endless loop"):
-        run_by_hand("$again: bra $again;")
+@pytest.mark.parametrize(("body", "fault"), [
+    ("setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip; bar.sync 0; $skip: bar.sync 0; bar.sync 1;",
+     "a barrier that not every thread"),
+    ("$again: bra $again;", "an endless loop"),
+], ids=["a barrier that some threads miss", "an endless loop"])  # fmt: skip
+def test_what_does_not_end_is_a_fault(body: str, fault: str) -> None:
+    with pytest.raises(FaultError, match=fault):
+        run_by_hand(body)
 
 
 def test_a_register_that_nothing_was_written_to_holds_no_zero() -> None:
     assert run_by_hand("st.global.b32 [%rd2+0], %r8;").ne(0).all()
 
 
-def test_unknown_instructions_are_refused() -> None:
-    for body in (
-        "tanh.approx.f32 %r2, %r1;",
-        "add.ftz.f32 %r2, %r1, %r1;",
-        "mov.u32 %r2, %clock;",
-        "st.local.b32 [%rd2], %r1;",
-    ):
-        with pytest.raises(values.RefusedError):
-            run_by_hand(body)
+@pytest.mark.parametrize("body", [
+    "tanh.approx.f32 %r2, %r1;", "add.ftz.f32 %r2, %r1, %r1;", "mov.u32 %r2, %clock;", "st.local.b32 [%rd2], %r1;"
+])  # fmt: skip
+def test_unknown_instructions_are_refused(body: str) -> None:
+    with pytest.raises(values.RefusedError):
+        run_by_hand(body)
 
 
 HALF, ONE, NAN, LARGE = 0x3F000000, 0x3F800000, 0x7FC00001, 0x7F7FFFFF

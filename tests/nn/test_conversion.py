@@ -142,11 +142,6 @@ class OwnBase(torch.nn.modules.pooling._MaxPoolNd):
         return input
 
 
-def with_forward(layer: torch.nn.Module) -> torch.nn.Module:
-    layer.forward = lambda input: input
-    return layer
-
-
 def with_attribute(layer: torch.nn.Module, name: str, value: object) -> torch.nn.Module:
     setattr(layer, name, value)
     return layer
@@ -155,7 +150,10 @@ def with_attribute(layer: torch.nn.Module, name: str, value: object) -> torch.nn
 LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "a forward of its own": (lambda: OwnForward(2), "OwnForward is a subclass of MaxPool2d with a forward of its own"),
     "a subclass": (OwnName, "OwnName is a subclass of AvgPool2d"),
-    "an overridden forward": (lambda: with_forward(torch.nn.MaxPool2d(2)), "its forward was overridden"),
+    "an overridden forward": (
+        lambda: with_attribute(torch.nn.MaxPool2d(2), "forward", torch.nn.Identity().forward),
+        "its forward was overridden",
+    ),
     "no counterpart": (
         lambda: torch.nn.FractionalMaxPool2d(2, output_size=3),
         "torch_dmlpool.nn has no FractionalMaxPool2d",

@@ -61,8 +61,7 @@ def rank_of(name: str) -> int:
 
 
 def integers(name: str, dtype: torch.dtype = torch.uint8) -> Tensor:
-    sizes, bounds = SHAPES[rank_of(name)], torch.iinfo(dtype)
-    return torch.randint(bounds.min, bounds.max + 1, sizes, generator=samples.seeded(*sizes)).to(dtype)
+    return samples.integers(*SHAPES[rank_of(name)], dtype=dtype)
 
 
 def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtype | None = None) -> Tensor:

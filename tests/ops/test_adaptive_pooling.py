@@ -30,7 +30,6 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "uneven volume": ((5, 4, 7), (2, 3, 3)),
     "volume with one kept": ((3, 5, 6), (3, 4, 1)),
 }
-adapted = pytest.mark.parametrize("name", ADAPTED)
 FEW = ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"]
 few = pytest.mark.parametrize("name", FEW)
 
@@ -66,26 +65,15 @@ def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
     samples.assert_same(positions, expected.plane_indices)
 
 
-@adapted
-def test_averages(name: str, device: torch.device) -> None:
-    sizes, outputs, _ = requested(name)
-    check_average(samples.normal(2, 3, *sizes).to(device), outputs)
-
-
-@adapted
-def test_maxima(name: str, device: torch.device) -> None:
-    """M2: the first of several, bins that overlap included."""
-    sizes, outputs, _ = requested(name)
-    check_maximum(samples.ties(2, 3, *sizes).to(device), outputs)
-
-
-@adapted
-def test_gradients(name: str, device: torch.device) -> None:
-    """A6 and M5: the adjoint of the average, and the winner's share added up where bins overlap."""
+@pytest.mark.parametrize("name", ADAPTED)
+def test_bins_of_every_kind(name: str, device: torch.device) -> None:
+    """M2, M5 and A6: the first of several, the average's adjoint, the winner's share added up where bins overlap."""
     sizes, outputs, bins = requested(name)
+    check_average(samples.normal(2, 3, *sizes).to(device), outputs)
+    input = samples.ties(2, 3, *sizes).to(device)
+    check_maximum(input, outputs)
     gradient = samples.normal(2, 3, *outputs, seed=1).to(device)
-    input = samples.ties(2, 3, *sizes).to(device).requires_grad_()
-    (found,) = torch.autograd.grad(dmlpool.adaptive_average_pooling(input, outputs), input, gradient)
+    (found,) = torch.autograd.grad(dmlpool.adaptive_average_pooling(input.requires_grad_(), outputs), input, gradient)
     samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
     whole = samples.ties(2, 3, *outputs, seed=2).to(device)
     (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(input, outputs), input, whole)

@@ -22,14 +22,9 @@ def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @cases.in_pairs(case=ALL, divisor=DIVISORS)
-def test_averages(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
-    """A1, A2, A3 and A5 over every geometry (G4), within the bound of E6."""
+def test_averages_and_gradients(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
+    """A1 to A3, A5 and A6 over every geometry (G4), within the bound of E6."""
     samples.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, *divisor)
-
-
-@cases.in_pairs(case=ALL, divisor=DIVISORS)
-def test_gradients(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
-    """A3, A5 and A6 over every geometry."""
     samples.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
 
 

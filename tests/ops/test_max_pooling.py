@@ -18,14 +18,9 @@ ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 
 
 @cases.parametrized(ALL)
-def test_values_indices_and_taps(case: cases.Case, device: torch.device) -> None:
-    """M1, M2, M4 and M6 over every geometry (G4), with ties and negative zeros."""
+def test_values_indices_taps_and_gradients(case: cases.Case, device: torch.device) -> None:
+    """M1, M2 and M4 to M6 over every geometry (G4), with ties and negative zeros."""
     samples.check_maximum(samples.ties(2, 3, *case.sizes).to(device), case.pooling)
-
-
-@cases.parametrized(ALL)
-def test_gradients(case: cases.Case, device: torch.device) -> None:
-    """M5 over every geometry."""
     input = samples.ties(2, 3, *case.sizes, seed=3).to(device)
     samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
