@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NEED_THE_INTERPRETER = ("test_additions.py", "test_requantization.py")
 NEED_THE_COMPILER = ("test_emulator.py", "test_every_launch.py", "test_static.py")
 
 
@@ -16,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         # numpy computes for the interpreter, and warns where a GPU quietly makes a NaN.
         item.add_marker(pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"))
-        if item.path.name == "test_interpreted.py" and not INTERPRETED:
+        if item.path.name in NEED_THE_INTERPRETER and not INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1"))
         if item.path.name in NEED_THE_COMPILER and INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler"))
