@@ -121,23 +121,15 @@ def loss(pool: Function) -> Function:
     return lambda x: pool(x.sin()).pow(3).sum()
 
 
-def tangents(sizes: tuple[int, ...]) -> Tensor:
-    return samples.normal(*sizes, dtype=torch.float64, seed=9)
-
-
 TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor | tuple[Tensor, ...]]] = {
     "grad": lambda pool, x: grad(loss(pool))(x),
     "grad of grad": lambda pool, x: grad(lambda y: grad(loss(pool))(y).pow(2).sum())(x),
     "vjp": lambda pool, x: vjp(pool, x)[1](pool(x).cos())[0],
-    "jvp": lambda pool, x: jvp(pool, (x,), (tangents(x.shape),)),
-    "jvp of jvp": lambda pool, x: jvp(
-        lambda y: jvp(lambda z: pool(z.sin()), (y,), (tangents(x.shape),))[1], (x,), (tangents(x.shape),)
-    ),
-    "jvp of grad": lambda pool, x: jvp(grad(loss(pool)), (x,), (tangents(x.shape),)),
-    "grad of jvp": lambda pool, x: grad(
-        lambda y: jvp(lambda z: pool(z.sin()), (y,), (tangents(x.shape),))[1].pow(2).sum()
-    )(x),
-    "linearize": lambda pool, x: linearize(pool, x)[1](tangents(x.shape)),
+    "jvp": lambda pool, x: jvp(pool, (x,), (x.cos(),)),
+    "jvp of jvp": lambda pool, x: jvp(lambda y: jvp(lambda z: pool(z.sin()), (y,), (x.cos(),))[1], (x,), (x.cos(),)),
+    "jvp of grad": lambda pool, x: jvp(grad(loss(pool)), (x,), (x.cos(),)),
+    "grad of jvp": lambda pool, x: grad(lambda y: jvp(lambda z: pool(z.sin()), (y,), (x.cos(),))[1].pow(2).sum())(x),
+    "linearize": lambda pool, x: linearize(pool, x)[1](x.cos()),
     "vmap": lambda pool, x: vmap(pool)(torch.stack([x, -x, x.cos()])),
     "vmap over dimension 2": lambda pool, x: vmap(pool, in_dims=2)(torch.stack([x, -x, x.cos()], 2)),
     "vmap over the last dimension, into the first": lambda pool, x: vmap(pool, in_dims=-1, out_dims=1)(
@@ -147,10 +139,10 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor | tuple[Tensor, ...]]]
         torch.stack([x, x.cos(), -x], 1).unsqueeze(3) * torch.tensor([1.0, -2.0]).view(2, *[1] * (x.dim() - 2))
     ),
     "vmap of grad": lambda pool, x: vmap(grad(lambda y: loss(pool)(y[None])))(x),
-    "vmap of jvp": lambda pool, x: vmap(lambda t: jvp(pool, (x,), (t,))[1])(torch.stack([tangents(x.shape), x])),
+    "vmap of jvp": lambda pool, x: vmap(lambda t: jvp(pool, (x,), (t,))[1])(torch.stack([x.cos(), x])),
     "vmap of vjp": lambda pool, x: vmap(vjp(pool, x)[1])(torch.stack([pool(x), pool(-x)]))[0],
     "grad of vmap": lambda pool, x: grad(lambda y: vmap(pool)(y[:, None]).pow(2).sum())(x),
-    "jvp of vmap": lambda pool, x: jvp(lambda y: vmap(pool)(y[:, None]), (x,), (tangents(x.shape),)),
+    "jvp of vmap": lambda pool, x: jvp(lambda y: vmap(pool)(y[:, None]), (x,), (x.cos(),)),
     "jacrev": lambda pool, x: jacrev(pool)(x[:1, :1]),
     "jacfwd": lambda pool, x: jacfwd(pool)(x[:1, :1]),
     "hessian": lambda pool, x: hessian(loss(pool))(x[:1, :1]),
