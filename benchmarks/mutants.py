@@ -30,8 +30,20 @@ SOURCES = {
     "triton": ["kernels/*.py"],
 }
 OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_threads.py"]
+EITHER = [
+    "tests/ops/test_max_pooling.py::test_half_precision_gradients_are_summed_in_float32",
+    "tests/ops/test_quantized_average_pooling.py::test_quotients_beside_a_half",
+    "tests/ops/test_quantized_average_pooling.py::test_sums_of_a_large_image",
+    "tests/test_properties.py::test_windows_far_larger_than_the_input_cost_what_they_read",
+]
+"""What is tested with either backend."""
 TESTS = {
-    "reference": ["--backend=reference", "tests/backends/test_reference.py", "tests/ops/test_max_unpooling.py"],
+    "reference": [
+        "--backend=reference",
+        "tests/backends/test_reference.py",
+        "tests/ops/test_max_unpooling.py",
+        *EITHER,
+    ],
     "cpu": [*OPERATORS, "tests/test_neighbours.py", "tests/test_functional.py"],
     "triton": ["tests/kernels"],
 }

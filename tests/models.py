@@ -83,6 +83,23 @@ class Functional(torch.nn.Module):
         return torch.cat([tensor.flatten(1) for tensor in (chosen, lines.unflatten(0, averaged.shape[:2]), volumes)], 1)
 
 
+class Pools(torch.nn.Module):
+    """Layers of this package beyond torch.nn's, and indices; for exported programs."""
+
+    def __init__(self, padding: str | int = "same") -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3),
+            nn.MaxPool2d(3, 2, padding),
+            nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), True, dilation=2),
+        )
+        self.last, self.pooled = nn.MaxPool2d(2, return_indices=True), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        values, indices = self.last(self.features(input))
+        return values, indices, self.pooled(values)
+
+
 NETWORKS: dict[str, type[torch.nn.Module]] = {
     network.__name__: network for network in (ResNet, GoogLeNet, SegNet, Functional)
 }

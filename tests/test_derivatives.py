@@ -176,18 +176,6 @@ def test_vmapped_indices_count_inside_each_sample(
             samples.assert_same(result[index], expected)
 
 
-def test_the_gradient_operator_is_constant_in_its_input(device: torch.device) -> None:
-    """M6: no gradient to the input, the gather of its gradient to the other operand."""
-    input = samples.distinct(2, 2, 5, 6).to(device).requires_grad_()
-    gradient = samples.distinct(2, 2, 4, 5, seed=1).to(device).requires_grad_()
-    output = dmlpool.max_pooling_grad(input, gradient, 2)
-    found = torch.autograd.grad(output.pow(2).sum(), (input, gradient), allow_unused=True, materialize_grads=True)
-    assert not found[0].any()
-    taps = operators.max_pooling_with_taps(input, [2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)[1]
-    expected = operators.max_pooling_gather(2 * output, taps, [2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)
-    torch.testing.assert_close(found[1], expected)
-
-
 def test_integers_are_not_differentiable(device: torch.device) -> None:
     """M7: neither integer values nor indices ask for a gradient."""
     values, indices = dmlpool.max_pooling(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import models
 import pytest
 import samples
 import torch
@@ -21,35 +22,25 @@ from torch_dmlpool.decompositions import decompositions
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-class Network(torch.nn.Module):
-    """Layers of every family, functions, and an indexed maximum put back."""
+class Apart(models.Pools):
+    """What can be taken apart: all but layers that put maxima back, which call for this package's own order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolution = torch.nn.Conv2d(3, 4, 3)
-        self.layers = torch.nn.Sequential(
-            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), ceil_mode=True, dilation=2),
-            dmlpool.nn.MaxPool2d(3, 2, "same"),
-            dmlpool.nn.LPPool2d(2.0, 2, 1),
-        )
-        self.indexed = dmlpool.nn.MaxPool2d(2, return_indices=True)
-        self.back = dmlpool.nn.MaxUnpool2d(2)
-        self.whole = dmlpool.nn.AdaptiveAvgPool2d(1)
+        self.norm = dmlpool.nn.LPPool2d(2.0, 2, 1)
         self.quantized = dmlpool.nn.quantized.AvgPool2d(2, input_scale=0.5, output_scale=0.25, output_zero_point=3)
 
     def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
-        features = self.layers(self.convolution(input))
-        values, indices = self.indexed(features)
-        whole = dmlpool.max_pooling(features, features.shape[2:], return_indices=True)
-        return (
-            features,
-            values,
-            indices,
-            self.back(values, indices),
-            *whole,
-            self.whole(values),
-            self.quantized(integers),
-        )
+        return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
+
+
+class Network(Apart):
+    """Maxima put back, and those of whole planes."""
+
+    def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
+        values, indices, *rest = super().forward(input, integers)
+        whole = dmlpool.max_pooling(input, input.shape[2:], return_indices=True)
+        return values, indices, *rest, dmlpool.nn.MaxUnpool2d(2)(values, indices), *whole
 
 
 def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -106,14 +97,6 @@ def test_a_saved_program(tmp_path: Path) -> None:
     results, complaint = run_in_a_fresh_process("program", path, "", arguments)
     assert results is None
     assert re.search(r"failed to resolve torch\.ops\.dmlpool\.\w+", complaint)
-
-
-class Apart(Network):
-    """What can be taken apart: all but the layers that put maxima back, which call for this package's own order."""
-
-    def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
-        features = self.layers(self.convolution(input))
-        return features, *self.indexed(features), self.whole(features), self.quantized(integers)
 
 
 def apart(network: torch.nn.Module) -> torch.export.ExportedProgram:

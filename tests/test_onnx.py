@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cases
+import models
 import oracle
 import pytest
 import samples
@@ -266,27 +267,9 @@ def test_exact(dynamic: bool) -> None:
             samples.assert_same(next(results), tensor)
 
 
-class Network(torch.nn.Module):
-    """Layers, parameters that require gradients, and indices put back."""
-
-    def __init__(self, padding: str | int = "same") -> None:
-        super().__init__()
-        self.features = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 4, 3),
-            dmlpool.nn.MaxPool2d(3, 2, padding),
-            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), ceil_mode=True, dilation=2),
-        )
-        self.last = dmlpool.nn.MaxPool2d(2, return_indices=True)
-        self.pooled = dmlpool.nn.AdaptiveAvgPool2d(1)
-
-    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
-        values, indices = self.last(self.features(input))
-        return values, indices, self.pooled(values)
-
-
 def test_a_network_of_layers() -> None:
     """Exported with gradients switched on and off: no tap numbers, the same nodes."""
-    network, input = Network(), samples.normal(2, 3, 14, 13)
+    network, input = models.Pools(), samples.normal(2, 3, 14, 13)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             exported = export(network, [input], dynamic=not gradients)
@@ -318,7 +301,7 @@ def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
 
 def test_the_older_exporter() -> None:
     """``dynamo=False`` needs no table: a network of layers, adaptive ones among them, and every kind of window."""
-    network, input = Network(1), samples.normal(2, 3, 14, 13)
+    network, input = models.Pools(1), samples.normal(2, 3, 14, 13)
     exported = older(network, input)
     for image in (input, samples.normal(3, 3, 17, 16)):
         for result, expected in zip(exported.run(image), network(image), strict=True):

@@ -37,19 +37,20 @@ def test_a_wrong_value_is_a_value_error_and_pytorchs_runtime_error() -> None:
     assert type(refusal.value) is ArgumentError
 
 
-def test_torchs_names_are_answered_by_directmls() -> None:
-    for name, meant in {
-        "kernel_size": "window_size",
-        "stride": "strides",
-        "padding": "start_padding and end_padding",
-        "dilation": "dilations",
-    }.items():
-        message = f"max_pooling has no argument {name}: did you mean {meant}?"
-        refused(TypeError, message, lambda name=name: dmlpool.max_pooling(PLANES, 2, **{name: 2}))
-    message = "average_pooling has no argument count_include_pad: did you mean include_padding?"
-    refused(TypeError, message, lambda: dmlpool.average_pooling(PLANES, 2, count_include_pad=True))
-    message = "avg_pool2d has no argument include_padding: did you mean count_include_pad?"
-    refused(TypeError, message, lambda: dmlpool.nn.functional.avg_pool2d(PLANES, 2, include_padding=True))
+@pytest.mark.parametrize(("function", "name", "meant"), [
+    (dmlpool.max_pooling, "kernel_size", "window_size"),
+    (dmlpool.max_pooling, "stride", "strides"),
+    (dmlpool.max_pooling, "padding", "start_padding and end_padding"),
+    (dmlpool.max_pooling, "dilation", "dilations"),
+    (dmlpool.average_pooling, "count_include_pad", "include_padding"),
+    (nn.functional.avg_pool2d, "include_padding", "count_include_pad"),
+])  # fmt: skip
+def test_torchs_names_are_answered_by_directmls(function: Callable[..., object], name: str, meant: str) -> None:
+    message = f"{function.__name__} has no argument {name}: did you mean {meant}?"
+    refused(TypeError, message, lambda: function(PLANES, 2, **{name: 2}))
+
+
+def test_another_functions_names_are_unexpected() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'count_include_pad'"):
         dmlpool.max_pooling(PLANES, 2, count_include_pad=True)
 

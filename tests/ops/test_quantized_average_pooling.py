@@ -20,7 +20,7 @@ BOTH = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
 
 @cases.in_pairs(case=ALL, include_padding=[False, True])
 def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.device) -> None:
-    """Q1, Q2, A1-A3 and G4; types, forms and kinds of scale take turns."""
+    """Q1 to Q3, A1 to A3 and G4; types, every form of each parameter and kinds of scale take turns."""
     number = 2 * ALL.index(case) + include_padding
     pair = BOTH[number % 4]
     forms = [samples.PARAMETER_FORMS[(number + 2 * i) % 5] for i in range(4)]
@@ -39,18 +39,6 @@ def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], devic
             parameters = samples.drawn(5, channels, types)
             result = samples.check_quantized(input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4)
             assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
-
-
-@pytest.mark.parametrize("form", samples.PARAMETER_FORMS)
-@pytest.mark.parametrize("which", range(4), ids=["input scale", "input zero", "output scale", "output zero"])
-def test_every_form_of_a_parameter(which: int, form: str, device: torch.device) -> None:
-    """Q3: each of the four on its own."""
-    for case in (cases.case("padded", "plain"), cases.case("plain"), cases.case("padded", "uneven padding", "plain")):
-        forms = ["per channel" if form == "number" else "number"] * 4
-        forms[which] = form
-        input = samples.integers(2, 4, *case.sizes, dtype=torch.int8).to(device)
-        parameters = samples.drawn(which, 4, (torch.int8, torch.uint8))
-        samples.check_quantized(input, parameters, case.pooling, output_dtype=torch.uint8, forms=forms)
 
 
 def test_data_types_that_follow(device: torch.device) -> None:
