@@ -72,6 +72,11 @@ def test_unusual_tensors_are_read_right(device: torch.device) -> None:
         with torch.inference_mode():
             assert torch.equal(operator(inference), expected)
         assert isinstance(operator(plain.as_subclass(Subclass)), Subclass)
+        # No memory lies behind zeros that PyTorch has not written, or behind a functional tensor.
+        unwritten = torch._efficientzerotensor(plain.shape, device=device)
+        assert torch.equal(operator(unwritten), operator(torch.zeros_like(plain)))
+        functional = torch._to_functional_tensor(plain)
+        assert torch.equal(torch._from_functional_tensor(operator(functional)), expected)
 
 
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=samples.name_of)

@@ -91,7 +91,7 @@ def test_the_operators_refuse_too(device: str) -> None:
     """G5, G6, G8 and M6 where somebody calls torch.ops.dmlpool directly, or torch.export replays a graph."""
     input, gradient = PLANES.to(device), GRADIENT.to(device)
     taps = torch.zeros(2, 3, 3, 4, dtype=torch.uint8, device=device)
-    message = "strides must be at least 1, got 0 in spatial dimension W (strides=(1, 0))"
+    message = "strides must be at least 1, got 0 in spatial dimension W (strides=[1, 0])"
     refused(ValueError, message, lambda: operators.max_pooling(input, [2, 2], [1, 0], *WINDOW[2:]))
     message = "input has data type int32; supported are float32, float16, bfloat16, float64"
     refused(TypeError, message, lambda: operators.average_pooling(input.int(), *WINDOW, False, None))

@@ -55,10 +55,13 @@ def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
         @functools.wraps(function)
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            for name in kwargs:
-                if name in meant:
-                    raise TypeError(f"{function.__name__} has no argument {name}: did you mean {meant[name]}?")
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                wrong = next((name for name in kwargs if name in meant), None)
+                if wrong is None:
+                    raise
+            raise TypeError(f"{function.__name__} has no argument {wrong}: did you mean {meant[wrong]}?")
 
         text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>> ")
         for name, shared in (("    WINDOW", _WINDOW), ("    PADDED", _PADDED), ("SIZES", _SIZES)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
+import marshal
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -105,9 +105,7 @@ class Window:
         ceil_mode: bool = False,
     ) -> Window:
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
-        arguments = (window_size, strides, start_padding, end_padding, dilations)
-        plain = type(window_size) is type(strides) is type(start_padding) is type(end_padding) is type(dilations) is int
-        return _made(_directml, rank, ceil_mode, arguments, plain)
+        return _made(_directml, rank, ceil_mode, window_size, strides, start_padding, end_padding, dilations)
 
     @classmethod
     def pytorch(
@@ -118,7 +116,6 @@ class Window:
         padding: Any = 0,
         dilation: Any = 1,
         ceil_mode: bool = False,
-        *,
         sizes: Sequence[int] | None = None,
     ) -> Window:
         """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end), ...)`` or a word.
@@ -127,11 +124,9 @@ class Window:
         ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end; with a stride above 1 it
         depends on the input's spatial ``sizes`` (without them the window is only checked).
         """
-        arguments = (kernel_size, stride, padding, dilation)
         if sizes is not None:
-            return _pytorch(rank, ceil_mode, *arguments, sizes)
-        plain = type(kernel_size) is type(padding) is type(dilation) is int and (stride is None or type(stride) is int)
-        return _made(_pytorch, rank, ceil_mode, arguments, plain)
+            return _pytorch(rank, ceil_mode, kernel_size, stride, padding, dilation, sizes)
+        return _made(_pytorch, rank, ceil_mode, kernel_size, stride, padding, dilation)
 
     @property
     def rank(self) -> int:
@@ -140,7 +135,10 @@ class Window:
     @property
     def taps(self) -> int:
         """Taps in one window, padding counted."""
-        return math.prod([axis.window for axis in self.axes])
+        taps = 1
+        for axis in self.axes:  # half the time of math.prod
+            taps *= axis.window
+        return taps
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -167,32 +165,25 @@ class Window:
 # Making and checking a window.
 
 
-def _made(make: Callable[..., Window], rank: int, ceil_mode: bool, arguments: tuple[Any, ...], plain: bool) -> Window:
-    """The window of ``arguments``, remembered if nothing can change them: to build one costs microseconds."""
-    if type(ceil_mode) is not bool or is_compiling():
-        return make(rank, ceil_mode, *arguments)
-    key = arguments if plain else _frozen(arguments)
-    return make(rank, ceil_mode, *arguments) if key is None else _remembered(make, rank, ceil_mode, *key)
+def _made(make: Callable[..., Window], *arguments: Any) -> Window:
+    """The window of ``arguments``, remembered by the bytes that they are written as: to build one costs microseconds.
 
-
-@functools.lru_cache(maxsize=2048)
-def _remembered(make: Callable[..., Window], *arguments: Any) -> Window:
+    Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused, is made each time.
+    """
+    if not is_compiling():
+        try:
+            return _remembered(make, marshal.dumps(arguments, 2))
+        except (TypeError, ValueError):
+            pass
     return make(*arguments)
 
 
-def _frozen(values: Iterable[Any]) -> tuple[Any, ...] | None:
-    """``values`` with tuples for lists; None if another may change or equals an int, as True and 1.0 do."""
-    frozen = []
-    for value in values:
-        kind = type(value)
-        if kind is tuple or kind is list:
-            value = _frozen(value)
-            if value is None:
-                return None
-        elif kind is not int and kind is not str and value is not None:
-            return None
-        frozen.append(value)
-    return tuple(frozen)
+@functools.lru_cache(maxsize=2048)
+def _remembered(make: Callable[..., Window], written: bytes) -> Window:
+    arguments = marshal.loads(written)
+    if bytes in map(type, arguments):
+        raise TypeError("an array is written without its type")
+    return make(*arguments)
 
 
 def _directml(rank: int, ceil_mode: bool, *arguments: Any) -> Window:

@@ -59,12 +59,15 @@ def _for_one_to_three(
 
 def _of_rank(function: Callable[Concatenate[int, Tensor, _P], _R], rank: int) -> Callable[Concatenate[Tensor, _P], _R]:
     def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps torch.nn's layers
-            return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
-        for given in kwargs:
-            if given in _DIRECTML:
-                raise TypeError(f"{name} has no argument {given}: did you mean {_DIRECTML[given]}?")
-        return function(rank, input, *args, **kwargs)
+        try:
+            return function(rank, input, *args, **kwargs)
+        except TypeError:
+            if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps torch.nn's layers
+                return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
+            wrong = next((given for given in kwargs if given in _DIRECTML), None)
+            if wrong is None:
+                raise
+        raise TypeError(f"{name} has no argument {wrong}: did you mean {_DIRECTML[wrong]}?")
 
     name = pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
     _, *parameters = inspect.signature(function).parameters.values()
@@ -81,7 +84,8 @@ def _with_indices(
 
     def always(pool: Callable[..., Any]) -> Callable[..., Any]:
         def both(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return pool(input, *args[:before], *args[before + 1 :], **{**kwargs, "return_indices": True})
+            kwargs["return_indices"] = True
+            return pool(input, *args[:before], *args[before + 1 :], **kwargs)
 
         both.__name__ = both.__qualname__ = f"{pool.__name__}_with_indices"
         both.__doc__ = f":func:`{pool.__name__}` with ``return_indices=True``, whatever is given for it."
@@ -99,16 +103,16 @@ def with_batch(
 ) -> tuple[Tensor, int | None]:
     """``input`` as it is pooled, and the dimension that was added to it: 0 for the batch, 2 for the height of rows."""
     operands.check_dense("input", input, types)
-    added = None
-    if input.dim() == rank + 1:
+    added, dimensions = None, input.dim()
+    if dimensions == rank + 1:
         input, added = _unsqueezed(input), 0
-    elif input.dim() != rank + 2:
+    elif dimensions != rank + 2:
         axes = ", ".join(AXIS_NAMES[rank])
         raise ArgumentError(
             f"{family}{rank}d: input must be {rank + 2}-D (N, C, {axes}) or, unbatched, {rank + 1}-D (C, {axes}), "
-            f"got {input.dim()}-D of shape {tuple(input.shape)}"
+            f"got {dimensions}-D of shape {tuple(input.shape)}"
         )
-    channels = input.shape[1]
+    channels = input.size(1)
     if not no_channels and type(channels) is int and channels == 0:
         raise ArgumentError(f"{family}{rank}d: input must have at least one channel, got shape {tuple(input.shape)}")
     if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
@@ -136,11 +140,18 @@ def without(output: Any, added: int | None) -> Any:
 
 
 def window_of(
-    rank: int, batched: Tensor, added: int | None, kernel_size: Sizes, stride: Any, padding: Padding, *rest: Any
+    rank: int,
+    batched: Tensor,
+    added: int | None,
+    kernel_size: Sizes,
+    stride: Any,
+    padding: Padding,
+    dilation: Sizes,
+    ceil_mode: bool,
 ) -> Window:
     """The window of torch.nn's arguments for what is pooled."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
-    window = Window.pytorch(rank, kernel_size, stride, padding, *rest, sizes=sizes)
+    window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes)
     return Window((Axis(1, 1, 0, 0, 1, window.axes[0].ceil_mode), *window.axes)) if added == 2 else window
 
 

@@ -20,16 +20,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import _VF, Tensor
+from torch import _VF, Tensor, is_grad_enabled
 from torch._C import (
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
     _dispatch_tls_local_include_set,
+    _has_storage,
     _is_tracing,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
@@ -162,9 +162,11 @@ class Operator:
             if at is not None:
                 arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
             return self.overload(*arguments)
-        if self.has_derivative and records_gradient(*tensors):
-            return self._differentiated(True, arguments)
-        return getattr(backend_of(tensors[0]), self.name)(*arguments)
+        if self.has_derivative and is_grad_enabled():
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    return self._differentiated(True, arguments)
+        return getattr(backend_of(arguments[0]), self.name)(*arguments)
 
     def called(self, *arguments: Any) -> Any:
         """What the backend of the first tensor computes."""
@@ -235,15 +237,17 @@ class Derivative:
         else:
             with below_autograd():
                 output = operator(input, *rest)
-        linear, chosen, linear_rest = operator, rest[: operator.count - 1], rest[operator.count - 1 :]
-        if operator.tangent is not None:
+        if operator.tangent is None:
+            linear, chosen, linear_rest = operator, rest[: operator.count - 1], rest[operator.count - 1 :]
+        else:
             linear, linear_rest = operator.tangent(input, *rest)
             output, *chosen = output
             if not keeps_choice:
                 output = output, *chosen
                 ctx.mark_non_differentiable(*chosen)
         adjoint, adjoint_rest = linear.adjoint(input, *chosen, *linear_rest)  # type: ignore[misc]
-        ctx.save_for_backward(*chosen)
+        if chosen:
+            ctx.save_for_backward(*chosen)
         ctx.set_materialize_grads(False)
         ctx.backwards = adjoint, adjoint_rest, None if are_bare else shards_of(input), (None,) * (3 + len(rest))
         if not are_bare:
@@ -255,7 +259,8 @@ class Derivative:
     def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         adjoint, rest, shards, nothing = ctx.backwards
         if gradient is not None:
-            gradient = adjoint(sharded_like(gradient, shards), *ctx.saved_tensors, *rest)
+            arriving = gradient if shards is None else sharded_like(gradient, shards)
+            gradient = adjoint(arriving, *ctx.saved_tensors, *rest)
         return gradient, *nothing
 
     @staticmethod
@@ -312,8 +317,10 @@ def is_bare(*tensors: Tensor) -> bool:
         if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
             return False
-        # A tensor that a transform has saved stays wrapped when the transform is over.
-        if tensor.is_meta or tensor.is_neg() or is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
+        # A wrapper that has outlived its transform, a negated view, and elements without memory, as unwritten zeros.
+        if not _has_storage(tensor) or tensor.is_neg():
+            return False
+        if not tensor.data_ptr() and (tensor.is_meta or tensor.numel() > 0):
             return False
     return True
 
@@ -339,8 +346,6 @@ def replicated_like(tensor: Tensor, sharded: Tensor) -> Tensor:
 
 def sharded_like(tensor: Tensor, placements: Any) -> Tensor:
     """A gradient sharded as its forward tensor was; one that is replicated is cut where it lies, without moving it."""
-    if placements is None:
-        return tensor
     # What was not sharded before need not be now: a gradient may be, or be a sum over ranks that is still to be made.
     wanted = [old if old.is_shard() else new for old, new in zip(placements, tensor.placements, strict=True)]  # type: ignore[attr-defined]
     return tensor.redistribute(placements=wanted)  # type: ignore[attr-defined]
@@ -350,7 +355,7 @@ def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
     for tensor in tensors:
         if tensor.requires_grad:
-            return torch.is_grad_enabled()
+            return is_grad_enabled()
     return False
 
 
