@@ -6,7 +6,7 @@ import random
 import oracle
 import pytest
 
-from torch_dmlpool.distributed.halo import Portion, overlap, portions_of_elements, portions_of_windows, shards
+from torch_dmlpool.distributed.halo import Portion, overlap, portions, shards
 from torch_dmlpool.window import Axis
 
 
@@ -55,7 +55,7 @@ def test_portions_of_windows(count: int) -> None:
         outputs = axis.output_size(size)
         owned = shards(outputs, parts)
         assert list(itertools.chain(*owned)) == list(range(outputs))
-        for own, portion in zip(owned, portions_of_windows(axis, size, parts), strict=True):
+        for own, portion in zip(owned, portions(axis, size, parts, of_elements=False), strict=True):
             assert overlap(own, portion.windows) == own or not own
             assert_windows_look_the_same(portion, own, axis, size)
             assert overlap(portion.elements, range(size)) == portion.elements
@@ -72,7 +72,7 @@ def test_portions_of_elements(count: int) -> None:
     uncovered = 0
     for axis, size, parts in requests(count):
         taps = walked(axis, size)
-        for own, portion in zip(shards(size, parts), portions_of_elements(axis, size, parts), strict=True):
+        for own, portion in zip(shards(size, parts), portions(axis, size, parts, of_elements=True), strict=True):
             reading = {window for window, positions in enumerate(taps) if set(positions) & set(own)}
             assert reading <= set(portion.windows)
             assert_windows_look_the_same(portion, portion.windows, axis, size)

@@ -8,7 +8,7 @@ as it looks from those elements, in which every divisor, tap number and empty wi
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_dmlpool.window import Axis
 
@@ -32,16 +32,11 @@ def shards(size: int, parts: int) -> tuple[range, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def portions_of_windows(axis: Axis, size: int, parts: int) -> tuple[Portion, ...]:
-    """For each of ``parts`` ranks, the portion that gives the windows it owns."""
-    return tuple(_portion(axis, size, windows) for windows in shards(axis.output_size(size), parts))
-
-
-@functools.lru_cache(maxsize=1024)
-def portions_of_elements(axis: Axis, size: int, parts: int) -> tuple[Portion, ...]:
-    """For each of ``parts`` ranks, the portion whose windows are all those that cover an element it owns."""
+def portions(axis: Axis, size: int, parts: int, of_elements: bool) -> tuple[Portion, ...]:
+    """For each of ``parts`` ranks, the windows that it owns; ``of_elements``, those that cover an element it owns."""
     outputs = axis.output_size(size)
-    return tuple(_portion(axis, size, _covering(axis, outputs, elements)) for elements in shards(size, parts))
+    owned = shards(size if of_elements else outputs, parts)
+    return tuple(_portion(axis, size, _covering(axis, outputs, own) if of_elements else own) for own in owned)
 
 
 def overlap(first: range, second: range) -> range:
@@ -70,7 +65,7 @@ def _portion(axis: Axis, size: int, windows: range) -> Portion:
     stop = axis.first_position(windows.stop - 1) + axis.extent
     if stop <= 0:
         # All in the start padding. An operator needs an element, so windows are added until one may be read.
-        alone = _seen_from(axis, -first, 0)
+        alone = replace(axis, start_padding=-first, end_padding=0)
         return Portion(range(windows.start, windows.start + alone.output_size(1)), range(1), alone)
     elements = range(min(max(first, 0), size - 1), min(stop, size))
     if first >= size:
@@ -79,8 +74,4 @@ def _portion(axis: Axis, size: int, windows: range) -> Portion:
         windows, first = range(windows.start - added, windows.stop), first - added * axis.stride
     # What lies past the counted padding is left over for ceil_mode, here as in the whole.
     end_padding = min(stop, size + axis.end_padding) - elements.stop
-    return Portion(windows, elements, _seen_from(axis, elements.start - first, end_padding))
-
-
-def _seen_from(axis: Axis, start_padding: int, end_padding: int) -> Axis:
-    return Axis(axis.window, axis.stride, start_padding, end_padding, axis.dilation, axis.ceil_mode)
+    return Portion(windows, elements, replace(axis, start_padding=elements.start - first, end_padding=end_padding))

@@ -24,6 +24,7 @@ from torch_dmlpool.distributed import exchange
 from torch_dmlpool.distributed.halo import shards
 from torch_dmlpool.distributed.spatial import ShardedAxis, Side, whole_indices
 from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 
@@ -40,7 +41,7 @@ class Rule:
     """Whether its last result holds indices, which depend on where a shard lies."""
 
 
-QUANTIZATION: tuple[str, ...] = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+QUANTIZATION: dict[str, Side] = dict.fromkeys(PARAMETERS, "channels")
 RULES = {
     "average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
@@ -53,10 +54,7 @@ RULES = {
         {"input_gradient": "output", "taps": "output"}, ("input",), linear_in="input_gradient"
     ),
     "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), linear_in="input"),
-    "quantized_linear_average_pooling": Rule(
-        {"input": "input", **dict.fromkeys(QUANTIZATION, "channels")},
-        ("output",),
-    ),
+    "quantized_linear_average_pooling": Rule({"input": "input", **QUANTIZATION}, ("output",)),
     "adaptive_average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
     "adaptive_average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
     "adaptive_max_pooling": Rule({"input": "input"}, ("output", "output")),
@@ -90,28 +88,23 @@ class _Request:
         self.tensors: dict[str, DTensor] = {
             name: arguments[name] for name, side in self.rule.arguments.items() if side != "channels"
         }
-        self.mesh = self._common_mesh()
-        self.window = self._window()
+        self.mesh, self.window = self._common_mesh(), None
+        if "window_size" in arguments:
+            words = [arguments[word] for word in WINDOW_ARGUMENTS]
+            self.window = Window.directml(len(words[0]), *words)
         self.placements = self._place()
         self.sizes = self._sizes()
 
-    def _window(self) -> Window | None:
-        if WINDOW_ARGUMENTS[0] not in self.arguments:
-            return None
-        rank = len(self.arguments[WINDOW_ARGUMENTS[0]])
-        return Window.directml(rank, *(self.arguments[word] for word in WINDOW_ARGUMENTS))
-
     def _sizes(self) -> dict[Side, list[int]]:
         """The whole input's sizes and the whole output's."""
-        shapes = {self.rule.arguments[name]: list(tensor.shape) for name, tensor in self.tensors.items()}
-        samples_and_channels = next(iter(shapes.values()))[:2]
-        sizes: dict[Side, list[int]] = dict(shapes)
+        sizes = {self.rule.arguments[name]: list(tensor.shape) for name, tensor in self.tensors.items()}
+        both = next(iter(sizes.values()))[:2]
         if "input" not in sizes:
-            sizes["input"] = [*samples_and_channels, *self.arguments["spatial_sizes"]]
+            sizes["input"] = [*both, *self.arguments["spatial_sizes"]]
         if self.window is not None:
-            sizes["output"] = [*samples_and_channels, *self.window.output_sizes(sizes["input"][2:])]
+            sizes["output"] = [*both, *self.window.output_sizes(sizes["input"][2:])]
         elif "output" not in sizes:
-            sizes["output"] = [*samples_and_channels, *self.arguments["output_sizes"]]
+            sizes["output"] = [*both, *self.arguments["output_sizes"]]
         for name, tensor in self.tensors.items():
             operands.check_sizes(name, tensor, sizes[self.rule.arguments[name]])
         return sizes
@@ -197,16 +190,9 @@ class _Request:
                     f"{tuple(self.placements)}: shard another dimension over the second, or make the two one"
                 )
             mesh_dimensions[placement.dim] = mesh_dimension
-        to_input = self.rule.results == ("input",)
+        axes, sizes, to_input = self.window.axes, self.sizes["input"], self.rule.results == ("input",)
         return [
-            ShardedAxis(
-                dimension,
-                self.window.axes[dimension - 2],
-                self.sizes["input"][dimension],
-                self.mesh,
-                mesh_dimension,
-                to_input,
-            )
+            ShardedAxis(dimension, axes[dimension - 2], sizes[dimension], self.mesh, mesh_dimension, to_input)
             for dimension, mesh_dimension in sorted(mesh_dimensions.items())
         ]
 
@@ -248,17 +234,13 @@ class _Request:
         arguments.update(self._of_channels(self._owned("input")[1]))
         if self.rule.has_indices:
             arguments.update(index_dtype=torch.int64, per_plane=True)
-        if not axes:
-            return self._called(arguments)
-        assert self.window is not None
-        window_axes, spatial_sizes = list(self.window.axes), self.sizes["input"][2:]
-        for axis in axes:
-            window_axes[axis.dimension - 2] = axis.portion.axis
-            spatial_sizes[axis.dimension - 2] = len(axis.portion.elements)
-        window = Window(tuple(window_axes))
-        arguments.update(zip(WINDOW_ARGUMENTS, window.arguments, strict=True))
-        if "spatial_sizes" in arguments:
-            arguments["spatial_sizes"] = spatial_sizes
+        if self.window is not None:
+            window_axes, spatial_sizes = list(self.window.axes), self.sizes["input"][2:]
+            for axis in axes:
+                window_axes[axis.dimension - 2] = axis.portion.axis
+                spatial_sizes[axis.dimension - 2] = len(axis.portion.elements)
+            arguments.update(zip(WINDOW_ARGUMENTS, Window(tuple(window_axes)).arguments, strict=True))
+            arguments.update(spatial_sizes=spatial_sizes)
         return self._called(arguments)
 
     def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:

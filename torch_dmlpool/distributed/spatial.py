@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dmlpool.distributed import exchange
-from torch_dmlpool.distributed.halo import Portion, portions_of_elements, portions_of_windows, shards
+from torch_dmlpool.distributed.halo import Portion, portions, shards
 from torch_dmlpool.window import Axis
 
 Side = Literal["input", "output", "channels"]
@@ -34,8 +34,7 @@ class ShardedAxis:
     @property
     def portions(self) -> tuple[Portion, ...]:
         """What every rank along the mesh dimension computes."""
-        divide = portions_of_elements if self.to_input else portions_of_windows
-        return divide(self.axis, self.size, self.mesh.size(self.mesh_dimension))
+        return portions(self.axis, self.size, self.mesh.size(self.mesh_dimension), self.to_input)
 
     @property
     def portion(self) -> Portion:

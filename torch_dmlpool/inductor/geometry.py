@@ -9,7 +9,8 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import Pointwise, Reduction, TensorBox
+from torch._inductor.ir import Pointwise, TensorBox
+from torch._inductor.lowering import make_reduction
 from torch._inductor.virtualized import V, ops
 
 from torch_dmlpool import operands
@@ -158,38 +159,18 @@ def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Cal
     return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
 
 
-def reduced_over(
-    x: TensorBox, covered: Sequence[bool], kind: Any, source: torch.dtype, result: torch.dtype
-) -> TensorBox:
+def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype) -> TensorBox:
     """A reduction of the dimensions that are covered, each of which stays with one element."""
-    load, sizes = x.make_loader(), x.get_size()[2:]
-    reduced = [size for size, is_covered in zip(sizes, covered, strict=True) if is_covered]
-    parts = _parts(reduced[0]) if kind == "sum" else 1
-    height = reduced[0] if parts == 1 else reduced[0] // parts
+    axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
+    if kind != "sum":
+        return make_reduction(kind, result)(x, axes, True)
+    # Some rows are added as a tree before their sum is added to the others'.
+    sizes, axis, load, dtype = list(x.get_size()), axes[0], x.make_loader(), sum_type(x.get_dtype())
+    rows = max((n for n in range(2, 9) if is_sure(sympy.Eq(sizes[axis] % n, 0))), default=1)
+    sizes[axis] = sizes[axis] // rows
 
-    def inner(index: Sequence[Any], elements: Sequence[Any]) -> Any:
-        def part(number: int) -> Any:
-            place, rest = list(index), iter([elements[0] + number * height, *elements[1:]])
-            for i, is_covered in enumerate(covered, 2):
-                place[i] = next(rest) if is_covered else place[i]
-            return ops.to_dtype(load(place), sum_type(x.get_dtype()) if kind == "sum" else source)
+    def few(index: Sequence[Any]) -> Any:
+        places = [[*index[:axis], index[axis] + row * sizes[axis], *index[axis + 1 :]] for row in range(rows)]
+        return tree([ops.to_dtype(load(place), dtype) for place in places])
 
-        return ops.to_dtype(tree([part(number) for number in range(parts)]), source)
-
-    reduction = Reduction.create(
-        device=x.get_device_or_error(),
-        dst_dtype=result,
-        src_dtype=source,
-        inner_fn=inner,
-        ranges=results()[0][0],
-        reduction_ranges=[height, *reduced[1:]],
-        reduction_type=kind,
-        input_node=x,
-    )
-    reduction.realize()
-    return reduction
-
-
-def _parts(size: Any) -> int:
-    """How many rows are added as a tree before their sum is added to the others'."""
-    return max((n for n in range(2, 9) if is_sure(sympy.Eq(size % n, 0))), default=1)
+    return make_reduction(kind, result)(pointwise(x, sizes, dtype, few), axes, True, dtype=result)

@@ -123,26 +123,20 @@ def _has_channels_innermost(x: TensorBox) -> bool:
     return strides is not None and is_sure(sympy.Eq(strides[1], 1))
 
 
-def _max_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
-    outputs, dtype = results()[0]
-    window = _window_of_maxima(x, x.get_size()[2:], arguments, outputs, with_taps=False)
+def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
+    """Maxima, and where the operator returns them the numbers of their taps."""
+    (outputs, dtype), *taps = results()
+    sizes = x.get_size()[2:]
+    window, covered = _window_of_maxima(x, sizes, arguments, outputs, bool(taps)), covered_axes(x, sizes, arguments)
     if window is not None:
-        return _maxima(x, Geometry(window, x.get_size()[2:], outputs[2:]), outputs)
-    covered = covered_axes(x, x.get_size()[2:], arguments)
-    return None if covered is None else reduced_over(x, covered, "max", dtype, dtype)
-
-
-def _max_pooling_with_taps(x: TensorBox, *arguments: Any) -> tuple[TensorBox, TensorBox] | None:
-    (outputs, dtype), (_, kept) = results()
-    window = _window_of_maxima(x, x.get_size()[2:], arguments, outputs)
-    if window is not None:
-        geometry = Geometry(window, x.get_size()[2:], outputs[2:])
-        return _maxima(x, geometry, outputs), _winners(x, geometry, outputs, kept)
-    covered = covered_axes(x, x.get_size()[2:], arguments)
-    if covered is None:
+        geometry = Geometry(window, sizes, outputs[2:])
+        found = [_maxima(x, geometry, outputs), *(_winners(x, geometry, outputs, kept) for _, kept in taps)]
+    elif covered is not None:
+        numbers = (to_dtype(reduced_over(x, covered, "argmax", torch.int64), kept) for _, kept in taps)
+        found = [reduced_over(x, covered, "max", dtype), *numbers]
+    else:
         return None
-    values = reduced_over(x, covered, "max", dtype, dtype)
-    return values, to_dtype(reduced_over(x, covered, "argmax", dtype, torch.int64), kept)
+    return tuple(found) if taps else found[0]
 
 
 # Gradients: an element of the input gathers from the windows that read it.
@@ -259,7 +253,7 @@ def _reduced_average(x: TensorBox, covered: Sequence[bool], divisor: Any) -> Ten
     # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
     is_row = x.get_device_or_error().type == "cpu"
     (outputs, dtype), wide = results()[0], torch.float64 if is_row else sum_type(x.get_dtype())
-    total = reduced_over(x, covered, "sum", wide, wide).make_loader()
+    total = reduced_over(x, covered, "sum", wide).make_loader()
     return pointwise(x, outputs, dtype, lambda index: _divided(total(index), divisor, wide))
 
 
@@ -291,7 +285,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "average_pooling_grad": _average_pooling_grad,
     "max_pooling": _max_pooling,
     "max_pooling_grad_from_taps": _max_pooling_grad_from_taps,
-    "max_pooling_with_taps": _max_pooling_with_taps,
+    "max_pooling_with_taps": _max_pooling,
 }
 
 

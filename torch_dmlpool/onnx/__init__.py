@@ -78,10 +78,8 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
 
 
 def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
-    op, divisor = emit.op, emit.scalar(divisor)
-    dividend = emit.scalar(dividend)
     # The remainder has the divisor's sign, as in Python; without it nothing is left to round.
-    return op.Div(op.Sub(dividend, op.Mod(dividend, divisor)), divisor)
+    return emit.op.Div(dividend - emit.op.Mod(dividend, divisor), divisor)
 
 
 def _translation(function: Callable[..., Any], exact: bool) -> Callable[..., Any]:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from torch_dmlpool.onnx.lowering import Emitter, Pool, bins, elements, reducible, shaped, spatial_sizes
 
 _CHANNELS = 1
@@ -43,19 +41,19 @@ def averages(
     if all(reduced) and not apart:
         return op.GlobalAveragePool(wide)
     if any(reduced):
-        wide = op.ReduceMean(wide, emit.integers([axis + 2 for axis, done in enumerate(reduced) if done]), keepdims=1)
+        wide = op.ReduceMean(wide, [axis for axis, done in enumerate(reduced, 2) if done], keepdims=1)
         if all(reduced):
             return wide
     pool = Pool(emit, input, arguments, reduced, wide)
     if divisor is not None:
-        return op.Div(pool.sums(wide, dtype), emit.constant(float(divisor), dtype))
+        return pool.sums(wide, dtype) / emit.constant(float(divisor), dtype)
     counts_padding = pool.counts_padding(include_padding)
     if not apart:
         if counts_padding and not any(pool.overhang):
             return pool.shares(wide, dtype)
         if not counts_padding and not pool.is_padded and not pool.may_be_empty:
             return pool.run("AveragePool", wide, 0.0, dtype)
-    return op.Div(pool.sums(wide, dtype), pool.counts(counts_padding, dtype))
+    return pool.sums(wide, dtype) / pool.counts(counts_padding, dtype)
 
 
 def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -80,17 +78,12 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
 
 
 def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
-    op = emit.op
     wide, dtype = emit.widened(input)
     positions, counts = bins(input, output_sizes)
-    inside = torch.arange(positions.shape[1], dtype=torch.int64, device="cpu") < counts[:, None]
-    inside_bins = op.Where(
-        emit.constant(inside.numpy(), emit.ir.DataType.BOOL),
-        elements(emit, wide, positions),
-        emit.constant(0.0, dtype),
-    )
-    sums = op.ReduceSum(inside_bins, emit.integers([-1]), keepdims=0)
-    averages = op.Div(sums, emit.constant(counts.double().numpy(), dtype))
+    inside = [[place < count for place in range(len(positions[0]))] for count in counts]
+    mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
+    sums = emit.op.ReduceSum(emit.op.Where(mask, elements(emit, wide, positions), zero), [-1], keepdims=0)
+    averages = sums / emit.constant([float(count) for count in counts], dtype)
     return emit.cast(shaped(emit, averages, output_sizes), dtype, input.dtype)
 
 
@@ -141,16 +134,13 @@ def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequenc
     rank = len(input.shape) - 2
 
     def spread(parameter: Any, dtype: Any) -> Any:
-        shaped = op.Reshape(parameter, emit.integers([1, -1, *[1] * rank]))
-        return op.Cast(shaped, to=dtype)
+        return op.Cast(op.Reshape(parameter, [1, -1, *[1] * rank]), to=dtype)
 
     real = op.Cast(input, to=types.FLOAT)
     if input_zero_point is not None:
-        real = op.Sub(real, spread(input_zero_point, types.FLOAT))
-    reduced = reducible(input, arguments)
-    if all(reduced):
-        axes = emit.integers([axis + 2 for axis in range(rank)])
-        sums = op.ReduceSum(op.Cast(real, to=types.DOUBLE), axes, keepdims=1)
+        real = real - spread(input_zero_point, types.FLOAT)
+    if all(reducible(input, arguments)):
+        sums = op.ReduceSum(op.Cast(real, to=types.DOUBLE), list(range(2, rank + 2)), keepdims=1)
         counts = op.Cast(op.ReduceProd(op.Shape(input, start=2), keepdims=0), to=types.DOUBLE)
     else:
         pool = Pool(emit, input, arguments)
@@ -162,9 +152,8 @@ def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequenc
             )
         sums = op.Cast(op.Round(pool.sums(real, types.FLOAT)), to=types.DOUBLE)
         counts = pool.counts(pool.counts_padding(include_padding), types.DOUBLE)
-    numerator = op.Mul(sums, spread(input_scale, types.DOUBLE))
-    rounded = op.Round(op.Div(numerator, op.Mul(counts, spread(output_scale, types.DOUBLE))))
+    rounded = op.Round(sums * spread(input_scale, types.DOUBLE) / (counts * spread(output_scale, types.DOUBLE)))
     if output_zero_point is not None:
-        rounded = op.Add(rounded, spread(output_zero_point, types.DOUBLE))
+        rounded = rounded + spread(output_zero_point, types.DOUBLE)
     least, most = (emit.constant(float(bound), types.DOUBLE) for bound in (output_dtype.min, output_dtype.max))
     return op.Cast(op.Clip(rounded, least, most), to=output_dtype)

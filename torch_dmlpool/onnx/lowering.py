@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 
 
 class Emitter:
-    """Writes nodes to the graph that is being exported."""
+    """Writes nodes to the graph that is being exported.
+
+    The exporter's values have Python's operators, and where a node takes int64, or no type of the input's, numbers and
+    lists of numbers and values stand for constants. Constants of all other types are written out.
+    """
 
     def __init__(self, exact: bool) -> None:
         from onnxscript import evaluator, ir
@@ -24,28 +27,7 @@ class Emitter:
         """ONNX's operators in the version that is exported."""
 
     def constant(self, values: Any, dtype: Any) -> Any:
-        import numpy
-
-        return self.op.Constant(value=self.ir.tensor(numpy.asarray(values, dtype=dtype.numpy())))
-
-    def integers(self, values: Any) -> Any:
-        return self.constant(values, self.ir.DataType.INT64)
-
-    def scalar(self, number: Any) -> Any:
-        """A number that the graph computes, as it is; one that is known, as a constant."""
-        return self.integers(number) if isinstance(number, int) else number
-
-    def vector(self, numbers: Sequence[Any]) -> Any:
-        if all(isinstance(number, int) for number in numbers):
-            return self.integers(numbers)
-        one = self.integers([1])
-        return self.op.Concat(*(self.op.Reshape(self.scalar(number), one) for number in numbers), axis=0)
-
-    def sum(self, first: Any, second: Any) -> Any:
-        """Of numbers known or computed."""
-        if isinstance(first, int) and isinstance(second, int):
-            return first + second
-        return self.op.Add(self.scalar(first), self.scalar(second))
+        return self.op.Constant(value=self.ir.tensor(values, dtype=dtype))
 
     def cast(self, value: Any, before: Any, after: Any) -> Any:
         return value if before == after else self.op.Cast(value, to=after)
@@ -90,7 +72,7 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
 # Adaptive pooling: every bin's elements side by side, then reduced, as ONNX has no bins of uneven sizes.
 
 
-def bins(input: Any, output_sizes: Sequence[Any]) -> tuple[Tensor, Tensor]:
+def bins(input: Any, output_sizes: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
     """Positions of each bin's elements in their plane, filled up with the first one, and how many there are."""
     sizes = spatial_sizes(input)
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
@@ -106,19 +88,18 @@ def bins(input: Any, output_sizes: Sequence[Any]) -> tuple[Tensor, Tensor]:
             for outer, inner in itertools.product(bins, along)
         ]
     most = max(map(len, bins))
-    positions = torch.tensor([[*bin, *bin[:1] * (most - len(bin))] for bin in bins], dtype=torch.int64, device="cpu")
-    return positions, torch.tensor([len(bin) for bin in bins], dtype=torch.int64, device="cpu")
+    return [[*bin, *bin[:1] * (most - len(bin))] for bin in bins], [len(bin) for bin in bins]
 
 
-def elements(emit: Emitter, input: Any, positions: Tensor) -> Any:
+def elements(emit: Emitter, input: Any, positions: list[list[int]]) -> Any:
     """``(N, C, bins, elements)``."""
-    planes = emit.op.Reshape(input, emit.integers([0, 0, -1]))
-    return emit.op.Gather(planes, emit.integers(positions.numpy()), axis=2)
+    places = emit.constant(positions, emit.ir.DataType.INT64)
+    return emit.op.Gather(emit.op.Reshape(input, [0, 0, -1]), places, axis=2)
 
 
 def shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
     # One -1, because PyTorch's older exporter fails on shapes that copy sizes and have none.
-    return emit.op.Reshape(flat, emit.integers([0, -1, *output_sizes]))
+    return emit.op.Reshape(flat, [0, -1, *output_sizes])
 
 
 class Pool:
@@ -142,7 +123,7 @@ class Pool:
         self.window = Window.directml(len(windows), windows, steps, before, after, gaps, ceil_mode)
         axes = list(zip(self.window.axes, self.sizes, strict=True))
         self.overhang = [_overhang(axis, size) for axis, size in axes]
-        self.end = [emit.sum(*pair) for pair in zip(self.after, self.overhang, strict=True)]
+        self.end = [after + overhang for after, overhang in zip(self.after, self.overhang, strict=True)]
         self.cut = [
             size is None and ceil_mode and (not isinstance(end, int) or end + axis.stride > axis.extent)
             for (axis, size), end in zip(axes, self.after, strict=True)
@@ -152,7 +133,6 @@ class Pool:
         """Whether a Pad node is needed: runtimes refuse padding that reaches the window's size."""
         computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
         self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
-
         self.is_dilated = any(axis.dilation != 1 for axis in self.window.axes)
 
     @property
@@ -181,12 +161,10 @@ class Pool:
         return self.sliced(getattr(op, operator)(tensor, **attributes))
 
     def pad(self, tensor: Any, start: Sequence[Any], end: Sequence[Any], fill: Any, dtype: Any) -> Any:
-        op, first = self.emit.op, self.emit.integers([0])
-        pads = self.emit.vector([0, 0, 0, *start, 0, 0, 0, *end])
+        op, pads = self.emit.op, [0, 0, 0, *start, 0, 0, 0, *end]
         # ONNX Runtime merges a Pad node of zeros into the pooling node after it, however much it pads and even if that
         # takes maxima. A dimension that is put before and taken away, at no cost, keeps the two apart.
-        padded = op.Pad(op.Unsqueeze(tensor, first), pads, self.emit.constant(fill, dtype))
-        return op.Squeeze(padded, first)
+        return op.Squeeze(op.Pad(op.Unsqueeze(tensor, [0]), pads, self.emit.constant(fill, dtype)), [0])
 
     def sliced(self, pooled: Any) -> Any:
         """``pooled`` without windows that start past the input (rule G3)."""
@@ -194,50 +172,44 @@ class Pool:
             return pooled
         if isinstance(pooled, Sequence):
             return tuple(self.sliced(output) for output in pooled)
-        op, emit, integers = self.emit.op, self.emit, self.emit.integers
-        ends, dimensions = [], [number for number, cut in enumerate(self.cut) if cut]
-        for number in dimensions:
-            axis, start, after = self.window.axes[number], self.start[number], self.after[number]
-            size, stride = op.Shape(self.input, start=number + 2, end=number + 3), integers([axis.stride])
-            room = op.Add(size, emit.vector([emit.sum(emit.sum(start, after), -axis.extent)]))
-            starting_inside = op.Div(op.Add(size, emit.vector([emit.sum(start, axis.stride - 1)])), stride)
-            ends.append(op.Max(op.Add(op.Div(room, stride), integers([1])), starting_inside))
-        axes = integers([number + 2 for number in dimensions])
-        return op.Slice(pooled, integers([0] * len(ends)), op.Concat(*ends, axis=0), axes)
+        op, ends = self.emit.op, {}
+        for number, (axis, start, after) in enumerate(zip(self.window.axes, self.start, self.after, strict=True), 2):
+            if self.cut[number - 2]:
+                size = op.Shape(self.input, start=number, end=number + 1)
+                starting_inside = op.Div(size + (start + axis.stride - 1), axis.stride)
+                ends[number] = op.Max(op.Div(size + (start + after - axis.extent), axis.stride) + 1, starting_inside)
+        return op.Slice(pooled, [0] * len(ends), op.Concat(*ends.values(), axis=0), list(ends))
 
     def ones(self) -> Any:
         """A plane of ones in float32, of the input's spatial sizes."""
         op, ir = self.emit.op, self.emit.ir
-        shape = op.Concat(self.emit.integers([1, 1]), op.Shape(self.input, start=2), axis=0)
+        shape = op.Concat(self.emit.constant([1, 1], ir.DataType.INT64), op.Shape(self.input, start=2), axis=0)
         return op.ConstantOfShape(shape, value=ir.tensor([1.0], dtype=ir.DataType.FLOAT))
 
     def empty_windows(self) -> Any:
         """A mask of the windows that read no element; None where there are none."""
         if not self.may_be_empty:
             return None
-        float32 = self.emit.ir.DataType.FLOAT
-        inside = self.run("MaxPool", self.ones(), 0.0, float32)[0]
+        inside = self.run("MaxPool", self.ones(), 0.0, self.emit.ir.DataType.FLOAT)[0]
         # A runtime may give its lowest number for an empty window.
-        return self.emit.op.Not(self.emit.op.Greater(inside, self.emit.constant(0.0, float32)))
+        return self.emit.op.Not(inside > 0.0)
 
     def counts(self, include_padding: bool, dtype: Any) -> Any:
         """The taps that each window counts, at least 1 (rules A1 to A3)."""
-        float32, rank = self.emit.ir.DataType.FLOAT, self.window.rank
+        op, float32 = self.emit.op, self.emit.ir.DataType.FLOAT
         mask, start, end = self.ones(), self.start, self.end
         if include_padding:
             mask = self.pad(mask, start, self.after, 1.0, float32)
-            start, end = [0] * rank, self.overhang
-        shares = self.emit.op.AveragePool(self.pad(mask, start, end, 0.0, float32), **self.attributes)
-        op, taps = self.emit.op, self.emit.constant(float(self.window.taps), float32)
-        counts = op.Max(op.Round(op.Mul(self.sliced(shares), taps)), self.emit.constant(1.0, float32))
-        return self.emit.cast(counts, float32, dtype)
+            start, end = [0] * self.window.rank, self.overhang
+        shares = self.sliced(op.AveragePool(self.pad(mask, start, end, 0.0, float32), **self.attributes))
+        return self.emit.cast(op.Max(op.Round(shares * float(self.window.taps)), 1.0), float32, dtype)
 
     def shares(self, tensor: Any, dtype: Any) -> Any:
         """Sums over windows divided by the number of taps."""
         return self.run("AveragePool", tensor, 0.0, dtype, count_include_pad=1)
 
     def sums(self, tensor: Any, dtype: Any) -> Any:
-        return self.emit.op.Mul(self.shares(tensor, dtype), self.emit.constant(float(self.window.taps), dtype))
+        return self.shares(tensor, dtype) * self.emit.constant(float(self.window.taps), dtype)
 
 
 def _overhang(axis: Axis, size: int | None) -> int:

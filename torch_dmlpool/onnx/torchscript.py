@@ -12,79 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.onnx import JitScalarType, symbolic_helper
 
 from torch_dmlpool.onnx import OPERATORS, averages, maxima
 from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
 
 LEAST_OPSET = 18
 """The first in which the nodes that the translations write take axes as inputs."""
-
-
-class _Value:
-    """A value of the exporter's graph, with the names that the translations ask for."""
-
-    def __init__(self, emit: Emitter, value: Any) -> None:
-        self.emit, self.value = emit, value
-
-    @functools.cached_property
-    def shape(self) -> tuple[Any, ...]:
-        """Sizes; "?" for one that is not known."""
-        sizes = self.value.type().varyingSizes()
-        if sizes is None:
-            raise ValueError("the number of dimensions of what is pooled is not known: export with dynamo=True")
-        return tuple("?" if size is None else size for size in sizes)
-
-    @functools.cached_property
-    def dtype(self) -> Any:
-        from torch.onnx import JitScalarType
-
-        return self.emit.ir.DataType(JitScalarType.from_value(self.value).onnx_type())
-
-    def producer(self) -> None: ...
-
-
-class _Operators:
-    """ONNX's operators as functions that add a node to ``graph``."""
-
-    def __init__(self, emit: Emitter, graph: Any) -> None:
-        from torch.onnx import symbolic_helper
-
-        self.emit, self.graph, self.version = emit, graph, symbolic_helper.GLOBALS.export_onnx_opset_version
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return functools.partial(self._node, name)
-
-    def _node(self, name: str, *inputs: Any, **attributes: Any) -> Any:
-        if name == "Squeeze" and len(inputs) == 1 and inputs[0].value.node().kind() == "onnx::Constant":
-            # Runtimes look for scales that are scalars before they compute what follows from constants.
-            return self.Constant(value=inputs[0].value.node().t("value").squeeze())
-        named = dict(_attribute(*pair) for pair in attributes.items())
-        values = [input.value for input in inputs]
-        if name == "MaxPool":
-            return [_Value(self.emit, output) for output in self.graph.op(name, *values, outputs=2, **named)]
-        return _Value(self.emit, self.graph.op(name, *values, **named))
-
-
-def _attribute(name: str, value: Any) -> tuple[str, Any]:
-    """As the exporter has it: with the type's letter in the name."""
-    if isinstance(value, int):
-        return f"{name}_i", int(value)
-    if isinstance(value, torch.Tensor):
-        return f"{name}_t", value
-    if hasattr(value, "numpy"):
-        return f"{name}_t", torch.from_numpy(value.numpy().copy())
-    first = value[0] if isinstance(value, Sequence) else value
-    return f"{name}_{'f' if isinstance(first, float) else 'i'}", value
-
-
-class _Emitter(Emitter):
-    """Writes nodes to a graph of the older exporter."""
-
-    def __init__(self, graph: Any) -> None:
-        from onnxscript import ir
-
-        self.exact, self.ir = False, ir
-        self.op = _Operators(self, graph)
 
 
 def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,25 +62,64 @@ def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
         raise ValueError(f"dmlpool::{name} cannot be written for ONNX: torch_dmlpool.onnx.translations says what can")
     if importlib.util.find_spec("onnxscript") is None:
         raise ImportError("pooling for ONNX needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
-    emit = _Emitter(graph)
-    if emit.op.version < LEAST_OPSET:
+    version = symbolic_helper.GLOBALS.export_onnx_opset_version
+    if version < LEAST_OPSET:
         raise ValueError(
-            f"pooling is written for ONNX in opset {LEAST_OPSET} and later, got opset_version={emit.op.version}: "
+            f"pooling is written for ONNX in opset {LEAST_OPSET} and later, got opset_version={version}: "
             "export with a later one, or with dynamo=True and torch_dmlpool.onnx.translations()"
         )
+    from onnxscript import evaluator, values
+    from torch.onnx._internal.exporter._building import OpRecorder
+
+    recorder: Any = OpRecorder(values.Opset("", version), {})
+    written: dict[Any, Any] = {}
     declared = getattr(torch.ops.dmlpool, name).default._schema.arguments
-    kinds = [str(argument.real_type) for argument in declared]
-    results = _TRANSLATIONS[name](emit, *(_argument(emit, *pair) for pair in zip(kinds, arguments, strict=True)))
-    return results.value if isinstance(results, _Value) else tuple(result.value for result in results)
+    pairs = zip((str(argument.real_type) for argument in declared), arguments, strict=True)
+    translated = [_argument(recorder.opset, written, *pair) for pair in pairs]
+    with evaluator.default_as(recorder):
+        results = _TRANSLATIONS[name](Emitter(False), *translated)
+    for node in recorder.nodes:
+        outputs = _written(graph, node, [written[each] for each in node.inputs])
+        written.update(zip(node.outputs, outputs, strict=True))
+    return tuple(written[each] for each in results) if isinstance(results, tuple) else written[results]
 
 
-def _argument(emit: Emitter, kind: str, value: Any) -> Any:
-    from torch.onnx import JitScalarType, symbolic_helper
-
+def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any:
+    """A value of the exporter's graph as the translations ask for it: constants as Python has them."""
     if value.node().mustBeNone():
         return None
-    if "Tensor" in kind:
-        return _Value(emit, value)
-    descriptions: dict[str, Any] = {"List[int]": "is", "bool": "b", "float": "f"}
-    constant = symbolic_helper._parse_arg(value, descriptions.get(kind, "i"))
-    return emit.ir.DataType(JitScalarType(constant).onnx_type()) if kind == "ScalarType" else constant
+    if "Tensor" not in kind:
+        descriptions: dict[str, Any] = {"List[int]": "is", "bool": "b", "float": "f"}
+        constant = symbolic_helper._parse_arg(value, descriptions.get(kind, "i"))
+        return _data_type(JitScalarType(constant)) if kind == "ScalarType" else constant
+    from onnxscript import ir
+    from torch.onnx._internal.exporter._tensors import SymbolicTensor
+
+    sizes = value.type().varyingSizes()
+    if sizes is None:
+        raise ValueError("the number of dimensions of what is pooled is not known: export with dynamo=True")
+    shape = ir.Shape(["?" if size is None else size for size in sizes])
+    tensor = SymbolicTensor(opset, shape=shape, type=ir.TensorType(_data_type(JitScalarType.from_value(value))))
+    written[tensor] = value
+    return tensor
+
+
+def _data_type(scalar_type: Any) -> Any:
+    from onnxscript import ir
+
+    return ir.DataType(scalar_type.onnx_type())
+
+
+def _written(graph: Any, node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of ``node`` in the exporter's graph, which has the type's letter in the names of attributes."""
+    if node.op_type == "Squeeze" and len(inputs) == 1 and inputs[0].node().kind() == "onnx::Constant":
+        # Runtimes look for scales that are scalars before they compute what follows from constants.
+        return [graph.op("Constant", value_t=inputs[0].node().t("value").squeeze())]
+    attributes = {
+        f"{each.name}_{each.type.name[0].lower()}": torch.from_numpy(each.value.numpy().copy())
+        if each.type.name == "TENSOR"
+        else each.value
+        for each in node.attributes.values()
+    }
+    outputs = graph.op(node.op_type, *inputs, outputs=len(node.outputs), **attributes)
+    return outputs if isinstance(outputs, (list, tuple)) else [outputs]
