@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from math import gcd, prod
-from typing import Any
 
 from .launch import (
     Launch,
@@ -14,7 +13,6 @@ from .launch import (
     covering,
     divided,
     farthest,
-    is_wide,
     one_axis_at_a_time,
     tile_launch,
     wide,
@@ -35,46 +33,26 @@ Kinds = tuple[int, ...]
 
 
 @lru_cache(maxsize=4096)
-def average_launches(request: Request) -> tuple[Launch, ...]:
+def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
     """The launches of averages or their gradient; each but the last writes a workspace, which the next reads.
 
-    | window                                          | kernel                                     |
-    |-------------------------------------------------|--------------------------------------------|
-    | a lane's loads, sums and targets fit (up to 7²) | sum_tile, all unrolled                     |
-    | larger, and adaptive bins                       | sum_axis of a dense source, axis after axis |
+    Elements of 8 bits are quantized: of those of large windows there are only sums.
+
+    | window                                                           | kernel                                   |
+    |------------------------------------------------------------------|------------------------------------------|
+    | a lane's loads, sums and targets fit (up to 7²); of 8 bits up to | sum_tile, all unrolled                   |
+    | 128 taps                                                         |                                          |
+    | larger, and adaptive bins                                        | sum_axis of a dense source, axis by axis |
     """
-    if request.window is None:
-        return tuple(_sum_axes(request, {"COUNT": 1, "DIVISOR": 1}))
-    count, divisor = counting(request)
-    for tile in average_tiles(request):
+    count, divisor = (1, 1) if request.window is None else counting(request)
+    for tile in tiles(request):
         if fits(request, tile):
-            return (_sum_tile(request, tile, {"COUNT": count, "DIVISOR": divisor, "KINDS": (0, 0, 0, 0)}),)
-    return tuple(_sum_axes(request, {"COUNT": count, "DIVISOR": divisor}))
-
-
-@lru_cache(maxsize=4096)
-def quantized_launches(request: Request, kinds: Kinds) -> tuple[Launch, ...]:
-    """The launches of quantized averages.
-
-    | window                                             | kernels                                           |
-    |----------------------------------------------------|---------------------------------------------------|
-    | at most 128 taps, and a lane's loads and sums fit  | sum_tile                                          |
-    | larger                                             | sum_axis of a dense input for each axis, then requantize |
-    """
-    axes, outputs = request.axes, request.targets
-    count, divisor = counting(request)
-    if prod(axes.window) <= SNAPPED_TAPS:
-        for tile in quantized_tiles(request):
-            if fits(request, tile):
-                return (_sum_tile(request, tile, {"COUNT": count, "DIVISOR": divisor, "KINDS": kinds}),)
-    lanes = prod(request.shape[:2]) * prod(outputs)
-    constants = {
-        "CHANNELS": request.channels_last, "COUNT": 2 if request.include_padding else 1, "KINDS": kinds,
-        "WIDE": is_wide(axes, request.sizes, outputs, lanes),
-    }  # fmt: skip
-    sizes = (lanes, request.shape[1], *outputs, *request.sizes, *(number for field in axes[:4] for number in field))
-    last = Launch.of_lanes("requantization.requantize", lanes, (*sizes, *axes.dilation), constants)
-    return (*_sum_axes(request, {"COUNT": 0, "DIVISOR": 1}), last)
+            constants = {
+                "END": request.axes.end, "ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds,
+            }  # fmt: skip
+            return (tile_launch(TILE, request, tile, constants),)
+    of_integers = request.element_size == 1
+    return tuple(_sum_axes(request, 0 if of_integers else count, 1 if of_integers else divisor))
 
 
 def counting(request: Request) -> tuple[int, int]:
@@ -88,56 +66,36 @@ def counting(request: Request) -> tuple[int, int]:
     return 0, request.window.taps
 
 
-def _sum_tile(request: Request, tile: Tile, constants: Mapping[str, Any]) -> Launch:
-    return tile_launch(TILE, request, tile, {"END": request.axes.end, "ADJOINT": request.adjoint, **constants})
-
-
-def average_tiles(request: Request) -> Iterator[Tile]:
-    """Tiles in order of preference: large ones share more of what they read. In volumes: 2 rows in 2 depths.
-
-    | layout   | stride 1                                        | stride 2    | above  |
-    |----------|-------------------------------------------------|-------------|--------|
-    | columns  | 4 rows; 6 of windows 6 to 8; 8 without vectors  | 2 rows; 4   | 2; 4   |
-    | channels | 4 rows of 2 columns; 4 columns from window 5 up | 2 rows of 2 | 2 of 1 |
-    """
-    axes, rank, widest = request.axes, request.rank, request.vector
-    tall, broad = axes.stride[1:]
-    rows = 4 if tall == 1 and rank < 3 else 2
-    if not request.channels_last and (5 < axes.window[1] / tall < 9 or widest == 1):
-        rows = 6 if tall == 1 and widest > 1 else 2 * rows
-    vectors = [widest >> i for i in range(widest.bit_length())]
-    depths = (2, 1) if rank == 3 and axes.stride[0] == 1 else (1,)
-    heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
-    if not request.channels_last:
-        yield from (Tile((d, r, v), v) for v in vectors for r in heights for d in depths)
+def tiles(request: Request) -> Iterator[Tile]:
+    """Tiles in order of preference: large ones share more of what they read."""
+    axes, rank, widest, columns = request.axes, request.rank, request.vector, not request.channels_last
+    if request.window is None:
         return
-    across = 4 if axes.window[2] >= 5 and broad == 1 else 2 if broad == 1 or (broad == 2 and not request.adjoint) else 1
-    coalesced = [v for v in vectors if v * request.element_size >= 4] or vectors[:1]
-    for columns in dict.fromkeys((across, 1)):
-        yield from (Tile((d, r, columns), v) for r in heights for v in coalesced for d in depths)
-    yield Tile((1, 1, 1), 1)
-
-
-def quantized_tiles(request: Request) -> Iterator[Tile]:
-    """Tiles in order of preference.
-
-    | layout   | stride 1                                                           | above                    |
-    |----------|--------------------------------------------------------------------|--------------------------|
-    | columns  | 4 rows of 16 bytes; 2 from window 5 up; 8 rows without words       | 2 rows; 4 without words  |
-    | channels | 4 rows of 2 columns of 8 bytes: more warps than with 16            | 2 rows of 2 of 16 bytes  |
-    """
-    axes, rank, columns = request.axes, request.rank, not request.channels_last
     tall, broad = axes.stride[1:]
-    vectors = [v for v in ((16, 8, 4) if columns or broad > 1 else (8, 4)) if request.vector % v == 0]
-    rows = 4 if tall == 1 and (axes.window[1] < 5 or not columns) else 2
-    if columns and not vectors:
-        rows = 8 if tall == 1 else 4
-    heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
+    vectors = [widest >> i for i in range(widest.bit_length())]
+    rows, across = 4 if tall == 1 and rank < 3 else 2, [2 if broad == 1 else 1, 1]
+    if request.element_size == 1:
+        # Of channels at stride 1 vectors of 8 bytes leave more warps than those of 16.
+        vectors = [v for v in ((16, 8, 4) if columns or broad > 1 else (8, 4)) if widest % v == 0]
+        rows = 4 if tall == 1 and (axes.window[1] < 5 or not columns) else 2
+        if columns and not vectors:
+            rows = 8 if tall == 1 else 4
+        vectors, across = [*vectors, 1], [2 if broad <= 2 else 1]
+    elif columns and (5 < axes.window[1] / tall < 9 or widest == 1):
+        rows = 6 if tall == 1 and widest > 1 else 2 * rows
+    elif not columns:
+        vectors = [v for v in vectors if v * request.element_size >= 4] or vectors[:1]
+        if broad == 1 and axes.window[2] >= 5:
+            across = [4, 1]
+        elif broad == 2 and not request.adjoint:
+            across = [2, 1]
     depths = (2, 1) if rank == 3 and axes.stride[0] == 1 else (1,)
-    across = 2 if broad <= 2 else 1
-    for v in (*vectors, 1):
-        for height in heights:
-            yield from (Tile((depth, height, v if columns else across), v) for depth in depths)
+    heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
+    shapes = [(height, v) for v in vectors for height in heights]
+    if not columns and request.element_size > 1:
+        shapes.sort(key=lambda shape: -shape[0])
+    for width in [0] if columns else dict.fromkeys(across):
+        yield from (Tile((depth, height, width or v), v) for height, v in shapes for depth in depths)
     yield Tile((1, 1, 1), 1)
 
 
@@ -169,12 +127,12 @@ def fits(request: Request, tile: Tile) -> bool:
     return (
         used[0] * used[1] * chunks <= (QUANTIZED_LOADS if quantized else UNROLLED_LOADS)
         and max(spans) <= UNROLLED_POSITIONS
-        and (quantized or prod(targets) <= TILE_TARGETS)
+        and (prod(axes.window) <= SNAPPED_TAPS if quantized else prod(targets) <= TILE_TARGETS)
         and registers <= (QUANTIZED_REGISTERS if quantized else TILE_REGISTERS)
     )
 
 
-def _sum_axes(request: Request, constants: Mapping[str, Any]) -> list[Launch]:
+def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
     """Outer axes first: there neighbouring lanes read neighbouring elements."""
     bins, launches = request.window is None, []
     for along in one_axis_at_a_time(request):
@@ -189,9 +147,9 @@ def _sum_axes(request: Request, constants: Mapping[str, Any]) -> list[Launch]:
             bound = min(window, divided(along.source, dilation))
         lanes = along.outer * along.targets * along.inner
         sizes = (lanes, along.inner, along.source, along.targets, *along.window, reach.gcd, reach.inverse, bound)
-        every = {"ADJOINT": request.adjoint, "BINS": bins, **constants}
-        if not along.last:
-            every["DIVISOR"] = 1
-        every["WIDE"] = wide(largest, lanes, (along.source + bound + 8) * along.inner)
-        launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, sizes, every))
+        constants = {
+            "ADJOINT": request.adjoint, "BINS": bins, "COUNT": count, "DIVISOR": divisor if along.last else 1,
+            "WIDE": wide(largest, lanes, (along.source + bound + 8) * along.inner),
+        }  # fmt: skip
+        launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, sizes, constants))
     return launches

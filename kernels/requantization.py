@@ -6,8 +6,7 @@ points leave as one constant.
 
 For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is off by less than
 2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from every half; so rounding it to a
-multiple of 2⁻⁴¹ first, then to an integer, turns neither into the other. Larger windows are added up axis by axis, and
-what lies next to a half is compared in integers.
+multiple of 2⁻⁴¹ first, then to an integer, turns neither into the other. Of larger windows the kernels give the sums.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import counted_taps, join_columns, lane_numbers, launched, place_of_lane, split_columns
+from .addressing import join_columns, split_columns
 from .sums import sliding_sums
 
 NUMBER = tl.constexpr(0)
@@ -229,73 +228,3 @@ def unpacked(evens, odds):
         (evens >> 16).to(tl.int32),
         (odds >> 16).to(tl.int32),
     )
-
-
-@triton.jit
-def scale_parts(scale):
-    """``significand, exponent`` of a positive float32 number: ``significand * 2 ** exponent``, both int64."""
-    bits = scale.to(tl.int32, bitcast=True)
-    field = bits >> 23
-    significand = (bits & 0x7FFFFF) | tl.where(field > 0, 0x800000, 0)
-    return significand.to(tl.int64), tl.maximum(field, 1).to(tl.int64) - 150
-
-
-@triton.jit
-def shifted(integers, bits):
-    """``integers << bits`` modulo 2**64, for any number of bits."""
-    first = tl.minimum(bits, 32)
-    second = tl.minimum(bits - first, 32)
-    return (integers << first) << second
-
-
-@triton.jit
-def rescaled(sums, scale, step, divisor):
-    """``sums * scale / (step * divisor)`` rounded exactly, halves to even; cut off far outside the type."""
-    real = sums.to(tl.float64) * scale.to(tl.float64) / (divisor.to(tl.float64) * step.to(tl.float64))
-    real = tl.minimum(tl.maximum(real, -1024.0), 1024.0)
-    whole = tl.floor(real)
-    past = real - whole
-    integer = whole.to(tl.int64)
-    # Twice the distance from the half, times the denominator: 64 bits hold this integer, though perhaps not its terms.
-    significand, exponent = scale_parts(scale)
-    other, below = scale_parts(step)
-    exponent = exponent - below
-    product = shifted(sums * significand, 1 + tl.maximum(exponent, 0))
-    half = shifted((2 * integer + 1) * divisor * other, tl.maximum(-exponent, 0))
-    beyond = product - half
-    near = tl.abs(past - 0.5) < 2.0**-30
-    up = tl.where(near, (beyond > 0) | ((beyond == 0) & (integer % 2 != 0)), past > 0.5)
-    return integer.to(tl.int32) + up.to(tl.int32)
-
-
-@launched(2)
-def requantize(
-    source, target, input_scale, input_zero, output_scale, output_zero, lanes, C, OD, OH, OW, D, H, W,
-    K0, K1, K2, S0, S1, S2, P0, P1, P2, E0, E1, E2, D0, D1, D2,
-    CHANNELS: tl.constexpr, COUNT: tl.constexpr, KINDS: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Requantize sums of any size exactly: source int32 or int64, target int8 or uint8, both dense in the same order.
-
-    The sums hold no padding and no zero point yet. ``D, H, W``: the input's spatial sizes; then window, stride, start
-    and end padding and dilation along the three axes. ``COUNT``: the divisor counts taps inside the input (1) or
-    inside the padded input (2).
-    """
-    lane = lane_numbers(B, WIDE)
-    live = lane < lanes
-    column, row, depth, channel, _ = place_of_lane(lane, C, OW, OH, OD, 3, CHANNELS)
-    inside = counted_taps(depth * S0 - P0, D, E0, K0, D0, False).to(tl.int64)
-    inside *= counted_taps(row * S1 - P1, H, E1, K1, D1, False)
-    inside *= counted_taps(column * S2 - P2, W, E2, K2, D2, False)
-    divisor = inside
-    if COUNT == 2:
-        divisor = counted_taps(depth * S0 - P0, D, E0, K0, D0, True).to(tl.int64)
-        divisor *= counted_taps(row * S1 - P1, H, E1, K1, D1, True)
-        divisor *= counted_taps(column * S2 - P2, W, E2, K2, D2, True)
-    divisor = tl.maximum(divisor, 1)
-    zero_input = (parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros([B], tl.int32)).to(tl.int64)
-    sums = tl.load(source + lane, mask=live, other=0).to(tl.int64) - inside * zero_input
-    scale = parameter(input_scale, channel, KINDS[0], tl.float32) + tl.zeros([B], tl.float32)
-    step = parameter(output_scale, channel, KINDS[2], tl.float32) + tl.zeros([B], tl.float32)
-    integer = rescaled(sums, scale, step, divisor) + parameter(output_zero, channel, KINDS[3], tl.int32)
-    integer = clamped(integer, target.dtype.element_ty == tl.int8)
-    tl.store(target + lane, integer.to(target.dtype.element_ty), mask=live)

@@ -13,6 +13,7 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
 from torch_dmlpool.backends import reference
+from torch_dmlpool.window import Window
 
 operators = torch.ops.dmlpool
 PLAIN = oracle.Pooling((3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
@@ -159,3 +160,21 @@ def test_quantized_averages_of_a_million_taps_are_exact() -> None:
         for scale in (1.0, 0.75):
             result = dmlpool.quantized_linear_average_pooling(plane, scale, 0, scale, 3, (1024, 1040))
             assert result.item() == expected + 3, (least, ones, scale)
+
+
+def true_halves(divisor: int) -> list[samples.Quotient]:
+    """``k + 1/2`` for an even and an odd ``k``, and the nearest sums beside them; ``divisor`` is even."""
+    halves = [(2 * k + 1) * divisor // 2 for k in (98, 97)]
+    return [(total + beside, 0.75, 0.75) for total in halves for beside in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("divisor", [2**21 + 1, 2**21 + 2, 2**30 + 5, 2**30 + 6])
+def test_what_float64_takes_for_a_half(divisor: int) -> None:
+    """Q1 and Q4: sums that no test could add up."""
+    quotients = samples.near_halves(divisor, 24) if divisor % 2 else true_halves(divisor)
+    # One window per channel, of as many counted taps: most of them in the padding.
+    window = Window.directml(1, divisor, 1, divisor - 1, 0)
+    sums, scales, steps = map(torch.tensor, zip(*quotients, strict=True))
+    result = reference.requantized(sums.view(1, -1, 1), [1], (scales, None, steps, None), window, True, torch.uint8)
+    expected = [oracle.requantized(total, divisor, m, n, 0, "uint8") for total, m, n in quotients]
+    assert result.flatten().tolist() == expected

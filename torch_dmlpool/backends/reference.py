@@ -56,12 +56,8 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
 
 
-def _divisor(
-    windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool = False, override: int | None = None
-) -> Any:
-    """What sums of windows over ``sizes`` are divided by: the taps that count, at least 1 (rules A1 to A3 and A5)."""
-    if override is not None:
-        return override
+def _counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
+    """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
     counts = torch.ones((), dtype=like.dtype, device=like.device)
     for part, size in zip(parts(windows), sizes, strict=True):
         if isinstance(part, Axis) and include_padding:
@@ -69,7 +65,14 @@ def _divisor(
         else:
             along = read_by(part, size, like).counts
         counts = counts.unsqueeze(-1) * along.to(like.dtype)
-    return counts.clamp(min=1)
+    return counts
+
+
+def _divisor(
+    windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool = False, override: int | None = None
+) -> Any:
+    """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
+    return _counts(windows, sizes, like, include_padding).clamp(min=1) if override is None else override
 
 
 def _averages(input: Tensor, windows: Windows, *divided_how: Any) -> Tensor:
@@ -123,32 +126,48 @@ def quantized_linear_average_pooling(
     """Exact sums of differences from the zero point, requantized once (rules Q1, Q2 and Q6)."""
     parameters: Any = (input_scale, input_zero_point, output_scale, output_zero_point)
     if input.device.type == "mps":  # has no float64
-        parameters = [parameter.cpu() if isinstance(parameter, Tensor) else parameter for parameter in parameters]
-        arguments = (*parameters, window, include_padding, output_dtype)
+        arguments: list[Any] = [each.cpu() if isinstance(each, Tensor) else each for each in parameters]
+        arguments += [window, include_padding, output_dtype]
         return quantized_linear_average_pooling(input.cpu(), *arguments).to(input.device)
     sizes = input.shape[2:]
+    sum_type = torch.int32 if is_known(_reads(window, sizes) * 255 < 2**31) else torch.int64
+    (sums,) = pooled((input.to(sum_type),), window, SUM)
+    return _laid_out_like(requantized(sums, sizes, parameters, window, include_padding, output_dtype), input)
+
+
+def _reads(window: Window, sizes: Sequence[int]) -> int:
+    """The most elements that a window reads."""
     reads = 1
     for axis, size in zip(window.axes, sizes, strict=True):
         reads *= min(axis.window, size) if are_ints(axis.window, size) else size if is_known(size > 0) else axis.window
-    sum_type = torch.int32 if is_known(reads * 255 < 2**31) else torch.int64
+    return reads
+
+
+def requantized(
+    sums: Tensor,
+    sizes: Sequence[int],
+    parameters: Sequence[Any],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """Quantized averages, as exact arithmetic has them, from the integer ``sums`` of windows over ``sizes``."""
 
     def vector(parameter: Any, dtype: torch.dtype) -> Tensor:
         if not isinstance(parameter, Tensor):
-            parameter = torch.full((1,), parameter or 0, dtype=dtype, device=input.device)
+            parameter = torch.full((1,), parameter or 0, dtype=dtype, device=sums.device)
         return parameter.to(dtype).view(1, -1, *(1 for _ in sizes))
 
-    types = (torch.float64, sum_type, torch.float64, torch.float64)
-    vectors = [vector(*pair) for pair in zip(parameters, types, strict=True)]
-    scale, zero, step, output_zero = vectors
+    types = (torch.float64, sums.dtype, torch.float64, torch.float64)
+    scale, zero, step, output_zero = (vector(*pair) for pair in zip(parameters, types, strict=True))
     divisor = _divisor(window, sizes, scale, include_padding)
-    (sums,) = pooled((input.to(sum_type) - zero,), window, SUM)
+    sums = sums - _counts(window, sizes, sums, include_padding=False) * zero
     real = sums.to(torch.float64) * scale / (divisor * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
-    if not is_known(reads <= 2**20) or not is_known(window.taps <= 2**20):
+    if not is_known(_reads(window, sizes) <= 2**20) or not is_known(window.taps <= 2**20):
         real = _on_its_side_of_a_half(real, sums.to(torch.int64), divisor, scale, step)
     limits = torch.iinfo(output_dtype)
-    result = (real.round() + output_zero).clamp(limits.min, limits.max).to(output_dtype)
-    return _laid_out_like(result, input)
+    return (real.round() + output_zero).clamp(limits.min, limits.max).to(output_dtype)
 
 
 def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
+from torch_dmlpool.backends.reference import requantized
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.window import Window
@@ -305,9 +306,11 @@ def quantized_linear_average_pooling(
     ]
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
     request = _request(window, input, sizes, memory_format, is_aligned(input, output), False, include_padding)
-    launches = kernel_named("average_pooling_launch", "quantized_launches")(request, kinds)
-    if len(launches) > 1:
-        input = input.contiguous(memory_format=memory_format)
-    of_sums = torch.int32 if window.taps * 255 < 2**31 else torch.int64
-    _in_turn(launches, [input], [output, *parameters], [of_sums])
-    return output
+    launches = kernel_named("average_pooling_launch", "average_launches")(request, kinds)
+    if launches[0].kernel == "average_pooling.sum_tile":
+        launch(launches[0], input, output, *parameters)
+        return output
+    dtype = torch.int32 if window.taps * 255 < 2**31 else torch.int64
+    sums = operands.empty(output.shape, input, memory_format, dtype)
+    _in_turn(launches, [input.contiguous(memory_format=memory_format)], [sums], [dtype])
+    return requantized(sums, input.shape[2:], parameters, window, include_padding, output_dtype)

@@ -71,7 +71,7 @@ def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
     from onnxscript import evaluator, values
     from torch.onnx._internal.exporter._building import OpRecorder
 
-    recorder: Any = OpRecorder(values.Opset("", version), {})
+    recorder: Any = OpRecorder(values.Opset("", version), {})  # type: ignore[abstract]
     written: dict[Any, Any] = {}
     declared = getattr(torch.ops.dmlpool, name).default._schema.arguments
     pairs = zip((str(argument.real_type) for argument in declared), arguments, strict=True)
