@@ -36,13 +36,7 @@ Kinds = tuple[int, ...]
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
     """The launches of averages or their gradient; each but the last writes a workspace, which the next reads.
 
-    Elements of 8 bits are quantized: of those of large windows there are only sums.
-
-    | window                                                           | kernel                                   |
-    |------------------------------------------------------------------|------------------------------------------|
-    | a lane's loads, sums and targets fit (up to 7²); of 8 bits up to | sum_tile, all unrolled                   |
-    | 128 taps                                                         |                                          |
-    | larger, and adaptive bins                                        | sum_axis of a dense source, axis by axis |
+    Elements of 8 bits are quantized: sum_tile requantizes the sums of at most 128 of them, sum_axis gives sums alone.
     """
     count, divisor = (1, 1) if request.window is None else counting(request)
     for tile in tiles(request):
@@ -138,7 +132,8 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
     for along in one_axis_at_a_time(request):
         window, stride, _, _, dilation = along.window
         reach = covering(window, stride, dilation)
-        largest = farthest(along, request.adjoint)
+        sizes = (along.targets, along.source) if request.adjoint else (along.source, along.targets)
+        largest = farthest(*sizes, along.window)
         if bins:
             bound, largest = widest_bin(along.source, along.targets), (along.source + 1) * (along.targets + 1)
         elif request.adjoint:
@@ -146,10 +141,10 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
         else:
             bound = min(window, divided(along.source, dilation))
         lanes = along.outer * along.targets * along.inner
-        sizes = (lanes, along.inner, along.source, along.targets, *along.window, reach.gcd, reach.inverse, bound)
+        numbers = (lanes, along.inner, along.source, along.targets, *along.window, reach.gcd, reach.inverse, bound)
         constants = {
             "ADJOINT": request.adjoint, "BINS": bins, "COUNT": count, "DIVISOR": divisor if along.last else 1,
             "WIDE": wide(largest, lanes, (along.source + bound + 8) * along.inner),
         }  # fmt: skip
-        launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, sizes, constants))
+        launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, numbers, constants))
     return launches

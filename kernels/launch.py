@@ -134,7 +134,7 @@ def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[st
     every = {
         "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "DILATION": axes.dilation,
         "RANK": request.rank, "CHANNELS": request.channels_last, "TILE": tile.sizes, "V": width, "STORE": store,
-        "WIDE": is_wide(axes, inputs, outputs, lanes, *spans), **constants,
+        "WIDE": wide(lanes, *spans, *map(farthest, inputs, outputs, zip(*axes, strict=True))), **constants,
     }  # fmt: skip
     numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
     return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
@@ -170,12 +170,10 @@ def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbe
         yield Along(axis, source, sizes[axis], inner, outer, window, axis == used[0], axis == used[-1])  # type: ignore[arg-type]
 
 
-def farthest(along: Along, adjoint: bool) -> int:
+def farthest(inputs: int, outputs: int, window: tuple[int, ...]) -> int:
     """The largest number in the arithmetic of positions along an axis."""
-    size, stride, start, end, dilation = along.window
-    inputs, outputs = (along.targets, along.source) if adjoint else (along.source, along.targets)
-    reach = covering(size, stride, dilation)
-    return max(max(inputs, outputs * stride) + start + end + (size - 1) * dilation + stride, reach.tap_step**2)
+    size, stride, start, end, dilation = window
+    return max(max(inputs, outputs * stride) + start + end + (size - 1) * dilation + stride, stride**2)
 
 
 def three_axes(window: Any) -> Axes:
@@ -195,15 +193,6 @@ def five_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int
     """Strides as ``N, C, D, H, W``; 0 along a dimension of size 1, whose stride means nothing."""
     meant = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
     return (*meant[:2], *([0] * (5 - len(meant))), *meant[2:])  # type: ignore[return-value]
-
-
-def is_wide(axes: Axes, sizes: tuple[int, ...], outputs: tuple[int, ...], *spans: int) -> bool:
-    """Whether 32 bits do not hold a position along some axis, or an offset within one of ``spans``."""
-    reach = max(
-        max(size, output * stride) + start + end + (window - 1) * dilation + stride
-        for size, output, window, stride, start, end, dilation in zip(sizes, outputs, *axes, strict=True)
-    )
-    return wide(reach, *spans)
 
 
 def wide(*numbers: int) -> bool:

@@ -16,7 +16,6 @@ from .launch import (
     farthest,
     five_strides,
     in_plane_span,
-    is_wide,
     one_axis_at_a_time,
     tile_launch,
     wide,
@@ -31,13 +30,7 @@ DECODED = 16  # outputs for which a lane that looks up taps finds its place once
 
 @lru_cache(maxsize=4096)
 def grad_launches(request: Request) -> tuple[Launch, ...]:
-    """The launches of a max pooling's gradient from dense taps and gradients.
-
-    | window | kernel |
-    |---|---|
-    | a lane's inputs and the windows over them within GRADIENT_STEPS additions | grad_tile |
-    | any other | grad_axis along one axis after the other, outermost first |
-    """
+    """The launches of a max pooling's gradient from dense taps and gradients."""
     tile = grad_tile(request)
     if tile is None:
         return tuple(_grad_axes(request))
@@ -45,14 +38,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
 
 
 def grad_tile(request: Request) -> Tile | None:
-    """Windows whose inputs a lane owns; None where none are few enough.
-
-    | layout | rows | columns |
-    |---|---|---|
-    | vectors along rows | 4 at stride 1, 2 at stride 2, 1 at others | a vector |
-    | channels | the same, at most 2 with vectors of 8 | 2 at stride 1, 1 at others |
-    | single elements | 8 at stride 1, 2 at stride 2, 1 at others | 1 |
-    """
+    """Windows whose inputs a lane owns; None where none are few enough."""
     axes, vector = request.axes, request.vector
     if max(extents(axes)) > EXTENT or max(axes.stride) > 4:
         return None
@@ -81,10 +67,11 @@ def _grad_axes(request: Request) -> list[Launch]:
         below //= window
         reach = covering(window, stride, dilation)
         lanes = along.outer * along.targets * along.inner
-        largest = farthest(along, True), lanes, (max(along.source, along.targets) + 1) * along.inner
+        largest = lanes, (max(along.source, along.targets) + 1) * along.inner
         constants = {
             "K": window, "S": stride, "P": start, "J": dilation, "COMMON": reach.gcd, "INVERSE": reach.inverse,
-            "BELOW": below, "LAST": along.last, "WIDE": wide(*largest),
+            "BELOW": below, "LAST": along.last,
+            "WIDE": wide(*largest, farthest(along.targets, along.source, along.window)),
         }  # fmt: skip
         bound = min(reach.count, divided(along.source, reach.output_step))
         sizes = (lanes, along.inner, along.targets, along.source, bound)
@@ -104,10 +91,11 @@ def tap_lookup(request: Request, with_: Pointed) -> Launch:
     vector = gcd(DECODED, channels if request.channels_last else outputs[2])
     ends = (channels // vector, *outputs) if request.channels_last else (channels, *outputs[:2], outputs[2] // vector)
     results = batch * channels * prod(outputs)
-    sizes_and_strides = (ends[0], *sizes, *strides, *ends[1:])
+    spans = results // vector, prod(sizes), in_plane_span(sizes, strides[2:])
     constants = {
         "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "DILATION": axes.dilation,
         "RANK": request.rank, "CHANNELS": request.channels_last, "ELEMENTS": with_ == "values", "V": vector,
-        "WIDE": is_wide(axes, sizes, outputs, results // vector, prod(sizes), in_plane_span(sizes, strides[2:])),
+        "WIDE": wide(*spans, *map(farthest, sizes, outputs, zip(*axes, strict=True))),
     }  # fmt: skip
-    return Launch.of_lanes("max_pooling_grad.at_taps", results, (results // vector, *sizes_and_strides), constants)
+    numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
+    return Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants)

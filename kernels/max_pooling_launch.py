@@ -29,15 +29,7 @@ EXTENT = 64  # positions that one unrolled window may span
 
 @lru_cache(maxsize=4096)
 def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
-    """The launches of a max pooling; each but the last writes values and numbers that the next reads.
-
-    | window | kernel |
-    |---|---|
-    | within FORWARD_STEPS comparisons when unrolled | max_tile: values and taps at once |
-    | any other, and adaptive bins | max_axis along one axis after the other, innermost first, of a dense input |
-
-    Beside values max_axis writes taps, of bins positions; ``at_taps`` makes indices of taps.
-    """
+    """The launches of a max pooling; each but the last writes values and numbers that the next reads."""
     tile = None if request.window is None else max_tile(request, with_taps)
     if tile is None:
         return tuple(_max_axes(request, with_taps=with_taps))
@@ -49,14 +41,7 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
 
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
-    """The rows and columns of one lane; None where the window is too large for straight-line code.
-
-    | layout | rows | columns |
-    |---|---|---|
-    | vectors along rows | 4 at stride 1, 2 at stride 2, 1 at others | a vector; 4 of windows from 7 with taps |
-    | channels | as above where windows overlap; 8 of one byte | 2 where windows overlap; see ``channel_columns`` |
-    | single elements | 8, 4, 1 | 1 |
-    """
+    """The rows and columns of one lane; None where the window is too large for straight-line code."""
     axes, vector = request.axes, request.vector
     if max(*extents(axes), *axes.stride) > EXTENT:
         return None
@@ -155,7 +140,8 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
         else:
             bound = window - (rows - 1) * stride if rows > 1 else min(window, divided(along.source, dilation))
         results = along.outer * along.targets * along.inner
-        largest = [farthest(along, False), lanes, max(along.source + window, along.targets + rows) * along.inner]
+        largest = [lanes, max(along.source + window, along.targets + rows) * along.inner]
+        largest.append(farthest(along.source, along.targets, along.window))
         if bins:
             largest.append((along.source + 1) * (along.targets + 1))
         constants = {

@@ -267,13 +267,26 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return _averages(input_gradient, spatial_sizes, None, True)
 
 
-def _averages(
-    source: Tensor, target_sizes: Sequence[int], window: Window | None, adjoint: bool,
-    include_padding: bool = False, divisor_override: int | None = None,
+def quantized_linear_average_pooling(
+    input: Tensor, input_scale: float | Tensor, input_zero_point: int | Tensor | None, output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None, window: Window, include_padding: bool, output_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Averages or their adjoint over windows, or over bins where there is no window."""
+    """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
+    parameters = [
+        each.contiguous() if isinstance(each, Tensor) else each or 0
+        for each in (input_scale, input_zero_point, output_scale, output_zero_point)
+    ]
+    sizes = window.output_sizes(input.shape[2:])
+    return _averages(input, sizes, window, False, include_padding, None, output_dtype, parameters)
+
+
+def _averages(
+    source: Tensor, target_sizes: Sequence[int], window: Window | None, adjoint: bool, include_padding: bool = False,
+    divisor_override: int | None = None, dtype: torch.dtype | None = None, parameters: Sequence[Any] = (0, 0, 0, 0),
+) -> Tensor:  # fmt: skip
+    """Averages or their adjoint over windows, or over bins where there is no window; with a ``dtype``, quantized."""
     memory_format = operands.suggested_memory_format(source)
-    target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format)
+    target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format, dtype)
     if target.numel() == 0:
         return target
     source = source.resolve_neg()  # kernels read raw memory
@@ -281,36 +294,16 @@ def _averages(
         window, source, target_sizes, memory_format, is_aligned(source, target), adjoint, include_padding,
         divisor_override,
     )  # fmt: skip
-    launches = kernel_named("average_pooling_launch", "average_launches")(request)
-    if launches[0].kernel == "average_pooling.sum_tile":
-        launch(launches[0], source, target, 0, 0, 0, 0)
-    else:
-        accumulated = torch.float64 if source.dtype is torch.float64 else torch.float32
-        _in_turn(launches, [source.contiguous(memory_format=memory_format)], [target], [accumulated])
-    return target
-
-
-def quantized_linear_average_pooling(
-    input: Tensor, input_scale: float | Tensor, input_zero_point: int | Tensor | None, output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None, window: Window, include_padding: bool, output_dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
-    memory_format = operands.suggested_memory_format(input)
-    sizes = window.output_sizes(input.shape[2:])
-    output = operands.empty((*input.shape[:2], *sizes), input, memory_format, output_dtype)
-    if output.numel() == 0:
-        return output
-    parameters: list[Any] = [
-        each.contiguous() if isinstance(each, Tensor) else each or 0
-        for each in (input_scale, input_zero_point, output_scale, output_zero_point)
-    ]
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
-    request = _request(window, input, sizes, memory_format, is_aligned(input, output), False, include_padding)
     launches = kernel_named("average_pooling_launch", "average_launches")(request, kinds)
     if launches[0].kernel == "average_pooling.sum_tile":
-        launch(launches[0], input, output, *parameters)
-        return output
-    dtype = torch.int32 if window.taps * 255 < 2**31 else torch.int64
-    sums = operands.empty(output.shape, input, memory_format, dtype)
-    _in_turn(launches, [input.contiguous(memory_format=memory_format)], [sums], [dtype])
-    return requantized(sums, input.shape[2:], parameters, window, include_padding, output_dtype)
+        launch(launches[0], source, target, *parameters)
+        return target
+    source = source.contiguous(memory_format=memory_format)
+    if dtype is None or window is None:
+        _in_turn(launches, [source], [target], [torch.float64 if source.dtype is torch.float64 else torch.float32])
+        return target
+    accumulated = torch.int32 if window.taps * 255 < 2**31 else torch.int64
+    sums = operands.empty(target.shape, source, memory_format, accumulated)
+    _in_turn(launches, [source], [sums], [accumulated])
+    return requantized(sums, source.shape[2:], parameters, window, include_padding, dtype)
