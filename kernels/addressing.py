@@ -36,33 +36,23 @@ def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def tile_of(lane, column_tiles, row_tiles, depth_tiles, RANK: tl.constexpr):
-    """``(column, row, depth, rest)`` of a lane, column fastest; axes that ``RANK`` says are missing cost nothing."""
-    column = lane % column_tiles
-    rest = lane // column_tiles
-    row = tl.zeros_like(lane)
-    depth = tl.zeros_like(lane)
-    if RANK >= 2:
-        row = rest % row_tiles
-        rest = rest // row_tiles
-    if RANK == 3:
-        depth = rest % depth_tiles
-        rest = rest // depth_tiles
-    return column, row, depth, rest
-
-
-@triton.jit
 def place_of_lane(lane, C, columns, rows, depths, RANK: tl.constexpr, CHANNELS: tl.constexpr):
-    """``(column, row, depth, channel, outer)`` of a lane's tile.
+    """``(column, row, depth, channel, outer)`` of a lane's tile; axes that ``RANK`` says are missing cost nothing.
 
     ``outer`` counts samples where lanes own vectors of CHANNELS, of which a sample has ``C``; else planes.
     """
-    if CHANNELS:
-        column, row, depth, outer = tile_of(lane // C, columns, rows, depths, RANK)
-        return column, row, depth, lane % C, outer
-    else:
-        column, row, depth, outer = tile_of(lane, columns, rows, depths, RANK)
-        return column, row, depth, outer % C, outer
+    outer = lane // C if CHANNELS else lane
+    column = outer % columns
+    outer = outer // columns
+    row = tl.zeros_like(lane)
+    depth = tl.zeros_like(lane)
+    if RANK >= 2:
+        row = outer % rows
+        outer = outer // rows
+    if RANK == 3:
+        depth = outer % depths
+        outer = outer // depths
+    return column, row, depth, (lane if CHANNELS else outer) % C, outer
 
 
 @triton.jit

@@ -51,10 +51,6 @@ class Axes(NamedTuple):
     dilation: tuple[int, int, int]
 
 
-NO_AXES = Axes((1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
-"""A window that changes nothing."""
-
-
 class Request(NamedTuple):
     """What an operator is asked for: a source of any strides (input, or incoming gradient), and dense results.
 
@@ -75,8 +71,10 @@ class Request(NamedTuple):
 
     @property
     def axes(self) -> Axes:
-        """The window over three axes."""
-        return NO_AXES if self.window is None else three_axes(self.window)
+        """The window over three axes, missing leading ones filled in: window 1, stride 1, no padding."""
+        each = [] if self.window is None else self.window.axes
+        rows = [(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation) for axis in each]
+        return Axes(*zip(*[(1, 1, 0, 0, 1)] * (3 - len(rows)), *rows, strict=True))
 
     @property
     def rank(self) -> int:
@@ -174,14 +172,6 @@ def farthest(inputs: int, outputs: int, window: tuple[int, ...]) -> int:
     """The largest number in the arithmetic of positions along an axis."""
     size, stride, start, end, dilation = window
     return max(max(inputs, outputs * stride) + start + end + (size - 1) * dilation + stride, stride**2)
-
-
-def three_axes(window: Any) -> Axes:
-    """The window with missing leading axes filled in: window 1, stride 1, no padding."""
-    missing = 3 - len(window.axes)
-    rows = [(1, 1, 0, 0, 1)] * missing
-    rows += [(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation) for axis in window.axes]
-    return Axes(*zip(*rows, strict=True))
 
 
 def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:

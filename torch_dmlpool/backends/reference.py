@@ -113,22 +113,16 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return _laid_out_like(sums.to(input_gradient.dtype), input_gradient)
 
 
-def quantized_linear_average_pooling(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
-) -> Tensor:
-    """Exact sums of differences from the zero point, requantized once (rules Q1, Q2 and Q6)."""
-    parameters: Any = (input_scale, input_zero_point, output_scale, output_zero_point)
+def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
+    """Exact sums, requantized once (rules Q1, Q2 and Q6).
+
+    ``arguments``: scale and zero point of the input and of the output, the window, ``include_padding``, the output's
+    data type.
+    """
     if input.device.type == "mps":  # has no float64
-        arguments: list[Any] = [each.cpu() if isinstance(each, Tensor) else each for each in parameters]
-        arguments += [window, include_padding, output_dtype]
-        return quantized_linear_average_pooling(input.cpu(), *arguments).to(input.device)
+        on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
+        return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
+    *parameters, window, include_padding, output_dtype = arguments
     sizes = input.shape[2:]
     sum_type = torch.int32 if is_known(_reads(window, sizes) * 255 < 2**31) else torch.int64
     (sums,) = pooled((input.to(sum_type),), window, SUM)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,16 +70,6 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
     compiled[(how.programs, 1, 1)](*arguments, *how.sizes, *constants)
 
 
-class _Pointer:
-    """What Triton asks of a tensor when it compiles: its type, and whether its address is a multiple of 16."""
-
-    def __init__(self, dtype: torch.dtype, aligned: bool) -> None:
-        self.dtype, self.address = dtype, 0 if aligned else 1
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 @cache
 def _compiled(
     name: str, constants: tuple[tuple[str, Any], ...], size_types: tuple[str, ...], num_warps: int,
@@ -87,7 +78,11 @@ def _compiled(
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30 microseconds."""
     kernel = kernel_named(*name.split("."))
-    arguments = [_Pointer(*kind) if isinstance(kind, tuple) else kind() for kind in kinds]
+    # Of a tensor Triton asks its type, and whether its address is a multiple of 16.
+    arguments: list[Any] = [
+        SimpleNamespace(dtype=kind[0], data_ptr=partial(int, not kind[1])) if isinstance(kind, tuple) else kind()
+        for kind in kinds
+    ]
     by_name = dict(constants)
     # Contraction is said aloud because Triton's default is about to change, and 3.9 warns of that.
     options = {"num_warps": num_warps // 2 if torch.version.hip else num_warps, "enable_fp_fusion": True}

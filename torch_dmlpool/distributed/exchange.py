@@ -1,11 +1,15 @@
-"""Moving halos between the ranks of a mesh dimension, after making sure that they speak of the same request."""
+"""Spatial dimensions that are split over a mesh: what each rank fetches of the others, and keeps of what it computed.
+
+Before halos are moved the ranks make sure that they speak of the same request.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,7 +19,68 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dmlpool import operands
-from torch_dmlpool.distributed.halo import contains, overlap
+from torch_dmlpool.distributed.halo import Portion, contains, overlap, portions, shards
+from torch_dmlpool.window import Axis
+
+Side = Literal["input", "output", "channels"]
+"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all channels or one each."""
+
+
+@dataclass(frozen=True)
+class ShardedAxis:
+    """An axis of the window, the mesh dimension it is split over, and which way the operator goes."""
+
+    dimension: int
+    """Its number in a tensor of samples, channels and spatial dimensions."""
+    axis: Axis
+    size: int
+    mesh: DeviceMesh
+    mesh_dimension: int
+    to_input: bool
+    """Whether the operator's result has the input's sizes, as a gradient has."""
+
+    @property
+    def portions(self) -> tuple[Portion, ...]:
+        """What every rank along the mesh dimension computes."""
+        return portions(self.axis, self.size, self.mesh.size(self.mesh_dimension), self.to_input)
+
+    @property
+    def portion(self) -> Portion:
+        """What this rank computes."""
+        return self.portions[self._coordinate]
+
+    @property
+    def _coordinate(self) -> int:
+        return coordinate_along(self.mesh, self.mesh_dimension)
+
+    def _owned(self, side: Side) -> tuple[range, ...]:
+        size = self.size if side == "input" else self.axis.output_size(self.size)
+        return shards(size, self.mesh.size(self.mesh_dimension))
+
+    def _wanted(self, side: Side) -> tuple[range, ...]:
+        if side == "input":
+            return tuple(portion.elements for portion in self.portions)
+        # Forwards, a rank's windows are its own.
+        return tuple(portion.windows for portion in self.portions) if self.to_input else self._owned(side)
+
+    def exchanges(self, side: Side) -> bool:
+        """Whether any rank needs another's elements of a tensor of that side."""
+        return needed(self._owned(side), self._wanted(side))
+
+    def fetched(self, local: Tensor, side: Side) -> Tensor:
+        """What this rank's portion reads of a tensor of which it holds ``local``."""
+        owned, wanted = self._owned(side), self._wanted(side)
+        local = fetch(local, self.dimension, owned, wanted, self.mesh, self.mesh_dimension)
+        if side == "output" and not self.to_input:
+            # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
+            local = assembled([(local, wanted[self._coordinate])], self.dimension, self.portion.windows)
+        return local
+
+    def kept(self, result: Tensor) -> Tensor:
+        """What this rank owns of the ``result`` of its portion; an element that no window covers has gradient 0."""
+        side: Side = "input" if self.to_input else "output"
+        held = self.portion.elements if self.to_input else self.portion.windows
+        return assembled([(result, held)], self.dimension, self._owned(side)[self._coordinate])
 
 
 def needed(owned: Sequence[range], wanted: Sequence[range]) -> bool:

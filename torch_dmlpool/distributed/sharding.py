@@ -20,9 +20,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
-from torch_dmlpool.distributed import exchange
+from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, coordinate_along
 from torch_dmlpool.distributed.halo import shards
-from torch_dmlpool.distributed.spatial import ShardedAxis, Side, whole_indices
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.window import AXIS_NAMES, Window
@@ -127,30 +126,21 @@ class _Request:
         What an operator is not linear in stays where it is, and the tensor that it is linear in comes to it.
         """
         linear_in = self.rule.linear_in
-        wanted: dict[str, list[Placement]] = {name: [] for name in self.tensors}
         results: list[Placement] = []
         for mesh_dimension in range(self.mesh.ndim):
             held = {name: tensor.placements[mesh_dimension] for name, tensor in self.tensors.items()}
             others_first = [held[name] for name in sorted(held, key=lambda name: name == linear_in)]
-            kept = [placement for placement in others_first if self._can_stay(placement)]
+            kept = [each for each in others_first if type(each) is Shard and (each.dim < 2 or self.window)]
             summed = held.get(linear_in or "")
-            if kept:
-                common: Placement = kept[0]
-            elif isinstance(summed, Partial) and summed.reduce_op in ("sum", "avg"):
-                common = summed
-            else:
-                common = Replicate()
-            for name, listed in wanted.items():
-                listed.append(Replicate() if common.is_partial() and name != linear_in else common)
-            results.append(common)
+            if not isinstance(summed, Partial) or summed.reduce_op not in ("sum", "avg"):
+                summed = Replicate()
+            results.append(kept[0] if kept else summed)
         for name, tensor in self.tensors.items():
-            if tensor.placements != tuple(wanted[name]):
+            placements = [Replicate() if each.is_partial() and name != linear_in else each for each in results]
+            if list(tensor.placements) != placements:
                 # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a gradient.
-                self.tensors[name] = tensor.detach().redistribute(placements=wanted[name])  # type: ignore[attr-defined]
+                self.tensors[name] = tensor.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
         return results
-
-    def _can_stay(self, placement: Placement) -> bool:
-        return type(placement) is Shard and (placement.dim < 2 or self.window is not None)
 
     def answer(self) -> Any:
         """The operator's results, as DTensors."""
@@ -202,7 +192,7 @@ class _Request:
         for mesh_dimension, placement in enumerate(self.placements):
             if isinstance(placement, Shard):
                 parts = shards(len(owned[placement.dim]), self.mesh.size(mesh_dimension))
-                part = parts[exchange.coordinate_along(self.mesh, mesh_dimension)]
+                part = parts[coordinate_along(self.mesh, mesh_dimension)]
                 owned[placement.dim] = owned[placement.dim][part.start : part.stop]
         return owned
 
@@ -224,7 +214,7 @@ class _Request:
                 f"{self.name} of an input {tuple(self.sizes['input'])} with placements {tuple(self.placements)}, "
                 f"{types}, {self.window}"
             )
-            exchange.agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
+            agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
         elif mistake is not None:
             raise ValueError(mistake)
 
@@ -288,3 +278,20 @@ class _Request:
 def _local(tensor: DTensor) -> Tensor:
     local = tensor.to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def whole_indices(positions: Tensor, sizes: Sequence[int], held: Sequence[range], per_plane: bool) -> Tensor:
+    """Positions in the part of the planes that this rank has read as indices in the whole of ``sizes``; -1 stays -1.
+
+    ``held`` is the part of every dimension: owned of N and C, read of the others.
+    """
+    rest, whole, step = positions, torch.zeros_like(positions), 1
+    for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
+        whole += (rest % len(part) + part.start) * step
+        rest, step = rest // len(part), step * size
+    for dimension in () if per_plane else (1, 0):
+        part = held[dimension]
+        numbers = torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device)
+        whole += numbers.view([-1 if number == dimension else 1 for number in range(positions.dim())]) * step
+        step *= sizes[dimension]
+    return torch.where(positions < 0, positions, whole)
