@@ -11,8 +11,10 @@ from typing import Any
 
 # PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never meet an old graph.
 # It is read when torch is imported, hence here and not in a fixture.
-COMPILER_CACHE = tempfile.mkdtemp(prefix="torch_dmlpool_tests_")
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILER_CACHE
+# The processes of a run share it: nine seconds of computing for each but the first.
+IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
+if IS_FIRST:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_dmlpool_tests_")
 
 import pytest  # noqa: E402
 
@@ -135,7 +137,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(COMPILER_CACHE, ignore_errors=True)
+    if IS_FIRST:
+        shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
