@@ -97,7 +97,7 @@ def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path, p
 
 @PYTORCH_ANNOUNCES
 @pytest.mark.parametrize("name", ["", "functional", "quantized", "nn", "nn.functional", "nn.quantized", "nn.conversion",
-                                  "nn.exported", "nn.rerouting"])  # fmt: skip
+                                  "nn.exported"])  # fmt: skip
 def test_the_examples_of_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
     found = doctest.testmod(module, extraglobs={"torch": torch})

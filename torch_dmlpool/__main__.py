@@ -24,7 +24,7 @@ from torch_dmlpool.backends import cpu
 BACKENDS = {"reference": "PyTorch", "triton": "Triton", "cpu": "compiled"}
 SHAPE = (4, 64, 56, 56)
 FORWARD, TRAINING = "pool(image, *window)", "pool(image, *window).backward(gradient)"
-CONTESTS: dict[str, tuple[str, tuple[int, ...], str]] = {
+CONTESTS = {
     "max, window 3, stride 2": ("max_pool2d", (3, 2, 1), FORWARD),
     "max, window 3, stride 2, forward and backward": ("max_pool2d", (3, 2, 1), TRAINING),
     "max, window 13, stride 1": ("max_pool2d", (13, 1, 6), FORWARD),
@@ -41,8 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for name, version in versions():
         print(f"{name:<15}{version}")
-    right = True
-    for device in devices():
+    devices, right = [torch.device("cpu")], True
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        devices += [torch.device(accelerator.type, index) for index in range(torch.accelerator.device_count())]
+    for device in devices:
         serving = backends.serving(device.type).__name__.rsplit(".", 1)[-1]
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         print(f"\n{device}{name}: served by the {BACKENDS[serving]} backend")
@@ -52,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.no_timing:
             print(f"  milliseconds for float32 of shape {SHAPE}, and how many times as long ATen takes")
             for name in CONTESTS:
-                ours, aten = (timer.blocked_autorange(min_run_time=0.5).median for timer in timers(name, device))
-                print(f"  {name:<52}{1000 * ours:>9.3f}{1000 * aten:>9.3f}{aten / ours:>7.2f}")
+                ours, aten = (median(module, name, device) for module in (dmlpool.nn.functional, torch.nn.functional))
+                print(f"  {name:<52}{1000 * ours:>9.3f}{1000 * aten:>9.3f}{aten / ours:>8.2f}")
     return 0 if right else 1
 
 
@@ -67,13 +70,6 @@ def versions() -> Iterator[tuple[str, str]]:
     except importlib.metadata.PackageNotFoundError:
         yield "triton", "not installed: GPUs are served by the PyTorch backend"
     yield "CPU kernels", cpu.missing or Path(cpu.library._name).stem.removeprefix("cpu_")
-
-
-def devices() -> list[torch.device]:
-    """The CPU and every accelerator that PyTorch can use."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    found = range(torch.accelerator.device_count()) if accelerator is not None else ()
-    return [torch.device("cpu"), *(torch.device(accelerator.type, index) for index in found)]  # type: ignore[union-attr]
 
 
 def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
@@ -91,21 +87,21 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
     # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
     quantized = plane([10, 12], [14, 18], dtype=torch.uint8), 0.5, 10, 0.25, 3
     quarters, winners = [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]], [[0, 0, 0], [0, 3, 0], [0, 4, 5]]
-    examples: list[tuple[str, Callable[[], Tensor], list[Any]]] = [
-        ("DML_AVERAGE_POOLING", lambda: dmlpool.average_pooling(counting, 2), [[3, 4], [6, 7]]),
-        ("DML_AVERAGE_POOLING_GRAD", lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2), quarters),
-        ("the same through autograd", lambda: gradient(dmlpool.average_pooling, counting, first), quarters),
-        ("DML_MAX_POOLING2, values", lambda: dmlpool.max_pooling(hill, 2), [[4, 4], [6, 7]]),
-        ("DML_MAX_POOLING2, indices", lambda: dmlpool.max_pooling(hill, 2, return_indices=True)[1], [[4, 4], [7, 8]]),
-        ("DML_MAX_POOLING_GRAD", lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
-        ("the same through autograd", lambda: gradient(dmlpool.max_pooling, hill, second), winners),
-        (
-            "DML_QUANTIZED_LINEAR_AVERAGE_POOLING",
+    average, maximum = dmlpool.average_pooling, dmlpool.max_pooling
+    examples: dict[str, tuple[Callable[[], Tensor], list[Any]]] = {
+        "DML_AVERAGE_POOLING": (lambda: average(counting, 2), [[3, 4], [6, 7]]),
+        "DML_AVERAGE_POOLING_GRAD": (lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2), quarters),
+        "DML_AVERAGE_POOLING_GRAD, by autograd": (lambda: gradient(average, counting, first), quarters),
+        "DML_MAX_POOLING2, values": (lambda: maximum(hill, 2), [[4, 4], [6, 7]]),
+        "DML_MAX_POOLING2, indices": (lambda: maximum(hill, 2, return_indices=True)[1], [[4, 4], [7, 8]]),
+        "DML_MAX_POOLING_GRAD": (lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
+        "DML_MAX_POOLING_GRAD, by autograd": (lambda: gradient(maximum, hill, second), winners),
+        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING": (
             lambda: dmlpool.quantized_linear_average_pooling(*quantized, window_size=2),
             [[10]],
         ),
-    ]
-    for name, compute, expected in examples:
+    }
+    for name, (compute, expected) in examples.items():
         try:
             found = compute().cpu()[0, 0].tolist()
         except Exception as error:  # whatever goes wrong is what the check is for
@@ -114,14 +110,14 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
             yield name, None if found == expected else f"expected {expected}, got {found}"
 
 
-def timers(name: str, device: torch.device) -> Iterator[Timer]:
-    """A timer of this package and one of ATen for the same work."""
+def median(module: Any, name: str, device: torch.device) -> float:
+    """Seconds that a module's function takes in a contest."""
     function, window, statement = CONTESTS[name]
     image = torch.randn(SHAPE, dtype=torch.float32, device=device, requires_grad=statement is TRAINING)
-    for module in (dmlpool.nn.functional, torch.nn.functional):
-        pool = getattr(module, function)
-        known = {"pool": pool, "image": image, "window": window, "gradient": torch.ones_like(pool(image, *window))}
-        yield Timer(statement, globals=known, num_threads=torch.get_num_threads())
+    pool = getattr(module, function)
+    known = {"pool": pool, "image": image, "window": window, "gradient": torch.ones_like(pool(image, *window))}
+    timer = Timer(statement, globals=known, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=0.5).median
 
 
 if __name__ == "__main__":

@@ -40,14 +40,12 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         []
 
     """
-    operators = {
-        name: getattr(torch.ops.dmlpool, name).default for name in torch.ops.dmlpool if hasattr(reference, name)
-    }
-    return {operator: _decomposition(name, operator) for name, operator in operators.items()}
+    operators = [getattr(torch.ops.dmlpool, name).default for name in torch.ops.dmlpool if hasattr(reference, name)]
+    return {operator: _decomposition(operator) for operator in operators}
 
 
-def _decomposition(name: str, operator: torch._ops.OpOverload) -> Callable[..., Any]:
-    names = [argument.name for argument in operator._schema.arguments]
+def _decomposition(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    name, names = operator._schema.name.split("::")[1], [argument.name for argument in operator._schema.arguments]
     before = names.index("window_size") if "window_size" in names else None
 
     def apart(*arguments: Any) -> Any:
@@ -57,19 +55,14 @@ def _decomposition(name: str, operator: torch._ops.OpOverload) -> Callable[..., 
         if name not in _DYNAMIC and not are_ints(*sizes):
             return NotImplemented
         if before is not None:
-            window = _window(arguments[0], arguments[before : before + 6])
+            window = Window.directml(arguments[0].dim() - 2, *arguments[before : before + 6])
+            for axis, size, dimension in zip(window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True):
+                if type(axis.window) is not int and not covers(axis, size):
+                    raise ValueError(
+                        f"window_size depends on dynamic sizes in spatial dimension {dimension}: it can be taken apart "
+                        "if it is a number, or if it covers the whole dimension without padding"
+                    )
             arguments = (*arguments[:before], window, *arguments[before + 6 :])
         return getattr(reference, name)(*arguments)
 
     return apart
-
-
-def _window(input: Tensor, arguments: tuple[Any, ...]) -> Window:
-    window = Window.directml(input.dim() - 2, *arguments)
-    for axis, size, name in zip(window.axes, input.shape[2:], AXIS_NAMES[window.rank], strict=True):
-        if type(axis.window) is not int and not covers(axis, size):
-            raise ValueError(
-                f"window_size depends on dynamic sizes in spatial dimension {name}: it can be taken apart if it is a "
-                f"number, or if it covers the whole dimension without padding"
-            )
-    return window

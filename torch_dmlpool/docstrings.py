@@ -73,13 +73,12 @@ def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return decorate
 
 
-def typed_as(model: _F) -> Callable[[Callable[..., Any]], _F]:
+def typed_as(model: _F) -> Callable[[Any], _F]:
     """Give a function that hands its arguments on the signature of another one, overloads included."""
 
-    def decorate(function: Callable[..., Any]) -> _F:
-        both: tuple[Any, Any] = function, inspect.unwrap(function)  # documentation is made from the second
-        for each in both:
+    def decorate(function: Any) -> Any:
+        for each in (function, inspect.unwrap(function)):  # documentation is made from the second
             each.__signature__ = inspect.signature(cast(Any, model))
-        return cast(_F, function)
+        return function
 
     return decorate

@@ -210,9 +210,7 @@ def max_pooling_grad(
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
     operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    output_sizes = [*input.shape[:2], *window.output_sizes(input.shape[2:])]
-    operands.check_gradient("input_gradient", input_gradient, output_sizes, input)
-    operands.tap_dtype(window.taps)
+    _max.max_pooling_grad.check(input, input_gradient, window)
     return _max.max_pooling_grad(input, input_gradient, window)
 
 
@@ -263,7 +261,7 @@ def quantized_linear_average_pooling(
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     parameters = (input_scale, input_zero_point, output_scale, output_zero_point)
     parameters, dtype = operands.checked_quantization(input, parameters, output_dtype)
-    return _quantized.quantized_linear_average_pooling(input, *parameters, window, include_padding, dtype)
+    return _quantized.quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
 
 
 @operator("lp_pooling")

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer
+from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer, wrong_type
+from torch_dmlpool.window import check_flag as check_flag
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
-LARGEST_FLOAT = sys.float_info.max
 
 
 def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
@@ -35,23 +35,15 @@ def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> N
         )
 
 
-def check_dense(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
+def check_dense(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wanted: str = "a dense tensor") -> None:
     """Refuse what is not a dense tensor of one of ``types`` (rule G6)."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise TypeError(f"{name} must be a dense tensor (torch.strided), got {layout}")
+        raise TypeError(f"{name} must be {wanted} (torch.strided), got {layout}")
     if tensor.dtype not in types:
         raise TypeError(f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}")
-
-
-def check_gradient(name: str, gradient: Tensor, output_sizes: Sequence[int], input: Tensor) -> None:
-    """Refuse a gradient that does not fit the forward output ``output_sizes`` of ``input`` (rules G6 and G8)."""
-    if gradient.dtype is not input.dtype:
-        raise TypeError(f"{name} must have the input's data type {name_of(input.dtype)}, got {name_of(gradient.dtype)}")
-    check_device(name, gradient, input)
-    check_sizes(name, gradient, output_sizes)
 
 
 def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
@@ -60,8 +52,10 @@ def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
         raise ArgumentError(f"{name} must be on the input's device {input.device}, got {tensor.device}")
 
 
-def check_sizes(name: str, tensor: Tensor, sizes: Sequence[int]) -> None:
-    """Refuse a tensor whose sizes are not those of the forward output (rule G8)."""
+def check_sizes(name: str, tensor: Tensor, sizes: Sequence[int], input: Tensor | None = None) -> None:
+    """Refuse a tensor whose sizes are not the forward output's (rule G8), or that is not where ``input`` is."""
+    if input is not None:
+        check_device(name, tensor, input)
     if tuple(tensor.shape) != tuple(sizes):
         raise ArgumentError(
             f"{name} must have the forward output's shape {tuple(sizes)}, got shape {tuple(tensor.shape)}"
@@ -73,32 +67,21 @@ def check_divisor(divisor_override: int | None) -> None:
     if divisor_override is None:
         return
     if isinstance(divisor_override, bool) or not isinstance(divisor_override, (int, torch.SymInt)):
-        raise TypeError(
-            f"divisor_override must be an int or None, got {divisor_override!r} of type "
-            f"{type(divisor_override).__name__}"
-        )
+        raise wrong_type("divisor_override", "an int or None", divisor_override)
     if divisor_override == 0:
         raise ArgumentError("divisor_override must not be 0")
     if isinstance(divisor_override, int) and not -(2**63) <= divisor_override < 2**63:
         raise ArgumentError(f"divisor_override must be an int of 64 bits, got {divisor_override}")
 
 
-def check_flag(name: str, flag: bool) -> None:
-    """Refuse what is not a bool (rule G6)."""
-    if type(flag) is not bool:
-        raise TypeError(f"{name} must be a bool, got {flag!r} of type {type(flag).__name__}")
-
-
 def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
     """``full_size`` as ints, refused where it cannot be ``(N, C, *spatial)`` of as many dimensions as ``tensor``."""
     if isinstance(full_size, Tensor) or not isinstance(full_size, Sequence):
-        raise TypeError(
-            f"{name} must be a sequence of ints (N, C, *spatial), got {full_size!r} of type {type(full_size).__name__}"
-        )
+        raise wrong_type(name, "a sequence of ints (N, C, *spatial)", full_size)
     sizes = tuple(integer(name, size, full_size) for size in full_size)
     if len(sizes) != tensor.dim():
         raise ArgumentError(f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got {sizes}")
-    for size, dimension in zip(sizes[:2], ("N", "C"), strict=True):
+    for size, dimension in zip(sizes[:2], "NC", strict=True):
         if size < 0:
             raise ArgumentError(f"{name} must be at least 0, got {size} in dimension {dimension} ({name}={sizes})")
     return sizes
@@ -120,24 +103,21 @@ def output_sizes(output_size: int | Sequence[int | None] | None, sizes: Sequence
     rank = len(sizes)
     if output_size is None:
         return tuple(sizes)
-    if isinstance(output_size, Sequence) and not isinstance(output_size, str) and len(output_size) == rank:
-        given = [0 if entry is None else entry for entry in output_size]
-        checked = entries("output_size", given, rank, 0)
-        return tuple(
-            size if entry is None else number for entry, number, size in zip(output_size, checked, sizes, strict=True)
-        )
-    return entries("output_size", output_size, rank, 0)
+    if not isinstance(output_size, Sequence) or isinstance(output_size, str) or len(output_size) != rank:
+        return entries("output_size", output_size, rank, 0)
+    checked = entries("output_size", [0 if entry is None else entry for entry in output_size], rank, 0)
+    return tuple(kept if asked is None else one for asked, one, kept in zip(output_size, checked, sizes, strict=True))
 
 
 def check_norm(name: str, p: float) -> None:
     """Refuse the exponent of what is no norm."""
     if isinstance(p, bool) or not isinstance(p, (int, float)):
-        raise TypeError(f"{name} must be a number, got {p!r} of type {type(p).__name__}")
+        raise wrong_type(name, "a number", p)
     if not p >= 1:
         raise ArgumentError(f"{name} must be at least 1, got {p}")
     # A compiler's trace, where the comparison would tie the graph to one p, knows no such ints.
-    if not torch.compiler.is_compiling() and LARGEST_FLOAT < p < math.inf:
-        raise ArgumentError(f"{name} must be at most {LARGEST_FLOAT}, or infinite, got {p}")
+    if not torch.compiler.is_compiling() and sys.float_info.max < p < math.inf:
+        raise ArgumentError(f"{name} must be at most {sys.float_info.max}, or infinite, got {p}")
 
 
 def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False) -> None:
@@ -172,7 +152,7 @@ def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Te
     if isinstance(scale, (torch.SymFloat, torch.SymInt)):
         return scale
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"{name} must be a number or a tensor, got {scale!r} of type {type(scale).__name__}")
+        raise wrong_type(name, "a number or a tensor", scale)
     # The operator has it rounded where it becomes a tensor; a compiler's trace knows no ctypes.
     rounded = float(scale) if torch.compiler.is_compiling() else ctypes.c_float(scale).value
     if not 0 < rounded < math.inf:
@@ -207,16 +187,10 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
         raise ArgumentError(f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got {number}")
 
 
-def checked_output_type(
-    output_dtype: torch.dtype | None, output_zero_point: int | Tensor | None, input: Tensor
-) -> torch.dtype:
-    """The data type of a quantized result: the one asked for, or the zero point's, or the input's (rule Q3)."""
-    if output_dtype is None:
-        is_given = isinstance(output_zero_point, Tensor) and output_zero_point.dtype in QUANTIZED_TYPES
-        return output_zero_point.dtype if is_given else input.dtype  # type: ignore[union-attr]
-    if output_dtype not in QUANTIZED_TYPES:
+def check_output_type(output_dtype: torch.dtype | None) -> None:
+    """Refuse what the result of a quantized average cannot be (rule Q3)."""
+    if output_dtype is not None and output_dtype not in QUANTIZED_TYPES:
         raise TypeError(f"output_dtype must be one of {names_of(QUANTIZED_TYPES)}, got {name_of(output_dtype)}")
-    return output_dtype
 
 
 def checked_quantization(
@@ -224,7 +198,10 @@ def checked_quantization(
 ) -> tuple[tuple[Any, Any, Any, Any], torch.dtype]:
     """Scale and zero point of ``input`` and of the output, and the output's data type, checked (rules Q3 and Q4)."""
     scale, zero_point, output_scale, output_zero_point = parameters
-    output_dtype = checked_output_type(output_dtype, output_zero_point, input)
+    check_output_type(output_dtype)
+    if output_dtype is None:
+        output_dtype = getattr(output_zero_point, "dtype", None)
+        output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
     checked = (
         checked_scale("input_scale", scale, input),
         checked_zero_point("input_zero_point", zero_point, input.dtype, input),
@@ -236,10 +213,7 @@ def checked_quantization(
 
 def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], input: Tensor) -> Tensor:
     """A scale or zero point as one dimension: of one entry for all channels, or one each (rule Q3)."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise TypeError(f"{name} must be a number or a dense tensor (torch.strided), got layout {tensor.layout}")
-    if tensor.dtype not in types:
-        raise TypeError(f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}")
+    check_dense(name, tensor, types, "a number or a dense tensor")
     check_device(name, tensor, input)
     channels = input.shape[1]
     spread = (1, channels, *(1 for _ in input.shape[2:]))
@@ -303,9 +277,7 @@ def empty(
     sizes: Sequence[int], like: Tensor, memory_format: torch.memory_format, dtype: torch.dtype | None = None
 ) -> Tensor:
     """An uninitialised tensor on the device of ``like``, of its data type unless another is given."""
-    return torch.empty(
-        tuple(sizes), dtype=like.dtype if dtype is None else dtype, device=like.device, memory_format=memory_format
-    )
+    return torch.empty(tuple(sizes), dtype=dtype or like.dtype, device=like.device, memory_format=memory_format)
 
 
 def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -323,9 +295,7 @@ def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
     """Contiguous or channels_last for ``rank`` spatial dimensions."""
-    if not channels_last:
-        return torch.contiguous_format
-    return {2: torch.channels_last, 3: torch.channels_last_3d}[rank]
+    return {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if channels_last else torch.contiguous_format
 
 
 def name_of(value: object) -> str:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.docstrings import operator, typed_as
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
-from torch_dmlpool.ops import quantized_average_pooling as _quantized
-from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.quantized_average_pooling import quantized_linear_average_pooling
+from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window
 
 CHANNEL_AXIS = 1
@@ -68,18 +68,16 @@ def quantized_average_pooling(
     return average(input, window, include_padding, output_scale, output_zero_point, output_dtype)
 
 
-def average(
-    input: Tensor,
-    window: Window,
-    include_padding: bool,
-    output_scale: float | Tensor | None,
-    output_zero_point: int | Tensor | None,
-    output_dtype: torch.dtype | None,
-) -> Tensor:
+def average(input: Tensor, window: Window, include_padding: bool, *output: Any) -> Tensor:
     """:func:`quantized_average_pooling` over a window."""
+    output_scale, output_zero_point, output_dtype = output
     plain_types = check_quantized(input)
     operands.check_flag("include_padding", include_padding)
-    output_type = input.dtype if output_dtype is None else _quantized_type(output_dtype, plain_types)
+    asked = input.dtype if output_dtype is None else output_dtype
+    output_type = next((quantized for quantized, plain in plain_types.items() if asked in (quantized, plain)), None)
+    if output_type is None:
+        names = operands.names_of(tuple(plain_types))
+        raise TypeError(f"output_dtype must be one of {names}, got {operands.name_of(asked)}")
     window.output_sizes(input.shape[2:])
     scale, zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
@@ -89,19 +87,22 @@ def average(
     output_zero_point = zero_point if output_zero_point is None else output_zero_point
     for parameter in (output_scale, output_zero_point):
         per_channel = per_channel or (isinstance(parameter, Tensor) and parameter.numel() != 1)
-    integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
-    parameters = narrowed_parameters(integers, (scale, zero_point, output_scale, output_zero_point), dtype)
-    pooled = _quantized.quantized_linear_average_pooling(integers, *parameters, window, include_padding, dtype)
+    parameters = scale, zero_point, output_scale, output_zero_point
+    integers = _integers(input, plain_types[input.dtype])
+    pooled = average_of_integers(integers, parameters, window, include_padding, plain_types[output_type])
     return _packed(pooled, output_scale, output_zero_point, output_type, per_channel)
 
 
-def narrowed_parameters(input: Tensor, parameters: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
-    """Scales and zero points as the integer operator takes them, for an output of ``dtype``; checked."""
+def average_of_integers(
+    input: Tensor, parameters: tuple[Any, ...], window: Window, include_padding: bool, dtype: torch.dtype
+) -> Tensor:
+    """The integer operator with zero points of any integer type."""
     scale, zero_point, output_scale, output_zero_point = parameters
     zero_point = narrowed("input_zero_point", zero_point, input.dtype)
     output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
-    narrow = scale, zero_point, output_scale, output_zero_point
-    return operands.checked_quantization(input, narrow, dtype)[0]
+    parameters = scale, zero_point, output_scale, output_zero_point
+    parameters, _ = operands.checked_quantization(input, parameters, dtype)
+    return quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
 
 
 @typed_as(max_pooling)
@@ -155,11 +156,6 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     return quantized_types
 
 
-def is_readable(parameter: Tensor) -> bool:
-    """Whether the numbers of a scale or zero point can be looked at: not in a trace, nor where that would wait."""
-    return parameter.is_cpu and registration.is_bare(parameter)
-
-
 def narrowed(name: str, zero_point: int | Tensor, dtype: torch.dtype) -> int | Tensor:
     """``zero_point`` as the integer operator takes it: a tensor of integers becomes one of ``dtype`` (rule Q4)."""
     if not isinstance(zero_point, Tensor) or zero_point.dtype not in operands.INTEGER_TYPES:
@@ -168,15 +164,6 @@ def narrowed(name: str, zero_point: int | Tensor, dtype: torch.dtype) -> int | T
         for number in zero_point.flatten().tolist():
             operands.check_range(name, number, dtype)
     return zero_point.to(dtype)
-
-
-def _quantized_type(dtype: torch.dtype, plain_types: dict[torch.dtype, torch.dtype]) -> torch.dtype:
-    """The quantized type that ``dtype`` names, itself or by the integers that it holds."""
-    for types in plain_types.items():
-        if dtype in types:
-            return types[0]
-    names = operands.names_of(tuple(plain_types))
-    raise TypeError(f"output_dtype must be one of {names}, got {operands.name_of(dtype)}")
 
 
 def _parameters(input: Tensor) -> tuple[float | Tensor, int | Tensor]:
@@ -199,10 +186,14 @@ def _packed(
     _hide_the_warning()
     if per_channel:
         channels = integers.shape[1]
+        scales, zero_points = (
+            torch.as_tensor(parameter, dtype=kind, device=integers.device).reshape(-1).expand(channels).contiguous()
+            for parameter, kind in ((scale, torch.float64), (zero_point, torch.int64))
+        )
         packed = torch._empty_per_channel_affine_quantized(
             [0, channels],
-            scales=_spread(scale, channels, torch.float64, integers.device),
-            zero_points=_spread(zero_point, channels, torch.int64, integers.device),
+            scales=scales,
+            zero_points=zero_points,
             axis=CHANNEL_AXIS,
             dtype=dtype,
             device=integers.device,
@@ -221,8 +212,3 @@ def _hide_the_warning() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other")
         torch._empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=torch.quint8, device="cpu")
-
-
-def _spread(parameter: float | Tensor, channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One number per channel."""
-    return torch.as_tensor(parameter, dtype=dtype, device=device).reshape(-1).expand(channels).contiguous()

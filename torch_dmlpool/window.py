@@ -162,9 +162,6 @@ class Window:
         return tuple(outputs)
 
 
-# Making and checking a window.
-
-
 def _made(make: Callable[..., Window], *arguments: Any) -> Window:
     """The window of ``arguments``, remembered by the bytes that they are written as: to build one costs microseconds.
 
@@ -193,13 +190,7 @@ def _directml(rank: int, ceil_mode: bool, *arguments: Any) -> Window:
 
 
 def _pytorch(
-    rank: int,
-    ceil_mode: bool,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    sizes: Sequence[int] | None = None,
+    rank: int, ceil_mode: bool, kernel_size: Any, stride: Any, padding: Any, dilation: Any, sizes: Any = None
 ) -> Window:
     if stride is None or (type(stride) is not int and isinstance(stride, Sequence) and not stride):
         stride = kernel_size
@@ -224,8 +215,7 @@ def _pytorch(
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
-    if type(ceil_mode) is not bool:
-        raise TypeError(f"ceil_mode must be a bool, got {ceil_mode!r} of type {type(ceil_mode).__name__}")
+    check_flag("ceil_mode", ceil_mode)
     return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))  # type: ignore[call-arg]
 
 
@@ -261,7 +251,18 @@ def integer(name: str, entry: Any, value: Any) -> int:
             return cast(int, entry)
         with contextlib.suppress(TypeError):
             return operator.index(entry)
-    raise TypeError(f"{name} must be ints, got {entry!r} of type {type(entry).__name__} ({name}={value!r})")
+    raise TypeError(f"{wrong_type(name, 'ints', entry)} ({name}={value!r})")
+
+
+def check_flag(name: str, flag: bool) -> None:
+    """Refuse what is not a bool (rule G6)."""
+    if type(flag) is not bool:
+        raise wrong_type(name, "a bool", flag)
+
+
+def wrong_type(name: str, wanted: str, value: object) -> TypeError:
+    """The refusal of a ``value`` that is not what is ``wanted``."""
+    return TypeError(f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}")
 
 
 def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:

@@ -1,4 +1,4 @@
-"""A model's pooling layers replaced by this package's, where they stand.
+"""Models whose pooling becomes this package's: layers are replaced where they stand, calls rerouted inside a region.
 
 A layer stays the object that it is and changes its class alone, so that everything which refers to it goes on doing
 so: names, parents that share it, hooks, optimizers, tables of features.
@@ -6,21 +6,27 @@ so: names, parents that share it, hooks, optimizers, tables of features.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import pooling
+from torch.overrides import TorchFunctionMode
 
 from torch_dmlpool import operands
-from torch_dmlpool.nn import layers
+from torch_dmlpool.nn import functional, layers
 from torch_dmlpool.window import Window
 
-__all__ = ["Conversion", "convert"]
+__all__ = ["Conversion", "convert", "rerouted"]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever its attribute says.
@@ -29,6 +35,16 @@ _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
 }
 """The module and name of a class (so that nothing need be imported): the class of ours that stands in for it, and the
 attributes that say what its own ``forward`` did."""
+
+_ROUTES = {
+    getattr(module, name): (getattr(functional, name), operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES)
+    for name in functional.__all__
+    # Some models call the maxima beneath; the averages there are torch.nn.functional's, adaptive maxima have indices.
+    for module in ((torch.nn.functional, torch, torch._C._nn) if name.startswith("max") else (torch.nn.functional,))
+    if hasattr(module, name) and not name.startswith(("lp_pool", "max_unpool"))
+}
+"""PyTorch's functions, ours with the same arguments, and the data types that ours take."""
+_ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, operands.MAX_TYPES
 
 
 @dataclass(frozen=True)
@@ -89,16 +105,21 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     """
     if not isinstance(model, Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if type(inplace) is not bool:
-        raise TypeError(f"inplace must be a bool, got {inplace!r} of type {type(inplace).__name__}")
+    operands.check_flag("inplace", inplace)
     if not inplace:
         model = copy.deepcopy(model)
+    named: dict[Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        named.setdefault(module, []).append(name)
     report = Conversion(model, {}, {}, {})
-    for module, names in _names(model).items():
-        kind, original = type(module), _pooling_name(module)
-        if original is None or kind.__module__.startswith("torch_dmlpool."):
+    for module, names in named.items():
+        kind = type(module)
+        originals = [base.__name__ for base in kind.__mro__ if base.__module__ == pooling.__name__]
+        if isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", None) in pooling.__all__:
+            originals.append(module.original_name)
+        if not originals or kind.__module__.startswith("torch_dmlpool."):
             continue
-        reason = _why_left(module, original)
+        reason = _why_left(module, originals[0])
         if reason is not None:
             report.left.update(dict.fromkeys(names, reason))
             continue
@@ -111,44 +132,23 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     return report
 
 
-def _effect(layer: Module) -> str:
+def _effect(layer: Any) -> str:
     """What a converted layer does better than PyTorch's; its results are those of before, as :func:`convert` says."""
-    if isinstance(layer, pooling._MaxPoolNd):
-        taps = Window.pytorch(cast(layers.Pool, layer)._rank, layer.kernel_size).taps
-        size = operands.tap_dtype(taps).itemsize
-        return f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input"
-    if isinstance(layer, pooling._AdaptiveMaxPoolNd):
-        return "training keeps at most 4 bytes per output, not 8 and the input"
-    if isinstance(layer, pooling._LPPoolNd):
-        return "where a norm is 0, its gradient is 0 and not NaN"
-    if isinstance(layer, pooling._MaxUnpoolNd):
-        return "the same result run after run, on a GPU too"
-    if isinstance(layer, pooling._AdaptiveAvgPoolNd) and set(_listed(layer.output_size)) == {1}:
+    family, size = type(layer).__name__[:-2], 0
+    if family == "AdaptiveAvgPool" and set(_listed(layer.output_size)) == {1}:
         return "no difference"  # PyTorch's is a mean
-    return "training keeps sizes alone, not the input"
-
-
-def _names(model: Module) -> dict[Module, list[str]]:
-    """Every module once, with the names that it has in each of its parents."""
-    names = {model: [""]}
-    for parent, module in model.named_modules():
-        for name, child in module._modules.items():
-            if child is not None:
-                names.setdefault(child, []).append(f"{parent}.{name}" if parent else name)
-    return names
-
-
-def _pooling_name(module: Module) -> str | None:
-    """The torch.nn pooling class that ``module`` is, derives from or was scripted from."""
-    for kind in type(module).__mro__:
-        if kind.__module__ == pooling.__name__:
-            return kind.__name__
-    original = getattr(module, "original_name", None) if isinstance(module, torch.jit.ScriptModule) else None
-    return original if original in pooling.__all__ else None
+    if family == "MaxPool":
+        size = operands.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
+    return {
+        "AdaptiveMaxPool": "training keeps at most 4 bytes per output, not 8 and the input",
+        "LPPool": "where a norm is 0, its gradient is 0 and not NaN",
+        "MaxPool": f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input",
+        "MaxUnpool": "the same result run after run, on a GPU too",
+    }.get(family, "training keeps sizes alone, not the input")
 
 
 def _why_left(module: Module, original: str) -> str | None:
-    """What keeps our counterpart from standing in for ``module``, if anything does."""
+    """What keeps our counterpart of torch.nn's ``original`` from standing in for ``module``, if anything does."""
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return f"compiled by TorchScript from {original}"
@@ -162,7 +162,8 @@ def _why_left(module: Module, original: str) -> str | None:
         return "its forward was overridden"
     if isinstance(module, pooling._LPPoolNd) and (module.ceil_mode or float(module.norm_type) % 2 != 0):
         return "PyTorch's norms differ with ceil_mode, and for negative elements unless norm_type is even"
-    if isinstance(module, pooling._MaxUnpoolNd) and _overlaps(module.kernel_size, module.stride):
+    steps = zip(_listed(vars(module).get("kernel_size")), _listed(vars(module).get("stride")), strict=False)
+    if isinstance(module, pooling._MaxUnpoolNd) and any(stride < window for window, stride in steps):
         return "windows that overlap: PyTorch gives the gradient to all elements of one index, not to the last alone"
     known = {**vars(module), **attributes}
     arguments = {name: known[name] for name in inspect.signature(counterpart).parameters if name in known}
@@ -173,9 +174,48 @@ def _why_left(module: Module, original: str) -> str | None:
     return None
 
 
-def _overlaps(kernel_size: Any, stride: Any) -> bool:
-    return any(step < window for window, step in zip(_listed(kernel_size), _listed(stride), strict=False))
-
-
 def _listed(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)
+
+
+class _Region(TorchFunctionMode, contextlib.ContextDecorator):
+    """What :func:`rerouted` enters."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        ours, dtypes = _ROUTES.get(func, (func, ()))
+        input = args[0] if args else kwargs.get("input")
+        is_taken = ours is not func and isinstance(input, Tensor) and input.dtype in dtypes
+        is_taken = is_taken and input.layout is torch.strided and not input.is_nested and kwargs.get("out") is None
+        return (ours if is_taken else func)(*args, **kwargs)
+
+
+@overload
+def rerouted() -> _Region: ...
+@overload
+def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
+def rerouted(function: Callable[..., Any] | None = None) -> Any:
+    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
+
+    ``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``, the adaptive forms of both (all maxima with
+    indices too) and their forms in ``torch`` are served by the functions of :mod:`torch_dmlpool.nn.functional`; so are
+    the torch.nn layers that call them. It holds for the calling thread and may be entered again; ``@rerouted`` before
+    a function enters it for each call. Under ``torch.compile`` it works around the compiled function and inside it.
+
+    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
+    this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
+    under ``torch.utils.checkpoint`` has to enter the region itself: it is computed again outside.
+
+    Args:
+        function: What is decorated; left out in ``with rerouted():``.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.rand(1, 3, 8, 8, requires_grad=True)
+        >>> with dmlpool.nn.rerouted():
+        ...     pooled = torch.nn.functional.max_pool2d(image, 2)
+        >>> pooled.grad_fn.name()
+        'MaxPoolingBackward'
+
+    """
+    return _Region() if function is None else _Region()(function)

@@ -27,6 +27,8 @@ _POOLS = {
     "dmlpool::average_pooling": (1, 2, 3),
 }
 """The pools that are recognised, and over how many spatial dimensions."""
+_WINDOW = ("kernel_size", "stride", "padding")
+"""Of one entry for all dimensions or one each; no stride is the kernel size."""
 _CHANNEL_AXIS = 1
 _aten = torch.ops.aten
 
@@ -76,7 +78,10 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
     for original, node in zip(program.graph.nodes, graph.nodes, strict=True):
         # A copy is renamed where Python or the copy has the name already (input, filter), and the signature is not.
         node.name = original.name
-    constants = _constants(program)
+    signature, held = program.graph_signature, {**program.constants, **program.state_dict}
+    targets = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    unchanged = held.keys() - set(signature.buffers_to_mutate.values())
+    constants = {name: held[target] for name, target in targets.items() if target in unchanged}
     for node in list(graph.nodes):
         _replace(node, constants)
     graph.lint()
@@ -144,28 +149,18 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
         averaged = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
         if name == "aten::mean" and not (arguments.get("keepdim") and averaged == set(range(2, rank + 2))):
             return None
-        if not all(type(number) is int for number in (*sizes, *outputs)):
+        both = list(zip(sizes, outputs, strict=True))
+        if not all(type(size) is type(output) is int and size % output == 0 for size, output in both):
             return None
-        if any(size % output for size, output in zip(sizes, outputs, strict=True)):
-            return None
-        windows = [size // output for size, output in zip(sizes, outputs, strict=True)]
+        windows = [size // output for size, output in both]
         return windows, windows, [0] * rank, [0] * rank, [1] * rank, False, True
-    windows = _entries(arguments["kernel_size"], rank)
-    strides = _entries(arguments["stride"], rank) or windows
-    padding = _entries(arguments["padding"], rank)
-    ones = [1] * rank
-    return windows, strides, padding, padding, ones, arguments["ceil_mode"], arguments["count_include_pad"]
+    listed = ([*entry] if isinstance(entry, (list, tuple)) else [entry] for entry in map(arguments.get, _WINDOW))
+    windows, strides, padding = (entry * rank if len(entry) == 1 else entry for entry in listed)
+    rest = [1] * rank, arguments["ceil_mode"], arguments["count_include_pad"]
+    return windows, strides or windows, padding, padding, *rest
 
 
-def _entries(argument: Any, rank: int) -> list[Any]:
-    """One entry per spatial dimension, where a schema may have one for all or none at all."""
-    listed = list(argument) if isinstance(argument, (list, tuple)) else [argument]
-    return listed * rank if len(listed) == 1 else listed
-
-
-def _quantization(
-    node: fx.Node, constants: dict[str, Tensor], real: Tensor
-) -> tuple[tuple[Any, Any], torch.dtype, tuple[int, int]] | None:
+def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> Any:
     """Scale and zero point (numbers, or nodes that hold a constant), type and limits that ``node`` gives ``real``.
 
     None where the integer operator cannot have them (rules Q3 and Q4).
@@ -176,15 +171,12 @@ def _quantization(
         return None
     scale: Any
     scale, zero_point = (arguments.get(name, arguments.get(f"{name}s")) for name in ("scale", "zero_point"))
+    scales, zero_points = _values(scale, constants), _values(zero_point or 0, constants)
     limits = _values(arguments["quant_min"], constants) + _values(arguments["quant_max"], constants)
-    scales = _values(scale, constants)
-    zero_points = [0] if zero_point is None else _values(zero_point, constants)
     bounds = torch.iinfo(dtype)
-    if not scales or not zero_points or len(limits) != 2:
-        return None
-    if not all(0 < value < math.inf for value in torch.tensor(scales, dtype=torch.float32, device="cpu").tolist()):
-        return None
-    if not all(type(value) is int and bounds.min <= value <= bounds.max for value in zero_points):
+    rounded = torch.tensor(scales, dtype=torch.float32, device="cpu").tolist()
+    is_known = len(limits) == 2 and scales and zero_points and all(0 < value < math.inf for value in rounded)
+    if not is_known or any(type(value) is not int or not bounds.min <= value <= bounds.max for value in zero_points):
         return None
     return (scale, zero_point), dtype, (max(limits[0], bounds.min), min(limits[1], bounds.max))
 
@@ -195,15 +187,6 @@ def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
         return [argument]
     constant = constants.get(argument.name)
     return [] if constant is None else constant.flatten().tolist()
-
-
-def _constants(program: ExportedProgram) -> dict[str, Tensor]:
-    """What stays as it is while the program runs, by the name of the node that holds it."""
-    signature = program.graph_signature
-    held = {**program.constants, **program.state_dict}
-    targets = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
-    changed = set(signature.buffers_to_mutate.values())
-    return {name: held[target] for name, target in targets.items() if target not in changed and target in held}
 
 
 def _as_tensor(before: fx.Node, parameter: Any, dtype: torch.dtype, device: torch.device) -> fx.Node | None:

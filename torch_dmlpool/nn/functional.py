@@ -33,8 +33,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _DIRECTML = {name: torchs for torchs, names in PYTORCHS_NAMES.items() for name in names.split(" and ")}
 """DirectML's names of arguments, and PyTorch's."""
-
-
 _WINDOW = """\
 kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
     stride: Elements from one window to the next; ``kernel_size`` unless given.
@@ -51,85 +49,77 @@ def described(text: str, rank: int) -> str:
 
 
 def _for_one_to_three(
-    function: Callable[Concatenate[int, Tensor, _P], _R],
-) -> tuple[Callable[Concatenate[Tensor, _P], _R], ...]:
-    """The 1d, 2d and 3d of ``function``, which takes that number first."""
-    return tuple(_of_rank(function, rank) for rank in (1, 2, 3))
+    types: tuple[torch.dtype, ...], no_channels: bool = False
+) -> Callable[[Callable[Concatenate[int, Tensor, _P], _R]], tuple[Callable[Concatenate[Tensor, _P], _R], ...]]:
+    """The 1d, 2d and 3d of a function, which takes that number and what is pooled, of these data types."""
 
+    def of_rank(
+        function: Callable[Concatenate[int, Tensor, _P], _R], rank: int
+    ) -> Callable[Concatenate[Tensor, _P], _R]:
+        def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                batched, added = with_batch(name, rank, input, types, no_channels)
+                output = function(rank, batched, *args, **kwargs)
+                return output if added is None else without(output, added)
+            except TypeError:
+                if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps nn's layers
+                    return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
+                wrong = next((given for given in kwargs if given in _DIRECTML), None)
+                if wrong is None:
+                    raise
+            raise TypeError(f"{name} has no argument {wrong}: did you mean {_DIRECTML[wrong]}?")
 
-def _of_rank(function: Callable[Concatenate[int, Tensor, _P], _R], rank: int) -> Callable[Concatenate[Tensor, _P], _R]:
-    def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return function(rank, input, *args, **kwargs)
-        except TypeError:
-            if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps torch.nn's layers
-                return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
-            wrong = next((given for given in kwargs if given in _DIRECTML), None)
-            if wrong is None:
-                raise
-        raise TypeError(f"{name} has no argument {wrong}: did you mean {_DIRECTML[wrong]}?")
+        name = pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
+        _, *parameters = inspect.signature(function).parameters.values()
+        pool.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
+        pool.__doc__ = described(inspect.cleandoc(function.__doc__ or ""), rank)
+        pool.__annotations__ = {given: kind for given, kind in function.__annotations__.items() if given != "rank"}
+        return pool
 
-    name = pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
-    _, *parameters = inspect.signature(function).parameters.values()
-    pool.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
-    pool.__doc__ = described(inspect.cleandoc(function.__doc__ or ""), rank)
-    pool.__annotations__ = {given: kind for given, kind in function.__annotations__.items() if given != "rank"}
-    return pool
+    return lambda function: tuple(of_rank(function, rank) for rank in (1, 2, 3))
 
 
 def _with_indices(
-    pools: tuple[Callable[Concatenate[Tensor, _P], Pooled], ...], before: int
-) -> tuple[Callable[Concatenate[Tensor, _P], tuple[Tensor, Tensor]], ...]:
-    """``pools`` that return indices whatever is given for it, ``before`` arguments after the input, as torch's do."""
+    pool: Callable[Concatenate[Tensor, _P], Pooled], before: int
+) -> Callable[Concatenate[Tensor, _P], tuple[Tensor, Tensor]]:
+    """``pool`` that returns indices whatever is given for it, ``before`` arguments after the input, as torch's does."""
 
-    def always(pool: Callable[..., Any]) -> Callable[..., Any]:
-        def both(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-            kwargs["return_indices"] = True
-            return pool(input, *args[:before], *args[before + 1 :], **kwargs)
+    def both(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        kwargs["return_indices"] = True
+        return pool(input, *args[:before], *args[before + 1 :], **kwargs)
 
-        both.__name__ = both.__qualname__ = f"{pool.__name__}_with_indices"
-        both.__doc__ = f":func:`{pool.__name__}` with ``return_indices=True``, whatever is given for it."
-        both.__signature__ = inspect.signature(pool).replace(return_annotation="tuple[Tensor, Tensor]")  # type: ignore[attr-defined]
-        return both
-
-    return tuple(map(always, pools))
-
-
-# What comes in has a batch and is pooled; what goes out has what came in.
+    both.__name__ = both.__qualname__ = f"{pool.__name__}_with_indices"
+    both.__doc__ = f":func:`{pool.__name__}` with ``return_indices=True``, whatever is given for it."
+    both.__signature__ = inspect.signature(pool).replace(return_annotation="tuple[Tensor, Tensor]")  # type: ignore[attr-defined]
+    return both
 
 
 def with_batch(
-    family: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...], no_channels: bool = False
+    function: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...], no_channels: bool = False
 ) -> tuple[Tensor, int | None]:
     """``input`` as it is pooled, and the dimension that was added to it: 0 for the batch, 2 for the height of rows."""
     operands.check_dense("input", input, types)
     added, dimensions = None, input.dim()
     if dimensions == rank + 1:
-        input, added = _unsqueezed(input), 0
+        volume, input, added = input, input.unsqueeze(0), 0
+        if rank == 3 and not input.is_contiguous() and input.is_contiguous(memory_format=torch.channels_last_3d):
+            # The batch's stride is what says that channels lie innermost, and PyTorch keeps that layout.
+            input = volume.movedim(0, -1).unsqueeze(0).movedim(-1, 1)
     elif dimensions != rank + 2:
         axes = ", ".join(AXIS_NAMES[rank])
         raise ArgumentError(
-            f"{family}{rank}d: input must be {rank + 2}-D (N, C, {axes}) or, unbatched, {rank + 1}-D (C, {axes}), "
+            f"{function}: input must be {rank + 2}-D (N, C, {axes}) or, unbatched, {rank + 1}-D (C, {axes}), "
             f"got {dimensions}-D of shape {tuple(input.shape)}"
         )
     channels = input.size(1)
     if not no_channels and type(channels) is int and channels == 0:
-        raise ArgumentError(f"{family}{rank}d: input must have at least one channel, got shape {tuple(input.shape)}")
+        raise ArgumentError(f"{function}: input must have at least one channel, got shape {tuple(input.shape)}")
     if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
         # Rows in (N, W, C) order stay so, as in PyTorch: they are pooled as images of one row.
         rows = input.unsqueeze(2)
         if operands.is_channels_last(rows):
             return rows, 2
     return input, added
-
-
-def _unsqueezed(input: Tensor) -> Tensor:
-    batched = input.unsqueeze(0)
-    if batched.dim() < 5 or batched.is_contiguous():
-        return batched
-    # The batch's stride is what says that a volume's channels lie innermost, and PyTorch keeps that layout.
-    is_channels_last = batched.is_contiguous(memory_format=torch.channels_last_3d)
-    return input.movedim(0, -1).unsqueeze(0).movedim(-1, 1) if is_channels_last else batched
 
 
 def without(output: Any, added: int | None) -> Any:
@@ -140,19 +130,14 @@ def without(output: Any, added: int | None) -> Any:
 
 
 def window_of(
-    rank: int,
-    batched: Tensor,
-    added: int | None,
-    kernel_size: Sizes,
-    stride: Any,
-    padding: Padding,
-    dilation: Sizes,
-    ceil_mode: bool,
+    rank: int, batched: Tensor, kernel_size: Sizes, stride: Any, padding: Padding, dilation: Sizes, ceil_mode: bool
 ) -> Window:
     """The window of torch.nn's arguments for what is pooled."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes)
-    return Window((Axis(1, 1, 0, 0, 1, window.axes[0].ceil_mode), *window.axes)) if added == 2 else window
+    if rank > 1 or batched.dim() == 3:
+        return window
+    return Window((Axis(1, 1, 0, 0, 1, ceil_mode), *window.axes))  # of rows with a height
 
 
 def _numbers(sizes: Sequence[int]) -> list[int]:
@@ -160,11 +145,11 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
     return [int(size) if isinstance(size, Tensor) else size for size in sizes]
 
 
-def _output_size(added: int | None, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
+def _output_size(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
     """``output_size`` checked, for what is pooled."""
-    if added == 2:
-        return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))
-    return operands.checked_output_size(shared(output_size), batched)
+    if batched.dim() == rank + 2:
+        return operands.checked_output_size(shared(output_size), batched)
+    return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))
 
 
 def shared(output_size: OutputSize) -> OutputSize:
@@ -172,10 +157,7 @@ def shared(output_size: OutputSize) -> OutputSize:
     return output_size[0] if isinstance(output_size, (tuple, list)) and len(output_size) == 1 else output_size
 
 
-# The families.
-
-
-@_for_one_to_three
+@_for_one_to_three(operands.FLOAT_TYPES)
 def avg_pool(
     rank: int,
     input: Tensor,
@@ -198,14 +180,13 @@ def avg_pool(
     >>> avg_pool{rank}d(row, ({ones}2), padding="same", stride=1, count_include_pad=False).flatten()
     tensor([1.5000, 2.5000, 3.5000, 4.5000, 5.0000])
     """
-    batched, added = with_batch("avg_pool", rank, input, operands.FLOAT_TYPES)
     operands.check_flag("count_include_pad", count_include_pad)
     operands.check_divisor(divisor_override)
-    window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
-    return without(_average.average_pooling(batched, window, count_include_pad, divisor_override), added)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    return _average.average_pooling(input, window, count_include_pad, divisor_override)
 
 
-@_for_one_to_three
+@_for_one_to_three(operands.MAX_TYPES)
 def max_pool(
     rank: int,
     input: Tensor,
@@ -225,16 +206,15 @@ def max_pool(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    batched, added = with_batch("max_pool", rank, input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
-    window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
         operands.tap_dtype(window.taps)
-        return without(_max.max_pooling_with_indices(batched, window, torch.int64, True), added)
-    return without(_max.max_pooling(batched, window), added)
+        return _max.max_pooling_with_indices(input, window, torch.int64, True)
+    return _max.max_pooling(input, window)
 
 
-@_for_one_to_three
+@_for_one_to_three(operands.FLOAT_TYPES)
 def lp_pool(
     rank: int,
     input: Tensor,
@@ -255,40 +235,36 @@ def lp_pool(
     >>> lp_pool{rank}d(torch.tensor([3.0, -4.0, 0.0, 2.0]).view(1, {ones}4), 2, ({ones}2)).flatten()
     tensor([5., 2.])
     """
-    batched, added = with_batch("lp_pool", rank, input, operands.FLOAT_TYPES)
-    window = window_of(rank, batched, added, kernel_size, stride, padding, dilation, ceil_mode)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     operands.check_norm("norm_type", norm_type)
-    return without(_lp.lp_pooling(batched, window, float(norm_type)), added)
+    return _lp.lp_pooling(input, window, float(norm_type))
 
 
-@_for_one_to_three
+@_for_one_to_three(operands.FLOAT_TYPES, no_channels=True)
 def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tensor:
     """Averages over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly; 1 is global pooling.
 
     >>> adaptive_avg_pool{rank}d(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
     tensor([2., 4.])
     """
-    batched, added = with_batch("adaptive_avg_pool", rank, input, operands.FLOAT_TYPES, no_channels=True)
-    sizes = _output_size(added, batched, output_size)
-    return without(_adaptive.adaptive_average_pooling(batched, sizes), added)
+    return _adaptive.adaptive_average_pooling(input, _output_size(rank, input, output_size))
 
 
-@_for_one_to_three
+@_for_one_to_three(operands.MAX_TYPES)
 def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_indices: bool = False) -> Pooled:
     """Maxima over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly, with indices if asked.
 
     >>> adaptive_max_pool{rank}d(torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
     tensor([4., 5.])
     """
-    batched, added = with_batch("adaptive_max_pool", rank, input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
-    sizes = _output_size(added, batched, output_size)
+    sizes = _output_size(rank, input, output_size)
     if return_indices:
-        return without(_adaptive.adaptive_max_pooling_with_indices(batched, sizes, torch.int64, True), added)
-    return without(_adaptive.adaptive_max_pooling(batched, sizes), added)
+        return _adaptive.adaptive_max_pooling_with_indices(input, sizes, torch.int64, True)
+    return _adaptive.adaptive_max_pooling(input, sizes)
 
 
-@_for_one_to_three
+@_for_one_to_three(operands.MAX_TYPES)
 def max_unpool(
     rank: int,
     input: Tensor,
@@ -308,38 +284,28 @@ def max_unpool(
     >>> max_unpool{rank}d(torch.tensor([4.0, 5.0]).view(1, {ones}2), indices, ({ones}2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    batched, added = with_batch("max_unpool", rank, input, operands.MAX_TYPES)
-    if isinstance(indices, Tensor) and added is not None and indices.dim() == rank + 2 - (added == 0):
-        indices = indices.unsqueeze(added)
-    _unpooling.check(batched, indices)
+    is_row = input.dim() > rank + 2
+    if isinstance(indices, Tensor) and indices.dim() == input.dim() - 1:
+        indices = indices.unsqueeze(2 if is_row else 0)
+    _unpooling.check(input, indices)
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
         (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
-        for size, axis in zip(_numbers(batched.shape[-rank:]), window.axes, strict=True)
+        for size, axis in zip(_numbers(input.shape[-rank:]), window.axes, strict=True)
     ]
     if output_size is not None:
-        sizes = _unpooled_sizes(window, sizes, output_size)
-    sizes = [1] * (added == 2) + sizes
+        is_full = isinstance(output_size, Sequence) and len(output_size) == rank + 2
+        asked = entries("output_size", output_size[2:] if is_full else output_size, rank, 1)
+        for size, usual, axis, name in zip(asked, sizes, window.axes, AXIS_NAMES[rank], strict=True):
+            if not usual - axis.stride < size < usual + axis.stride:
+                raise ArgumentError(
+                    f"output_size must be less than a stride ({axis.stride}) from {usual}, which the window gives, in "
+                    f"spatial dimension {name}, got {size} (output_size={output_size})"
+                )
+        sizes = list(asked)
+    sizes = [1] * is_row + sizes
     check_spatial_sizes("the output", sizes, len(sizes))
-    return without(_unpooling.max_unpooling(batched, indices, sizes, per_plane=True), added)
-
-
-def _unpooled_sizes(window: Window, usual_sizes: Sequence[int], output_size: Sequence[int]) -> list[int]:
-    """``output_size`` per spatial dimension, refused where no input of the window has it."""
-    spatial = output_size
-    if isinstance(output_size, Sequence) and len(output_size) == window.rank + 2:
-        spatial = output_size[2:]
-    sizes = list(entries("output_size", spatial, window.rank, 1))
-    for size, usual, axis, name in zip(sizes, usual_sizes, window.axes, AXIS_NAMES[window.rank], strict=True):
-        if not usual - axis.stride < size < usual + axis.stride:
-            raise ArgumentError(
-                f"output_size must be less than a stride ({axis.stride}) from {usual}, which the window gives, in "
-                f"spatial dimension {name}, got {size} (output_size={output_size})"
-            )
-    return sizes
-
-
-# The functions for one, two and three dimensions.
+    return _unpooling.max_unpooling(input, indices, sizes, per_plane=True)
 
 
 # fmt: off
@@ -382,9 +348,11 @@ lp_pool1d, lp_pool2d, lp_pool3d = lp_pool
 max_unpool1d, max_unpool2d, max_unpool3d = max_unpool
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = adaptive_avg_pool
 max_pool1d, max_pool2d, max_pool3d = cast(tuple[_MaxPool, ...], max_pool)
-max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = _with_indices(max_pool, 5)
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = (
+    _with_indices(pool, 5) for pool in max_pool
+)
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[_AdaptiveMaxPool, ...], adaptive_max_pool)
-adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = _with_indices(
-    adaptive_max_pool, 1
+adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = (
+    _with_indices(pool, 1) for pool in adaptive_max_pool
 )
 __all__ = [name for name in dict(globals()) if re.search(r"pool\dd", name)]

@@ -21,9 +21,12 @@ from torch_dmlpool.nn import functional
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.window import Window
 
-FAMILIES = ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LPPool", "MaxPool", "MaxUnpool")
-
-__all__ = [f"{family}{rank}d" for family in FAMILIES for rank in (1, 2, 3)]
+__all__ = [
+    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d",
+    "AvgPool1d", "AvgPool2d", "AvgPool3d", "LPPool1d", "LPPool2d", "LPPool3d",
+    "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d",
+]  # fmt: skip
 
 
 class Pool(torch.nn.Module):

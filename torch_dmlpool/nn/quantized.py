@@ -15,13 +15,13 @@ from torch_dmlpool import operands, quantized
 from torch_dmlpool.nn import functional
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.nn.layers import Pool
-from torch_dmlpool.ops.quantized_average_pooling import quantized_linear_average_pooling
+from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
+from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window, integer
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
 
 _NOTHING = torch.empty(0, dtype=torch.int8, device="cpu")
-_PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
 class _AvgPool(Pool):
@@ -70,13 +70,12 @@ class _AvgPool(Pool):
         super().__init__()
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("count_include_pad", count_include_pad)
-        if output_dtype is not None:
-            operands.checked_output_type(output_dtype, None, _NOTHING)
+        operands.check_output_type(output_dtype)
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
         self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
         given = (input_scale, input_zero_point, output_scale, output_zero_point)
-        for name, parameter in zip(_PARAMETERS, given, strict=True):
+        for name, parameter in zip(PARAMETERS, given, strict=True):
             inherited = parameter is None and name.startswith("output")
             self.register_buffer(name, None if inherited else self._checked(name, parameter))
 
@@ -98,42 +97,42 @@ class _AvgPool(Pool):
     def forward(self, input: Tensor) -> Tensor:
         is_quantized = getattr(input, "is_quantized", False)  # also on a PyTorch without quantized tensors
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
-        batched, added = functional.with_batch("avg_pool", self._rank, input, types)
+        batched, added = functional.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        window, counted = functional.window_of(self._rank, batched, added, *geometry), self.count_include_pad
+        window, counted = functional.window_of(self._rank, batched, *geometry), self.count_include_pad
         output = self.output_scale, self.output_zero_point
         if is_quantized:
             return functional.without(quantized.average(batched, window, counted, *output, self.output_dtype), added)
         dtype = input.dtype if self.output_dtype is None else self.output_dtype
         own = self.input_scale, self.input_zero_point
         inherited = [mine if given is None else given for mine, given in zip(own, output, strict=True)]
-        parameters = quantized.narrowed_parameters(batched, (*own, *inherited), dtype)
-        return functional.without(quantized_linear_average_pooling(batched, *parameters, window, counted, dtype), added)
+        parameters = (*own, *inherited)
+        return functional.without(quantized.average_of_integers(batched, parameters, window, counted, dtype), added)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
         """One entry for all channels or one each: a scale in float32, a zero point in int64, PyTorch's type for it.
 
         Which type a zero point must fit is known with the input; here it must fit the output's or one of the two.
         """
-        is_scale, is_given = name.endswith("scale"), isinstance(parameter, Tensor)
-        if not is_given:
-            if not is_scale:
+        is_scale = name.endswith("scale")
+        if not isinstance(parameter, Tensor):
+            if is_scale:
+                parameter = operands.checked_scale(name, parameter, _NOTHING)
+            else:
                 parameter = integer(name, parameter, parameter)
                 operands.check_range(name, parameter, self._zero_point_type(name, parameter < 0))
-            elif operands.checked_scale(name, parameter, _NOTHING):
-                parameter = float(parameter)
             parameter = torch.tensor([parameter], dtype=torch.float32 if is_scale else torch.int64, device="cpu")
         # What it is checked against is an input with as many channels as it has entries.
         like = torch.empty(0, parameter.numel(), *(1,) * self._rank, dtype=torch.int8, device=parameter.device)
         if is_scale:
             scale = cast(Tensor, operands.checked_scale(name, parameter.detach(), like))
-            if quantized.is_readable(scale):
+            if is_readable(scale):
                 operands.check_scale_values(name, scale)
             return scale
         if parameter.dtype in operands.INTEGER_TYPES:
             parameter = parameter.to(torch.int64)
         zero_point = cast(Tensor, operands.checked_zero_point(name, parameter, torch.int64, like))
-        is_negative = quantized.is_readable(zero_point) and bool((zero_point < 0).any())
+        is_negative = is_readable(zero_point) and bool((zero_point < 0).any())
         quantized.narrowed(name, zero_point, self._zero_point_type(name, is_negative))
         return zero_point
 
@@ -153,7 +152,7 @@ class _AvgPool(Pool):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Take over what was saved as it is: the layer may have been built with another number of entries, or none."""
-        for name in _PARAMETERS:
+        for name in PARAMETERS:
             saved = state_dict.get(prefix + name)
             if saved is not None:
                 setattr(self, name, self._checked(name, saved).to(self.input_scale.device, copy=True))
@@ -161,8 +160,8 @@ class _AvgPool(Pool):
 
     def extra_repr(self) -> str:
         usual = {"ceil_mode": False, "count_include_pad": True, "dilation": 1, "output_dtype": None}
-        shown = {name: getattr(self, name) for name in ("kernel_size", "stride", "padding", *usual)}
-        shown = {name: value for name, value in shown.items() if name not in usual or value != usual[name]}
+        names = ("kernel_size", "stride", "padding", *usual)
+        shown = {name: getattr(self, name) for name in names if getattr(self, name) != usual.get(name, self)}
         for name, parameter in self.named_buffers(recurse=False):
             is_number = parameter.numel() == 1 and type(parameter) is Tensor and not parameter.is_meta
             shown[name] = f"{parameter.item():.6g}" if is_number else f"<{parameter.numel()} entries>"
@@ -170,7 +169,7 @@ class _AvgPool(Pool):
 
 
 # fmt: off
-class AvgPool1d(_AvgPool, rank=1): ...  # noqa: D101
-class AvgPool2d(_AvgPool, rank=2): ...  # noqa: D101
-class AvgPool3d(_AvgPool, rank=3): ...  # noqa: D101
+class AvgPool1d(_AvgPool, rank=1): ...
+class AvgPool2d(_AvgPool, rank=2): ...
+class AvgPool3d(_AvgPool, rank=3): ...
 # fmt: on

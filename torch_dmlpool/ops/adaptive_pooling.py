@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +28,7 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return average_operators.average_pooling(input, window, False, None)
-    if _is_empty(output_sizes):
-        return _emptied(adaptive_average_pooling(input, _at_least_1(output_sizes)), output_sizes)
-    return _bin_averages(input, output_sizes)
+    return _over_bins(_bin_averages, input, output_sizes)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -37,9 +36,7 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return max_operators.max_pooling(input, window)
-    if _is_empty(output_sizes):
-        return _emptied(adaptive_max_pooling(input, _at_least_1(output_sizes)), output_sizes)
-    return _bin_maxima(input, output_sizes)[0]
+    return _over_bins(_bin_maxima, input, output_sizes)[0]
 
 
 def adaptive_max_pooling_with_indices(
@@ -49,27 +46,20 @@ def adaptive_max_pooling_with_indices(
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
         return max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane)
-    if _is_empty(output_sizes):
-        both = adaptive_max_pooling_with_indices(input, _at_least_1(output_sizes), index_dtype, per_plane)
-        return _emptied(both[0], output_sizes), _emptied(both[1], output_sizes)
-    values, positions = _bin_maxima(input, output_sizes)
+    values, positions = _over_bins(_bin_maxima, input, output_sizes)
     return values, max_operators.numbered(positions, input.shape, index_dtype, per_plane)
 
 
-def _is_empty(output_sizes: Sequence[int]) -> bool:
-    return any(type(size) is int and size == 0 for size in output_sizes)
-
-
-def _at_least_1(output_sizes: Sequence[int]) -> list[int]:
-    return [1 if type(size) is int and size == 0 else size for size in output_sizes]
-
-
-def _emptied(output: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """``output`` without elements along the dimensions of which none is asked for: so it has a gradient, of zeros."""
-    for dimension, size in enumerate(output_sizes, 2):
-        if type(size) is int and size == 0:
-            output = output.narrow(dimension, 0, 0)
-    return output
+def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
+    """The results of ``operator``, without elements where none are asked for: so they have a gradient, of zeros."""
+    empty = [dimension for dimension, size in enumerate(output_sizes, 2) if type(size) is int and size == 0]
+    if not empty:
+        return operator(input, output_sizes)
+    results = operator(input, [1 if dimension in empty else size for dimension, size in enumerate(output_sizes, 2)])
+    results = [results] if isinstance(results, Tensor) else results
+    for dimension in empty:
+        results = [result.narrow(dimension, 0, 0) for result in results]
+    return results if len(results) > 1 else results[0]
 
 
 def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
@@ -111,9 +101,6 @@ def _is_sure(condition: bool) -> bool:
     return statically_known_true(condition)
 
 
-# The operators.
-
-
 def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
     check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
     check_spatial_sizes("the output", sizes, input.dim() - 2)
@@ -126,11 +113,6 @@ def _with_sizes(input: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[i
         return input, sizes
     asked = zip(sizes, input.shape[2:], strict=True)
     return input, [size if type(entry) is int and entry == -1 else entry for entry, size in asked]
-
-
-def _maxima_and_positions(input: Tensor, output_sizes: Sequence[int]) -> list[tuple[torch.memory_format, torch.dtype]]:
-    memory_format = operands.suggested_memory_format(input)
-    return [(memory_format, input.dtype), (memory_format, operands.position_dtype(math.prod(input.shape[2:])))]
 
 
 _bin_averages: Operator = Operator(
@@ -151,6 +133,6 @@ _bin_maxima: Operator = Operator(
     [operands.MAX_TYPES],
     _check,
     complete=_with_sizes,
-    results=_maxima_and_positions,
+    results=lambda input, sizes: max_operators.both(input, operands.position_dtype(math.prod(input.shape[2:]))),
     tangent=lambda input, output_sizes: (position_operators.gather_positions, (True,)),
 )

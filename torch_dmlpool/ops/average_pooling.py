@@ -17,16 +17,12 @@ def _check(input: Tensor, window: Window, include_padding: bool, divisor_overrid
 
 
 def _check_grad(
-    input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
-    window: Window,
-    include_padding: bool,
-    divisor_override: int | None,
+    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, padded: bool, divisor_override: int | None
 ) -> list[int]:
     operands.check_divisor(divisor_override)
-    samples_and_channels = input_gradient.shape[:2]
-    operands.check_sizes("input_gradient", input_gradient, [*samples_and_channels, *window.output_sizes(spatial_sizes)])
-    return [*samples_and_channels, *spatial_sizes]
+    sizes = input_gradient.shape[:2]
+    operands.check_sizes("input_gradient", input_gradient, [*sizes, *window.output_sizes(spatial_sizes)])
+    return [*sizes, *spatial_sizes]
 
 
 average_pooling: Operator = Operator(

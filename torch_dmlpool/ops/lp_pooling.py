@@ -27,24 +27,13 @@ def _norms(input: Tensor, window: Window, p: float, has_gradient: bool = True) -
         return max_pooling.max_pooling(input.abs(), window).clamp(min=0)
     # Half precision is powered, summed and rooted in float32, and rounded once.
     wide = input.float() if input.dtype.itemsize == 2 else input
-    sums = average_pooling.average_pooling(_powers(wide, p), window, False, 1)
-    return _roots(sums, p, has_gradient).to(input.dtype)
-
-
-def _powers(values: Tensor, p: float) -> Tensor:
-    if p == 2:
-        return values.square()
-    return values.abs() if p == 1 else values.abs().pow(p)
-
-
-def _roots(sums: Tensor, p: float, has_gradient: bool) -> Tensor:
-    if p == 1:
-        return sums
-    if not has_gradient:
-        return sums.sqrt() if p == 2 else sums.pow(1 / p)
+    powers = wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
+    sums = average_pooling.average_pooling(powers, window, False, 1)
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and not 0 · ∞.
-    zero = sums == 0
-    return torch.where(zero, 0, _roots(torch.where(zero, 1, sums), p, False))
+    zero = sums == 0 if has_gradient and p != 1 else None
+    sums = sums if zero is None else torch.where(zero, 1, sums)
+    roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
+    return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 
 def _composition(input: Tensor, *arguments: Any) -> Tensor:

@@ -19,16 +19,15 @@ from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
-# Checks: each returns the sizes of the results.
-
 
 def _check(input: Tensor, window: Window) -> list[int]:
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
 def _check_with_taps(input: Tensor, window: Window) -> list[int]:
+    sizes = _check(input, window)
     operands.tap_dtype(window.taps)
-    return _check(input, window)
+    return sizes
 
 
 def _check_with_indices(input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool) -> list[int]:
@@ -45,40 +44,35 @@ def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> l
     return [*taps.shape[:2], *spatial_sizes]
 
 
-def _check_indices(
-    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> Sequence[int]:
-    operands.check_index_type(index_dtype, _check_taps(taps, spatial_sizes, window), per_plane)
+def _check_indices(taps: Tensor, sizes: Sequence[int], window: Window, dtype: torch.dtype, per_plane: bool) -> Any:
+    operands.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
     return taps.shape
 
 
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
-    operands.check_gradient("input_gradient", input_gradient, _check_with_taps(input, window), input)
+    """Of the gradient that arrives at the forward output."""
+    if input_gradient.dtype is not input.dtype:
+        names = operands.name_of(input.dtype), operands.name_of(input_gradient.dtype)
+        raise TypeError(f"input_gradient must have the input's data type {names[0]}, got {names[1]}")
+    operands.check_sizes("input_gradient", input_gradient, _check_with_taps(input, window), input)
     return input.shape
 
 
-def _check_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
-) -> list[int]:
-    sizes = _check_taps(taps, spatial_sizes, window)
-    operands.check_sizes("input_gradient", input_gradient, taps.shape)
-    operands.check_device("input_gradient", input_gradient, taps)
-    return sizes
+def _check_grad_from_taps(input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, _: bool) -> list[int]:
+    operands.check_sizes("input_gradient", input_gradient, taps.shape, taps)
+    return _check_taps(taps, sizes, window)
 
 
 def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
     _check_taps(taps, input.shape[2:], window)
-    operands.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]])
-    operands.check_device("taps", taps, input)
+    operands.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]], input)
     return taps.shape
 
 
-def _both(input: Tensor, dtype: torch.dtype) -> list[tuple[torch.memory_format, torch.dtype]]:
+def both(input: Tensor, dtype: torch.dtype) -> list[tuple[torch.memory_format, torch.dtype]]:
+    """Maxima and what says where they are, in ``dtype``, as the results of an operator."""
     memory_format = operands.suggested_memory_format(input)
     return [(memory_format, input.dtype), (memory_format, dtype)]
-
-
-# Over batches indices count in each sample.
 
 
 def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -96,27 +90,21 @@ def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, 
 
 
 def _numbered_over_batches(name: str, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any) -> tuple[Any, Any]:
-    """Maxima with indices, or indices alone, of an input of the spatial sizes that are given then."""
+    """Maxima with indices, or indices alone, of the spatial sizes that are given then; they count in each sample."""
     *rest, index_dtype, per_plane = arguments
     folded = registration.folded(tensor, dimensions[0], info.batch_size)
     results = getattr(torch.ops.dmlpool, name)(folded, *rest, torch.int64, True)
     has_values = not isinstance(results, Tensor)
-    *values, positions = (
-        registration.unfolded(each, info.batch_size) for each in (results if has_values else (results,))
-    )
+    results = [registration.unfolded(each, info.batch_size) for each in (results if has_values else (results,))]
+    *values, positions = results
     sizes = [*positions.shape[1:3], *(folded.shape[2:] if has_values else rest[0])]
     indices = numbered(positions, sizes, index_dtype, per_plane)
     return ((*values, indices), (0, 0)) if has_values else (indices, 0)
 
 
-# What is computed where a derivative is wanted.
-
-
-def _differentiable_with_indices(
-    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
+def _differentiable_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
     values, taps = max_pooling_with_taps(input, window)
-    return values, max_pooling_indices(taps, input.shape[2:], window, index_dtype, per_plane)
+    return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
 
 
 def _differentiable_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
@@ -129,7 +117,7 @@ max_pooling_with_taps: Operator = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_taps,
-    results=lambda input, window: _both(input, operands.tap_dtype(window.taps)),
+    results=lambda input, window: both(input, operands.tap_dtype(window.taps)),
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )
 max_pooling: Operator = Operator(
@@ -142,7 +130,7 @@ max_pooling_with_indices: Operator = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_indices,
-    results=lambda input, window, index_dtype, per_plane: _both(input, index_dtype),
+    results=lambda input, window, index_dtype, per_plane: both(input, index_dtype),
     vmap=functools.partial(_numbered_over_batches, "max_pooling_with_indices"),
     differentiable=_differentiable_with_indices,
 )

@@ -49,10 +49,10 @@ def _in_planes(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -
 
 def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> None:
     """Refuse the first index that is neither in its own plane nor -1."""
-    signed, plane = _in_planes(indices, spatial_sizes, True).long(), math.prod(spatial_sizes)
-    within = signed if per_plane else signed - first_indices(indices, (*indices.shape[:2], *spatial_sizes))
     if indices.numel() == 0:
         return
+    signed, plane = _in_planes(indices, spatial_sizes, True).long(), math.prod(spatial_sizes)
+    within = signed if per_plane else signed - first_indices(indices, (*indices.shape[:2], *spatial_sizes))
     least, most = within.aminmax()
     if least >= 0 and most < plane:
         return
@@ -88,8 +88,6 @@ _max_unpooling = registration.compose(
 )
 
 
-# Elements by their positions.
-
 POSITION_TYPES = (torch.int32, torch.int64)
 
 
@@ -99,18 +97,14 @@ def _check_unique(positions: Tensor, spatial_sizes: Sequence[int]) -> Sequence[i
 
 
 def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sequence[int]:
-    operands.check_device("positions", positions, input)
-    operands.check_sizes("positions", positions, [*input.shape[:2], *positions.shape[2:]])
+    operands.check_sizes("positions", positions, [*input.shape[:2], *positions.shape[2:]], input)
     return positions.shape
 
 
-def _check_scatter(
-    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
-) -> list[int]:
+def _check_scatter(input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, _: bool) -> list[int]:
     operands.check_pooled("input", input, operands.FLOAT_TYPES if bins else operands.MAX_TYPES)
     _check_unique(positions, spatial_sizes)
-    operands.check_device("positions", positions, input)
-    operands.check_sizes("positions", positions, input.shape)
+    operands.check_sizes("positions", positions, input.shape, input)
     return [*input.shape[:2], *spatial_sizes]
 
 

@@ -19,53 +19,38 @@ PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_po
 
 
 def quantized_linear_average_pooling(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
+    input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, output_dtype: torch.dtype
 ) -> Tensor:
     """The average of every window of ``input``, requantized; operands are checked already but for tensors' values."""
-    parameters = (input_scale, input_zero_point, output_scale, output_zero_point)
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    numbers = all(type(parameter) in _PLAIN for parameter in parameters if not isinstance(parameter, Tensor))
-    if not numbers or not registration.is_bare(input, *tensors):
+    has_symbols = any(isinstance(parameter, (torch.SymFloat, torch.SymInt)) for parameter in parameters)
+    if has_symbols or not registration.is_bare(input, *tensors):
+        # The registered operator takes no numbers: tensors are filled on the device, without waiting for it.
         types = (torch.float32, input.dtype, torch.float32, output_dtype)
-        vectors = [_vector(*pair, input.device) for pair in zip(parameters, types, strict=True)]
+        vectors = [
+            parameter
+            if parameter is None or isinstance(parameter, Tensor)
+            else torch.full((1,), parameter, dtype=dtype, device=input.device)
+            for parameter, dtype in zip(parameters, types, strict=True)
+        ]
         return _pooling(input, *vectors, *window.arguments, include_padding, output_dtype)
-    _refuse_gradient(parameters)
-    _check_values(parameters)
+    _check_tensors(parameters)
     return registration.backend_of(input).quantized_linear_average_pooling(
         input, *parameters, window, include_padding, output_dtype
     )
 
 
-_PLAIN = (float, int, type(None))
-
-
-def _vector(parameter: Any, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """What the registered operator takes for a number: a tensor, filled on the device without waiting for it."""
-    if parameter is None or isinstance(parameter, Tensor):
-        return parameter
-    return torch.full((1,), parameter, dtype=dtype, device=device)
-
-
-def _refuse_gradient(parameters: Sequence[Any]) -> None:
+def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
+    """Refuse scales and zero points that require ``gradients``, and wrong ``values`` of scales on the CPU."""
     for name, parameter in zip(PARAMETERS, parameters, strict=True):
-        if isinstance(parameter, Tensor) and registration.carries_derivative(parameter):
+        if not isinstance(parameter, Tensor):
+            continue
+        if gradients and registration.carries_derivative(parameter):
             raise RuntimeError(
                 f"quantized_linear_average_pooling has no gradient, but {name} requires one: detach it, "
                 f"or pool real numbers with average_pooling"
             )
-
-
-def _check_values(parameters: Sequence[Any]) -> None:
-    for name, parameter in zip(PARAMETERS, parameters, strict=True):
-        # Elsewhere the check would wait for the device.
-        if isinstance(parameter, Tensor) and parameter.is_floating_point() and parameter.is_cpu:
+        if values and parameter.is_floating_point() and parameter.is_cpu:  # elsewhere it would wait for the device
             operands.check_scale_values(name, parameter)
 
 
@@ -79,7 +64,7 @@ def _checked(input: Tensor, *arguments: Any) -> tuple[tuple[Any, ...], Window, S
 
 def _forward(input: Tensor, *arguments: Any) -> Tensor:
     vectors, window, _ = _checked(input, *arguments)
-    _check_values(vectors)
+    _check_tensors(vectors, gradients=False)
     return registration.backend_of(input).quantized_linear_average_pooling(input, *vectors, window, *arguments[-2:])
 
 
@@ -89,7 +74,7 @@ def _fake(input: Tensor, *arguments: Any) -> Tensor:
 
 
 def _autograd(input: Tensor, *arguments: Any) -> Tensor:
-    _refuse_gradient(arguments[:4])
+    _check_tensors(arguments[:4], values=False)
     with registration.below_autograd():
         return _pooling(input, *arguments)
 

@@ -70,18 +70,12 @@ def define(
     implementations = {"CompositeExplicitAutograd": implementation} | ({"Autograd": autograd} if autograd else {})
     # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
     overload = _defined(schema, implementations, torch.Tag.flexible_layout)
+    name = overload._schema.name
     # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
     in_packages = "ScalarType" not in schema or torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-    name = overload._schema.name
-    torch.library.register_fake(name, _seen_by_compilers(name, fake, in_packages), lib=_library)
-    torch.library.register_vmap(name, vmap, lib=_library)
-    return overload
 
-
-def _seen_by_compilers(name: str, fake: Callable[..., Any], in_packages: bool) -> Callable[..., Any]:
-    """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what a compiler lacks is said."""
-
-    def seen(*arguments: Any) -> Any:
+    def seen_by_compilers(*arguments: Any) -> Any:
+        """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one lacks is said."""
         inductor.register()
         onnx, virtualized = sys.modules.get("torch.onnx"), sys.modules.get("torch._inductor.virtualized")
         if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
@@ -97,7 +91,9 @@ def _seen_by_compilers(name: str, fake: Callable[..., Any], in_packages: bool) -
             )
         return fake(*arguments)
 
-    return seen
+    torch.library.register_fake(name, seen_by_compilers, lib=_library)
+    torch.library.register_vmap(name, vmap, lib=_library)
+    return overload
 
 
 def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverload:
@@ -323,6 +319,11 @@ def is_bare(*tensors: Tensor) -> bool:
         if not tensor.data_ptr() and (tensor.is_meta or tensor.numel() > 0):
             return False
     return True
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether the numbers in ``tensor`` can be looked at: not in a trace, nor where that would wait for a device."""
+    return tensor.is_cpu and is_bare(tensor)
 
 
 def _require_rules(kind: type[Tensor]) -> None:
