@@ -109,6 +109,12 @@ def is_aligned(*tensors: Tensor) -> bool:
     return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
+@lru_cache(maxsize=4096)
+def _output_sizes(window: Window, sizes: torch.Size) -> tuple[int, ...]:
+    """Remembered, as checks and sizes take a tenth of a call's time on the host."""
+    return window.output_sizes(sizes)
+
+
 # --- Max pooling ---
 
 
@@ -143,7 +149,7 @@ def _maxima(
     memory_format = operands.suggested_memory_format(input)
     input = input.resolve_neg()  # kernels read raw memory
     if window is not None:
-        sizes = (*input.shape[:2], *window.output_sizes(input.shape[2:]))
+        sizes = (*input.shape[:2], *_output_sizes(window, input.shape[2:]))
     values = operands.empty(sizes, input, memory_format)
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if values.numel() == 0:
@@ -241,7 +247,7 @@ def _request(
 
 def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
     """Average pooling (rules A1 to A5)."""
-    return _averages(input, window.output_sizes(input.shape[2:]), window, False, include_padding, divisor_override)
+    return _averages(input, _output_sizes(window, input.shape[2:]), window, False, include_padding, divisor_override)
 
 
 def average_pooling_grad(
@@ -271,7 +277,7 @@ def quantized_linear_average_pooling(
         each.contiguous() if isinstance(each, Tensor) else each or 0
         for each in (input_scale, input_zero_point, output_scale, output_zero_point)
     ]
-    sizes = window.output_sizes(input.shape[2:])
+    sizes = _output_sizes(window, input.shape[2:])
     return _averages(input, sizes, window, False, include_padding, None, output_dtype, parameters)
 
 
