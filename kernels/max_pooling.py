@@ -52,10 +52,11 @@ def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
     """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the numbers mean nothing."""
     if WITH_TAPS and ASM:
         # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the later one wins.
-        # The number moves by an addition: a predicated move would become a select on the pipe that compares.
+        # The number moves by an addition to 0 times the old: a move, or an addition alone, which can be made once for
+        # several winners, would become a select on the pipe that compares.
         return tl.inline_asm_elementwise(
             "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
-            " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p add.rn.f32 $1, $5, 0f00000000;}",
+            " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p fma.rn.f32 $1, $1, 0f00000000, $5;}",
             "=&f,=&f,f,f,f,f",
             [m, i, v, j],
             dtype=(tl.float32, tl.float32),
