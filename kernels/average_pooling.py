@@ -150,10 +150,9 @@ def sum_tile(
     fill = 0.0
     each = ()
     if QUANTIZED:
-        fill, each = quantities(
-            channel, input_scale, input_zero, output_scale, output_zero, WINDOW[0] * WINDOW[1] * WINDOW[2], DIVISOR,
-            KINDS, SIGNED, CHANNELS, V, WORDS,
-        )  # fmt: skip
+        given = (input_scale, input_zero, output_scale, output_zero)
+        TAPS: tl.constexpr = WINDOW[0] * WINDOW[1] * WINDOW[2]
+        fill, each = quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, WORDS)
     zero = tl.zeros([B, WORDS], ACC)
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
     first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK

@@ -141,7 +141,6 @@ def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[st
 class Along(NamedTuple):
     """One axis of dense tensors: ``source`` elements become ``targets``, with ``inner`` elements between neighbours."""
 
-    axis: int
     source: int
     targets: int
     inner: int
@@ -165,7 +164,7 @@ def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbe
         source, sizes[axis] = sizes[axis], targets[axis]
         inner = prod(sizes[axis + 1 :]) * (channels if request.channels_last else 1)
         outer = batch * channels * prod(sizes) // (inner * sizes[axis])
-        yield Along(axis, source, sizes[axis], inner, outer, window, axis == used[0], axis == used[-1])  # type: ignore[arg-type]
+        yield Along(source, sizes[axis], inner, outer, window, axis == used[0], axis == used[-1])  # type: ignore[arg-type]
 
 
 def farthest(inputs: int, outputs: int, window: tuple[int, ...]) -> int:

@@ -45,25 +45,22 @@ def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def parameters_of(
-    channel, input_scale, input_zero, output_scale, output_zero, TAPS: tl.constexpr, DIVISOR: tl.constexpr,
-    KINDS: tl.constexpr, SIGNED: tl.constexpr,
-):  # fmt: skip
+def parameters_of(channel, given, TAPS: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, SIGNED: tl.constexpr):
     """``(zero byte, factor, offset, output zero)`` of channels: see ``requantized``; the zero byte is 0 to 255."""
-    scale = parameter(input_scale, channel, KINDS[0], tl.float32).to(tl.float64)
-    factor = scale / (parameter(output_scale, channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
-    byte = parameter(input_zero, channel, KINDS[1], tl.int32) + tl.zeros_like(channel).to(tl.int32)
+    scale = parameter(given[0], channel, KINDS[0], tl.float32).to(tl.float64)
+    factor = scale / (parameter(given[2], channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
+    byte = parameter(given[1], channel, KINDS[1], tl.int32) + tl.zeros_like(channel).to(tl.int32)
     if SIGNED:
         byte += 128
     offset = (byte * TAPS).to(tl.float64) + 2.0**52  # off the bits of a sum as a float64
     factor = tl.minimum(factor, LARGEST_FACTOR) + tl.zeros_like(channel).to(tl.float64)
-    return byte, factor, offset, parameter(output_zero, channel, KINDS[3], tl.int32)
+    return byte, factor, offset, parameter(given[3], channel, KINDS[3], tl.int32)
 
 
 @triton.jit
 def quantities(
-    channel, input_scale, input_zero, output_scale, output_zero, TAPS: tl.constexpr, DIVISOR: tl.constexpr,
-    KINDS: tl.constexpr, SIGNED: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr, WORDS: tl.constexpr,
+    channel, given, TAPS: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, SIGNED: tl.constexpr,
+    CHANNELS: tl.constexpr, V: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """What padding is loaded as, and a tuple of ``parameters_of`` for each byte of a word, or for a whole row."""
     PACKED: tl.constexpr = V >= 4
@@ -72,15 +69,11 @@ def quantities(
         fill = tl.zeros([1, WORDS], tl.int32)
         for k in tl.static_range(4 if PACKED else 1):
             own = (channel * V)[:, None] + (4 * tl.arange(0, WORDS)[None, :] + k)
-            one = parameters_of(
-                own, input_scale, input_zero, output_scale, output_zero, TAPS, DIVISOR, KINDS, SIGNED
-            )  # fmt: skip
+            one = parameters_of(own, given, TAPS, DIVISOR, KINDS, SIGNED)
             each = each + (one,)
             fill = fill | (one[0] << (8 * k))
     else:
-        each = (parameters_of(
-            channel[:, None], input_scale, input_zero, output_scale, output_zero, TAPS, DIVISOR, KINDS, SIGNED
-        ),)  # fmt: skip
+        each = (parameters_of(channel[:, None], given, TAPS, DIVISOR, KINDS, SIGNED),)
         fill = each[0][0] * 0x01010101 if PACKED else each[0][0]
     if PACKED:
         fill = fill.to(tl.uint32, bitcast=True)

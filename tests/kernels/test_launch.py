@@ -6,7 +6,7 @@ from typing import Any
 import oracle
 import pytest
 from torch_dmlpool.kernels import average_pooling_launch as averages
-from torch_dmlpool.kernels import launch, max_pooling_grad_launch, max_pooling_launch
+from torch_dmlpool.kernels import launch, max_pooling_launch
 from torch_dmlpool.kernels.launch import Request
 
 from torch_dmlpool.window import Window
@@ -48,7 +48,7 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
     for made, kernels in (
         (lambda given: max_pooling_launch.max_launches(given, True), ("max_tile", "max_axis")),
         (averages.average_launches, ("sum_tile", "sum_axis")),
-        (lambda given: max_pooling_grad_launch.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
+        (lambda given: max_pooling_launch.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
     ):
         for channels_last in (False, True):
             (small,) = made(request(THREE, (64, 32, 64, 64), channels_last=channels_last))

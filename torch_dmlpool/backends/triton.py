@@ -191,7 +191,7 @@ def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Any, with_: An
         memory_format = operands.suggested_memory_format(result)
         taps = taps.contiguous(memory_format=memory_format)
         request = _request(window, input, result.shape[2:], memory_format, False)
-        how = kernel_named("max_pooling_grad_launch", "tap_lookup")(request, with_)
+        how = kernel_named("max_pooling_launch", "tap_lookup")(request, with_)
         launch(how, input if with_ == "values" else taps, taps, result)
     return result
 
@@ -216,7 +216,7 @@ def max_pooling_grad_from_taps(
     request = _request(
         window, source, spatial_sizes, memory_format, is_aligned(source, taps), True, False, None, _runs_ptx(source)
     )  # fmt: skip
-    launches = kernel_named("max_pooling_grad_launch", "grad_launches")(request)
+    launches = kernel_named("max_pooling_launch", "grad_launches")(request)
     if launches[0].kernel == "max_pooling_grad.grad_tile":
         launch(launches[0], source, taps, gradient)
     else:
