@@ -219,8 +219,9 @@ void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
 void Pooling::pool_spans() const {
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, most_rows = g.most_taps(0) * g.most_taps(1), most_taps = std::max<int64_t>(1, g.most_taps(2));
-    const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 4096) * w.outputs / (w.size * lanes), 1, w.outputs);
+    const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 65536) * w.outputs / (w.size * lanes), 1, w.outputs);
     const int64_t tiles = parts_of(w.outputs, tile);
+    const bool is_in_place = finish.result_size == op.value_size;  // memory of results is fetched while windows are read
     std::vector<int64_t> next_other(w.outputs, w.outputs);  // the first output after each that reads other elements along W
     for (int64_t o = w.outputs - 2; o >= 0; --o) next_other[o] = g.taps[2][o] == g.taps[2][o + 1] ? next_other[o + 1] : o + 1;
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
@@ -228,7 +229,7 @@ void Pooling::pool_spans() const {
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<const char *> rows(most_rows);
         std::vector<Row> read(most_rows * most_taps);
-        std::vector<char> staged, strided(most_taps * pitch), made(tile * pitch);
+        std::vector<char> staged, strided(most_taps * pitch), made(is_in_place ? 0 : tile * pitch);
         for (int64_t number = begin; number < end; ++number) {
             const int64_t o = number % tiles * tile, oh = number / tiles % h.outputs;
             const int64_t od = number / tiles / h.outputs % d.outputs, plane = number / tiles / h.outputs / d.outputs;
@@ -237,7 +238,7 @@ void Pooling::pool_spans() const {
             int64_t count = 0;
             for_rows(plane, od, oh, [&](const char *row) { rows[count++] = row; });
             char *const out = output + (number / tiles * w.outputs + o) * lanes * finish.result_size;
-            char *const results = finish.is_direct ? out : made.data();
+            char *const results = is_in_place ? out : made.data();
             // What windows along a row of one lane read: elements of the only row, or sums of several.
             const bool are_values = lanes == 1 && count != 1;
             const int64_t size = are_values ? op.value_size : element, step = w.dilation * lanes * size;

@@ -137,12 +137,13 @@ __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t 
         for (; count >= 8; rows += 8, count -= 8) sum_few<L, 8, T, true>(rows, 0, length, out);
         for (; count > 0; ++rows, --count) sum_few<L, 1, T, true>(rows, 0, length, out);
     } else {
-        constexpr int64_t BLOCK = 512;
-        L part[BLOCK] = {};
+        constexpr int64_t BLOCK = 2048;
+        L part[BLOCK];
         Long<L> sums[BLOCK];
         for (int64_t begin = 0; begin < length; begin += BLOCK) {
             const int64_t n = std::min(BLOCK, length - begin);
-            std::fill_n(sums, (n + LANES<L> - 1) / LANES<L> * LANES<L>, Long<L>());
+            const int64_t whole = parts_of(n, LANES<L>) * LANES<L>;
+            std::fill_n(sums, whole, Long<L>()), std::fill(part + n, part + whole, L(0));
             for (int64_t k = 0, taken; k < count; k += taken) {
                 const int64_t left = count - k;
                 taken = left >= 16 ? 16 : left == 9 ? 9 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 2 ? 2 : 1;
@@ -277,12 +278,13 @@ inline float quotient(float sum, float by, float inverse) {
     return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
 }
 
-// Elements U: so many sums over one number, and over one of `columns` each where there are any.
+// Elements U: so many sums over one number, and over one of `columns` each where there are any. Sums that lie where the
+// results go are read element by element before those are written, whatever order a compiler makes of it.
 template <class U>
 void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
     using L = Wide<U>;
-    const L *from = static_cast<const L *>(sums);
-    U *out = static_cast<U *>(to);
+    const L *__restrict from = static_cast<const L *>(sums);
+    U *__restrict out = static_cast<U *>(to);
     const L by = L(divisor), inverse = L(1 / divisor);
     const auto divide_all = [&](auto store) {
         if (columns)
