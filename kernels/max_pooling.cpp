@@ -110,10 +110,9 @@ struct Winner {
     }
     static P of_key(S key, int64_t number) { return P(key) * (P(1) << SHIFT) + (FIRST - P(number)); }
     P load(S element, int64_t number) const { return of_key(key(element), number); }
-    S value(P winner) const {
-        const S least = negative == 0 ? S(-infinity) : LOWEST<S>;
-        S key = S(winner >> SHIFT);
-        key = key > least ? key : least;
+    S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
+    S value(P winner) const { return value_of_key(std::max(S(winner >> SHIFT), lowest())); }
+    S value_of_key(S key) const {
         return S((key < negative ? difference(LOWEST<S>, key) : key) ^ flip);
     }
     // Its number, -1 where there was no element.
@@ -193,7 +192,8 @@ struct Taps {
 // What is written for each winner: the number of its tap, its position in the plane, or its index in the whole tensor.
 enum Numbering { TAPS, POSITIONS, INDICES };
 
-inline void write_numbers(const int64_t *__restrict from, int64_t count, void *numbers, int bytes, int64_t at) {
+template <class From>
+void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes, int64_t at) {
     with_numbers(bytes, [=](auto type) {
         using N = typename decltype(type)::type;
         N *__restrict out = static_cast<N *>(numbers) + at;
@@ -227,27 +227,130 @@ struct Winners final : Finish {
         const Winner<S, P> by = op;
         const P *__restrict winners = static_cast<const P *>(values);
         S *__restrict out = static_cast<S *>(to);
-        const int64_t from = o * p.lanes + lane;
-        const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
-        const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size + plane * p.lanes * plane_size;
         if (has_values)
             VECTORIZE
             for (int64_t i = 0; i < count; ++i) out[i] = by.value(winners[i]);
+        const int64_t least = none();
+        int64_t found[PART];
+        for (int64_t at = 0, n; at < count; at += n) {
+            n = std::min(PART, count - at);
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i) found[i] = std::max(least, by.number(winners[at + i]));
+            number(plane, od, oh, o * p.lanes + lane + at, n, found);
+        }
+    }
+    // The number of windows without an element.
+    S none() const { return p.numbering == TAPS ? 0 : -1; }
+    // Writes the numbers of so many elements of a row of outputs, which count along the axes in units, or are none().
+    template <class Number>
+    void number(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const Number *__restrict which) const {
+        const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
+        const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size + plane * p.lanes * plane_size;
+        if (p.numbering == TAPS) return write_numbers(which, count, numbers, int(p.bytes), row);
         int64_t found[PART];
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(PART, count - at);
             const int64_t *__restrict column = columns.data() + from + at;
-            if (p.numbering == TAPS)
-                VECTORIZE
-                for (int64_t i = 0; i < n; ++i) found[i] = std::max<int64_t>(0, by.number(winners[at + i]));
-            else
-                VECTORIZE
-                for (int64_t i = 0; i < n; ++i) {
-                    const int64_t number = by.number(winners[at + i]);
-                    found[i] = number < 0 ? -1 : origin + column[i] + number;
-                }
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i) found[i] = which[at + i] < 0 ? -1 : origin + column[i] + which[at + i];
             write_numbers(found, n, numbers, int(p.bytes), row + at);
         }
+    }
+};
+
+// Windows over many lanes, each compared as a whole: the numbers of winning taps are in lanes as wide as elements. E: float32
+// as it is, others by their keys.
+template <class E, class S, class P>
+struct LanePool {
+    static constexpr int64_t n = LANES<S>, TOGETHER = 256;
+    using V = Lanes<E, n>;
+    using N = Lanes<S, n>;
+    const Problem &p;
+    const Winner<S, P> op;
+    const int64_t (&units)[3];
+
+    // Where sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
+    bool suits() const {
+        const Axis &d = p.d(), &h = p.h(), &w = p.w();
+        const double rows = double(d.window) * double(h.window), taps = rows * double(w.window);
+        const double last = double((d.window - 1) * units[0]) + double((h.window - 1) * units[1]) + double((w.window - 1) * units[2]);
+        if (taps == 0 || taps > 1 << 14 || last > double(HIGHEST<S>)) return false;
+        const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes);
+        return p.lanes >= n && 2 * vectors * taps < 3 * (rows * double(w.stride) + double(w.window));
+    }
+    N turned(N element) const {
+        using U = Lanes<std::make_unsigned_t<S>, n>;
+        return (element < op.negative ? N(U(N{} + LOWEST<S>) - U(element)) : element) ^ op.flip;
+    }
+    V load(const Row &tap, int64_t at) const {
+        const V element = vector_at<V>(tap.from + at * sizeof(E));
+        if constexpr (std::is_same_v<E, S>) return (element & HIGHEST<S>) > op.infinity ? N{} + HIGHEST<S> : turned(element);
+        else return element;
+    }
+    // The values of so many taps' winners, and their numbers: `vectors` of lanes from `at` on.
+    template <int vectors>
+    void compare(const Row *taps, int64_t count, int64_t at, E *values, S *numbers) const {
+        V best[vectors];
+        N which[vectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) best[v] = load(taps[0], at + v * n), which[v] = N{} + S(taps[0].number);
+        for (int64_t t = 1; t < count; ++t) {
+            const N number = N{} + S(taps[t].number);
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; ++v) {
+                const V challenger = load(taps[t], at + v * n);
+                N wins;
+                if constexpr (std::is_same_v<E, S>) wins = challenger > best[v];
+                else wins = ~(challenger <= best[v]) & (best[v] == best[v]);  // the first NaN
+                which[v] = wins ? number : which[v];
+                best[v] = wins ? challenger : best[v];
+            }
+        }
+#pragma GCC unroll 8
+        for (int v = 0; values != nullptr && v < vectors; ++v) {
+            if constexpr (std::is_same_v<E, S>) best[v] = turned(best[v]);
+            std::memcpy(values + at + v * n, &best[v], sizeof(V));
+        }
+        std::memcpy(numbers + at, which, sizeof(which));
+    }
+    void pool(const char *input, E *output, const Winners<S, P> &finish) const {
+        const Axis &d = p.d(), &h = p.h(), &w = p.w();
+        const int64_t lanes = p.lanes, length = p.output_row(), position = lanes * sizeof(E);
+        const int64_t together = parts_of(TOGETHER, lanes);  // windows: results are written while the next ones are read
+        const double cost = double(length * d.window * h.window * w.window);
+        parallel(p.planes * d.outputs * h.outputs, cost, [&](int64_t begin, int64_t end) {
+            std::vector<S> numbers(together * lanes);
+            std::vector<Row> taps(d.window * h.window * w.window);
+            for (int64_t row = begin; row < end; ++row) {
+                const int64_t oh = row % h.outputs, od = row / h.outputs % d.outputs, plane = row / h.outputs / d.outputs;
+                const auto depth = d.range(od), height = h.range(oh);
+                for (int64_t o = 0; o < w.outputs; ++o) {
+                    const auto width = w.range(o);
+                    Row *next = taps.data();
+                    for (int64_t td = 0; td < depth.count; ++td)
+                        for (int64_t th = 0; th < height.count; ++th) {
+                            const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
+                            const char *from = input + (((plane * d.size + z) * h.size + y) * w.size + width.start) * position;
+                            int64_t number = (depth.tap + td) * units[0] + (height.tap + th) * units[1] + width.tap * units[2];
+                            for (int64_t tw = 0; tw < width.count; ++tw, from += w.dilation * position, number += units[2])
+                                *next++ = {from, number};
+                            prefetch(from, w.stride * position);
+                        }
+                    const int64_t count = next - taps.data(), first = o / together * together;
+                    S *const which = numbers.data() + (o - first) * lanes;
+                    E *const values = output == nullptr ? nullptr : output + row * length + o * lanes;
+                    int64_t at = 0;
+                    for (; count > 0 && at + 2 * n <= lanes; at += 2 * n) compare<2>(taps.data(), count, at, values, which);
+                    for (; count > 0 && at < lanes; at += n) compare<1>(taps.data(), count, std::min(at, lanes - n), values, which);
+                    if (count == 0) {
+                        std::fill_n(which, lanes, finish.none());
+                        if (values != nullptr) std::fill_n(reinterpret_cast<S *>(values), lanes, op.value_of_key(op.lowest()));
+                    }
+                    if (o + 1 == w.outputs || o + 1 == first + together)
+                        finish.number(plane, od, oh, first * lanes, (o + 1 - first) * lanes, numbers.data());
+                }
+            }
+        });
     }
 };
 
@@ -395,12 +498,14 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
     const int64_t taps[3] = {p->h().window * p->w().window, p->w().window, 1};
     const int64_t positions[3] = {p->d().dilation * plane, p->h().dilation * width, p->w().dilation};
     const auto &units = p->numbering == TAPS ? taps : positions;
-    const auto pool_as = [&](auto element, auto wide) {
+    const auto pool_as = [&](auto element_of_lanes, auto element, auto wide) {
         using S = decltype(element);
         using P = decltype(wide);
         const Winner<S, P> op(data_type);
         const Winners<S, P> finish(*p, op, winners, output != nullptr);
         void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
+        const LanePool<decltype(element_of_lanes), S, P> lanes{*p, op, units};
+        if (lanes.suits()) return lanes.pool(static_cast<const char *>(input), static_cast<decltype(element_of_lanes) *>(output), finish);
         pool(Rows<Winner<S, P>, S>(op, false, units), finish, input, to, *p);
     };
     const auto pool_values = [&](auto element) {
@@ -409,10 +514,11 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
         pool(Rows<Max<S>, S>(op, op.is_plain()), Values<S>(op), input, output, *p);
     };
     if (winners != nullptr) {
-        if (data_type.bytes == 1) pool_as(int8_t(), int32_t());
-        else if (data_type.bytes == 2) pool_as(int16_t(), int32_t());
-        else if (data_type.bytes == 4) pool_as(int32_t(), int64_t());
-        else pool_as(int64_t(), __int128());
+        if (p->type == 0) pool_as(float(), int32_t(), int64_t());
+        else if (data_type.bytes == 1) pool_as(int8_t(), int8_t(), int32_t());
+        else if (data_type.bytes == 2) pool_as(int16_t(), int16_t(), int32_t());
+        else if (data_type.bytes == 4) pool_as(int32_t(), int32_t(), int64_t());
+        else pool_as(int64_t(), int64_t(), __int128());
     } else if (p->type == 0) pool_values(float());
     else if (p->type == 1) pool_values(double());
     else if (data_type.bytes == 1) pool_values(int8_t());

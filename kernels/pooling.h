@@ -24,6 +24,10 @@
 #define VECTORIZE _Pragma("GCC ivdep")
 #endif
 
+#ifdef __GNUC__
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
+#endif
+
 // Geometry: the structs that Python fills.
 
 inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
@@ -135,6 +139,29 @@ __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elemen
     const int64_t bytes = elements * int64_t(sizeof(T));
     if (bytes > 16384) return;
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(reinterpret_cast<const char *>(row) + byte);
+}
+
+// Vectors of the processor's width.
+
+#if defined(__AVX512F__)
+constexpr int64_t BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int64_t BYTES = 32;
+#else
+constexpr int64_t BYTES = 16;
+#endif
+template <class L>
+constexpr int64_t LANES = BYTES / sizeof(L);
+template <class E, int64_t n>
+using Lanes __attribute__((vector_size(n * sizeof(E)))) = E;
+template <class L>
+using Vector = Lanes<L, LANES<L>>;
+
+template <class V>
+inline V vector_at(const void *from) {
+    V vector;
+    std::memcpy(&vector, from, sizeof(V));
+    return vector;
 }
 
 // Data types.

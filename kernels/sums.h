@@ -7,33 +7,8 @@
 #include <immintrin.h>
 #endif
 
-#ifdef __GNUC__
-#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
-#endif
-
 namespace dmlpool {
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int64_t BYTES = 64;
-#elif defined(__AVX2__)
-constexpr int64_t BYTES = 32;
-#else
-constexpr int64_t BYTES = 16;
-#endif
-template <class L>
-constexpr int64_t LANES = BYTES / sizeof(L);
-template <class E, int64_t n>
-using Lanes __attribute__((vector_size(n * sizeof(E)))) = E;
-template <class L>
-using Vector = Lanes<L, LANES<L>>;
-
-template <class V>
-inline V vector_at(const void *from) {
-    V vector;
-    std::memcpy(&vector, from, sizeof(V));
-    return vector;
-}
 
 // The processor's own conversions of a vector of half precision.
 #if defined(__AVX512F__)
