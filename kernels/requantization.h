@@ -77,8 +77,8 @@ struct Requantization {
 
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
     // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
-    template <class L>
-    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
+    template <bool certain, class L>
+    void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
         using Reals = Lanes<float, BLOCK>;
         using Integers = Lanes<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
@@ -87,7 +87,6 @@ struct Requantization {
         const float *const factors = scales.data() + channel;
         const float inverse = float(1 / double(divisor)), least = float(low), most = float(high);
         const int32_t taken = int32_t(inside);
-        const bool is_certain = are_certain;
         Reals factor = Reals{} + factors[0] * inverse, floor = Reals{} + (least - float(zeros[0])), ceiling = floor + (most - least);
         Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE)), subtracted = Integers{} + taken * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
@@ -107,13 +106,16 @@ struct Requantization {
                 }
                 Reals real = __builtin_convertvector(__builtin_convertvector(from, Integers) - subtracted, Reals) * factor;
                 real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
-                near[k] = (real + GRID) - GRID;
-                const Reals shifted = near[k] + WHOLE, rest = near[k] - (shifted - WHOLE);
+                real = (real + GRID) - GRID;
+                const Reals shifted = real + WHOLE;
                 const auto bytes = __builtin_convertvector(Integers(shifted) + added, Lanes<uint8_t, BLOCK>);
                 std::memcpy(to + i, &bytes, size_t(n) < sizeof(bytes) ? size_t(n) : sizeof(bytes));
-                halves[k] = Integers(rest * rest == .25f), any |= halves[k];
+                if constexpr (!certain) {
+                    const Reals rest = real - (shifted - WHOLE);
+                    near[k] = real, halves[k] = Integers(rest * rest == .25f), any |= halves[k];
+                }
             }
-            if (is_certain || sum_of<int32_t, BLOCK>(any) == 0) continue;
+            if (certain || sum_of<int32_t, BLOCK>(any) == 0) continue;
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t k = (i - begin) / BLOCK, at = (i - begin) % BLOCK, c = channel + (of_channels ? i : 0);
                 if (!halves[k][at]) continue;
@@ -121,6 +123,11 @@ struct Requantization {
                 to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));
             }
         }
+    }
+    template <class L>
+    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
+        if (are_certain) store_few<true>(sums, count, of_channels, channel, inside, divisor, to);
+        else store_few<false>(sums, count, of_channels, channel, inside, divisor, to);
     }
     // Of sums that integers of 32 bits do not hold.
     void store(const double *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
