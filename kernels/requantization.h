@@ -37,13 +37,7 @@ struct Ratio {
     // What a result is a fraction of, where every number is a multiple of 1 / that.
     double parts() const { return std::ldexp(double(denominator), std::max(0, -exponent)); }
 
-    // sum * ratio / divisor, rounded.
-    int32_t rounded(int64_t sum, int64_t divisor) const {
-        const double quotient = std::clamp(double(sum) * value() / double(divisor), -1024., 1024.), whole = std::floor(quotient);
-        if (std::abs(quotient - whole - .5) > 0x1p-20) return int32_t(std::rint(quotient));
-        return rounded(sum, divisor, int64_t(whole));
-    }
-    // The same where it lies next to `whole` + 1/2.
+    // sum * ratio / divisor, rounded, where it lies next to `whole` + 1/2.
     int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
         const __int128 twice = __int128(2) * sum * numerator * (__int128(1) << std::max(0, exponent));
         const __int128 half = __int128(2 * whole + 1) * divisor * denominator * (__int128(1) << std::max(0, -exponent));
@@ -128,14 +122,6 @@ struct Requantization {
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
         if (are_certain) store_few<true>(sums, count, of_channels, channel, inside, divisor, to);
         else store_few<false>(sums, count, of_channels, channel, inside, divisor, to);
-    }
-    // Of sums that integers of 32 bits do not hold.
-    void store(const double *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t c = channel + (of_channels ? i : 0);
-            const int32_t result = ratios[c].rounded(int64_t(sums[i]) - inside * input_zeros[c], divisor);
-            to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));
-        }
     }
 };
 

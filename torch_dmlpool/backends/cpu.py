@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.cpu_library import INDICES, POSITIONS, TAPS, Quantization, planned
 from torch_dmlpool.backends.cpu_library import library as library
 from torch_dmlpool.backends.cpu_library import missing as missing
@@ -215,6 +216,9 @@ def quantized_linear_average_pooling(
 ) -> Tensor:
     """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6)."""
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
+    if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
+        parameters = input_scale, input_zero_point, output_scale, output_zero_point
+        return reference.quantized_linear_average_pooling(input, *parameters, window, include_padding, output_dtype)
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     if not plan.is_empty:
         source = input.contiguous(memory_format=plan.memory_format)
