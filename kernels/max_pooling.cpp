@@ -1,6 +1,6 @@
 // Max pooling on the CPU: values, winning taps or indices, and the gradient that flows to the winners.
 
-#include "pooling.h"
+#include "sums.h"
 
 namespace dmlpool {
 namespace {
@@ -358,35 +358,26 @@ struct LanePool {
 
 // Rows of float32 or float64 in memory of another type: `row` is where they are summed.
 template <class L>
-struct Sums {
+struct Gradients {
     int type;  // 0, 1: that type
     std::vector<L> sums;
 
-    Sums(int type, int64_t size) : type(type), sums(type < 2 ? 0 : size) {}
+    Gradients(int type, int64_t size) : type(type), sums(type < 2 ? 0 : size) {}
     L *zeros(void *gradient, int64_t at, int64_t size) {
         L *const row = type < 2 ? static_cast<L *>(gradient) + at : sums.data();
         std::fill_n(row, size, L(0));
         return row;
     }
     void store(void *gradient, int64_t at, int64_t size) const {
-        const auto narrowed = [&](auto *to) {
-            using T = std::remove_pointer_t<decltype(to)>;
-            const L *__restrict from = sums.data();
-            VECTORIZE
-            for (int64_t i = 0; i < size; ++i) to[at + i] = narrow<T>(float(from[i]));
-        };
-        if (type == 2) narrowed(static_cast<Half *>(gradient));
-        if (type == 3) narrowed(static_cast<BFloat16 *>(gradient));
+        if (type == 2) divide<Half>(sums.data(), size, 1, nullptr, static_cast<Half *>(gradient) + at);
+        if (type == 3) divide<BFloat16>(sums.data(), size, 1, nullptr, static_cast<BFloat16 *>(gradient) + at);
     }
     // Elements as L, which are put into `into` if they are not.
     const L *load(const void *from, int64_t at, int64_t count, L *__restrict into) const {
         if (type < 2) return static_cast<const L *>(from) + at;
-        const auto widened = [&](const auto *__restrict row) {
-            VECTORIZE
-            for (int64_t i = 0; i < count; ++i) into[i] = widen(row[at + i]);
-        };
-        if (type == 2) widened(static_cast<const Half *>(from));
-        else widened(static_cast<const BFloat16 *>(from));
+        const Row row = {static_cast<const char *>(from) + at * 2, 0};
+        if (type == 2) sum_few<float, 1, Half>(&row, 0, count, reinterpret_cast<float *>(into));
+        else sum_few<float, 1, BFloat16>(&row, 0, count, reinterpret_cast<float *>(into));
         return into;
     }
 };
@@ -404,7 +395,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     const int64_t step = std::clamp<int64_t>((1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
     const int64_t parts = parts_of(parted.size, step);
     parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
-        Sums<L> sums(type, step * slab);
+        Gradients<L> sums(type, step * slab);
         std::vector<L> loaded(type < 2 ? 0 : p.output_row());
         for (int64_t task = begin; task < end; ++task) {
             const int64_t plane = task / parts, start = task % parts * step, stop = std::min(parted.size, start + step);
