@@ -214,7 +214,7 @@ struct RowPool {
             }
             const char *const last = rows[count - 1].from;
             if (blocks.tiles == 1) prefetch(last + 2 * h.stride * row_bytes, h.stride * row_bytes);
-            else
+            else if (count > 1)
                 for (int64_t t = std::max<int64_t>(0, count - h.stride); t < count; ++t)
                     prefetch(rows[t].from + inside * element, inside * element);
             if (op.is_plain && count == 1 && b.rows == 1 && inside == w.span(b.outputs) * lanes) source = last;
@@ -251,7 +251,9 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     // Long windows are combined each for itself too.
     const bool by_range = has_ranges(p) || (p.lanes == 1 && w.dilation == 1 && w.window >= 16);
-    const Blocks blocks(p, by_range, 16384 / op.value_size, 1024 / std::min<int64_t>(4, op.value_size));
+    // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
+    const int64_t bytes = p.lanes == 1 && !by_range ? 4096 : by_range || op.value_size > 4 ? 16384 : 32768;
+    const Blocks blocks(p, by_range, bytes / op.value_size, 1024 / std::min<int64_t>(4, op.value_size));
     const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
     const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
     const double cost = double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window);
