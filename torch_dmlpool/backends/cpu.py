@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -222,9 +223,10 @@ def quantized_linear_average_pooling(
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     if not plan.is_empty:
         source = input.contiguous(memory_format=plan.memory_format)
-        vectors = [_vector(scale, torch.float32) for scale in (input_scale, output_scale)]
-        vectors += [_vector(0 if zero is None else zero, torch.int32) for zero in (input_zero_point, output_zero_point)]
-        pointers, counts = [vector.data_ptr() for vector in vectors], [vector.numel() for vector in vectors]
+        vectors = [_vector(scale, torch.float32, ctypes.c_float) for scale in (input_scale, output_scale)]
+        zero_points = (0 if zero is None else zero for zero in (input_zero_point, output_zero_point))
+        vectors += [_vector(zero, torch.int32, ctypes.c_int32) for zero in zero_points]
+        pointers, counts, _kept = zip(*vectors, strict=True)
         limits = torch.iinfo(output_dtype)
         quantization = Quantization(*pointers, *counts, input.shape[1], limits.min, limits.max)
         results = output.data_ptr(), ctypes.addressof(quantization)
@@ -232,8 +234,10 @@ def quantized_linear_average_pooling(
     return output
 
 
-def _vector(parameter: float | Tensor, dtype: torch.dtype) -> Tensor:
-    """A scale or zero point as contiguous entries of ``dtype``: one for all channels, or one each."""
+def _vector(parameter: float | Tensor, dtype: torch.dtype, number: type[Any]) -> tuple[int, int, Any]:
+    """A scale or zero point, one for all channels or one each: where its entries are, how many, and what holds them."""
     if isinstance(parameter, Tensor):
-        return parameter.to(dtype).contiguous()
-    return torch.tensor([parameter], dtype=dtype, device="cpu")
+        entries = parameter.to(dtype).contiguous()
+        return entries.data_ptr(), entries.numel(), entries
+    entry = number(parameter)
+    return ctypes.addressof(entry), 1, entry
