@@ -249,8 +249,9 @@ struct RowPool {
 
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    // Long windows are combined each for itself too.
-    const bool by_range = has_ranges(p) || (p.lanes == 1 && w.dilation == 1 && w.window >= 16);
+    // Long windows are combined each for itself too, and those that leave out most of a row.
+    const bool is_long = p.lanes == 1 && w.dilation == 1 && w.window >= 16;
+    const bool by_range = has_ranges(p) || is_long || w.stride > 16 + 4 * w.extent();
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t bytes = p.lanes == 1 && !by_range ? 4096 : by_range || op.value_size > 4 ? 16384 : 32768;
     const Blocks blocks(p, by_range, bytes / op.value_size, 1024 / std::min<int64_t>(4, op.value_size));
