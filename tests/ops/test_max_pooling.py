@@ -64,6 +64,31 @@ def test_one_column_of_wide_windows(
         samples.check_average(input, pooling, False, None)
 
 
+@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: torch.device) -> None:
+    """M1, M2 and M5 in channels_last, where channels are compared together and the last few beside them."""
+    pooling = oracle.Pooling((3, 2), (stride, 2), (1, 0), (1, 1), (1, 2))
+    for channels in (16, 37, 70):
+        input = samples.ties(2, channels, 5, 6, dtype=dtype)
+        if dtype.is_floating_point:
+            input[:, 1::3, 1:4, 2] = math.nan
+            input[:, ::4, :, :3] = -math.inf
+        input = samples.channels_last(input).to(device)
+        samples.check_maximum(input, pooling)
+        if dtype.is_floating_point:
+            samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+
+
+@pytest.mark.parametrize("layout", list(samples.LAYOUTS))
+def test_windows_far_apart(layout: str, device: torch.device) -> None:
+    """G4: strides of many windows along any axis, in every layout."""
+    for strides in ((1, 41), (41, 1), (30, 50)):
+        pooling = oracle.Pooling((2, 3), strides, (1, 1), (0, 1), (1, 2))
+        for channels in (3, 40):
+            samples.check_maximum(samples.LAYOUTS[layout](samples.ties(1, channels, 44, 90).to(device)), pooling)
+
+
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
     """G7: any strided input gives the right answer."""
