@@ -1,4 +1,4 @@
-"""Named geometries. Every one asserts the edge it is named after, so that no row can quietly stop testing anything.
+"""Named geometries, and every operator by name. A geometry asserts the edge it is named after: none stops testing it.
 
 An :class:`Edge` is one axis and one claim. Cases of rank 2 and 3 are edges side by side: each edge in turn with itself,
 or with plain axes of other sizes on either side, so that swapped axes show.
@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import oracle
 import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,86 @@ SMALL = [
     case("size one in padding", "padded", "adjacent windows"),
 ]
 """Cases whose numerical derivatives are cheap."""
+
+
+WINDOW = (3, 2, 1, 1)
+"""Windows that overlap, on padding."""
+
+
+def integers(image: Tensor) -> Tensor:
+    return (image * 40).clamp(-128, 127).to(torch.int8)
+
+
+def quantized(image: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(image, 0.05, 3, torch.quint8)
+
+
+def _average_grad(image: Tensor) -> Tensor:
+    sizes = [2 * size - 1 for size in image.shape[2:]]
+    return dmlpool.average_pooling_grad(image, (*image.shape[:2], *sizes), *WINDOW)
+
+
+def _unpooled(image: Tensor) -> Tensor:
+    values, indices = dmlpool.max_pooling(image, *WINDOW, return_indices=True)
+    return dmlpool.max_unpooling(values, indices, image.shape)
+
+
+def _requantized(image: Tensor, scale: float | Tensor, zero_point: int | None) -> Tensor:
+    return dmlpool.quantized_linear_average_pooling(integers(image), scale, zero_point, 0.3, -2, *WINDOW)
+
+
+EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
+    "average_pooling": lambda image: dmlpool.average_pooling(image, *WINDOW),
+    "average_pooling, whole planes": lambda image: dmlpool.average_pooling(image, image.shape[2:]),
+    "average_pooling, float16": lambda image: dmlpool.average_pooling(image.half(), *WINDOW),
+    "average_pooling_grad": _average_grad,
+    "max_pooling": lambda image: dmlpool.max_pooling(image, *WINDOW),
+    "max_pooling, dilated": lambda image: dmlpool.max_pooling(image, 3, 1, 2, 2, 2),
+    "max_pooling, indices": lambda image: dmlpool.max_pooling(image, *WINDOW, return_indices=True),
+    "max_pooling, integers": lambda image: dmlpool.max_pooling(integers(image), *WINDOW),
+    "max_pooling_grad": lambda image: dmlpool.max_pooling_grad(image, dmlpool.average_pooling(image, *WINDOW), *WINDOW),
+    "lp_pooling": lambda image: dmlpool.lp_pooling(image, *WINDOW),
+    "lp_pooling, p 3": lambda image: dmlpool.lp_pooling(image, *WINDOW, p=3),
+    "adaptive_average_pooling": lambda image: dmlpool.adaptive_average_pooling(image, 4),
+    "adaptive_max_pooling": lambda image: dmlpool.adaptive_max_pooling(image, (3, 4)),
+    "adaptive_max_pooling, indices": lambda image: dmlpool.adaptive_max_pooling(image, 3, return_indices=True),
+    "max_unpooling": _unpooled,
+    "quantized_linear_average_pooling": lambda image: _requantized(image, 0.5, 1),
+    "quantized_linear_average_pooling, per channel": lambda image: _requantized(
+        image, torch.tensor([0.5, 0.25, 0.125]), None
+    ),
+    "quantized_average_pooling": lambda image: dmlpool.quantized_average_pooling(
+        quantized(image), *WINDOW, output_scale=0.1
+    ).int_repr(),
+    "quantized_max_pooling": lambda image: dmlpool.quantized_max_pooling(quantized(image), *WINDOW).int_repr(),
+    "nn.MaxPool2d": dmlpool.nn.MaxPool2d(3, 2, "same"),
+    "nn.AvgPool2d": dmlpool.nn.AvgPool2d(3, 2, ((1, 0), (0, 1))),
+}
+"""Functions of a float32 ``(N, 3, H, W)`` image."""
+
+
+def everything(name: str, image: Tensor) -> list[Tensor]:
+    """The results of one of them and, where there is one, its gradient."""
+    return samples.results(EVERYTHING[name], image)
+
+
+class Pools(torch.nn.Module):
+    """Layers of this package beyond torch.nn's, and indices; what is exported."""
+
+    def __init__(self, padding: str | int = "same") -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3),
+            dmlpool.nn.MaxPool2d(3, 2, padding),
+            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), True, dilation=2),
+        )
+        self.last, self.pooled = dmlpool.nn.MaxPool2d(2, return_indices=True), dmlpool.nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        values, indices = self.last(self.features(input))
+        return values, indices, self.pooled(values)
 
 
 def each(names: str | tuple[str, ...], values: Iterable[object], every_day: Iterable[object]) -> pytest.MarkDecorator:

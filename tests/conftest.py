@@ -1,5 +1,6 @@
 """One fresh compiler cache per run, seeded property tests, and the device that the operators are tested on."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -63,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # numpy computes for the interpreter, and warns where a GPU quietly makes a NaN.
         config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning")
         let_loops_count()
+        patch_once_per_launch()
     if config.getoption("--backend") == "reference":
         import torch_dmlpool.backends
         from torch_dmlpool.backends import reference
@@ -81,6 +83,33 @@ def let_loops_count() -> None:
 
     if triton.__version__.startswith("3.6."):
         original, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, patch
+
+
+def patch_once_per_launch() -> None:
+    """Triton's interpreter replaces all of triton.language for a launch, and again at every call inside: half the time.
+
+    A call inside needs no more than what the launch, or an earlier call, has replaced already.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def languages(function: Any) -> frozenset[str]:
+        known = language, language.core
+        return frozenset(one.__name__ for one in function.__globals__.values() if any(one is each for each in known))
+
+    def patch(function: Any) -> interpreter._LangPatchScope:
+        wanted = languages(function)
+        if patched and wanted <= patched:
+            return interpreter._LangPatchScope()
+        scope, is_launch = original(function), not patched
+        patched.update(wanted)
+        if is_launch:
+            restore, scope.restore = scope.restore, lambda: (patched.clear(), restore())
+        return scope
+
+    patched: set[str] = set()
+    original, interpreter._patch_lang = interpreter._patch_lang, patch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

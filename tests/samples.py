@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import oracle
@@ -53,6 +54,35 @@ def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
 
 def normal(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(sizes, generator=seeded(*sizes, seed=seed), dtype=torch.float64).to(dtype)
+
+
+def special(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Ties of NaNs, infinities and both zeros, and a plane of -inf; of signed integers nothing that padding exceeds."""
+    values = ties(*sizes, dtype=dtype, seed=seed)
+    if not dtype.is_floating_point:
+        return values if dtype in UNSIGNED else values.clamp(max=-2)
+    chosen = torch.rand(sizes, generator=seeded(*sizes, seed=seed))
+    for bound, value in ((0.4, -math.inf), (0.15, math.nan), (0.05, math.inf)):
+        values[chosen < bound] = value
+    values[:1, :1] = -math.inf
+    return values
+
+
+def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def results(
+    function: Callable[..., Any], input: Tensor, parameters: Sequence[Tensor] = (), **arguments: Any
+) -> list[Tensor]:
+    """The outputs, and the gradients of the input and of parameters for one that the output's shape alone decides."""
+    leaf = input.detach().requires_grad_(input.is_floating_point())
+    outputs = listed(function(leaf, **arguments))
+    if not outputs[0].requires_grad:
+        return outputs
+    incoming = normal(*outputs[0].shape, dtype=outputs[0].dtype, seed=7).to(input.device)
+    gradients = torch.autograd.grad(outputs[0], [leaf, *parameters], incoming)
+    return [*(output.detach() for output in outputs), *gradients]
 
 
 def channels_last(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import models
+import cases
 import pytest
 import samples
 import torch
@@ -22,7 +22,7 @@ from torch_dmlpool.decompositions import decompositions
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-class Apart(models.Pools):
+class Apart(cases.Pools):
     """What can be taken apart: all but layers that put maxima back, which call for this package's own order."""
 
     def __init__(self) -> None:

@@ -39,18 +39,6 @@ def called(function: Callable[..., object], *arguments: object) -> list[str]:
     ]
 
 
-def special(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Ties, both zeros, infinities and NaNs, so that every window has some of them."""
-    tensor = samples.ties(*sizes, dtype=dtype)
-    if dtype.is_floating_point:
-        flat, generator = tensor.view(-1), samples.seeded(*sizes)
-        for value, one_in in ((-0.0, 5), (-math.inf, 3), (math.nan, 11)):
-            flat[torch.rand(flat.shape, generator=generator) < 1 / one_in] = value
-    elif dtype.is_signed:  # an unsigned type's ties have their least number, 0, already
-        tensor[tensor < 1] = torch.iinfo(dtype).min
-    return tensor
-
-
 def of_types(dtypes: list[torch.dtype]) -> pytest.MarkDecorator:
     """The edges every day; every type in both layouts where there is time."""
     return pytest.mark.parametrize(("chosen", "layout", "dtype"), [
@@ -72,7 +60,7 @@ def test_maxima_equal_the_operators(
 ) -> None:
     """M1 to M3 and M5 to M7: values, taps and whole gradients, of types that Inductor has no code for too."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
-    inputs = [laid_out(special(2, 3, *case.sizes, dtype=dtype), layout, device) for case in chosen]
+    inputs = [laid_out(samples.special(2, 3, *case.sizes, dtype=dtype), layout, device) for case in chosen]
     gradients = [samples.whole_gradient(input, case.pooling) for input, case in zip(inputs, chosen, strict=True)]
 
     def maxima(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:

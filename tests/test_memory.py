@@ -9,7 +9,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import models
+import cases
 import pytest
 import samples
 import torch
@@ -48,18 +48,15 @@ def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
     return len(gc.get_objects()) - objects, resident() - memory
 
 
-def everything() -> dict[str, Callable[[], object]]:
-    image = samples.normal(4, 3, 32, 32)
-    return {name: functools.partial(call, image) for name, call in models.EVERYTHING.items()}
-
-
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is not what is measured")
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's account of a process's memory")
 @pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
     """Per call of each operator, forward and backward, far less than one result (3 KiB at least) stays behind."""
-    each = times // len(models.EVERYTHING)
-    for name, call in everything().items():
+    each = times // len(cases.EVERYTHING)
+    image = samples.normal(4, 3, 32, 32)
+    for name in cases.EVERYTHING:
+        call = functools.partial(cases.everything, name, image)
         # A cache may fill once more where the machine is busy: what leaks does so again.
         objects, memory = map(min, zip(left_behind(call, each), left_behind(call, each), strict=True))
         assert objects < 50, f"{name} leaves {objects} objects after {each} calls"

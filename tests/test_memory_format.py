@@ -112,10 +112,6 @@ SIZES = [
 LAYOUTS = ["contiguous", "channels last", "channels last, sliced", "transposed", "one element everywhere"]
 
 
-def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
-
-
 def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tensor:
     if 0 in sizes and layout == "one element everywhere":
         pytest.skip("a tensor without elements has none to expand")
@@ -129,9 +125,9 @@ def test_real_and_fake_strides(operator: str, sizes: tuple[int, ...], layout: st
     memory_format = suggested(input)
     mode = FakeTensorMode()
     with mode:
-        fakes = listed(FOLLOWS_INPUT[operator](mode.from_tensor(input)))
-    metas = listed(FOLLOWS_INPUT[operator](torch.empty_strided(input.shape, input.stride(), device="meta")))
-    results = listed(FOLLOWS_INPUT[operator](input))
+        fakes = samples.listed(FOLLOWS_INPUT[operator](mode.from_tensor(input)))
+    metas = samples.listed(FOLLOWS_INPUT[operator](torch.empty_strided(input.shape, input.stride(), device="meta")))
+    results = samples.listed(FOLLOWS_INPUT[operator](input))
     assert len(results) == len(fakes) == len(metas)
     for result, fake, meta in zip(results, fakes, metas, strict=True):
         expected = torch.empty(result.shape, dtype=result.dtype, memory_format=memory_format, device="meta")
@@ -148,7 +144,7 @@ def test_results_are_fresh(operator: str, device: torch.device) -> None:
     for layout in ("contiguous", "channels last", "sliced"):
         input = samples.LAYOUTS[layout](samples.normal(2, 3, 4, 5).to(device))
         before = input.clone()
-        for result in listed(FOLLOWS_INPUT[operator](input)):
+        for result in samples.listed(FOLLOWS_INPUT[operator](input)):
             assert result.untyped_storage().data_ptr() != input.untyped_storage().data_ptr()
             result.zero_()
         assert torch.equal(input, before)

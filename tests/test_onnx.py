@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cases
-import models
 import oracle
 import pytest
 import samples
@@ -86,7 +85,7 @@ def export(model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = Fal
 def all_of(case: cases.Case) -> Callable[[Tensor], Any]:
     """What a window can be asked for."""
     window = case.arguments
-    per_plane = [*(list(entry) if isinstance(entry, tuple) else entry for entry in window.values())]
+    per_plane = samples.spelled_out(case.pooling)
 
     def function(input: Tensor) -> Any:
         return [
@@ -231,16 +230,6 @@ def test_types_bins_and_integers() -> None:
     assert exported.nodes.count("QuantizeLinear") == len(QUANTIZED)
 
 
-def special(*sizes: int) -> Tensor:
-    """Ties, NaN, infinities, and rows of nothing but -inf."""
-    input = samples.ties(*sizes)
-    chosen = torch.rand(sizes, generator=samples.seeded(*sizes))
-    for bound, value in ((0.4, -math.inf), (0.1, math.nan), (0.05, math.inf)):
-        input[chosen < bound] = value
-    input[:, 0] = -math.inf
-    return input
-
-
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 def test_exact(dynamic: bool) -> None:
     """M2, M3 and Q1: what a runtime may decide otherwise, and does not with exact=True."""
@@ -254,12 +243,12 @@ def test_exact(dynamic: bool) -> None:
         lambda x: dmlpool.max_pooling(x, x.shape[2:], return_indices=True),
         lambda x: dmlpool.max_pooling(x, x.shape[2:]),
     ]
-    inputs = [special(2, 3, *case.sizes) for case in windows]
+    inputs = [samples.special(2, 3, *case.sizes) for case in windows]
     integers = [samples.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed) for seed in range(len(functions) - 4)]
-    inputs += [*integers, special(2, 3, 7, 5), special(2, 3, 7, 5)]
+    inputs += [*integers, samples.special(2, 3, 7, 5), samples.special(2, 3, 7, 5)]
     if not dynamic:
         functions += [lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
-        inputs += [special(2, 3, 7, 5)]
+        inputs += [samples.special(2, 3, 7, 5)]
     results = iter(export(Model(functions), inputs, dynamic, exact=True).run(*inputs))
     for function, input in zip(functions, inputs, strict=True):
         expected = function(input)
@@ -269,7 +258,7 @@ def test_exact(dynamic: bool) -> None:
 
 def test_a_network_of_layers() -> None:
     """Exported with gradients switched on and off: no tap numbers, the same nodes."""
-    network, input = models.Pools(), samples.normal(2, 3, 14, 13)
+    network, input = cases.Pools(), samples.normal(2, 3, 14, 13)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             exported = export(network, [input], dynamic=not gradients)
@@ -301,7 +290,7 @@ def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
 
 def test_the_older_exporter() -> None:
     """``dynamo=False`` needs no table: a network of layers, adaptive ones among them, and every kind of window."""
-    network, input = models.Pools(1), samples.normal(2, 3, 14, 13)
+    network, input = cases.Pools(1), samples.normal(2, 3, 14, 13)
     exported = older(network, input)
     for image in (input, samples.normal(3, 3, 17, 16)):
         for result, expected in zip(exported.run(image), network(image), strict=True):

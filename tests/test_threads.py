@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import cases
-import models
 import pytest
 import samples
 import torch
@@ -84,8 +83,8 @@ def bits_of(tensors: list[Tensor]) -> list[bytes]:
 def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     """The right bits in every thread."""
     expected = {
-        (name, number): bits_of(call(image))
-        for name, call in models.EVERYTHING.items()
+        (name, number): bits_of(cases.everything(name, image))
+        for name in cases.EVERYTHING
         for number, image in enumerate(IMAGES)
     }
     filters = list(warnings.filters)
@@ -95,14 +94,14 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
             requests = list(expected) * 2
             random.Random(seed).shuffle(requests)
             for name, number in requests:
-                found = bits_of(models.EVERYTHING[name](IMAGES[number]))
+                found = bits_of(cases.everything(name, IMAGES[number]))
                 assert found == expected[name, number], f"{name} of image {number}"
 
         return call_everything
 
     # Quantized tensors are made here under catch_warnings, which no two threads may do at once.
-    images = {id(image): models.quantized(image) for image in IMAGES}
-    monkeypatch.setattr(models, "quantized", lambda image: images[id(image)])
+    images = {image.shape: cases.quantized(image) for image in IMAGES}
+    monkeypatch.setattr(cases, "quantized", lambda image: images[image.shape])
     at_once([caller(seed) for seed in range(THREADS)])
     assert warnings.filters == filters
 
@@ -139,12 +138,12 @@ def test_replicas_in_threads(one_thread: None) -> None:
 
 def _in_child(sender: object, images: list[Tensor]) -> None:
     torch.set_num_threads(1)
-    sender.send([bits_of(call(image)) for call in models.EVERYTHING.values() for image in images])
+    sender.send([bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in images])
 
 
 def test_a_forked_child_pools_after_its_parent() -> None:
     """What the parent cached serves the child: results and gradients, bit for bit."""
-    expected = [bits_of(call(image)) for call in models.EVERYTHING.values() for image in IMAGES]
+    expected = [bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in IMAGES]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_in_child, args=(sender, IMAGES))
@@ -183,14 +182,14 @@ def test_data_loaders(start: str) -> None:
             assert torch.equal(indices[part], expected[1])
 
 
-@cases.in_pairs(name=list(models.EVERYTHING), layout=list(LAYOUTS))
+@cases.in_pairs(name=list(cases.EVERYTHING), layout=list(LAYOUTS))
 def test_thirty_runs_give_the_same_bits(name: str, layout: str, restored: None) -> None:
     """Deterministic algorithms, which PyTorch then demands, refuse nothing and change nothing."""
     image = LAYOUTS[layout](samples.normal(3, 3, 21, 18))
-    first = bits_of(models.EVERYTHING[name](image))
+    first = bits_of(cases.everything(name, image))
     for number in range(30):
         torch.use_deterministic_algorithms(number == 29)
-        assert bits_of(models.EVERYTHING[name](image)) == first
+        assert bits_of(cases.everything(name, image)) == first
 
 
 def pooled(image: Tensor) -> list[Tensor]:

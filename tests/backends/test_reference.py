@@ -8,7 +8,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
@@ -36,20 +35,10 @@ def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
 
 
-def special(case: cases.Case, dtype: torch.dtype) -> Tensor:
-    """Many ties, with NaN and -inf where there are."""
-    input = samples.ties(2, 3, *case.sizes, dtype=dtype)
-    if dtype.is_floating_point:
-        chosen = torch.rand(input.shape, generator=samples.seeded(*case.sizes))
-        input[chosen < 0.4] = -math.inf
-        input[chosen < 0.1] = math.nan
-    return input
-
-
 @in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS)
 def test_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
     """M1 to M4 and M6: values, both kinds of index, taps."""
-    samples.check_maximum(samples.LAYOUTS[layout](special(case, dtype)), case.pooling)
+    samples.check_maximum(samples.LAYOUTS[layout](samples.special(2, 3, *case.sizes, dtype=dtype)), case.pooling)
 
 
 @in_turn(dtype=samples.FLOATS, layout=LAYOUTS)

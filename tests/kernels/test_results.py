@@ -93,17 +93,6 @@ WORDS: list[Problem] = [
 """Quantized averages add up words of several elements, and 16-bit fields of at most 257: columns, channels, taps."""
 
 
-def awkward(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Ties everywhere; NaNs and infinities; of signed integers nothing above -2, so that no padding is greater."""
-    values = samples.ties(*shape, dtype=dtype)
-    if dtype.is_floating_point:
-        flat = values.flatten(2)
-        flat[0, 0, : flat.shape[2] // 2] = -math.inf
-        flat[-1, -1, flat.shape[2] // 3 :: 7] = math.nan
-        flat[-1, 0, 5::11] = math.inf
-    return values if dtype in samples.UNSIGNED or dtype.is_floating_point else values.clamp(max=-2)
-
-
 def maxima(input: Tensor, request: oracle.Pooling) -> None:
     found = backend.max_pooling(input, window_of(request))
     samples.assert_same(found, oracle.maximum(samples.to_numpy(input), request).values)
@@ -230,7 +219,7 @@ def every_case() -> list[object]:
 
 def hard(operator: Operator, shape: Shape, dtype: torch.dtype) -> Tensor:
     finite = operator in (averages, average_gradients)
-    return samples.ties(*shape, dtype=dtype) if finite else awkward(*shape, dtype=dtype)
+    return samples.ties(*shape, dtype=dtype) if finite else samples.special(*shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), every_case())
@@ -298,7 +287,7 @@ def test_indices_of_every_type() -> None:
     """M4: over N, C, D, H, W in logical order, whatever the layout, straight from the kernel and from taps."""
     request = pooling(2, 3, 1, (4, 1), 1)
     for layout in ("contiguous", "channels last", "transposed"):
-        input = samples.LAYOUTS[layout](awkward(2, 4, 3, 4))
+        input = samples.LAYOUTS[layout](samples.special(2, 4, 3, 4))
         expected = oracle.maximum(samples.to_numpy(input), request)
         _, taps = backend.max_pooling_with_taps(input, window_of(request))
         # Neighbours are read together only where they lie side by side, not where they are the same element.

@@ -88,15 +88,6 @@ def image(device: torch.device) -> Image:
     return made
 
 
-def with_gradient(function: Callable[..., Any], tensor: Tensor, **arguments: Any) -> list[Tensor]:
-    """The outputs, and the gradient for an incoming one that depends on the output's shape alone."""
-    leaf = tensor.detach().requires_grad_()
-    output = function(leaf, **arguments)
-    outputs = list(output) if isinstance(output, tuple) else [output]
-    incoming = samples.normal(*outputs[0].shape, dtype=tensor.dtype, seed=7).to(tensor.device)
-    return [*outputs, *torch.autograd.grad(outputs[0], leaf, incoming)]
-
-
 @pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUEST)
 @pytest.mark.parametrize("batched", [True, False])
 def test_results_and_gradients_are_torchs(family: str, rank: int, name: str, batched: bool, image: Image) -> None:
@@ -107,7 +98,7 @@ def test_results_and_gradients_are_torchs(family: str, rank: int, name: str, bat
         tensor = tensor.abs()  # torch's norms of negative numbers are none
     if "max" in family:
         tensor, arguments = tensor.round(), {**arguments, "return_indices": True}
-    found, expected = (with_gradient(of(family, rank), tensor, **arguments) for of in (ours, torchs))
+    found, expected = (samples.results(of(family, rank), tensor, **arguments) for of in (ours, torchs))
     assert [(result.shape, result.dtype) for result in found] == [(result.shape, result.dtype) for result in expected]
     torch.testing.assert_close(found, expected)
     if "max" in family:

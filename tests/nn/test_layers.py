@@ -73,20 +73,11 @@ def built(module: Any, name: str) -> torch.nn.Module:
     return getattr(module, name)(*arguments)
 
 
-def results(layer: torch.nn.Module, batch: Tensor) -> list[Tensor]:
-    """The output, the indices where the layer returns them, and the gradient."""
-    leaf = batch.detach().requires_grad_()
-    output = layer(leaf)
-    outputs = list(output) if isinstance(output, tuple) else [output]
-    incoming = samples.normal(*outputs[0].shape, dtype=batch.dtype, seed=7).to(batch.device)
-    return [*outputs, *torch.autograd.grad(outputs[0], leaf, incoming)]
-
-
 @pytest.mark.parametrize(("name", "arguments", "keywords"), EVERY_CALL)
 def test_a_layer_is_torchs(name: str, arguments: Any, keywords: dict[str, Any], device: torch.device) -> None:
     """Results and gradients, isinstance, repr, state_dict; attributes but for the arguments that torch.nn lacks."""
     ours, torchs = (getattr(module, name)(*arguments, **keywords) for module in (layers, torch.nn))
-    torch.testing.assert_close(*(results(layer, batch_for(name, device)) for layer in (ours, torchs)))
+    torch.testing.assert_close(*(samples.results(layer, batch_for(name, device)) for layer in (ours, torchs)))
     assert isinstance(ours, type(torchs))
     assert repr(ours) == repr(torchs)
     assert ours.state_dict() == torchs.state_dict() == {}

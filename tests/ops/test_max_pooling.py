@@ -1,6 +1,5 @@
 """Max pooling and everything that follows from its winning taps, against the oracle (M1-M6, G4, G5, G7)."""
 
-import functools
 import math
 
 import cases
@@ -9,7 +8,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
@@ -109,18 +107,10 @@ def test_index_types(case: cases.Case, index_dtype: torch.dtype, device: torch.d
     samples.assert_same(positions, expected.plane_indices.astype(kind))
 
 
-@functools.cache
-def with_special_values(case: cases.Case, seed: int) -> Tensor:
-    """NaN, both infinities and both zeros, often several in one window."""
-    special = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0])
-    sizes = (4, 3, *case.sizes)
-    return special[torch.randint(0, 7, sizes, generator=samples.seeded(*sizes, seed=seed))]
-
-
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
 def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M2 and M3: the first NaN wins, zeros tie, minus infinity beats padding."""
-    input = with_special_values(case, 5).to(device, dtype)
+    input = samples.special(4, 3, *case.sizes, dtype=dtype, seed=5).to(device)
     for layout in ("contiguous", "channels last"):
         samples.check_maximum(samples.LAYOUTS[layout](input), case.pooling)
         gradient = samples.whole_gradient(input, case.pooling)

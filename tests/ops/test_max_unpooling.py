@@ -27,8 +27,7 @@ def pooled(
     """An element for each window, and where the window's maximum lies: in the whole tensor, and in its plane."""
     input = samples.ties(2, 3, *case.sizes).to(device)
     _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
-    arguments = (list(entry) if isinstance(entry, tuple) else entry for entry in vars(case.pooling).values())
-    positions = operators.max_pooling_with_indices(input, *arguments, torch.int64, True)[1]
+    positions = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), torch.int64, True)[1]
     return samples.distinct(*indices.shape, dtype=torch.float32, seed=3).to(device), indices, positions
 
 

@@ -111,11 +111,7 @@ def test_operators_called_by_name(name: str, mode: Callable[[], object]) -> None
     for given in (arguments, detached):
         with mode():
             outputs = getattr(operators, name)(*given)
-        for output, reference in zip(listed(outputs), listed(expected), strict=True):
+        for output, reference in zip(samples.listed(outputs), samples.listed(expected), strict=True):
             assert torch.equal(output, reference)
             wanted = mode is torch.enable_grad and given is arguments and output.is_floating_point()
             assert output.requires_grad == wanted
-
-
-def listed(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs
