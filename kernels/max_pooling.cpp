@@ -2,21 +2,13 @@
 
 #include "sums.h"
 
+#include <cmath>
+
 namespace dmlpool {
 namespace {
 
-// Data types: most are served as signed integers in their order. What turns one into the other is known when it runs, so
+// Most data types are served as signed integers in their order. What turns one into the other is known when it runs, so
 // that half precision, signed and unsigned integers are one kernel.
-
-struct DataType {
-    int bytes;
-    int64_t infinity;  // its bits, 0 for integers
-    bool is_unsigned;
-};
-constexpr DataType TYPES[] = {
-    {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false}, {2, 0x7c00, false}, {2, 0x7f80, false},
-    {1, 0, false}, {2, 0, false}, {4, 0, false}, {8, 0, false}, {1, 0, true}, {2, 0, true}, {4, 0, true}, {8, 0, true},
-};
 
 template <class S>
 constexpr S LOWEST = std::numeric_limits<S>::min();
@@ -139,15 +131,6 @@ struct Winner {
     }
 };
 
-// Taps as numbers in memory of 1, 2, 4 or 8 bytes.
-template <class Act>
-void with_numbers(int bytes, Act act) {
-    if (bytes == 1) act(Type<uint8_t>());
-    if (bytes == 2) act(Type<int16_t>());
-    if (bytes == 4) act(Type<int32_t>());
-    if (bytes == 8) act(Type<int64_t>());
-}
-
 // Where the taps of windows lie: `unit` for each position in the plane, and `lane_unit` for each lane.
 struct Taps {
     const Problem &p;
@@ -155,7 +138,7 @@ struct Taps {
     std::vector<int64_t> columns;  // of each element in a row of outputs, from the first tap of the first window on
     std::vector<int64_t> offsets;  // of each tap from its window's first, where there are few
 
-    Taps(const Problem &p, int64_t unit, int64_t lane_unit) : p(p), unit(unit), columns(p.output_row()) {
+    __attribute__((noinline)) Taps(const Problem &p, int64_t unit, int64_t lane_unit) : p(p), unit(unit), columns(p.output_row()) {
         // Those of empty windows, which have no winner, are far below 0.
         for (int64_t o = 0, i = 0; o < p.w().outputs; ++o) {
             const int64_t column = p.w().is_empty(o) ? std::numeric_limits<int64_t>::min() / 2 : o * p.w().stride * unit;
@@ -202,48 +185,33 @@ void write_numbers(const From *__restrict from, int64_t count, void *numbers, in
     });
 }
 
-template <class S, class P>
-struct Winners final : Finish {
+struct Numbers {
     static constexpr int64_t PART = 512;  // elements whose numbers are computed at once
     const Problem &p;
-    const Winner<S, P> op;
     void *numbers;
-    bool has_values;
-    int64_t plane_size;            // what indices count for a plane, 0 for positions
+    int64_t units[3] = {1, 1, 1};
+    int64_t plane_size = 0;        // what indices count for a plane, 0 for positions
     std::vector<int64_t> columns;  // what they count for each element in a row of outputs
 
-    Winners(const Problem &p, const Winner<S, P> &op, void *numbers, bool has_values)
-        : Finish(sizeof(S), p.numbering == TAPS, false), p(p), op(op), numbers(numbers), has_values(has_values) {
+    Numbers(const Problem &p, void *numbers) : p(p), numbers(numbers) {
+        if (p.numbering == TAPS) {
+            units[1] = p.w().window, units[0] = p.h().window * units[1];
+            return;
+        }
+        units[0] = p.d().dilation * p.h().size * p.w().size, units[1] = p.h().dilation * p.w().size, units[2] = p.w().dilation;
         plane_size = p.numbering == INDICES ? p.plane() / p.lanes : 0;
-        for (int64_t o = 0; p.numbering != TAPS && o < p.w().outputs; ++o)
+        for (int64_t o = 0; o < p.w().outputs; ++o)
             for (int64_t lane = 0; lane < p.lanes; ++lane) columns.push_back(begin(p.w(), o) + lane * plane_size);
     }
     // The position that numbers along an axis count from.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.range(output).start : axis.first(output);
     }
-    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t lane, int64_t count, const void *values,
-                    void *to) const override {
-        const Winner<S, P> by = op;
-        const P *__restrict winners = static_cast<const P *>(values);
-        S *__restrict out = static_cast<S *>(to);
-        if (has_values)
-            VECTORIZE
-            for (int64_t i = 0; i < count; ++i) out[i] = by.value(winners[i]);
-        const int64_t least = none();
-        int64_t found[PART];
-        for (int64_t at = 0, n; at < count; at += n) {
-            n = std::min(PART, count - at);
-            VECTORIZE
-            for (int64_t i = 0; i < n; ++i) found[i] = std::max(least, by.number(winners[at + i]));
-            number(plane, od, oh, o * p.lanes + lane + at, n, found);
-        }
-    }
     // The number of windows without an element.
-    S none() const { return p.numbering == TAPS ? 0 : -1; }
+    int none() const { return p.numbering == TAPS ? 0 : -1; }
     // Writes the numbers of so many elements of a row of outputs, which count along the axes in units, or are none().
     template <class Number>
-    void number(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const Number *__restrict which) const {
+    void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const Number *__restrict which) const {
         const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size + plane * p.lanes * plane_size;
         if (p.numbering == TAPS) return write_numbers(which, count, numbers, int(p.bytes), row);
@@ -258,26 +226,103 @@ struct Winners final : Finish {
     }
 };
 
-// Windows over many lanes, each compared as a whole: the numbers of winning taps are in lanes as wide as elements. E: float32
-// as it is, others by their keys.
-template <class E, class S, class P>
+template <class S, class P>
+struct Winners final : Finish {
+    const Numbers &numbers;
+    const Winner<S, P> op;
+    bool has_values;
+
+    Winners(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
+        : Finish(sizeof(S), numbers.p.numbering == TAPS, false), numbers(numbers), op(op), has_values(has_values) {}
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t lane, int64_t count, const void *values,
+                    void *to) const override {
+        const Winner<S, P> by = op;
+        const P *__restrict winners = static_cast<const P *>(values);
+        S *__restrict out = static_cast<S *>(to);
+        if (has_values)
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) out[i] = by.value(winners[i]);
+        const int64_t least = numbers.none();
+        int64_t found[Numbers::PART];
+        for (int64_t at = 0, n; at < count; at += n) {
+            n = std::min(Numbers::PART, count - at);
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i) found[i] = std::max(least, by.number(winners[at + i]));
+            numbers.write(plane, od, oh, o * numbers.p.lanes + lane + at, n, found);
+        }
+    }
+};
+
+// Windows over many lanes, each compared as a whole: the numbers of winning taps are in lanes as wide as elements.
 struct LanePool {
-    static constexpr int64_t n = LANES<S>, TOGETHER = 256;
+    static constexpr int64_t TOGETHER = 256;
+    const Numbers &numbers;
+    int64_t size;  // bytes of an element
+
+    // The values of so many taps' winners, and their numbers, for all lanes.
+    virtual void compare(const Row *taps, int64_t count, void *values, void *winning) const = 0;
+    virtual void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const void *winning) const = 0;
+
+    // Whether it suits: sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
+    bool suits() const {
+        const Problem &p = numbers.p;
+        const int64_t vector = BYTES / size;
+        double taps = 1, last = 0;
+        for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * numbers.units[a]);
+        if (p.lanes < vector || taps == 0 || taps > 1 << 14 || last >= std::ldexp(1., int(8 * size - 1))) return false;
+        const double vectors = double(parts_of(p.lanes, vector) * vector) / double(p.lanes), w = double(p.w().window);
+        return 2 * vectors * taps < 3 * (taps / w * double(p.w().stride) + w);
+    }
+    void pool(const char *input, char *output) const {
+        const Problem &p = numbers.p;
+        const int64_t (&units)[3] = numbers.units;
+        const Axis &d = p.d(), &h = p.h(), &w = p.w();
+        const int64_t lanes = p.lanes, length = p.output_row(), position = lanes * size;
+        const int64_t together = parts_of(TOGETHER, lanes);  // windows: results are written while the next ones are read
+        const double cost = double(length * d.window * h.window * w.window);
+        parallel(p.planes * d.outputs * h.outputs, cost, [&](int64_t begin, int64_t end) {
+            std::vector<char> winning(together * position);
+            std::vector<Row> taps(d.window * h.window * w.window);
+            for (int64_t row = begin; row < end; ++row) {
+                const int64_t oh = row % h.outputs, od = row / h.outputs % d.outputs, plane = row / h.outputs / d.outputs;
+                const auto depth = d.range(od), height = h.range(oh);
+                for (int64_t o = 0; o < w.outputs; ++o) {
+                    const auto width = w.range(o);
+                    Row *next = taps.data();
+                    for (int64_t td = 0; td < depth.count; ++td)
+                        for (int64_t th = 0; th < height.count; ++th) {
+                            const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
+                            const char *from = input + (((plane * d.size + z) * h.size + y) * w.size + width.start) * position;
+                            int64_t number = (depth.tap + td) * units[0] + (height.tap + th) * units[1] + width.tap * units[2];
+                            for (int64_t tw = 0; tw < width.count; ++tw, from += w.dilation * position, number += units[2])
+                                *next++ = {from, number};
+                            prefetch(from, w.stride * position);
+                        }
+                    const int64_t first = o / together * together;
+                    char *const values = output == nullptr ? nullptr : output + (row * w.outputs + o) * position;
+                    compare(taps.data(), next - taps.data(), values, winning.data() + (o - first) * position);
+                    if (o + 1 == w.outputs || o + 1 == first + together)
+                        write(plane, od, oh, first * lanes, (o + 1 - first) * lanes, winning.data());
+                }
+            }
+        });
+    }
+
+  protected:
+    LanePool(const Numbers &numbers, int64_t size) : numbers(numbers), size(size) {}
+    ~LanePool() = default;
+};
+
+// E: float32 as it is, others by their keys.
+template <class E, class S, class P>
+struct Lane final : LanePool {
+    static constexpr int64_t n = LANES<S>;
     using V = Lanes<E, n>;
     using N = Lanes<S, n>;
-    const Problem &p;
     const Winner<S, P> op;
-    const int64_t (&units)[3];
 
-    // Where sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
-    bool suits() const {
-        const Axis &d = p.d(), &h = p.h(), &w = p.w();
-        const double rows = double(d.window) * double(h.window), taps = rows * double(w.window);
-        const double last = double((d.window - 1) * units[0]) + double((h.window - 1) * units[1]) + double((w.window - 1) * units[2]);
-        if (taps == 0 || taps > 1 << 14 || last > double(HIGHEST<S>)) return false;
-        const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes);
-        return p.lanes >= n && 2 * vectors * taps < 3 * (rows * double(w.stride) + double(w.window));
-    }
+    Lane(const Numbers &numbers, const Winner<S, P> &op) : LanePool(numbers, sizeof(S)), op(op) {}
+
     N turned(N element) const {
         using U = Lanes<std::make_unsigned_t<S>, n>;
         return (element < op.negative ? N(U(N{} + LOWEST<S>) - U(element)) : element) ^ op.flip;
@@ -287,9 +332,9 @@ struct LanePool {
         if constexpr (std::is_same_v<E, S>) return (element & HIGHEST<S>) > op.infinity ? N{} + HIGHEST<S> : turned(element);
         else return element;
     }
-    // The values of so many taps' winners, and their numbers: `vectors` of lanes from `at` on.
+    // So many vectors of lanes from `at` on.
     template <int vectors>
-    void compare(const Row *taps, int64_t count, int64_t at, E *values, S *numbers) const {
+    void compare_at(const Row *taps, int64_t count, int64_t at, E *values, S *winning) const {
         V best[vectors];
         N which[vectors];
 #pragma GCC unroll 8
@@ -311,46 +356,21 @@ struct LanePool {
             if constexpr (std::is_same_v<E, S>) best[v] = turned(best[v]);
             std::memcpy(values + at + v * n, &best[v], sizeof(V));
         }
-        std::memcpy(numbers + at, which, sizeof(which));
+        std::memcpy(winning + at, which, sizeof(which));
     }
-    void pool(const char *input, E *output, const Winners<S, P> &finish) const {
-        const Axis &d = p.d(), &h = p.h(), &w = p.w();
-        const int64_t lanes = p.lanes, length = p.output_row(), position = lanes * sizeof(E);
-        const int64_t together = parts_of(TOGETHER, lanes);  // windows: results are written while the next ones are read
-        const double cost = double(length * d.window * h.window * w.window);
-        parallel(p.planes * d.outputs * h.outputs, cost, [&](int64_t begin, int64_t end) {
-            std::vector<S> numbers(together * lanes);
-            std::vector<Row> taps(d.window * h.window * w.window);
-            for (int64_t row = begin; row < end; ++row) {
-                const int64_t oh = row % h.outputs, od = row / h.outputs % d.outputs, plane = row / h.outputs / d.outputs;
-                const auto depth = d.range(od), height = h.range(oh);
-                for (int64_t o = 0; o < w.outputs; ++o) {
-                    const auto width = w.range(o);
-                    Row *next = taps.data();
-                    for (int64_t td = 0; td < depth.count; ++td)
-                        for (int64_t th = 0; th < height.count; ++th) {
-                            const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
-                            const char *from = input + (((plane * d.size + z) * h.size + y) * w.size + width.start) * position;
-                            int64_t number = (depth.tap + td) * units[0] + (height.tap + th) * units[1] + width.tap * units[2];
-                            for (int64_t tw = 0; tw < width.count; ++tw, from += w.dilation * position, number += units[2])
-                                *next++ = {from, number};
-                            prefetch(from, w.stride * position);
-                        }
-                    const int64_t count = next - taps.data(), first = o / together * together;
-                    S *const which = numbers.data() + (o - first) * lanes;
-                    E *const values = output == nullptr ? nullptr : output + row * length + o * lanes;
-                    int64_t at = 0;
-                    for (; count > 0 && at + 2 * n <= lanes; at += 2 * n) compare<2>(taps.data(), count, at, values, which);
-                    for (; count > 0 && at < lanes; at += n) compare<1>(taps.data(), count, std::min(at, lanes - n), values, which);
-                    if (count == 0) {
-                        std::fill_n(which, lanes, finish.none());
-                        if (values != nullptr) std::fill_n(reinterpret_cast<S *>(values), lanes, op.value_of_key(op.lowest()));
-                    }
-                    if (o + 1 == w.outputs || o + 1 == first + together)
-                        finish.number(plane, od, oh, first * lanes, (o + 1 - first) * lanes, numbers.data());
-                }
-            }
-        });
+    void compare(const Row *taps, int64_t count, void *to, void *winning) const override {
+        const int64_t lanes = numbers.p.lanes;
+        E *const values = static_cast<E *>(to);
+        S *const which = static_cast<S *>(winning);
+        int64_t at = 0;
+        for (; count > 0 && at + 2 * n <= lanes; at += 2 * n) compare_at<2>(taps, count, at, values, which);
+        for (; count > 0 && at < lanes; at += n) compare_at<1>(taps, count, std::min(at, lanes - n), values, which);
+        if (count > 0) return;
+        std::fill_n(which, lanes, S(numbers.none()));
+        if (to != nullptr) std::fill_n(static_cast<S *>(to), lanes, op.value_of_key(op.lowest()));
+    }
+    void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const void *winning) const override {
+        numbers.write(plane, od, oh, from, count, static_cast<const S *>(winning));
     }
 };
 
@@ -421,51 +441,6 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     });
 }
 
-// Elements of 1, 2, 4 or 8 bytes by their positions.
-
-// Positions of 4 or 8 bytes in a plane of `size`, or -1.
-struct Positions {
-    const void *positions;
-    int bytes;
-    int64_t size;
-
-    int64_t operator[](int64_t i) const {
-        const int64_t position = bytes == 4 ? static_cast<const int32_t *>(positions)[i] : static_cast<const int64_t *>(positions)[i];
-        return uint64_t(position) < uint64_t(size) ? position : -1;
-    }
-};
-
-// Calls visit(from, to) for each lane of each plane: where its positions begin, and its elements in the plane.
-template <class Visit>
-void for_planes(const Problem &p, const Visit &visit) {
-    const double cost = 4. * double(p.output_plane() + p.plane()) / double(p.lanes);
-    parallel(p.planes * p.lanes, cost, [&](int64_t begin, int64_t end) {
-        for (int64_t number = begin; number < end; ++number) {
-            const int64_t plane = number / p.lanes, lane = number % p.lanes;
-            visit(plane * p.output_plane() + lane, plane * p.plane() + lane);
-        }
-    });
-}
-
-// Zeros with each element added at its position.
-template <class T>
-void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
-    using L = Wide<T>;
-    const int64_t count = p.output_plane(), size = p.plane(), step = p.lanes;
-    for_planes(p, [&](int64_t here, int64_t there) {
-        std::vector<L> sums(std::is_same_v<T, L> ? 0 : size_t(size / step), L(0));
-        if constexpr (std::is_same_v<T, L>)
-            for (int64_t i = 0; i < size; i += step) output[there + i] = 0;
-        for (int64_t i = 0; i < count; i += step) {
-            const int64_t position = positions[here + i];
-            if (position < 0) continue;
-            if constexpr (std::is_same_v<T, L>) output[there + position * step] += input[here + i];
-            else sums[size_t(position)] += widen(input[here + i]);
-        }
-        for (size_t i = 0; i < sums.size(); ++i) output[there + int64_t(i) * step] = narrow<T>(sums[i]);
-    });
-}
-
 }  // namespace
 }  // namespace dmlpool
 
@@ -485,26 +460,22 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
     const int64_t outputs = p->planes * p->output_plane();
     if (output != nullptr) expect_all(output, outputs * data_type.bytes);
     if (winners != nullptr) expect_all(winners, outputs * p->bytes);
-    const int64_t width = p->w().size, plane = p->h().size * width;
-    const int64_t taps[3] = {p->h().window * p->w().window, p->w().window, 1};
-    const int64_t positions[3] = {p->d().dilation * plane, p->h().dilation * width, p->w().dilation};
-    const auto &units = p->numbering == TAPS ? taps : positions;
-    const auto pool_as = [&](auto element_of_lanes, auto element, auto wide) {
-        using S = decltype(element);
-        using P = decltype(wide);
-        const Winner<S, P> op(data_type);
-        const Winners<S, P> finish(*p, op, winners, output != nullptr);
-        void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
-        const LanePool<decltype(element_of_lanes), S, P> lanes{*p, op, units};
-        if (lanes.suits()) return lanes.pool(static_cast<const char *>(input), static_cast<decltype(element_of_lanes) *>(output), finish);
-        pool(Rows<Winner<S, P>, S>(op, false, units), finish, input, to, *p);
-    };
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
         pool(Rows<Max<S>, S>(op, op.is_plain()), Values<S>(op), input, output, *p);
     };
     if (winners != nullptr) {
+        const Numbers numbers(*p, winners);
+        const auto pool_as = [&](auto element_of_lanes, auto element, auto wide) {
+            using S = decltype(element);
+            using P = decltype(wide);
+            const Winner<S, P> op(data_type);
+            const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op);
+            if (lanes.suits()) return lanes.pool(static_cast<const char *>(input), static_cast<char *>(output));
+            void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
+            pool(Rows<Winner<S, P>, S>(op, false, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, *p);
+        };
         if (p->type == 0) pool_as(float(), int32_t(), int64_t());
         else if (data_type.bytes == 1) pool_as(int8_t(), int8_t(), int32_t());
         else if (data_type.bytes == 2) pool_as(int16_t(), int16_t(), int32_t());
@@ -542,50 +513,5 @@ void dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void
     else dmlpool::spread<float>(*p, arriving, taps, gradient);
 }
 
-// Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs where they are.
-// Those inside the plane, and -1 for all but the last of several alike.
-void dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
-    using namespace dmlpool;
-    const Positions all{positions, TYPES[p->type].bytes, p->plane() / p->lanes};
-    for_planes(*p, [&](int64_t here, int64_t) {
-        std::vector<int64_t> last(size_t(all.size), -1);
-        for (int64_t i = here; i < here + p->output_plane(); i += p->lanes)
-            if (all[i] >= 0) last[size_t(all[i])] = i;
-        for (int64_t i = here; i < here + p->output_plane(); i += p->lanes) {
-            const int64_t position = all[i] >= 0 && last[size_t(all[i])] == i ? all[i] : -1;
-            if (p->bytes == 4) static_cast<int32_t *>(unique)[i] = int32_t(position);
-            else static_cast<int64_t *>(unique)[i] = position;
-        }
-    });
-}
-
-void dmlpool_gather_positions(const Problem *p, const void *input, const void *positions, void *output) {
-    using namespace dmlpool;
-    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
-    with_numbers(TYPES[p->type].bytes, [&](auto type) {
-        using T = typename decltype(type)::type;
-        const T *const from = static_cast<const T *>(input);
-        T *const to = static_cast<T *>(output);
-        for_planes(*p, [&](int64_t here, int64_t there) {
-            for (int64_t i = here; i < here + p->output_plane(); i += p->lanes)
-                to[i] = all[i] < 0 ? T(0) : from[there + all[i] * p->lanes];
-        });
-    });
-}
-
-void dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions, void *output) {
-    using namespace dmlpool;
-    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
-    const int type = int(p->type);
-    const auto run = [&](auto t) {
-        using T = typename decltype(t)::type;
-        scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);
-    };
-    if (type < 4) return with_float_type(type, run);
-    if (TYPES[type].bytes == 1) run(Type<uint8_t>());
-    if (TYPES[type].bytes == 2) run(Type<uint16_t>());
-    if (TYPES[type].bytes == 4) run(Type<uint32_t>());
-    if (TYPES[type].bytes == 8) run(Type<uint64_t>());
-}
 }
 #pragma GCC visibility pop

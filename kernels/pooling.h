@@ -157,6 +157,22 @@ using Lanes __attribute__((vector_size(n * sizeof(E)))) = E;
 template <class L>
 using Vector = Lanes<L, LANES<L>>;
 
+// Calls act(i) for each i below `count`, in vectors of n, the last of which may begin inside the one before.
+template <int64_t n, class Act>
+inline void for_vectors(int64_t count, Act act) {
+    if (count < n)
+        for (int64_t i = 0; i < count; ++i) {
+            act(i);
+            __asm__("");  // no vectors of these few
+        }
+    else
+        for (int64_t begin = 0; begin < count; begin += n) {
+            const int64_t from = std::min(begin, count - n);
+            VECTORIZE
+            for (int64_t i = from; i < from + n; ++i) act(i);
+        }
+}
+
 template <class V>
 inline V vector_at(const void *from) {
     V vector;
@@ -218,13 +234,33 @@ struct Type {
     using type = T;
 };
 
-// Calls act(Type<T>()) with the data type of a number; the numbers are those of DATA_TYPES in backends/cpu_library.py.
+// By their numbers, those of DATA_TYPES in backends/cpu_library.py.
+struct DataType {
+    int bytes;
+    int64_t infinity;  // its bits, 0 for integers
+    bool is_unsigned;
+};
+constexpr DataType TYPES[] = {
+    {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false}, {2, 0x7c00, false}, {2, 0x7f80, false},
+    {1, 0, false}, {2, 0, false}, {4, 0, false}, {8, 0, false}, {1, 0, true}, {2, 0, true}, {4, 0, true}, {8, 0, true},
+};
+
+// Calls act(Type<T>()) with the floating-point type of a number.
 template <class Act>
 void with_float_type(int type, Act act) {
     if (type == 0) act(Type<float>());
     if (type == 1) act(Type<double>());
     if (type == 2) act(Type<Half>());
     if (type == 3) act(Type<BFloat16>());
+}
+
+// Integers in memory of 1, 2, 4 or 8 bytes.
+template <class Act>
+void with_numbers(int bytes, Act act) {
+    if (bytes == 1) act(Type<uint8_t>());
+    if (bytes == 2) act(Type<int16_t>());
+    if (bytes == 4) act(Type<int32_t>());
+    if (bytes == 8) act(Type<int64_t>());
 }
 
 // Elements, or the values that elements are combined as; where winners are numbered, so far after the first tap of a window.
@@ -284,7 +320,7 @@ struct Rows final : RowOperations {
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         const auto load = [by = op](T element, int64_t number) { return by.load(element, number); };
         const auto later = [by = op](L value, int64_t number) { return by.later(value, number); };
-        if (are_values) combine_few<L>(rows, count, length, static_cast<L *>(out), later);
+        if (are_values || std::is_floating_point_v<T>) combine_few<L>(rows, count, length, static_cast<L *>(out), later);
         else combine_few<T>(rows, count, length, static_cast<L *>(out), load);
     }
     template <class S, class Load>
@@ -294,10 +330,7 @@ struct Rows final : RowOperations {
             return [load, from = elements<S>(rows[k]), number = rows[k].number](int64_t i) { return load(from[i], number); };
         };
         const auto a = row(0), b = row(1), c = row(2), d = row(3);
-        const auto each = [=](auto value) {
-            VECTORIZE
-            for (int64_t i = 0; i < length; ++i) out[i] = value(i);
-        };
+        const auto each = [=](auto value) { for_vectors<sizeof(L) <= 8 ? LANES<S> : 1>(length, [=](int64_t i) { out[i] = value(i); }); };
         if (count == 1) each(a);
         else if (count == 2) each([=](int64_t i) { return Op::of(a(i), b(i)); });
         else if (count == 3) each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), c(i)); });
@@ -320,6 +353,7 @@ struct Rows final : RowOperations {
     }
     L reduced_elements(const T *row, int64_t count) const {
         if constexpr (Op::has_numbers) return op.winner(row, count);
+        else if constexpr (std::is_floating_point_v<T>) return reduced_values(row, count);
         else return reduced(row, count, [by = op](T element, int64_t number) { return by.load(element, number); });
     }
     L reduced_values(const L *row, int64_t count) const {
@@ -340,7 +374,10 @@ struct Rows final : RowOperations {
                 for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
             result = total[0];
         }
-        for (; at < count; ++at) result = Op::of(result, load(row[at], at));
+        for (; at < count; ++at) {
+            result = Op::of(result, load(row[at], at));
+            __asm__("");  // no vectors of these few
+        }
         return result;
     }
 

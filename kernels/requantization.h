@@ -120,7 +120,7 @@ struct Requantization {
     }
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
-        if (are_certain) store_few<true>(sums, count, of_channels, channel, inside, divisor, to);
+        if (are_certain && sizeof(L) == 2) store_few<true>(sums, count, of_channels, channel, inside, divisor, to);
         else store_few<false>(sums, count, of_channels, channel, inside, divisor, to);
     }
 };

@@ -142,17 +142,18 @@ __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t 
 
 template <class L, class T>
 void sum_rows(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
-    switch (count) {
-        case 1: return sum_few<L, 1, T>(rows, 0, length, out);
-        case 2: return sum_few<L, 2, T>(rows, 0, length, out);
-        case 3: return sum_few<L, 3, T>(rows, 0, length, out);
-        case 4: return sum_few<L, 4, T>(rows, 0, length, out);
-        case 5: return sum_few<L, 5, T>(rows, 0, length, out);
-        case 6: return sum_few<L, 6, T>(rows, 0, length, out);
-        case 7: return sum_few<L, 7, T>(rows, 0, length, out);
-        case 8: return sum_few<L, 8, T>(rows, 0, length, out);
-        case 9: return sum_few<L, 9, T>(rows, 0, length, out);
-    }
+    if constexpr (!std::is_same_v<L, int32_t>)
+        switch (count) {
+            case 1: return sum_few<L, 1, T>(rows, 0, length, out);
+            case 2: return sum_few<L, 2, T>(rows, 0, length, out);
+            case 3: return sum_few<L, 3, T>(rows, 0, length, out);
+            case 4: return sum_few<L, 4, T>(rows, 0, length, out);
+            case 5: return sum_few<L, 5, T>(rows, 0, length, out);
+            case 6: return sum_few<L, 6, T>(rows, 0, length, out);
+            case 7: return sum_few<L, 7, T>(rows, 0, length, out);
+            case 8: return sum_few<L, 8, T>(rows, 0, length, out);
+            case 9: return sum_few<L, 9, T>(rows, 0, length, out);
+        }
     sum_many<L, T>(rows, count, length, out);
 }
 
@@ -213,29 +214,23 @@ L sum_elements(const T *elements, int64_t count) {
     return L(sum);
 }
 
-// Operations on rows of elements T whose sums are of L. It combines any number of rows.
-template <class L, class T>
-struct Sums final : RowOperations {
-    Sums() : RowOperations(sizeof(T), sizeof(L), {0, 0, 0}, std::is_same_v<T, L>, false) { most_rows = std::numeric_limits<int64_t>::max(); }
-
+// Operations on rows of sums L, and of elements T. They combine any number of rows.
+template <class L>
+struct RowsOfSums : RowOperations {
+    RowsOfSums(int64_t element_size, bool is_plain) : RowOperations(element_size, sizeof(L), {0, 0, 0}, is_plain, false) {
+        most_rows = std::numeric_limits<int64_t>::max();
+    }
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
         for (int64_t k = 0; k < places; ++k) std::fill_n(static_cast<L *>(values) + k * pitch, count, L(0));
     }
-    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
-        (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
-    }
     void add(const Row &values, int64_t length, void *into) const override {
-        const L *const from = reinterpret_cast<const L *>(values.from);
+        const L *const from = elements<L>(values);
         L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
         VECTORIZE
         for (int64_t i = 0; i < length; ++i) to[i] += from[i];
     }
-    void reduce(bool are_values, const Row &row, int64_t count, void *into) const override {
-        if (are_values) *static_cast<L *>(into) += sum_elements<L>(reinterpret_cast<const L *>(row.from), count);
-        else *static_cast<L *>(into) += sum_elements<L>(reinterpret_cast<const T *>(row.from), count);
-    }
     void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
-        const L *__restrict row = reinterpret_cast<const L *>(values);
+        const L *__restrict row = elements<L>({values, 0});
         L *__restrict out = static_cast<L *>(to);
         if (window == 2)
             VECTORIZE
@@ -243,6 +238,17 @@ struct Sums final : RowOperations {
         else
             VECTORIZE
             for (int64_t i = 0; i < outputs; ++i) out[i] = L(row[2 * i] + row[2 * i + 1] + row[2 * i + 2]);
+    }
+};
+template <class L, class T>
+struct Sums final : RowsOfSums<L> {
+    Sums() : RowsOfSums<L>(sizeof(T), std::is_same_v<T, L>) {}
+
+    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
+        (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
+    }
+    void reduce(bool are_values, const Row &row, int64_t count, void *into) const override {
+        *static_cast<L *>(into) += are_values ? sum_elements<L>(elements<L>(row), count) : sum_elements<L>(elements<T>(row), count);
     }
 };
 
