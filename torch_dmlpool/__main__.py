@@ -88,6 +88,7 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
     quantized = plane([10, 12], [14, 18], dtype=torch.uint8), 0.5, 10, 0.25, 3
     quarters, winners = [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]], [[0, 0, 0], [0, 3, 0], [0, 4, 5]]
     average, maximum = dmlpool.average_pooling, dmlpool.max_pooling
+    requantized = dmlpool.quantized_linear_average_pooling
     examples: dict[str, tuple[Callable[[], Tensor], list[Any]]] = {
         "DML_AVERAGE_POOLING": (lambda: average(counting, 2), [[3, 4], [6, 7]]),
         "DML_AVERAGE_POOLING_GRAD": (lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2), quarters),
@@ -96,10 +97,7 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
         "DML_MAX_POOLING2, indices": (lambda: maximum(hill, 2, return_indices=True)[1], [[4, 4], [7, 8]]),
         "DML_MAX_POOLING_GRAD": (lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
         "DML_MAX_POOLING_GRAD, by autograd": (lambda: gradient(maximum, hill, second), winners),
-        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING": (
-            lambda: dmlpool.quantized_linear_average_pooling(*quantized, window_size=2),
-            [[10]],
-        ),
+        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING": (lambda: requantized(*quantized, window_size=2), [[10]]),
     }
     for name, (compute, expected) in examples.items():
         try:

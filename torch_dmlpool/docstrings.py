@@ -6,11 +6,9 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_F = TypeVar("_F")
+_F = TypeVar("_F", bound=Callable[..., Any])
 PYTORCHS_NAMES = {
     "kernel_size": "window_size",
     "stride": "strides",
@@ -43,18 +41,18 @@ Example:
 _SOURCE = "\nSource: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_{}_operator_desc\n"
 
 
-def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def operator(page: str = "") -> Callable[[_F], _F]:
     """Answer torch.nn's keywords by DirectML's, and complete the docstring.
 
     ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is DirectML's own.
     """
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def decorate(function: _F) -> _F:
         accepted = inspect.signature(function).parameters
         meant = {name: ours for name, ours in PYTORCHS_NAMES.items() if ours.split()[0] in accepted}
 
         @functools.wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def checked(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
             except TypeError:
@@ -68,7 +66,7 @@ def operator(page: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             text = text.replace(name, shared)
         example = textwrap.indent(f">>> {example}\n", "    ")
         checked.__doc__ = text + _RAISES + example + (_SOURCE.format(page) if page else "")
-        return checked
+        return cast(_F, checked)
 
     return decorate
 

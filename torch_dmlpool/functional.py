@@ -364,9 +364,7 @@ def adaptive_max_pooling(
     operands.check_flag("return_indices", return_indices)
     sizes = operands.checked_output_size(output_size, input)
     operands.check_index_type(index_dtype, input.shape)
-    if return_indices:
-        return _adaptive.adaptive_max_pooling_with_indices(input, sizes, index_dtype, per_plane=False)
-    return _adaptive.adaptive_max_pooling(input, sizes)
+    return _adaptive.adaptive_max_pooling(input, sizes, *((index_dtype, False) if return_indices else ()))
 
 
 @operator("max_unpooling")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+from torch import _prims_common as prims
 
 from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer, wrong_type
 from torch_dmlpool.window import check_flag as check_flag
@@ -29,10 +29,8 @@ def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> N
     """Refuse what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and G6)."""
     check_dense(name, tensor, types)
     if not 3 <= tensor.dim() <= 5:
-        raise ArgumentError(
-            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, "
-            f"got {tensor.dim()} dimensions: shape {tuple(tensor.shape)}"
-        )
+        shape = tuple(tensor.shape)
+        raise ArgumentError(f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape {shape}")
 
 
 def check_dense(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wanted: str = "a dense tensor") -> None:
@@ -52,14 +50,20 @@ def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
         raise ArgumentError(f"{name} must be on the input's device {input.device}, got {tensor.device}")
 
 
-def check_sizes(name: str, tensor: Tensor, sizes: Sequence[int], input: Tensor | None = None) -> None:
-    """Refuse a tensor whose sizes are not the forward output's (rule G8), or that is not where ``input`` is."""
+def check_type(name: str, tensor: Tensor, dtype: torch.dtype, whose: str) -> None:
+    """Refuse a tensor of another data type than it must share (rules G8 and Q3)."""
+    if tensor.dtype is not dtype:
+        raise TypeError(f"{name} must have the {whose} data type {name_of(dtype)}, got {name_of(tensor.dtype)}")
+
+
+def check_sizes(
+    name: str, tensor: Tensor, sizes: Sequence[int], input: Tensor | None = None, whose: str = "forward output's"
+) -> None:
+    """Refuse a tensor of other ``sizes`` than the forward output's (rule G8), or that is not where ``input`` is."""
     if input is not None:
         check_device(name, tensor, input)
     if tuple(tensor.shape) != tuple(sizes):
-        raise ArgumentError(
-            f"{name} must have the forward output's shape {tuple(sizes)}, got shape {tuple(tensor.shape)}"
-        )
+        raise ArgumentError(f"{name} must have the {whose} shape {tuple(sizes)}, got shape {tuple(tensor.shape)}")
 
 
 def check_divisor(divisor_override: int | None) -> None:
@@ -130,18 +134,13 @@ def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: 
     # The largest unsigned number marks an empty window, so it numbers no element.
     numbered = torch.iinfo(index_dtype).max + (1 if index_dtype.is_signed else 0)
     if elements > numbered:
-        raise ArgumentError(
-            f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, the input has {elements}"
-        )
+        raise ArgumentError(f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, got {elements}")
 
 
 def tap_dtype(taps: int) -> torch.dtype:
     """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses more than fit."""
     if taps > 2**31:
-        raise ArgumentError(
-            f"window_size must be at most {2**31} taps in all where winning taps are numbered, for indices and "
-            f"gradients of maxima, got {taps}"
-        )
+        raise ArgumentError(f"window_size must be at most {2**31} taps in all where winners are numbered, got {taps}")
     return torch.uint8 if taps <= 225 else torch.int16 if taps <= 2**15 else torch.int32
 
 
@@ -167,11 +166,8 @@ def checked_zero_point(
     if zero_point is None:
         return None
     if isinstance(zero_point, Tensor):
-        if zero_point.dtype in QUANTIZED_TYPES and zero_point.dtype is not dtype:
-            side = name.removesuffix("_zero_point")
-            raise TypeError(
-                f"{name} must have the {side}'s data type {name_of(dtype)}, got {name_of(zero_point.dtype)}"
-            )
+        if zero_point.dtype in QUANTIZED_TYPES:
+            check_type(name, zero_point, dtype, f"{name.removesuffix('_zero_point')}'s")
         return _parameter_vector(name, zero_point, (dtype,), input)
     number = integer(name, zero_point, zero_point)
     if type(number) is not int:
@@ -219,10 +215,8 @@ def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...],
     spread = (1, channels, *(1 for _ in input.shape[2:]))
     if tensor.numel() == 1 or tuple(tensor.shape) in ((channels,), spread):
         return tensor.reshape(-1)
-    raise ArgumentError(
-        f"{name} must have one element or one per channel, shape ({channels},) or {spread}, "
-        f"got shape {tuple(tensor.shape)}"
-    )
+    shape = tuple(tensor.shape)
+    raise ArgumentError(f"{name} must have one element or shape ({channels},) or {spread}, got shape {shape}")
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:
@@ -253,7 +247,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     if not torch.compiler.is_compiling():
         with contextlib.suppress(TypeError):  # symbolic sizes are no keys
             return _are_like_channels_last(tensor.shape, strides)
-    return suggest_memory_format(tensor) is not torch.contiguous_format
+    return prims.suggest_memory_format(tensor) is not torch.contiguous_format
 
 
 @functools.lru_cache(maxsize=1024)
@@ -282,15 +276,10 @@ def empty(
 
 def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """``tensor`` with the very strides that :func:`empty` gives, dimensions of size 1 included."""
-    order = range(tensor.dim() - 1, -1, -1)
-    if memory_format is not torch.contiguous_format:
-        order = (1, *range(tensor.dim() - 1, 1, -1), 0)  # type: ignore[assignment]
-    shape, strides, expected = tensor.shape, tensor.stride(), 1
-    for dimension in order:
-        if strides[dimension] != expected:
-            return tensor.clone(memory_format=memory_format)  # programs that are taken apart change nothing in place
-        expected *= shape[dimension]
-    return tensor
+    is_contiguous = memory_format is torch.contiguous_format
+    strides_for = prims.make_contiguous_strides_for if is_contiguous else prims.make_channels_last_strides_for
+    # A clone, as programs that are taken apart change nothing in place.
+    return tensor if tensor.stride() == strides_for(tensor.shape) else tensor.clone(memory_format=memory_format)
 
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:

@@ -85,12 +85,11 @@ def average(input: Tensor, window: Window, include_padding: bool, *output: Any) 
     per_channel = inherits and input.qscheme() is torch.per_channel_affine
     output_scale = scale if output_scale is None else output_scale
     output_zero_point = zero_point if output_zero_point is None else output_zero_point
-    for parameter in (output_scale, output_zero_point):
-        per_channel = per_channel or (isinstance(parameter, Tensor) and parameter.numel() != 1)
-    parameters = scale, zero_point, output_scale, output_zero_point
-    integers = _integers(input, plain_types[input.dtype])
-    pooled = average_of_integers(integers, parameters, window, include_padding, plain_types[output_type])
-    return _packed(pooled, output_scale, output_zero_point, output_type, per_channel)
+    given = output_scale, output_zero_point
+    per_channel |= any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
+    integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
+    pooled = average_of_integers(integers, (scale, zero_point, *given), window, include_padding, dtype)
+    return _packed(pooled, *given, output_type, per_channel)
 
 
 def average_of_integers(
@@ -100,8 +99,7 @@ def average_of_integers(
     scale, zero_point, output_scale, output_zero_point = parameters
     zero_point = narrowed("input_zero_point", zero_point, input.dtype)
     output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
-    parameters = scale, zero_point, output_scale, output_zero_point
-    parameters, _ = operands.checked_quantization(input, parameters, dtype)
+    parameters, _ = operands.checked_quantization(input, (scale, zero_point, output_scale, output_zero_point), dtype)
     return quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
 
 
@@ -149,10 +147,9 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     if scheme is not torch.per_tensor_affine and scheme is not torch.per_channel_affine:
         name = operands.name_of(scheme)
         raise ArgumentError(f"input must be quantized per_tensor_affine or per_channel_affine, got {name}")
-    if scheme is torch.per_channel_affine and input.q_per_channel_axis() != CHANNEL_AXIS:
-        raise ArgumentError(
-            f"input must be quantized along axis {CHANNEL_AXIS}, its channels, got axis {input.q_per_channel_axis()}"
-        )
+    axis = input.q_per_channel_axis() if scheme is torch.per_channel_affine else CHANNEL_AXIS
+    if axis != CHANNEL_AXIS:
+        raise ArgumentError(f"input must be quantized along axis {CHANNEL_AXIS}, its channels, got axis {axis}")
     return quantized_types
 
 
@@ -184,24 +181,16 @@ def _packed(
 ) -> Tensor:
     """``integers`` as a quantized tensor, which takes their memory over."""
     _hide_the_warning()
+    given: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
         channels = integers.shape[1]
-        scales, zero_points = (
+        given["scales"], given["zero_points"] = (
             torch.as_tensor(parameter, dtype=kind, device=integers.device).reshape(-1).expand(channels).contiguous()
             for parameter, kind in ((scale, torch.float64), (zero_point, torch.int64))
         )
-        packed = torch._empty_per_channel_affine_quantized(
-            [0, channels],
-            scales=scales,
-            zero_points=zero_points,
-            axis=CHANNEL_AXIS,
-            dtype=dtype,
-            device=integers.device,
-        )
+        packed = torch._empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **given)
     else:
-        packed = torch._empty_affine_quantized(
-            [0], scale=float(scale), zero_point=int(zero_point), dtype=dtype, device=integers.device
-        )
+        packed = torch._empty_affine_quantized([0], scale=float(scale), zero_point=int(zero_point), **given)
     return packed.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
 
 

@@ -153,11 +153,10 @@ class Window:
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             outputs.append(axis.output_size(size))
             if outputs[-1] < 1:
+                padded = f"{axis.start_padding} + {size} + {axis.end_padding}"
                 raise ArgumentError(
                     f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
-                    f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
-                    f"{size + axis.start_padding + axis.end_padding} "
-                    f"({axis.start_padding} + {size} + {axis.end_padding})"
+                    f"{axis.dilation} spans {axis.extent} positions, but the padded input has only {padded}"
                 )
         return tuple(outputs)
 
@@ -194,9 +193,9 @@ def _pytorch(
 ) -> Window:
     if stride is None or (type(stride) is not int and isinstance(stride, Sequence) and not stride):
         stride = kernel_size
-    windows = _spread("kernel_size", kernel_size, rank, 1)
-    strides = _spread("stride", stride, rank, 1)
-    dilations = _spread("dilation", dilation, rank, 1)
+    windows = entries("kernel_size", shared(kernel_size), rank, 1)
+    strides = entries("stride", shared(stride), rank, 1)
+    dilations = entries("dilation", shared(dilation), rank, 1)
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
@@ -210,7 +209,7 @@ def _pytorch(
             raise ArgumentError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
         starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
     else:
-        starts = ends = _spread("padding", padding, rank, 0)
+        starts = ends = entries("padding", shared(padding), rank, 0)
     return _window(ceil_mode, windows, strides, starts, ends, dilations)
 
 
@@ -228,19 +227,16 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor, Set, Mapping)):
         listed = tuple(value)
         if len(listed) != rank:
-            raise ArgumentError(
-                f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {len(listed)} entries: "
-                f"{listed}"
-            )
+            names = ", ".join(AXIS_NAMES[rank])
+            raise ArgumentError(f"{name} must be one int or {rank} ints ({names}), got {listed}")
     else:
         listed = (value,) * rank
     numbers = tuple(integer(name, entry, value) for entry in listed)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         if number < least or number > LARGEST_ARGUMENT:
             bound = f"at least {least}" if number < least else f"at most {LARGEST_ARGUMENT}"
-            raise ArgumentError(
-                f"{name} must be {bound}, got {number} in spatial dimension {dimension} ({name}={value})"
-            )
+            where = f"in spatial dimension {dimension} ({name}={value})"
+            raise ArgumentError(f"{name} must be {bound}, got {number} {where}")
     return numbers
 
 
@@ -272,14 +268,12 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
         raise ArgumentError(f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got {tuple(sizes)}")
     for size, name in zip(sizes, names, strict=True):
         if size < 1:
-            raise ArgumentError(
-                f"{subject} has size {size} in spatial dimension {name}; every spatial size must be at least 1"
-            )
+            raise ArgumentError(f"{subject} must have a size of at least 1 in spatial dimension {name}, got {size}")
 
 
-def _spread(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
-    """:func:`entries` of one of torch.nn's arguments, of which a list of one entry is read as an int."""
-    return entries(name, value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value, rank, least)
+def shared(value: Any) -> Any:
+    """One of torch.nn's arguments, of which a list of one entry is read as that entry."""
+    return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
 
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:

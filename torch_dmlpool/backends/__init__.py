@@ -13,7 +13,10 @@ import torch
 @functools.cache
 def serving(device_type: str) -> ModuleType:
     """The backend for tensors on ``device_type`` (rule E7)."""
-    if _triton_serves(device_type):
+    # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before triton is imported.
+    interprets = device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    is_gpu = device_type == "cuda" and torch.cuda.is_available()
+    if (interprets or is_gpu) and importlib.util.find_spec("triton") is not None:
         from torch_dmlpool.backends import triton
 
         return triton
@@ -25,12 +28,3 @@ def serving(device_type: str) -> ModuleType:
     from torch_dmlpool.backends import reference
 
     return reference
-
-
-def _triton_serves(device_type: str) -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before triton is imported.
-    if device_type == "cpu":
-        return os.environ.get("TRITON_INTERPRET") == "1"
-    return device_type == "cuda" and torch.cuda.is_available()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.cpu_library import INDICES, POSITIONS, TAPS, Quantization, planned
+from torch_dmlpool.backends.cpu_library import INDICES, POSITIONS, TAPS, Plan, Quantization, planned
 from torch_dmlpool.backends.cpu_library import library as library
 from torch_dmlpool.backends.cpu_library import missing as missing
 from torch_dmlpool.window import Window
@@ -26,6 +26,19 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
 
     def _new(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+
+
+def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor | None = None) -> Tensor:
+    """``output`` with what a function of the library computes from ``source`` and the ``numbers`` of winners."""
+    if plan.is_empty:
+        return output.zero_()
+    source = source.contiguous(memory_format=plan.memory_format)
+    if numbers is None:
+        function(plan.problem, source.data_ptr(), output.data_ptr())
+    else:
+        numbers = numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
+        function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
+    return output
 
 
 # Max pooling.
@@ -85,10 +98,7 @@ def max_pooling_indices(
     numbered = index_dtype, POSITIONS if per_plane else INDICES
     plan = planned(taps.shape, taps.stride(), taps.dtype, window, None, tuple(spatial_sizes), numbered)
     indices = _new(plan.output_sizes, plan.output_strides, index_dtype)
-    if not plan.is_empty:
-        source = taps.contiguous(memory_format=plan.memory_format)
-        library.dmlpool_max_pooling_indices(plan.problem, source.data_ptr(), indices.data_ptr())
-    return indices
+    return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
@@ -102,22 +112,17 @@ def max_pooling_grad_from_taps(
 ) -> Tensor:
     """Each window's gradient, added to its winner's."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    shape, strides, dtype, numbered = taps.shape, taps.stride(), input_gradient.dtype, (taps.dtype, TAPS)
-    plan = planned(shape, strides, dtype, window, None, tuple(spatial_sizes), numbered, memory_format)
+    dtype, rest = input_gradient.dtype, (None, tuple(spatial_sizes), (taps.dtype, TAPS), memory_format)
+    plan = planned(taps.shape, taps.stride(), dtype, window, *rest)
     gradient = _new(plan.sizes, plan.strides, dtype)
-    if not plan.is_empty:
-        arriving = input_gradient.contiguous(memory_format=memory_format)
-        winners = taps if plan.is_laid_out else taps.contiguous(memory_format=memory_format)
-        library.dmlpool_max_pooling_grad(plan.problem, arriving.data_ptr(), winners.data_ptr(), gradient.data_ptr())
-    return gradient
+    return _filled(gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps)
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element at each window's tap, 0 where the window is empty."""
     sizes = input.shape[2:]
-    return gather_positions(
-        input, max_pooling_indices(taps, sizes, window, operands.position_dtype(math.prod(sizes)), True)
-    )
+    positions = max_pooling_indices(taps, sizes, window, operands.position_dtype(math.prod(sizes)), True)
+    return gather_positions(input, positions)
 
 
 # Elements by their positions in the plane.
@@ -129,10 +134,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     numbered = operands.position_dtype(math.prod(sizes)), POSITIONS
     plan = planned(shape, positions.stride(), positions.dtype, shape[2:], None, sizes, numbered)
     unique = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
-    if not plan.is_empty:
-        source = positions.contiguous(memory_format=plan.memory_format)
-        library.dmlpool_unique_positions(plan.problem, source.data_ptr(), unique.data_ptr())
-    return unique
+    return _filled(unique, library.dmlpool_unique_positions, plan, positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
@@ -140,10 +142,7 @@ def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Te
     shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
     plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
     gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    if not plan.is_empty:
-        source, places = (each.contiguous(memory_format=plan.memory_format) for each in (input, positions))
-        library.dmlpool_gather_positions(plan.problem, source.data_ptr(), places.data_ptr(), gathered.data_ptr())
-    return gathered
+    return _filled(gathered, library.dmlpool_gather_positions, plan, input, positions)
 
 
 def scatter_positions(
@@ -158,11 +157,7 @@ def scatter_positions(
     shape, strides, dtype, numbered = positions.shape, positions.stride(), input.dtype, (positions.dtype, POSITIONS)
     plan = planned(shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format)
     scattered = _new(plan.sizes, plan.strides, dtype)
-    if plan.is_empty:
-        return scattered.zero_()
-    source, places = (each.contiguous(memory_format=memory_format) for each in (input, positions))
-    library.dmlpool_scatter_positions(plan.problem, source.data_ptr(), places.data_ptr(), scattered.data_ptr())
-    return scattered
+    return _filled(scattered, library.dmlpool_scatter_positions, plan, input, positions)
 
 
 # Average pooling.
@@ -205,27 +200,20 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:], False, None)
 
 
-def quantized_linear_average_pooling(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
-) -> Tensor:
-    """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6)."""
-    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
+def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
+    """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6).
+
+    ``arguments`` are those of the reference.
+    """
+    scale, zero_point, output_scale, output_zero_point, window, include_padding, output_dtype = arguments
+    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))  # refuses bad windows
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
-        parameters = input_scale, input_zero_point, output_scale, output_zero_point
-        return reference.quantized_linear_average_pooling(input, *parameters, window, include_padding, output_dtype)
+        return reference.quantized_linear_average_pooling(input, *arguments)
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     if not plan.is_empty:
         source = input.contiguous(memory_format=plan.memory_format)
-        vectors = [_vector(scale, torch.float32, ctypes.c_float) for scale in (input_scale, output_scale)]
-        zero_points = (0 if zero is None else zero for zero in (input_zero_point, output_zero_point))
-        vectors += [_vector(zero, torch.int32, ctypes.c_int32) for zero in zero_points]
+        vectors = [_vector(each, torch.float32, ctypes.c_float) for each in (scale, output_scale)]
+        vectors += [_vector(each, torch.int32, ctypes.c_int32) for each in (zero_point, output_zero_point)]
         pointers, counts, _kept = zip(*vectors, strict=True)
         limits = torch.iinfo(output_dtype)
         quantization = Quantization(*pointers, *counts, input.shape[1], limits.min, limits.max)
@@ -234,10 +222,10 @@ def quantized_linear_average_pooling(
     return output
 
 
-def _vector(parameter: float | Tensor, dtype: torch.dtype, number: type[Any]) -> tuple[int, int, Any]:
+def _vector(parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]) -> tuple[int, int, Any]:
     """A scale or zero point, one for all channels or one each: where its entries are, how many, and what holds them."""
     if isinstance(parameter, Tensor):
         entries = parameter.to(dtype).contiguous()
         return entries.data_ptr(), entries.numel(), entries
-    entry = number(parameter)
+    entry = number(parameter or 0)
     return ctypes.addressof(entry), 1, entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -85,19 +85,9 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
     for node in list(graph.nodes):
         _replace(node, constants)
     graph.lint()
-    pooled = ExportedProgram(
-        root=program.graph_module,
-        graph=graph,
-        graph_signature=copy.deepcopy(program.graph_signature),
-        state_dict=program.state_dict,
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
-        constants=program.constants,
-        verifiers=program.verifiers,
-    )
-    pooled.graph_module.meta.update(program.graph_module.meta)
-    return pooled
+    module = fx.GraphModule(program.graph_module, graph)
+    module.meta.update(program.graph_module.meta)
+    return program._update(module, copy.deepcopy(program.graph_signature))
 
 
 def _replace(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
@@ -112,17 +102,17 @@ def _replace(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
     if pool.meta["val"].dtype is not torch.float32 or real.dim() - 2 not in _POOLS[_name(pool)]:
         return
     window = _window(pool, real.shape[2:])
-    input, output = (_quantization(node, constants, real) for node in (dequantize, quantize))
-    if window is None or input is None or output is None:
+    sides = [_quantization(node, constants, real) for node in (dequantize, quantize)]
+    if window is None or None in sides:
         return
-    operator, (parameters, dtype, limits) = torch.ops.dmlpool.quantized_linear_average_pooling.default, output
+    operator, (*_, dtype, limits) = torch.ops.dmlpool.quantized_linear_average_pooling.default, sides[1]
     with quantize.graph.inserting_before(quantize):
-        sides = [
+        parameters = [
             _as_tensor(quantize, parameter, kind, real.device)
-            for pair, narrow in ((input[0], input[1]), (parameters, dtype))
-            for parameter, kind in zip(pair, (torch.float32, narrow), strict=True)
+            for scale, zero_point, narrow, _ in sides
+            for parameter, kind in ((scale, torch.float32), (zero_point, narrow))
         ]
-        arguments = (integers, *sides, *window, dtype)
+        arguments = (integers, *parameters, *window, dtype)
         if limits != (torch.iinfo(dtype).min, torch.iinfo(dtype).max):
             arguments = (_insert(quantize, operator, *arguments), *limits)
             operator = _aten.clamp.default
@@ -143,7 +133,7 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
     if arguments.get("divisor_override") is not None:
         return None
     if name == "dmlpool::average_pooling":
-        return tuple(arguments[argument.name] for argument in pool.target._schema.arguments[1:8])  # type: ignore[union-attr]
+        return tuple(arguments.values())[1:8]
     if name == "aten::mean" or name.startswith("aten::adaptive"):
         outputs = arguments.get("output_size", [1] * rank)
         averaged = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
@@ -178,7 +168,7 @@ def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> 
     is_known = len(limits) == 2 and scales and zero_points and all(0 < value < math.inf for value in rounded)
     if not is_known or any(type(value) is not int or not bounds.min <= value <= bounds.max for value in zero_points):
         return None
-    return (scale, zero_point), dtype, (max(limits[0], bounds.min), min(limits[1], bounds.max))
+    return scale, zero_point, dtype, (max(limits[0], bounds.min), min(limits[1], bounds.max))
 
 
 def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
@@ -217,6 +207,5 @@ def _name(node: fx.Node) -> str:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of an operator's call by name, defaults included."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    named = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return {**named, **dict(zip((argument.name for argument in schema), node.args, strict=False)), **node.kwargs}
+    normalized = node.normalized_arguments(cast(Any, None), normalize_to_only_use_kwargs=True)
+    return cast(fx.operator_schemas.ArgsKwargsPair, normalized).kwargs

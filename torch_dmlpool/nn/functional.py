@@ -25,7 +25,7 @@ from torch_dmlpool.ops import average_pooling as _average
 from torch_dmlpool.ops import lp_pooling as _lp
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_spatial_sizes, entries
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_spatial_sizes, entries, shared
 
 Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
 """Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
@@ -107,10 +107,8 @@ def with_batch(
             input = volume.movedim(0, -1).unsqueeze(0).movedim(-1, 1)
     elif dimensions != rank + 2:
         axes = ", ".join(AXIS_NAMES[rank])
-        raise ArgumentError(
-            f"{function}: input must be {rank + 2}-D (N, C, {axes}) or, unbatched, {rank + 1}-D (C, {axes}), "
-            f"got {dimensions}-D of shape {tuple(input.shape)}"
-        )
+        shape = tuple(input.shape)
+        raise ArgumentError(f"{function}: input must be (N, C, {axes}) or, unbatched, (C, {axes}), got shape {shape}")
     channels = input.size(1)
     if not no_channels and type(channels) is int and channels == 0:
         raise ArgumentError(f"{function}: input must have at least one channel, got shape {tuple(input.shape)}")
@@ -150,11 +148,6 @@ def _output_size(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[i
     if batched.dim() == rank + 2:
         return operands.checked_output_size(shared(output_size), batched)
     return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))
-
-
-def shared(output_size: OutputSize) -> OutputSize:
-    """One entry in a list is read as an int, as PyTorch reads it."""
-    return output_size[0] if isinstance(output_size, (tuple, list)) and len(output_size) == 1 else output_size
 
 
 @_for_one_to_three(operands.FLOAT_TYPES)
@@ -258,10 +251,8 @@ def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_
     tensor([4., 5.])
     """
     operands.check_flag("return_indices", return_indices)
-    sizes = _output_size(rank, input, output_size)
-    if return_indices:
-        return _adaptive.adaptive_max_pooling_with_indices(input, sizes, torch.int64, True)
-    return _adaptive.adaptive_max_pooling(input, sizes)
+    numbering = (torch.int64, True) if return_indices else ()
+    return _adaptive.adaptive_max_pooling(input, _output_size(rank, input, output_size), *numbering)
 
 
 @_for_one_to_three(operands.MAX_TYPES)

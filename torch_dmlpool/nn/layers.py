@@ -19,7 +19,7 @@ from torch_dmlpool import operands
 from torch_dmlpool.functional import OutputSize, Pooled
 from torch_dmlpool.nn import functional
 from torch_dmlpool.nn.functional import Padding, Sizes
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Window, shared
 
 __all__ = [
     "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
@@ -184,7 +184,7 @@ class _AdaptiveAvgPool(Pool):
 
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
-        operands.output_sizes(functional.shared(output_size), (1,) * self._rank)
+        operands.output_sizes(shared(output_size), (1,) * self._rank)
 
     def forward(self: Any, input: Tensor) -> Tensor:
         return self._function(input, self.output_size)
@@ -205,7 +205,7 @@ class _AdaptiveMaxPool(Pool):
 
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
-        operands.output_sizes(functional.shared(output_size), (1,) * self._rank)
+        operands.output_sizes(shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
     def forward(self: Any, input: Tensor) -> Pooled:

@@ -6,7 +6,7 @@ quantized tensor brings its own), ``output_scale`` and ``output_zero_point``, wh
 
 from __future__ import annotations
 
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.nn.layers import Pool
 from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.ops.registration import is_readable
-from torch_dmlpool.window import ArgumentError, Window, integer
+from torch_dmlpool.window import ArgumentError, Window
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
-
-_NOTHING = torch.empty(0, dtype=torch.int8, device="cpu")
 
 
 class _AvgPool(Pool):
@@ -87,9 +85,7 @@ class _AvgPool(Pool):
             raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
         divisor = getattr(layer, "divisor_override", None)
         if divisor is not None:
-            raise ArgumentError(
-                f"layer must have no divisor_override, as integers are divided by the count; got {divisor}"
-            )
+            raise ArgumentError(f"layer must have no divisor_override, which integers do not take, got {divisor}")
         pool: Any = layer
         window = (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode, bool(pool.count_include_pad))
         return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
@@ -102,44 +98,38 @@ class _AvgPool(Pool):
         window, counted = functional.window_of(self._rank, batched, *geometry), self.count_include_pad
         output = self.output_scale, self.output_zero_point
         if is_quantized:
-            return functional.without(quantized.average(batched, window, counted, *output, self.output_dtype), added)
-        dtype = input.dtype if self.output_dtype is None else self.output_dtype
-        own = self.input_scale, self.input_zero_point
-        inherited = [mine if given is None else given for mine, given in zip(own, output, strict=True)]
-        parameters = (*own, *inherited)
-        return functional.without(quantized.average_of_integers(batched, parameters, window, counted, dtype), added)
+            pooled = quantized.average(batched, window, counted, *output, self.output_dtype)
+        else:
+            own = self.input_scale, self.input_zero_point
+            inherited = [mine if given is None else given for mine, given in zip(own, output, strict=True)]
+            dtype = self.output_dtype or input.dtype
+            pooled = quantized.average_of_integers(batched, (*own, *inherited), window, counted, dtype)
+        return functional.without(pooled, added)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
         """One entry for all channels or one each: a scale in float32, a zero point in int64, PyTorch's type for it.
 
         Which type a zero point must fit is known with the input; here it must fit the output's or one of the two.
         """
-        is_scale = name.endswith("scale")
-        if not isinstance(parameter, Tensor):
-            if is_scale:
-                parameter = operands.checked_scale(name, parameter, _NOTHING)
-            else:
-                parameter = integer(name, parameter, parameter)
-                operands.check_range(name, parameter, self._zero_point_type(name, parameter < 0))
-            parameter = torch.tensor([parameter], dtype=torch.float32 if is_scale else torch.int64, device="cpu")
+        is_tensor = isinstance(parameter, Tensor)
+        count, device = (parameter.numel(), parameter.device) if is_tensor else (1, torch.device("cpu"))
         # What it is checked against is an input with as many channels as it has entries.
-        like = torch.empty(0, parameter.numel(), *(1,) * self._rank, dtype=torch.int8, device=parameter.device)
-        if is_scale:
-            scale = cast(Tensor, operands.checked_scale(name, parameter.detach(), like))
+        like = torch.empty(0, count, *(1,) * self._rank, dtype=torch.int8, device=device)
+        if name.endswith("scale"):
+            number = operands.checked_scale(name, parameter, like)
+            scale = torch.as_tensor(number, dtype=torch.float32, device=device).detach().reshape(-1)
             if is_readable(scale):
                 operands.check_scale_values(name, scale)
             return scale
-        if parameter.dtype in operands.INTEGER_TYPES:
+        if is_tensor and parameter.dtype in operands.INTEGER_TYPES:
             parameter = parameter.to(torch.int64)
-        zero_point = cast(Tensor, operands.checked_zero_point(name, parameter, torch.int64, like))
-        is_negative = is_readable(zero_point) and bool((zero_point < 0).any())
-        quantized.narrowed(name, zero_point, self._zero_point_type(name, is_negative))
+        checked = operands.checked_zero_point(name, parameter, torch.int64, like)
+        zero_point = torch.as_tensor(0 if checked is None else checked, dtype=torch.int64, device=device).reshape(-1)
+        dtype = self.output_dtype if name.startswith("output") else None
+        if dtype is None:
+            dtype = torch.int8 if is_readable(zero_point) and bool((zero_point < 0).any()) else torch.uint8
+        quantized.narrowed(name, zero_point, dtype)
         return zero_point
-
-    def _zero_point_type(self, name: str, is_negative: bool) -> torch.dtype:
-        if name.startswith("output") and self.output_dtype is not None:
-            return self.output_dtype
-        return torch.int8 if is_negative else torch.uint8
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         scales = {name: getattr(self, name) for name in ("input_scale", "output_scale")}

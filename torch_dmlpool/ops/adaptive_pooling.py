@@ -31,23 +31,14 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
     return _over_bins(_bin_averages, input, output_sizes)
 
 
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Maximum of every bin; operands are checked already."""
+def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int], *numbering: Any) -> Any:
+    """Maximum of every bin, and its index if a data type is given and whether to count in each plane."""
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
-        return max_operators.max_pooling(input, window)
-    return _over_bins(_bin_maxima, input, output_sizes)[0]
-
-
-def adaptive_max_pooling_with_indices(
-    input: Tensor, output_sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
-    """Maxima of the bins and their indices, in the whole tensor or in each plane; operands are checked already."""
-    window = _even_window(input.shape[2:], output_sizes)
-    if window is not None:
-        return max_operators.max_pooling_with_indices(input, window, index_dtype, per_plane)
+        operator = max_operators.max_pooling_with_indices if numbering else max_operators.max_pooling
+        return operator(input, window, *numbering)
     values, positions = _over_bins(_bin_maxima, input, output_sizes)
-    return values, max_operators.numbered(positions, input.shape, index_dtype, per_plane)
+    return (values, max_operators.numbered(positions, input.shape, *numbering)) if numbering else values
 
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
@@ -77,16 +68,9 @@ def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | 
 def _window_of_bins(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
-        if type(output) is int and output <= 1:
-            if output < 1:
-                return None
-            steps.append(size)
-        elif _is_sure(size == output):
-            steps.append(1)
-        elif _is_sure(size % output == 0):
-            steps.append(size // output)
-        else:
+        if (type(output) is int and output < 1) or not _is_sure(size % output == 0):
             return None
+        steps.append(size // output)
     return Window.directml(len(steps), steps, steps)
 
 

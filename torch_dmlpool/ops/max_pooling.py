@@ -37,10 +37,7 @@ def _check_with_indices(input: Tensor, window: Window, index_dtype: torch.dtype,
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
     operands.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
-    dtype = operands.tap_dtype(window.taps)
-    if taps.dtype is not dtype:
-        names = operands.name_of(dtype), operands.name_of(taps.dtype)
-        raise TypeError(f"taps of a window of {window.taps} taps must have data type {names[0]}, got {names[1]}")
+    operands.check_type("taps", taps, operands.tap_dtype(window.taps), "window's")
     return [*taps.shape[:2], *spatial_sizes]
 
 
@@ -51,9 +48,7 @@ def _check_indices(taps: Tensor, sizes: Sequence[int], window: Window, dtype: to
 
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
     """Of the gradient that arrives at the forward output."""
-    if input_gradient.dtype is not input.dtype:
-        names = operands.name_of(input.dtype), operands.name_of(input_gradient.dtype)
-        raise TypeError(f"input_gradient must have the input's data type {names[0]}, got {names[1]}")
+    operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
     operands.check_sizes("input_gradient", input_gradient, _check_with_taps(input, window), input)
     return input.shape
 

@@ -76,11 +76,7 @@ def check(input: Tensor, indices: Tensor) -> None:
     """Refuse indices that do not belong to ``input`` (rules G6 and G8)."""
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_pooled("indices", indices, operands.INDEX_TYPES)
-    operands.check_device("indices", indices, input)
-    if tuple(indices.shape) != tuple(input.shape):
-        raise ArgumentError(
-            f"indices must have the input's shape {tuple(input.shape)}, got shape {tuple(indices.shape)}"
-        )
+    operands.check_sizes("indices", indices, input.shape, input, "input's")
 
 
 _max_unpooling = registration.compose(

@@ -46,10 +46,7 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
         if not isinstance(parameter, Tensor):
             continue
         if gradients and registration.carries_derivative(parameter):
-            raise RuntimeError(
-                f"quantized_linear_average_pooling has no gradient, but {name} requires one: detach it, "
-                f"or pool real numbers with average_pooling"
-            )
+            raise RuntimeError(f"quantized_linear_average_pooling has no gradient, but {name} requires one: detach it")
         if values and parameter.is_floating_point() and parameter.is_cpu:  # elsewhere it would wait for the device
             operands.check_scale_values(name, parameter)
 
@@ -80,23 +77,19 @@ def _autograd(input: Tensor, *arguments: Any) -> Tensor:
 
 
 def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
-    parameters, rest = arguments[:4], arguments[4:]
-    if all(dimension is None for dimension in dimensions[1:5]):
-        pooled = _pooling(registration.folded(input, dimensions[0], info.batch_size), *arguments)
-        return registration.unfolded(pooled, info.batch_size), 0
-    # Parameters of each sample of its own: the dimension that vmap maps over becomes more channels.
+    # The dimension that vmap maps over becomes more channels, which have parameters of their own.
     batch = info.batch_size
     batched = input.unsqueeze(1).expand(-1, batch, *input.shape[1:])
     if dimensions[0] is not None:
         batched = input.movedim(dimensions[0], 1)
     channels = batched.shape[2]
     vectors = []
-    for parameter, dimension in zip(parameters, dimensions[1:5], strict=True):
+    for parameter, dimension in zip(arguments[:4], dimensions[1:5], strict=True):
         if parameter is not None:
             own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
             parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
         vectors.append(parameter)
-    pooled = _pooling(batched.flatten(1, 2), *vectors, *rest)
+    pooled = _pooling(batched.flatten(1, 2), *vectors, *arguments[4:])
     return pooled.unflatten(1, (batch, channels)), 1
 
 

@@ -85,9 +85,8 @@ def define(
             )
         if not in_packages and virtualized is not None and virtualized.V.aot_compilation:
             raise NotImplementedError(
-                f"{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
-                "as another one: use PyTorch 2.13, or take the program apart first, by its run_decompositions with "
-                "torch_dmlpool.decompositions.decompositions()"
+                f"{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over as another one:"
+                " use PyTorch 2.13, or take the program apart by torch_dmlpool.decompositions.decompositions()"
             )
         return fake(*arguments)
 
@@ -275,12 +274,10 @@ def below_autograd() -> Iterator[None]:
 
 def records_derivative(*tensors: Tensor) -> bool:
     """Whether autograd may ask for a derivative with respect to one of ``tensors``, in reverse or forward mode."""
-    if forward_ad._current_level >= 0 or _are_functorch_transforms_active():
-        return True
-    if records_gradient(*tensors):
+    if forward_ad._current_level >= 0 or _are_functorch_transforms_active() or records_gradient(*tensors):
         return True
     # A graph being traced may have entered forward mode below Python's own count of levels.
-    return not is_bare(*tensors) and any(_VF._unpack_dual(tensor, level=0)[1] is not None for tensor in tensors)
+    return not is_bare(*tensors) and any(carries_derivative(tensor) for tensor in tensors)
 
 
 with torch.inference_mode():
@@ -329,10 +326,7 @@ def is_readable(tensor: Tensor) -> bool:
 def _require_rules(kind: type[Tensor]) -> None:
     """Refuse a DTensor before its sharding rules are imported."""
     if kind.__module__.startswith("torch.distributed.tensor") and "torch_dmlpool.distributed" not in sys.modules:
-        raise TypeError(
-            "pooling a DTensor needs the sharding rules of torch_dmlpool.distributed: write "
-            "`import torch_dmlpool.distributed` once, in every process, before the first DTensor is pooled"
-        )
+        raise TypeError("to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process")
 
 
 def shards_of(tensor: Tensor) -> Any:
@@ -354,10 +348,7 @@ def sharded_like(tensor: Tensor, placements: Any) -> Tensor:
 
 def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
-    for tensor in tensors:
-        if tensor.requires_grad:
-            return is_grad_enabled()
-    return False
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def carries_derivative(tensor: Tensor) -> bool:
