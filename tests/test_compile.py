@@ -12,7 +12,6 @@ import torch
 from test_derivatives import TRANSFORMS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses import FakeTensorMode
 
 import torch_dmlpool as dmlpool
 
@@ -96,15 +95,6 @@ def test_one_graph_for_every_size(pool: str, device: torch.device) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sizes", "dynamic"), [((2, 3, 9), True), ((2, 3, 9, 8), False), ((2, 3, 5, 6, 7), True)])
-@pytest.mark.parametrize("pool", ["max", "max with indices", "average"])
-def test_every_rank(pool: str, sizes: tuple[int, ...], dynamic: bool, device: torch.device) -> None:
-    """E2, between other operations."""
-    function, _ = counted(lambda x: POOLS[pool](x.cos()) * 2, dynamic=dynamic)
-    check_forward_and_backward(function, lambda x: POOLS[pool](x.cos()) * 2, samples.distinct(*sizes).to(device))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["max", "average"])
 def test_automatic_dynamic_shapes_settle(pool: str, device: torch.device) -> None:
     """E2: without dynamic=True, one more graph for the first size that differs, and none after it."""
@@ -164,21 +154,6 @@ def test_export_with_dynamic_dimensions(strict: bool, device: torch.device) -> N
     # Where sizes are known to divide, bins are a window.
     even = torch.export.export(Network(), (samples.normal(2, 3, 9, 12).to(device),), strict=strict)
     assert "adaptive_average_pooling" not in operators_in(even)
-
-
-def test_fake_tensors_of_symbolic_sizes(device: torch.device) -> None:
-    """E2: unbacked or backed, the output sizes are expressions of the input's."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
-    real = torch.ones(2, 3, 12, 15, device=device)
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 4)
-    fake = mode.from_tensor(real, symbolic_context=context)
-    with mode:
-        for output in (dmlpool.max_pooling(fake, 3, 2), dmlpool.average_pooling(fake, 3, 2, ceil_mode=True)):
-            assert all(isinstance(size, torch.SymInt) for size in output.shape)
-            assert [int(size) for size in output.shape[:2]] == [2, 3]
-    assert output.device == device
 
 
 def test_a_refusal_while_compiling(device: torch.device) -> None:

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 operators = torch.ops.dmlpool
 
 EDGES = [
-    cases.case("uneven padding", "first tap inside is not tap 0"),
-    cases.case("ceil adds an overhang", "ceil overhang past padding"),
+    cases.case("padding above the window", "ceil adds an overhang"),
+    cases.case("ceil overhang, dilated", "padded"),
 ]
-"""Compiled every day: some seconds each."""
+"""Compiled every day: empty windows, an overhang, gaps between taps. Every tap takes its time."""
 PADDED = cases.case("padded", "plain")
 
 
@@ -247,32 +247,6 @@ def test_the_option_is_part_of_the_caches_key() -> None:
     assert settings.cache_key_tag == f"{before} mine"
     with pytest.raises(TypeError, match="enabled must be a bool, got 1"):
         inductor.lower(1)
-
-
-def test_inductor_has_the_private_names() -> None:
-    """What the package takes of Inductor; where one is missing, the operators are called."""
-    from torch._inductor import ir, lowering, virtualized
-
-    from torch_dmlpool.inductor import lowerings
-
-    methods = {
-        "get_size",
-        "get_dtype",
-        "get_device_or_error",
-        "make_loader",
-        "maybe_get_stride",
-        "realize",
-        "realize_hint",
-    }
-    for home, names in {
-        ir.TensorBox: methods,
-        ir.StorageBox: {"mark_reuse"},
-        ir.ComputedBuffer: {"decide_layout", "get_stride"},
-        lowering: {"fallback_handler", "lowerings", "register_lowering", "to_dtype"},
-        virtualized: {"V", "ops"},
-    }.items():
-        assert names <= set(dir(home)), f"Inductor has no {sorted(names - set(dir(home)))} in {home.__name__}"
-    assert {getattr(operators, name).default for name in lowerings.LOWERINGS} <= set(lowering.lowerings)
 
 
 @pytest.mark.slow

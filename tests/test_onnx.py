@@ -20,16 +20,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 DYNAMIC = torch.export.Dim.AUTO
-FEW = [
-    cases.case("plain"),
-    cases.case("padding above the window"),
-    cases.case("taps straddle the input"),
-    cases.case("ceil refused in end padding"),
-    cases.case("ceil overhang past padding"),
-    cases.case("first tap inside is not tap 0"),
-    cases.case("ceil adds an overhang", "ceil overhang past padding"),
-    cases.case("padded", "uneven padding", "plain"),
-]
+FEW = [*cases.SMALL, cases.case("ceil refused in end padding")]
 ALL = [*cases.LINES, *cases.FEW, cases.case("dilated", "padding above the window")]
 ALL += [cases.case("taps straddle the input", "padded"), cases.case("padded", "ceil refused in end padding")]
 

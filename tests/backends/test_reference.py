@@ -35,16 +35,11 @@ def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
 
 
-@in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS)
-def test_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
-    """M1 to M4 and M6: values, both kinds of index, taps."""
+@in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS, of_gradient=samples.FLOATS)
+def test_maxima(case: cases.Case, dtype: torch.dtype, layout: str, of_gradient: torch.dtype) -> None:
+    """M1 to M6: values, both kinds of index, taps, gradients."""
     samples.check_maximum(samples.LAYOUTS[layout](samples.special(2, 3, *case.sizes, dtype=dtype)), case.pooling)
-
-
-@in_turn(dtype=samples.FLOATS, layout=LAYOUTS)
-def test_gradients_of_maxima(case: cases.Case, dtype: torch.dtype, layout: str) -> None:
-    """M5."""
-    input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=dtype))
+    input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=of_gradient))
     samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
 

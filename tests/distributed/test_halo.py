@@ -1,4 +1,4 @@
-"""The geometry of halos, compared with walking through every window; and the table of the documentation."""
+"""The geometry of halos, compared with walking through every window."""
 
 import itertools
 import random
@@ -82,10 +82,3 @@ def test_portions_of_elements(count: int) -> None:
                     assert range(max(taps[edge][0], own[0]), min(taps[edge][-1], own[-1]) + 1)
             uncovered += len(own) > 0 and not portion.windows
     assert uncovered > 0
-
-
-def test_shards_are_what_pytorch_chunks() -> None:
-    torch = pytest.importorskip("torch")
-    for size, parts in itertools.product(range(1, 14), range(1, 7)):
-        chunks = [len(piece) for piece in torch.arange(size).chunk(parts)]
-        assert [len(part) for part in shards(size, parts)] == chunks + [0] * (parts - len(chunks))

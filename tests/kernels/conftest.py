@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NEED_THE_INTERPRETER = ("test_additions.py", "test_requantization.py")
+NEED_THE_INTERPRETER = ("test_additions.py",)
 NEED_THE_COMPILER = ("test_emulator.py", "test_every_launch.py", "test_static.py")
 
 

@@ -221,13 +221,6 @@ EACH_TYPE = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=samples.name_of)
-def test_no_padding_is_a_sign(dtype: torch.dtype, launches_of: Collector) -> None:
-    """M1: Triton 3.6 to 3.8 fill masked loads of signed 8- and 16-bit types with -1 in all but one element."""
-    for made in launches_of("max", dtype, "sm_90", Made.kernel):
-        assert "0xffffffffffff" not in compiler.ptx(made.request()).text, made
-
-
 @cases.each(
     ("target", "every"), [("sm_90", False), *((each, True) for each in TARGETS if each != "sm_100")], [("sm_90", False)]
 )

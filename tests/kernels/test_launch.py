@@ -1,12 +1,9 @@
 """Launches are pure functions of the problem: tiles and vectors, 32 or 64 bits, loops for large windows."""
 
-import itertools
 from typing import Any
 
-import oracle
-import pytest
 from torch_dmlpool.kernels import average_pooling_launch as averages
-from torch_dmlpool.kernels import launch, max_pooling_launch
+from torch_dmlpool.kernels import max_pooling_launch
 from torch_dmlpool.kernels.launch import Request
 
 from torch_dmlpool.window import Window
@@ -96,48 +93,3 @@ def test_64_bits_only_where_needed() -> None:
     assert only(request(THREE, (1, 2**16, 2**8, 2**8), channels_last=True))["WIDE"]
     far = Window.directml(2, (1, 2), 1, (0, 2**30), (0, 2**30), (1, 2**30))
     assert constants_of(request(far, (1, 1, 4, 8)))[0]["WIDE"]
-
-
-def test_the_grid_has_one_dimension_and_covers_the_target() -> None:
-    for window in (THREE, Window.directml(2, 2, 2), Window.directml(2, (2, 5), (1, 3), 1, 2)):
-        for channels_last in (False, True):
-            for adjoint in (False, True):
-                sizes, outputs = (13, 24), window.output_sizes((13, 24))
-                shape = (3, 8, *(outputs if adjoint else sizes))
-                made = request(THREE, shape, channels_last=channels_last)
-                made = made._replace(window=window, target_sizes=sizes if adjoint else outputs, adjoint=adjoint)
-                constants, (how,) = only(made), averages.average_launches(made)
-                stride = constants["STRIDE"] if adjoint else (1, 1, 1)
-                owned = [part * step for part, step in zip(constants["TILE"], stride, strict=True)]
-                *_, columns, rows, depths = how.sizes
-                assert (columns * owned[2], rows * owned[1], depths * owned[0]) >= (*made.target_sizes[::-1], 1)
-                inner = constants["V"] if channels_last else 1
-                assert how.sizes[0] == 3 * 8 // inner * columns * rows * depths
-                assert how.programs == -(-how.sizes[0] // constants["B"])
-
-
-def test_covering() -> None:
-    """The progression of windows that reach a position, against trying every tap."""
-    window = 17
-    for stride, dilation, position in itertools.product(range(1, 9), range(1, 9), range(60)):
-        reach = launch.covering(window, stride, dilation)
-        taps = [tap for tap in range(window) if (position - tap * dilation) % stride == 0]
-        assert len(taps) <= reach.count
-        assert all(later - earlier == reach.tap_step for earlier, later in itertools.pairwise(taps))
-        if taps:
-            first = position // reach.gcd % reach.tap_step * reach.inverse % reach.tap_step
-            assert taps[0] == first
-            windows = [(position - tap * dilation) // stride for tap in taps]
-            assert all(a - b == reach.output_step for a, b in itertools.pairwise(windows))
-
-
-@pytest.mark.parametrize(
-    ("size", "outputs"), [(7, 3), (8, 5), (5, 8), (4, 8), (12, 4), (1, 3), (67, 3), (100, 99), (3, 1)]
-)
-def test_the_widest_bin(size: int, outputs: int) -> None:
-    """A bound never below the truth, and exact where one divides the other."""
-    widest = max(len(oracle.bin_positions(size, outputs, output)) for output in range(outputs))
-    bound = launch.widest_bin(size, outputs)
-    assert widest <= bound <= widest + 1
-    if size % outputs == 0 or outputs % size == 0:
-        assert bound == widest
