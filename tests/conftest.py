@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never meet an old graph.
 # It is read when torch is imported, hence here and not in a fixture.
@@ -45,6 +45,10 @@ if hypothesis is not None:
     hypothesis.settings.load_profile("everyday")
 
 
+if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    collect_ignore = ["distributed"]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PYTORCH_WARNS_ITSELF = [
     # Forward-mode AD and Inductor compile PyTorch's own formulas with TorchScript when they are first used.
     "ignore:`torch.jit.script",
@@ -60,7 +64,7 @@ PYTORCH_WARNS_ITSELF = [
 def pytest_configure(config: pytest.Config) -> None:
     for line in PYTORCH_WARNS_ITSELF:
         config.addinivalue_line("filterwarnings", line)
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if INTERPRETED:
         # numpy computes for the interpreter, and warns where a GPU quietly makes a NaN.
         config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning")
         let_loops_count()
@@ -118,7 +122,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", type=int, default=1, help="of a test with parameters run each so-manieth case alone")
 
 
+def choose_triton(item: pytest.Item) -> None:
+    """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or compiled ones."""
+    if item.path.name == "test_additions.py" and not INTERPRETED:
+        item.add_marker(pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1"))
+    if item.path.name in ("test_emulator.py", "test_every_launch.py", "test_static.py") and INTERPRETED:
+        item.add_marker(pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "kernels":
+            choose_triton(item)
     every = config.getoption("--sample")
     seen: Counter[str] = Counter()
     kept, left_out = [], []
@@ -151,7 +166,7 @@ def served_by(device: str) -> str:
     import torch_dmlpool.backends
 
     backend = torch_dmlpool.backends.serving(torch.device(device).type).__name__.split(".")[-1]
-    by_triton = "Triton's interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "Triton's compiled kernels"
+    by_triton = "Triton's interpreter" if INTERPRETED else "Triton's compiled kernels"
     capability = torch.backends.cpu.get_cpu_capability()
     return {"cpu": f"compiled C++ ({capability})", "reference": "PyTorch's own operations", "triton": by_triton}[
         backend
@@ -206,6 +221,60 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Any]:
+    """Four of them, started once."""
+    import sharded
+
+    four = sharded.Ranks(4)
+    yield four
+    four.close()
+
+
+class Ran(NamedTuple):
+    """A launch: its kernel's name without the module, and its constants."""
+
+    kernel: str
+    constants: dict[str, Any]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
+    """What a test launches, in order: on CPU tensors, by the interpreter or, compiled for sm_90, by the emulator."""
+    import torch_dmlpool.backends
+    from torch_dmlpool.backends import triton as backend
+
+    record: list[Ran] = []
+    run = backend.launch
+    if not INTERPRETED:
+        from emulator.launches import launch as run
+
+        monkeypatch.setattr(backend, "target", lambda _: "sm_90")
+        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: backend)
+
+    def recording(how: Any, *arguments: object) -> None:
+        record.append(Ran(how.kernel.split(".")[1], dict(how.constants)))
+        run(how, *arguments)
+
+    monkeypatch.setattr(backend, "launch", recording)
+    return record
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every launch takes the 64-bit form, which tensors of more than 2³¹ elements need."""
+    from torch_dmlpool.kernels import average_pooling_launch, launch, max_pooling_launch
+
+    modules = average_pooling_launch, max_pooling_launch
+    caches = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
+    monkeypatch.setattr(launch, "WIDE_FROM", 0)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
 
 
 if __name__ == "__main__":

@@ -53,24 +53,21 @@ def taken_apart(function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence
 
 def everywhere(input: Tensor) -> tuple[Any, ...]:
     """What needs no static image sizes."""
-    values, indices = dmlpool.max_pooling(input, 3, 2, 1, 2, ceil_mode=True, return_indices=True)
+    values, indices = dmlpool.max_pooling(input, (2, 3), 2, 1, 2, ceil_mode=True, return_indices=True)
     whole = dmlpool.max_pooling(input, input.shape[2:]), dmlpool.average_pooling(input, (1, input.shape[3]))
-    same = (
-        dmlpool.nn.functional.avg_pool2d(input, 3, 2, "same"),
-        dmlpool.nn.functional.max_pool2d(input, 2, 2, "same"),
-    )
-    return values, indices, *whole, *same, dmlpool.lp_pooling(input, 2, 2, 1), dmlpool.max_pooling(input, 3)
+    same = dmlpool.nn.functional.avg_pool2d(input, 2, 2, "same")
+    return values, indices, *whole, same, dmlpool.lp_pooling(input, 2, 2, 1), dmlpool.max_pooling(input, 2)
 
 
 def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
     """What needs static image sizes: uneven bins, maxima put back, and gradients as operators."""
     values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
-    maxima = dmlpool.adaptive_max_pooling(input, 3, return_indices=True)
+    maxima = dmlpool.adaptive_max_pooling(input, 2, return_indices=True)
     gradients = (
         dmlpool.max_pooling_grad(input, values, 2, 2),
         dmlpool.average_pooling_grad(values, input.shape, 2, 2, include_padding=True),
     )
-    averages = dmlpool.adaptive_average_pooling(input, (4, 3))
+    averages = dmlpool.adaptive_average_pooling(input, (2, 3))
     return averages, *maxima, dmlpool.max_unpooling(values, indices, input.shape), *gradients
 
 
@@ -110,12 +107,11 @@ def test_a_dilated_window_that_spans_a_dimension_skips_what_lies_between_its_tap
     assert (values[0].item(), indices[0].item(), average[0].item(), quantized.item()) == (2, 2, 1.5, 3)
 
 
-@pytest.mark.parametrize("dynamic", [(), (2, 3)], ids=["static", "dynamic"])
-def test_quantized_averages_of_millions_of_elements_are_exact(dynamic: tuple[int, ...]) -> None:
+def test_quantized_averages_of_millions_of_elements_are_exact() -> None:
     """Q6: the sum of 3000x3000 elements of 255 needs more than 31 bits."""
     input = torch.full((1, 1, 3000, 3000), 255, dtype=torch.uint8)
     average = lambda x: dmlpool.quantized_linear_average_pooling(x, 1.0, 0, 1.0, 0, x.shape[2:])  # noqa: E731
-    assert taken_apart(average, input, dynamic=dynamic)(input).item() == 255
+    assert taken_apart(average, input, dynamic=(2, 3))(input).item() == 255
 
 
 def test_a_program_whose_results_are_laid_out_anew_changes_nothing_in_place() -> None:

@@ -232,7 +232,7 @@ SAID = {
 }
 
 
-@cases.each("script", SAID, ["dilated_average.py"])
+@cases.each("script", SAID, ["beyond_torch.py"])
 def test_an_example_ends_in_its_number_or_picture(script: str, tmp_path: Path, python: Callable[..., Any]) -> None:
     pytest.importorskip("sklearn")
     pyplot = pytest.importorskip("matplotlib.pyplot")

@@ -34,13 +34,12 @@ class Apart(cases.Pools):
         return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
 
 
-class Network(Apart):
-    """Maxima put back, and those of whole planes."""
+class Few(torch.nn.Module):
+    """Floats and integers, for every day."""
 
-    def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
-        values, indices, *rest = super().forward(input, integers)
-        whole = dmlpool.max_pooling(input, input.shape[2:], return_indices=True)
-        return values, indices, *rest, dmlpool.nn.MaxUnpool2d(2)(values, indices), *whole
+    def forward(self, input: Tensor, integers: Tensor) -> tuple[Tensor, ...]:
+        averages = dmlpool.quantized_linear_average_pooling(integers, 0.5, 0, 0.25, 3, 2)
+        return *dmlpool.max_pooling(input, 2, 2, return_indices=True), averages
 
 
 def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -88,7 +87,7 @@ def check(results: Any, expected: tuple[Tensor, ...]) -> None:
 @pytest.mark.slow
 def test_a_saved_program(tmp_path: Path) -> None:
     """Loaded where the package is imported, and refused in words where it is not; other batch sizes too."""
-    network, arguments = Network(), inputs(5)
+    network, arguments = Apart(), inputs(5)
     path = tmp_path / "network.pt2"
     torch.export.save(program_of(network), path)
     check(torch.export.load(path).module()(*arguments), network(*arguments))
@@ -103,8 +102,9 @@ def apart(network: torch.nn.Module) -> torch.export.ExportedProgram:
     return program_of(network).run_decompositions({**torch.export.default_decompositions(), **decompositions()})
 
 
-def test_a_program_taken_apart_runs_without_the_package(tmp_path: Path) -> None:
-    network, arguments = Apart(), inputs(5)
+@pytest.mark.parametrize("kind", [Few, pytest.param(Apart, marks=pytest.mark.slow)])
+def test_a_program_taken_apart_runs_without_the_package(kind: type[torch.nn.Module], tmp_path: Path) -> None:
+    network, arguments = kind(), inputs(5)
     path = tmp_path / "network.pt2"
     torch.export.save(apart(network), path)
     results, _ = run_in_a_fresh_process("program", path, "", arguments)

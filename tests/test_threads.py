@@ -47,9 +47,6 @@ def one_thread(restored: None) -> None:
     torch.set_num_threads(1)
 
 
-LAYOUTS = {"contiguous": lambda image: image, "channels last": samples.channels_last}
-
-
 def at_once(calls: list[Callable[[], None]]) -> None:
     """Run each in a thread of its own, begun together; what one raises is raised."""
     failures: list[BaseException] = []
@@ -182,10 +179,10 @@ def test_data_loaders(start: str) -> None:
             assert torch.equal(indices[part], expected[1])
 
 
-@cases.in_pairs(name=list(cases.EVERYTHING), layout=list(LAYOUTS))
+@cases.in_pairs(name=list(cases.EVERYTHING), layout=["contiguous", "channels last"])
 def test_thirty_runs_give_the_same_bits(name: str, layout: str, restored: None) -> None:
     """Deterministic algorithms, which PyTorch then demands, refuse nothing and change nothing."""
-    image = LAYOUTS[layout](samples.normal(3, 3, 21, 18))
+    image = samples.LAYOUTS[layout](samples.normal(3, 3, 21, 18))
     first = bits_of(cases.everything(name, image))
     for number in range(30):
         torch.use_deterministic_algorithms(number == 29)
@@ -203,9 +200,9 @@ def pooled(image: Tensor) -> list[Tensor]:
     return found
 
 
-@cases.in_pairs(dtype=samples.FLOATS, layout=list(LAYOUTS))
+@cases.in_pairs(dtype=samples.FLOATS, layout=["contiguous", "channels last"])
 def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, layout: str, one_thread: None) -> None:
-    image = LAYOUTS[layout](samples.normal(2, 12, 105, 103, dtype=dtype))
+    image = samples.LAYOUTS[layout](samples.normal(2, 12, 105, 103, dtype=dtype))
     expected = pooled(image)
     for threads in (2, 5):
         torch.set_num_threads(threads)

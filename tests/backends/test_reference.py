@@ -89,28 +89,6 @@ def test_bins(outputs: tuple[int, int], dtype: torch.dtype) -> None:
         samples.assert_gradient(spread, *expected, math.prod(outputs))
 
 
-WIDE = [
-    oracle.Pooling((1000, 3), (1, 1), (999, 0), (5, 0), (1, 1)),
-    oracle.Pooling((2, 3), (400, 1), (1000, 0), (1000, 0), (1, 1)),
-    oracle.Pooling((3, 3), (7, 1), (300, 2), (300, 0), (250, 2)),
-    oracle.Pooling((4, 2), (30, 1), (400, 0), (400, 0), (45, 1), True),
-]
-
-
-@pytest.mark.parametrize("pooling", WIDE, ids=str)
-def test_windows_strides_and_padding_far_beyond_the_input(pooling: oracle.Pooling) -> None:
-    input = samples.ties(2, 2, 5, 6)
-    samples.check_maximum(input, pooling)
-    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
-    outputs = oracle.output_sizes(pooling, (5, 6))
-    for include_padding in (False, True):
-        samples.check_average(samples.normal(2, 2, 5, 6), pooling, include_padding)
-        samples.check_average_gradient(samples.normal(2, 2, *outputs), (5, 6), pooling, include_padding)
-    samples.check_quantized(
-        samples.integers(1, 3, 5, 6, dtype=torch.int8), samples.drawn(1, 3, (torch.int8,) * 2), pooling
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=samples.name_of)
 def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(dtype: torch.dtype) -> None:
     """E3: what other devices use gives what a CPU gives."""
@@ -132,18 +110,6 @@ def test_a_large_batch_gives_the_bits_of_its_samples(layout: str) -> None:
         lambda part: dmlpool.adaptive_average_pooling(part, (7, 9)),
     ):
         samples.assert_same(pool(image), torch.cat([pool(part) for part in image.split(1)]))
-
-
-def test_quantized_averages_of_a_million_taps_are_exact() -> None:
-    """Q1 and Q6: quotients on a half and beside it."""
-    taps = 1024 * 1040
-    for least, ones, expected in ((0, taps // 2, 0), (1, taps // 2, 2), (0, taps // 2 + 1, 1), (1, taps // 2 - 1, 1)):
-        image = torch.full((taps,), least, dtype=torch.uint8)
-        image[:ones] += 1
-        plane = image.view(1, 1, 1024, 1040)
-        for scale in (1.0, 0.75):
-            result = dmlpool.quantized_linear_average_pooling(plane, scale, 0, scale, 3, (1024, 1040))
-            assert result.item() == expected + 3, (least, ones, scale)
 
 
 def true_halves(divisor: int) -> list[samples.Quotient]:

@@ -42,13 +42,6 @@ def test_a_copy_is_bound_by_memory() -> None:
     assert code.spills == 0
 
 
-def test_few_programs_are_bound_by_latency() -> None:
-    code = code_of(copy, ("*fp32", "*fp32"), 2, B=128, V=4)
-    time = sass.launch_time(code, 66, 4, 66 * 128 * 4 * 8)
-    assert time.bound == "latency"
-    assert time.total > sass.LATENCY
-
-
 def test_loads_that_wait_for_each_other_are_bound_by_latency() -> None:
     code = code_of(chase, ("*i32", "*i32", "i32"), 2, B=128)
     loads = len(code.loads())

@@ -23,31 +23,15 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> torch.
     )
 
 
-class ResNet(torch.nn.Module):
-    """The stem's 3/2 maximum with padding, and an average in the shortcut (ResNet-D)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = torch.nn.Sequential(convolution(3, 8, 7, 2), torch.nn.MaxPool2d(3, stride=2, padding=1))
-        self.block = convolution(8, 8, 3)
-        self.shortcut = torch.nn.Sequential(
-            torch.nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False), torch.nn.Conv2d(8, 4, 1)
-        )
-
-    def forward(self, input: Tensor) -> Tensor:
-        input = self.stem(input)
-        return self.shortcut(functional.relu(self.block(input) + input)).mean((2, 3))
-
-
 class GoogLeNet(torch.nn.Module):
-    """Maxima with ceil_mode, whose last windows overhang, and a branch that pools with stride 1."""
+    """Padded maxima with ceil_mode, a branch that pools with stride 1, averages that do not count their padding."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.pool1 = convolution(3, 6, 7, 2), torch.nn.MaxPool2d(3, stride=2, ceil_mode=True)
+        self.stem, self.pool1 = convolution(3, 6, 7, 2), torch.nn.MaxPool2d(3, 2, 1, ceil_mode=True)
         branch = torch.nn.MaxPool2d(kernel_size=3, stride=1, padding=1, ceil_mode=True), convolution(6, 2, 1)
         self.branches = torch.nn.ModuleList([convolution(6, 3, 1), torch.nn.Sequential(*branch)])
-        self.pool2 = torch.nn.AvgPool2d(3, stride=1)
+        self.pool2 = torch.nn.AvgPool2d(2, 2, 1, ceil_mode=True, count_include_pad=False)
 
     def forward(self, input: Tensor) -> Tensor:
         input = self.pool1(self.stem(input))
@@ -68,7 +52,7 @@ class SegNet(torch.nn.Module):
         return self.decoder(self.unpool(values, indices, encoded.shape))
 
 
-NETWORKS: dict[str, type[torch.nn.Module]] = {network.__name__: network for network in (ResNet, GoogLeNet, SegNet)}
+NETWORKS: dict[str, type[torch.nn.Module]] = {network.__name__: network for network in (GoogLeNet, SegNet)}
 
 
 def network(name: str, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
@@ -81,7 +65,6 @@ def image(device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 EXPECTED = {
-    "ResNet": {"stem.1": "MaxPool2d", "shortcut.0": "AvgPool2d"},
     "GoogLeNet": {"pool1": "MaxPool2d", "branches.1.0": "MaxPool2d", "pool2": "AvgPool2d"},
     "SegNet": {"pool": "MaxPool2d", "unpool": "MaxUnpool2d"},
 }
@@ -280,33 +263,15 @@ def pad_same(
 class AvgPool2dSame(torch.nn.AvgPool2d):
     """timm's: the padding is part of the input when it is averaged, whatever ``count_include_pad`` says."""
 
-    def __init__(
-        self, kernel_size: Sequence[int], stride: Sequence[int], ceil_mode: bool = False, count_include_pad: bool = True
-    ) -> None:
-        super().__init__(kernel_size, stride, (0, 0), ceil_mode, count_include_pad)
-
     def forward(self, input: Tensor) -> Tensor:
-        padded = pad_same(input, self.kernel_size, self.stride)
-        return functional.avg_pool2d(
-            padded, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        )
+        return super().forward(pad_same(input, self.kernel_size, self.stride))
 
 
 class MaxPool2dSame(torch.nn.MaxPool2d):
     """timm's."""
 
-    def __init__(
-        self,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        dilation: Sequence[int] = (1, 1),
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, (0, 0), dilation, ceil_mode=ceil_mode)
-
     def forward(self, input: Tensor) -> Tensor:
-        padded = pad_same(input, self.kernel_size, self.stride, self.dilation, -math.inf)
-        return functional.max_pool2d(padded, self.kernel_size, self.stride, (0, 0), self.dilation, self.ceil_mode)
+        return super().forward(pad_same(input, self.kernel_size, self.stride, self.dilation, -math.inf))
 
 
 for layer in (AvgPool2dSame, MaxPool2dSame):
@@ -318,9 +283,9 @@ def test_timms_same_padding(size: int, window: tuple[int, int], stride: tuple[in
     """E8: sizes, numbers and gradients, strides above 1 and above the window, dilation, odd and even sizes."""
     input = samples.normal(2, 3, size, size + 1, dtype=torch.float64).to(device)
     for pool in (
-        MaxPool2dSame(window, stride, (2, 1)),
-        AvgPool2dSame(window, stride, False, False),
-        AvgPool2dSame(window, stride, True, True),
+        MaxPool2dSame(window, stride, (0, 0), (2, 1)),
+        AvgPool2dSame(window, stride, (0, 0), False, False),
+        AvgPool2dSame(window, stride, (0, 0), True, True),
     ):
         expected, name = samples.results(pool, input), type(pool).__name__
         assert convert(pool).replaced == {"": name}

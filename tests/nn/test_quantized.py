@@ -11,6 +11,7 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from torch_dmlpool.nn import layers as float_layers
 from torch_dmlpool.nn import quantized as layers
+from torch_dmlpool.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning")
 
@@ -18,25 +19,12 @@ NAMES = layers.__all__
 CHANNELS = 3
 SHAPES = {1: (2, CHANNELS, 9), 2: (2, CHANNELS, 6, 7), 3: (2, CHANNELS, 3, 4, 5)}
 
-# Constructor arguments, and the same window in DirectML's words for two spatial dimensions.
-WINDOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "plain": ({"kernel_size": 2}, {"window_size": 2, "strides": 2, "include_padding": True}),
-    "stride, padding": (
-        {"kernel_size": 3, "stride": 2, "padding": 1},
-        {"window_size": 3, "strides": 2, "start_padding": 1, "end_padding": 1, "include_padding": True},
-    ),
-    "uncounted padding": (
-        {"kernel_size": 3, "stride": 1, "padding": 1, "count_include_pad": False},
-        {"window_size": 3, "start_padding": 1, "end_padding": 1},
-    ),
-    "same, dilated": (
-        {"kernel_size": 2, "stride": 1, "padding": "same", "dilation": 3},
-        {"window_size": 2, "start_padding": 1, "end_padding": 2, "dilations": 3, "include_padding": True},
-    ),
-    "ceil": (
-        {"kernel_size": 3, "stride": 2, "ceil_mode": True},
-        {"window_size": 3, "strides": 2, "ceil_mode": True, "include_padding": True},
-    ),
+WINDOWS: dict[str, dict[str, Any]] = {
+    "plain": {"kernel_size": 2},
+    "stride, padding": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "uncounted padding": {"kernel_size": 3, "stride": 1, "padding": 1, "count_include_pad": False},
+    "same, dilated": {"kernel_size": 2, "stride": 1, "padding": "same", "dilation": 3},
+    "ceil": {"kernel_size": 3, "stride": 2, "ceil_mode": True},
 }
 PARAMETERS: dict[str, dict[str, Any]] = {
     "inherited": {"input_scale": 0.5, "input_zero_point": 7},
@@ -64,6 +52,15 @@ def integers(name: str, dtype: torch.dtype = torch.uint8) -> Tensor:
     return samples.integers(*SHAPES[rank_of(name)], dtype=dtype)
 
 
+def directml(window: str, input: Tensor) -> dict[str, Any]:
+    """A window in DirectML's words."""
+    described = {name: value for name, value in WINDOWS[window].items() if name != "count_include_pad"}
+    *entries, ceil_mode = Window.pytorch(input.dim() - 2, **described, sizes=input.shape[2:]).arguments
+    names = ("window_size", "strides", "start_padding", "end_padding", "dilations")
+    counted = WINDOWS[window].get("count_include_pad", True)
+    return {**dict(zip(names, entries, strict=True)), "ceil_mode": ceil_mode, "include_padding": counted}
+
+
 def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtype | None = None) -> Tensor:
     """The function's result for a layer's arguments."""
     arguments = {"input_scale": 1.0, "input_zero_point": 0, **PARAMETERS[given]}
@@ -75,7 +72,9 @@ def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtyp
     arguments = {
         name: value.to(input.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
     }
-    return dmlpool.quantized_linear_average_pooling(input, **arguments, **WINDOWS[window][1], output_dtype=output_dtype)
+    return dmlpool.quantized_linear_average_pooling(
+        input, **arguments, **directml(window, input), output_dtype=output_dtype
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtyp
 )
 def test_plain_integers(name: str, window: str, given: str, device: torch.device) -> None:
     """Q3, A1, A2, E8: the layer is the function with the layer's window, for both types and unbatched too."""
-    layer = getattr(layers, name)(**WINDOWS[window][0], **PARAMETERS[given]).to(device)
+    layer = getattr(layers, name)(**WINDOWS[window], **PARAMETERS[given]).to(device)
     for dtype in (torch.uint8, torch.int8):
         input = integers(name, dtype).to(device)
         expected = expected_of(input, given, window)
@@ -123,14 +122,14 @@ def assert_same_quantized(actual: Tensor, expected: Tensor) -> None:
 @windows
 def test_quantized_tensors(window: str, given: str) -> None:
     """Q5: the layer's input scale is not theirs; its output scale and zero point are the output's where it has them."""
-    layer = layers.AvgPool2d(**WINDOWS[window][0], **PARAMETERS[given])
+    layer = layers.AvgPool2d(**WINDOWS[window], **PARAMETERS[given])
     output = {name: PARAMETERS[given].get(name) for name in OUTPUT}
     if isinstance(output["output_scale"], float):
         output["output_scale"] = float(layer.output_scale)  # rounded to float32 in the buffer
     elif output["output_scale"] is not None:
         output["output_scale"] = output["output_scale"].float()
     for tensor in quantized_forms(integers("AvgPool2d")):
-        expected = dmlpool.quantized_average_pooling(tensor, **WINDOWS[window][1], **output)
+        expected = dmlpool.quantized_average_pooling(tensor, **directml(window, tensor), **output)
         assert_same_quantized(layer(tensor), expected)
 
 

@@ -9,8 +9,6 @@ import samples
 import torch
 from torch import Tensor
 
-from torch_dmlpool.ops import registration
-
 operators = torch.ops.dmlpool
 CASES = [
     cases.case("padded"),
@@ -82,21 +80,6 @@ def test_the_schema_promises_that_shapes_may_be_symbolic(name: str) -> None:
     assert len(lists) >= (5 if "window_size" in str(overload._schema) else name != "gather_positions")
     assert set(lists) <= {"SymInt"}
     assert torch.Tag.pt2_compliant_tag in overload.tags
-
-
-def test_below_autograd_records_nothing_and_leaves_everything_as_it_was() -> None:
-    leaf = samples.normal(1, 1, 4, 4).requires_grad_()
-    window = ([2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False)
-    with registration.below_autograd():
-        inside = operators.average_pooling(leaf, *window, False, None)
-    assert not inside.requires_grad
-    with pytest.raises(ZeroDivisionError), registration.below_autograd():
-        raise ZeroDivisionError
-    assert operators.average_pooling(leaf, *window, False, None).requires_grad
-    with torch.no_grad(), registration.below_autograd():
-        assert torch.is_grad_enabled()
-    with torch.no_grad():
-        assert not operators.average_pooling(leaf, *window, False, None).requires_grad
 
 
 @pytest.mark.parametrize(
