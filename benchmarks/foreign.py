@@ -116,7 +116,12 @@ def _jax_pool(jax: Any, workload: Workload) -> Any:
         return lambda operand: lax.reduce_window(operand, operand.dtype.type(lowest), lax.max, **shape)
     counts = torch.ones(())
     for axis, size, outputs in zip(axes, workload.sizes[2:], workload.output_sizes[2:], strict=True):
-        along = [axis.counted_taps(output, size, workload.include_padding) for output in range(outputs)]
+        along = [
+            axis.taps_before(output, size + axis.end_padding)
+            if workload.include_padding
+            else axis.taps_before(output, size) - axis.taps_before(output, 0)
+            for output in range(outputs)
+        ]
         counts = counts[..., None] * torch.tensor(along)
     divisors = jnp.asarray(counts.numpy())
 

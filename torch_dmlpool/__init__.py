@@ -5,36 +5,11 @@
 torch.Size([1, 3, 4, 4])
 """
 
-from torch_dmlpool import nn
-from torch_dmlpool.functional import (
-    adaptive_average_pooling,
-    adaptive_max_pooling,
-    average_pooling,
-    average_pooling_grad,
-    lp_pooling,
-    max_pooling,
-    max_pooling_grad,
-    max_unpooling,
-    quantized_linear_average_pooling,
-)
+from torch_dmlpool import functional, nn
+from torch_dmlpool.functional import *  # noqa: F403
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
 from torch_dmlpool.window import Window
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Window",
-    "__version__",
-    "adaptive_average_pooling",
-    "adaptive_max_pooling",
-    "average_pooling",
-    "average_pooling_grad",
-    "lp_pooling",
-    "max_pooling",
-    "max_pooling_grad",
-    "max_unpooling",
-    "nn",
-    "quantized_average_pooling",
-    "quantized_linear_average_pooling",
-    "quantized_max_pooling",
-]
+__all__ = [*functional.__all__, "Window", "__version__", "nn", "quantized_average_pooling", "quantized_max_pooling"]

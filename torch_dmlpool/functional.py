@@ -22,6 +22,11 @@ from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
 from torch_dmlpool.window import ArgumentError, Window, check_spatial_sizes
 
+__all__ = [
+    "adaptive_average_pooling", "adaptive_max_pooling", "average_pooling", "average_pooling_grad", "lp_pooling",
+    "max_pooling", "max_pooling_grad", "max_unpooling", "quantized_linear_average_pooling",
+]  # fmt: skip
+
 Integers: TypeAlias = int | Sequence[int]
 """One int for every spatial dimension, or one per dimension in ``D, H, W`` order."""
 OutputSize: TypeAlias = int | Sequence[int | None] | None
@@ -289,8 +294,7 @@ def lp_pooling(
         summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range gives infinity.
         With another ``p`` than 1, 2 and infinity the last bit may depend on the batch, as that of PyTorch's pow does.
 
-    The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, 0 where the norm is 0. All derivatives exist, and compilers
-    fuse the powers and roots with their neighbours.
+    The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, 0 where the norm is 0. All derivatives exist.
 
     >>> dmlpool.lp_pooling(torch.tensor([[[[3., -4.], [0., 0.]]]]), window_size=2, p=2)
     tensor([[[[5.]]]])
@@ -374,9 +378,8 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of :func:`max_pooling`.
         indices: Of the input's shape; int32, int64, uint32 or uint64: what :func:`max_pooling` returns, numbers into
-            the whole output read as a contiguous ``N, C, D, H, W`` array. -1 (all ones if unsigned) stands for no
-            element and is skipped. An element's index must lie in the plane of its own sample and channel: looked at on
-            the CPU in eager mode alone, as it would mean to wait for another device; elsewhere others are skipped.
+            the whole output read as a contiguous ``N, C, D, H, W`` array. -1 (all ones if unsigned) is skipped. One
+            outside the plane of its own sample and channel is refused on the CPU in eager mode, elsewhere skipped.
         output_size: All sizes of the output, ``(N, C, *spatial)``; N and C are the input's.
 
     Returns:

@@ -64,20 +64,9 @@ class Axis:
         below = -(-(bound - self.first_position(output)) // self.dilation)
         return max(0, min(self.window, below))
 
-    def first_tap_inside(self, output: int, size: int) -> int:
-        """Number of the first tap of window ``output`` that reads the input; ``window`` or past it where none does."""
-        first = self.taps_before(output, 0)
-        return first if first < self.taps_before(output, size) else self.window
-
     def empty_windows(self, size: int) -> list[int]:
         """Windows of which no tap lies inside the input."""
-        return [at for at in range(self.output_size(size)) if self.first_tap_inside(at, size) == self.window]
-
-    def counted_taps(self, output: int, size: int, include_padding: bool) -> int:
-        """Taps of window ``output`` that an average counts (rules A1 and A2)."""
-        if include_padding:
-            return self.taps_before(output, size + self.end_padding)
-        return self.taps_before(output, size) - self.taps_before(output, 0)
+        return [at for at in range(self.output_size(size)) if self.taps_before(at, size) == self.taps_before(at, 0)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,8 +137,8 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     return _filled(unique, library.dmlpool_unique_positions, plan, positions)
 
 
-def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
-    """The element at each position, 0 outside the plane; whether ``bins`` chose them is for its adjoint alone."""
+def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tensor:
+    """The element at each position, 0 outside the plane; whether bins chose them is for its adjoint alone."""
     shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
     plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
     gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
@@ -146,13 +146,9 @@ def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Te
 
 
 def scatter_positions(
-    input: Tensor,
-    positions: Tensor,
-    spatial_sizes: Sequence[int],
-    bins: bool,  # noqa: ARG001 - sums are right for unique positions too
-    channels_last: bool,
+    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], _: bool, channels_last: bool
 ) -> Tensor:
-    """Zeros with each element added at its position."""
+    """Zeros with each element added at its position, which is right for unique positions too."""
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
     shape, strides, dtype, numbered = positions.shape, positions.stride(), input.dtype, (positions.dtype, POSITIONS)
     plan = planned(shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format)
@@ -163,9 +159,9 @@ def scatter_positions(
 # Average pooling.
 
 
-def average_pooling(input: Tensor, window: Windows, include_padding: bool, divisor_override: int | None) -> Tensor:
-    """Averages of windows."""
-    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, divisor_override))
+def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
+    """Averages of windows; what is ``counted``: whether padding is, and the divisor where that is given."""
+    plan = planned(input.shape, input.stride(), input.dtype, window, counted)
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
     if not plan.is_empty:
         source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
@@ -179,14 +175,10 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
-    window: Windows,
-    include_padding: bool,
-    divisor_override: int | None,
+    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Windows, *counted: Any
 ) -> Tensor:
     """The adjoint of the average for an input of ``spatial_sizes``, in the layout of ``input_gradient``."""
-    dtype, counted = input_gradient.dtype, (include_padding, divisor_override)
+    dtype = input_gradient.dtype
     plan = planned(input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes))
     gradient = _new(plan.sizes, plan.strides, dtype)
     if not plan.is_empty:

@@ -117,6 +117,6 @@ _bin_maxima: Operator = Operator(
     [operands.MAX_TYPES],
     _check,
     complete=_with_sizes,
-    results=lambda input, sizes: max_operators.both(input, operands.position_dtype(math.prod(input.shape[2:]))),
+    dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
     tangent=lambda input, output_sizes: (position_operators.gather_positions, (True,)),
 )

@@ -64,12 +64,6 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
     return taps.shape
 
 
-def both(input: Tensor, dtype: torch.dtype) -> list[tuple[torch.memory_format, torch.dtype]]:
-    """Maxima and what says where they are, in ``dtype``, as the results of an operator."""
-    memory_format = operands.suggested_memory_format(input)
-    return [(memory_format, input.dtype), (memory_format, dtype)]
-
-
 def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
     """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which broadcasts over it."""
     samples, channels, *spatial_sizes = sizes
@@ -112,7 +106,7 @@ max_pooling_with_taps: Operator = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_taps,
-    results=lambda input, window: both(input, operands.tap_dtype(window.taps)),
+    dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )
 max_pooling: Operator = Operator(
@@ -125,7 +119,7 @@ max_pooling_with_indices: Operator = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_indices,
-    results=lambda input, window, index_dtype, per_plane: both(input, index_dtype),
+    dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=functools.partial(_numbered_over_batches, "max_pooling_with_indices"),
     differentiable=_differentiable_with_indices,
 )
@@ -134,7 +128,7 @@ max_pooling_indices: Operator = Operator(
     "-> Tensor",
     [operands.INTEGER_TYPES],
     _check_indices,
-    results=lambda taps, sizes, window, dtype, per_plane: [(operands.suggested_memory_format(taps), dtype)],
+    dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=functools.partial(_numbered_over_batches, "max_pooling_indices"),
 )
 max_pooling_grad: Operator = Operator(
@@ -148,16 +142,13 @@ max_pooling_grad_from_taps: Operator = Operator(
     "bool channels_last) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_grad_from_taps,
-    results=lambda gradient, taps, sizes, window, channels_last: [
-        (operands.named_memory_format(channels_last, window.rank), gradient.dtype)
-    ],
     adjoint=lambda gradient, taps, sizes, window, channels_last: (max_pooling_gather, (window,)),
 )
 max_pooling_gather: Operator = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_gather,
-    results=lambda input, taps, window: [(operands.suggested_memory_format(taps), input.dtype)],
+    layout_of=1,
     adjoint=lambda input, taps, window: (
         max_pooling_grad_from_taps,
         (input.shape[2:], window, operands.is_channels_last(input)),

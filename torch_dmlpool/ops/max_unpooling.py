@@ -108,9 +108,7 @@ unique_positions: Operator = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     [POSITION_TYPES],
     _check_unique,
-    results=lambda positions, sizes: [
-        (operands.suggested_memory_format(positions), operands.position_dtype(math.prod(sizes)))
-    ],
+    dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of several alike."""
 
@@ -118,7 +116,7 @@ gather_positions: Operator = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
-    results=lambda input, positions, bins: [(operands.suggested_memory_format(positions), input.dtype)],
+    layout_of=1,
     adjoint=lambda input, positions, bins: (
         scatter_positions,
         (input.shape[2:], bins, operands.is_channels_last(input)),
@@ -131,9 +129,6 @@ scatter_positions: Operator = Operator(
     "-> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_scatter,
-    results=lambda input, positions, sizes, bins, channels_last: [
-        (operands.named_memory_format(channels_last, len(sizes)), input.dtype)
-    ],
     adjoint=lambda input, positions, sizes, bins, channels_last: (gather_positions, (bins,)),
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

@@ -119,8 +119,10 @@ class Operator:
     _: KW_ONLY
     complete: Callable[..., tuple[Any, ...]] | None = None
     """Fills in arguments that stand for sizes of the input."""
-    results: Callable[..., Sequence[tuple[torch.memory_format, torch.dtype]]] | None = None
-    """Memory format and data type of each result; one like the first tensor if None."""
+    dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
+    """The data type of each result; one of the first tensor's if None."""
+    layout_of: int = 0
+    """The number of the tensor whose layout results have, where no argument says whether they are ``channels_last``."""
     vmap: Callable[..., Any] | None = None
     """The operator over batches; if None they are merged into the samples."""
     adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
@@ -196,9 +198,11 @@ class Operator:
     def _fake(self, *arguments: Any) -> Any:
         checked, sizes = self._checked(arguments)
         input = checked[0]
-        if self.results is None:
-            return operands.empty(sizes, input, operands.suggested_memory_format(input))
-        made = tuple(operands.empty(sizes, input, *result) for result in self.results(*checked))
+        is_told = self.overload._schema.arguments[-1].name == "channels_last"
+        channels_last = checked[-1] if is_told else operands.is_channels_last(checked[self.layout_of])
+        memory_format = operands.named_memory_format(channels_last, len(sizes) - 2)
+        dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
+        made = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
         return made if len(made) > 1 else made[0]
 
     def _recorded(self, *arguments: Any) -> Any:
