@@ -41,9 +41,6 @@ def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: 
     return output
 
 
-# Max pooling.
-
-
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima alone."""
     plan = planned(input.shape, input.stride(), input.dtype, window)
@@ -125,9 +122,6 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     return gather_positions(input, positions)
 
 
-# Elements by their positions in the plane.
-
-
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions inside the plane; of several alike the one that comes last in row-major order."""
     sizes, shape = tuple(spatial_sizes), positions.shape
@@ -154,9 +148,6 @@ def scatter_positions(
     plan = planned(shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format)
     scattered = _new(plan.sizes, plan.strides, dtype)
     return _filled(scattered, library.dmlpool_scatter_positions, plan, input, positions)
-
-
-# Average pooling.
 
 
 def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:

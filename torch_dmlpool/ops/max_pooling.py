@@ -24,15 +24,10 @@ def _check(input: Tensor, window: Window) -> list[int]:
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
-def _check_with_taps(input: Tensor, window: Window) -> list[int]:
-    sizes = _check(input, window)
-    operands.tap_dtype(window.taps)
-    return sizes
-
-
 def _check_with_indices(input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool) -> list[int]:
     operands.check_index_type(index_dtype, input.shape, per_plane)
-    return _check_with_taps(input, window)
+    operands.tap_dtype(window.taps)
+    return _check(input, window)
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
@@ -49,7 +44,8 @@ def _check_indices(taps: Tensor, sizes: Sequence[int], window: Window, dtype: to
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
     """Of the gradient that arrives at the forward output."""
     operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
-    operands.check_sizes("input_gradient", input_gradient, _check_with_taps(input, window), input)
+    operands.check_sizes("input_gradient", input_gradient, _check(input, window), input)
+    operands.tap_dtype(window.taps)
     return input.shape
 
 
@@ -105,7 +101,7 @@ def _differentiable_grad(input: Tensor, input_gradient: Tensor, window: Window) 
 max_pooling_with_taps: Operator = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
-    _check_with_taps,
+    _check,
     dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )

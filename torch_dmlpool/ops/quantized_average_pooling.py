@@ -96,8 +96,7 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
 _pooling = registration.define(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType output_dtype) -> Tensor",
-    _forward,
+    {"CompositeExplicitAutograd": _forward, "Autograd": _autograd},
     _fake,
     _vmap,
-    _autograd,
 )

@@ -60,14 +60,9 @@ def _defined(schema: str, implementations: dict[str, Callable[..., Any]], *tags:
 
 
 def define(
-    schema: str,
-    implementation: Callable[..., Any],
-    fake: Callable[..., Any],
-    vmap: Callable[..., Any],
-    autograd: Callable[..., Any] | None = None,
+    schema: str, implementations: dict[str, Callable[..., Any]], fake: Callable[..., Any], vmap: Callable[..., Any]
 ) -> torch._ops.OpOverload:
     """Register an operator that compilers take as it is, and return it."""
-    implementations = {"CompositeExplicitAutograd": implementation} | ({"Autograd": autograd} if autograd else {})
     # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
     overload = _defined(schema, implementations, torch.Tag.flexible_layout)
     name = overload._schema.name
@@ -138,18 +133,16 @@ class Operator:
         self.name = self.schema.split("(", 1)[0]
         self.recorder = self if self.adjoint is not None or self.tangent is not None else self.recorded_by
         self.has_derivative = self.recorder is not None or self.differentiable is not None
-        implementations = self._computed, self._fake, self.vmap or self._over_batches
-        self.overload = define(self.schema, *implementations, self._recorded if self.has_derivative else None)
+        implementations = {"CompositeExplicitAutograd": self._computed}
+        if self.has_derivative:
+            implementations["Autograd"] = self._recorded
+        self.overload = define(self.schema, implementations, self._fake, self.vmap or self._over_batches)
         names = [argument.name for argument in self.overload._schema.arguments]
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
         if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
-            function, at_level = (
-                type(title, (Derivative, kind), {}) for kind in (torch.autograd.Function, _SingleLevelFunction)
-            )
-            self.apply = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-            self.apply_at_level = at_level.apply  # type: ignore[attr-defined]
+            self.apply = type(title, (Derivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
@@ -178,7 +171,7 @@ class Operator:
         if are_bare:
             return recorder.apply(*arguments)
         with enable_single_level_autograd_function():
-            return recorder.apply_at_level(*arguments)
+            return recorder.apply(*arguments)
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[int]]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
@@ -225,8 +218,7 @@ class Operator:
 class Derivative:
     """An operator with its derivatives, which are operators: one that is linear is its own, of its adjoint backward.
 
-    Two autograd functions for each operator have these methods, and give a graph's nodes their names: a
-    ``torch.autograd.Function`` for bare tensors, and one that PyTorch applies at a single level of ``torch.func``.
+    An autograd function of each operator has these methods, and gives a graph's nodes their names.
     """
 
     @staticmethod
