@@ -49,7 +49,7 @@ def described(text: str, rank: int) -> str:
 
 
 def _for_one_to_three(
-    types: tuple[torch.dtype, ...], no_channels: bool = False
+    types: tuple[torch.dtype, ...],
 ) -> Callable[[Callable[Concatenate[int, Tensor, _P], _R]], tuple[Callable[Concatenate[Tensor, _P], _R], ...]]:
     """The 1d, 2d and 3d of a function, which takes that number and what is pooled, of these data types."""
 
@@ -58,7 +58,7 @@ def _for_one_to_three(
     ) -> Callable[Concatenate[Tensor, _P], _R]:
         def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
-                batched, added = with_batch(name, rank, input, types, no_channels)
+                batched, added = with_batch(name, rank, input, types)
                 output = function(rank, batched, *args, **kwargs)
                 return output if added is None else without(output, added)
             except TypeError:
@@ -94,9 +94,7 @@ def _with_indices(
     return both
 
 
-def with_batch(
-    function: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...], no_channels: bool = False
-) -> tuple[Tensor, int | None]:
+def with_batch(function: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...]) -> tuple[Tensor, int | None]:
     """``input`` as it is pooled, and the dimension that was added to it: 0 for the batch, 2 for the height of rows."""
     operands.check_dense("input", input, types)
     added, dimensions = None, input.dim()
@@ -109,9 +107,6 @@ def with_batch(
         axes = ", ".join(AXIS_NAMES[rank])
         shape = tuple(input.shape)
         raise ArgumentError(f"{function}: input must be (N, C, {axes}) or, unbatched, (C, {axes}), got shape {shape}")
-    channels = input.size(1)
-    if not no_channels and type(channels) is int and channels == 0:
-        raise ArgumentError(f"{function}: input must have at least one channel, got shape {tuple(input.shape)}")
     if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
         # Rows in (N, W, C) order stay so, as in PyTorch: they are pooled as images of one row.
         rows = input.unsqueeze(2)
@@ -233,7 +228,7 @@ def lp_pool(
     return _lp.lp_pooling(input, window, float(norm_type))
 
 
-@_for_one_to_three(operands.FLOAT_TYPES, no_channels=True)
+@_for_one_to_three(operands.FLOAT_TYPES)
 def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tensor:
     """Averages over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly; 1 is global pooling.
 
