@@ -85,9 +85,6 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     sizes = tuple(integer(name, size, full_size) for size in full_size)
     if len(sizes) != tensor.dim():
         raise ArgumentError(f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got {sizes}")
-    for size, dimension in zip(sizes[:2], "NC", strict=True):
-        if size < 0:
-            raise ArgumentError(f"{name} must be at least 0, got {size} in dimension {dimension} ({name}={sizes})")
     return sizes
 
 
