@@ -53,6 +53,9 @@ struct Requantization {
     std::vector<int32_t> input_zeros, output_zeros;
     int32_t low, high;
     bool are_certain;  // whether float32 tells halves from what lies next to them
+    bool are_powers = true;  // whether the ratios are powers of two
+    int least_exponent = 128;
+    float largest_scale = 0;
 
     Requantization(const Quantization &q, double largest_divisor) : low(int32_t(q.low)), high(int32_t(q.high)) {
         channels = q.input_scales * q.output_scales * q.input_zeros * q.output_zeros == 1 ? 1 : q.channels;
@@ -61,6 +64,8 @@ struct Requantization {
         for (int64_t c = 0; c < channels; ++c) {
             if (c > 0 && q.input_scales * q.output_scales == 1) ratios.push_back(ratios[0]);
             else ratios.emplace_back(entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c));
+            are_powers &= ratios[c].numerator == 1 && ratios[c].denominator == 1;
+            least_exponent = std::min(least_exponent, ratios[c].exponent), largest_scale = std::max(largest_scale, float(ratios[c].value()));
             scales.push_back(float(std::min(ratios[c].value(), 0x1p60))), parts = std::max(parts, ratios[c].parts());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
@@ -69,9 +74,15 @@ struct Requantization {
         scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK), output_zeros.resize(channels + BLOCK);
     }
 
+    // Whether no result is a half, or all are exact.
+    bool is_direct(int64_t divisor) const {
+        const int twos = __builtin_ctzll(uint64_t(divisor));
+        return twos <= least_exponent || (are_powers && divisor == int64_t(1) << twos);
+    }
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
     // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
-    template <bool certain, class L>
+    enum How { DIRECTLY, ON_GRID, BY_INTEGERS };
+    template <How how, class L>
     void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
         using Reals = Lanes<float, BLOCK>;
         using Integers = Lanes<int32_t, BLOCK>;
@@ -99,17 +110,21 @@ struct Requantization {
                     floor = least - __builtin_convertvector(zero, Reals), ceiling = floor + (most - least);
                 }
                 Reals real = __builtin_convertvector(__builtin_convertvector(from, Integers) - subtracted, Reals) * factor;
-                real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
-                real = (real + GRID) - GRID;
+                if constexpr (how != DIRECTLY) {
+                    real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
+                    real = (real + GRID) - GRID;
+                }
                 const Reals shifted = real + WHOLE;
-                const auto bytes = __builtin_convertvector(Integers(shifted) + added, Lanes<uint8_t, BLOCK>);
+                Integers whole = Integers(shifted) + added;
+                if constexpr (how == DIRECTLY) whole = whole < low ? low : whole, whole = whole > high ? high : whole;
+                const auto bytes = __builtin_convertvector(whole, Lanes<uint8_t, BLOCK>);
                 std::memcpy(to + i, &bytes, size_t(n) < sizeof(bytes) ? size_t(n) : sizeof(bytes));
-                if constexpr (!certain) {
+                if constexpr (how == BY_INTEGERS) {
                     const Reals rest = real - (shifted - WHOLE);
                     near[k] = real, halves[k] = Integers(rest * rest == .25f), any |= halves[k];
                 }
             }
-            if (certain || sum_of<int32_t, BLOCK>(any) == 0) continue;
+            if (how != BY_INTEGERS || sum_of<int32_t, BLOCK>(any) == 0) continue;
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t k = (i - begin) / BLOCK, at = (i - begin) % BLOCK, c = channel + (of_channels ? i : 0);
                 if (!halves[k][at]) continue;
@@ -120,8 +135,10 @@ struct Requantization {
     }
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
-        if (are_certain && sizeof(L) == 2) store_few<true>(sums, count, of_channels, channel, inside, divisor, to);
-        else store_few<false>(sums, count, of_channels, channel, inside, divisor, to);
+        const auto store_as = [&](auto few) { (this->*few)(sums, count, of_channels, channel, inside, divisor, to); };
+        if (!are_certain || sizeof(L) > 2) store_as(&Requantization::store_few<BY_INTEGERS, L>);
+        else if (largest_scale < 64 && is_direct(divisor)) store_as(&Requantization::store_few<DIRECTLY, L>);  // below 2^21
+        else store_as(&Requantization::store_few<ON_GRID, L>);
     }
 };
 
