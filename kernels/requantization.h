@@ -81,6 +81,7 @@ struct Requantization {
     }
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
     // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
+    // Whole blocks, the last of which may begin inside the one before.
     enum How { DIRECTLY, ON_GRID, BY_INTEGERS };
     template <How how, class L>
     void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
@@ -97,19 +98,17 @@ struct Requantization {
         for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
             Integers any = {}, halves[TOGETHER];
             Reals near[TOGETHER];
-            const int64_t end = std::min(count, begin + TOGETHER * BLOCK);
-            for (int64_t i = begin, k = 0; i < end; i += BLOCK, ++k) {
-                const int64_t n = std::min(end - i, BLOCK);
-                Lanes<L, BLOCK> from = {};
-                if (n == BLOCK) std::memcpy(&from, sums + i, sizeof(from));
-                else std::memcpy(&from, sums + i, size_t(n) * sizeof(L));
+            const int64_t blocks = std::min(TOGETHER, parts_of(count - begin, BLOCK));
+            for (int64_t k = 0; k < blocks; ++k) {
+                const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
                 if (of_channels) {
                     const auto zero = vector_at<Integers>(zeros + i);
                     factor = vector_at<Reals>(factors + i) * inverse, added = zero - bits_as<int32_t>(WHOLE);
                     subtracted = vector_at<Integers>(input_zero + i) * taken;
                     floor = least - __builtin_convertvector(zero, Reals), ceiling = floor + (most - least);
                 }
-                Reals real = __builtin_convertvector(__builtin_convertvector(from, Integers) - subtracted, Reals) * factor;
+                const auto from = __builtin_convertvector(vector_at<Lanes<L, BLOCK>>(sums + i), Integers);
+                Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
                 if constexpr (how != DIRECTLY) {
                     real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
                     real = (real + GRID) - GRID;
@@ -118,23 +117,32 @@ struct Requantization {
                 Integers whole = Integers(shifted) + added;
                 if constexpr (how == DIRECTLY) whole = whole < low ? low : whole, whole = whole > high ? high : whole;
                 const auto bytes = __builtin_convertvector(whole, Lanes<uint8_t, BLOCK>);
-                std::memcpy(to + i, &bytes, size_t(n) < sizeof(bytes) ? size_t(n) : sizeof(bytes));
+                std::memcpy(to + i, &bytes, sizeof(bytes));
                 if constexpr (how == BY_INTEGERS) {
                     const Reals rest = real - (shifted - WHOLE);
                     near[k] = real, halves[k] = Integers(rest * rest == .25f), any |= halves[k];
                 }
             }
             if (how != BY_INTEGERS || sum_of<int32_t, BLOCK>(any) == 0) continue;
-            for (int64_t i = begin; i < end; ++i) {
-                const int64_t k = (i - begin) / BLOCK, at = (i - begin) % BLOCK, c = channel + (of_channels ? i : 0);
-                if (!halves[k][at]) continue;
-                const int32_t result = ratios[c].rounded(sums[i] - inside * input_zeros[c], divisor, int64_t(std::floor(near[k][at])));
+            for (int64_t at = 0; at < blocks * BLOCK; ++at) {
+                const int64_t k = at / BLOCK, lane = at % BLOCK, i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
+                if (!halves[k][lane]) continue;
+                const int64_t c = channel + (of_channels ? i : 0), whole = int64_t(std::floor(near[k][lane]));
+                const int32_t result = ratios[c].rounded(sums[i] - inside * input_zeros[c], divisor, whole);
                 to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));
             }
         }
     }
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
+        if (count < BLOCK) {
+            L padded[BLOCK] = {};  // channels there have scales of 0
+            uint8_t results[BLOCK];
+            std::copy_n(sums, count, padded);
+            store(padded, BLOCK, of_channels, channel, inside, divisor, results);
+            std::copy_n(results, count, to);
+            return;
+        }
         const auto store_as = [&](auto few) { (this->*few)(sums, count, of_channels, channel, inside, divisor, to); };
         if (!are_certain || sizeof(L) > 2) store_as(&Requantization::store_few<BY_INTEGERS, L>);
         else if (largest_scale < 64 && is_direct(divisor)) store_as(&Requantization::store_few<DIRECTLY, L>);  // below 2^21
