@@ -179,7 +179,8 @@ void Pooling::pool_planes() const {
     };
     parallel(p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
         std::vector<char> folded((together + 1) * pitch);
-        for (int64_t number = begin; number < end; ++number) {
+        if (lanes == 1 && parts == 1) op.reduce(false, {input + begin * size * element, 0}, size, results.data() + begin * pitch, end - begin);
+        for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
             const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from);
             const char *const elements = input + (plane * size + from) * lanes * element;
             char *const result = results.data() + number * pitch;

@@ -283,8 +283,9 @@ struct RowOperations {
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
-    // The same with the combination of contiguous elements or values, each a tap after the one before.
-    virtual void reduce(bool are_values, const Row &row, int64_t count, void *into) const = 0;
+    // The same with the combination of contiguous elements or values, each a tap after the one before; of so many runs of
+    // `count`, one after the other, for a value each.
+    virtual void reduce(bool are_values, const Row &row, int64_t count, void *into, int64_t runs = 1) const = 0;
     // out = windows of two or three values, every second of which begins one.
     virtual void combine_pairs(const char *values, int64_t window, int64_t outputs, void *out) const = 0;
 
@@ -346,10 +347,12 @@ struct Rows final : RowOperations {
         for (int64_t i = 0; i < length; ++i) to[i] = Op::of(to[i], by.later(from[i], number));
     }
 
-    void reduce(bool are_values, const Row &row, int64_t count, void *into) const override {
-        L &result = *static_cast<L *>(into);
-        const L reduced = are_values ? reduced_values(elements<L>(row), count) : reduced_elements(elements<T>(row), count);
-        result = Op::of(result, op.later(reduced, row.number));
+    void reduce(bool are_values, const Row &row, int64_t count, void *into, int64_t runs) const override {
+        for (int64_t run = 0, at = 0; run < runs; ++run, at += count) {
+            L &result = static_cast<L *>(into)[run];
+            const L reduced = are_values ? reduced_values(elements<L>(row) + at, count) : reduced_elements(elements<T>(row) + at, count);
+            result = Op::of(result, op.later(reduced, row.number));
+        }
     }
     L reduced_elements(const T *row, int64_t count) const {
         if constexpr (Op::has_numbers) return op.winner(row, count);

@@ -176,11 +176,28 @@ inline S sum_of(S *elements, int64_t count) {
     return elements[0];
 }
 
-// The sum of contiguous elements: long sums of trees of eight vectors, of what is left of those, and of the last few.
+// The last `count` of a vector of elements, after zeros.
+template <class L, class T>
+inline Vector<L> load_last(const T *end, int64_t count) {
+    using Integer = std::conditional_t<sizeof(L) == 2, int16_t, std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>;
+    constexpr int64_t n = LANES<L>;
+    Lanes<Integer, n> lane;
+    for (int64_t i = 0; i < n; ++i) lane[i] = Integer(i);
+    return lane < Integer(n - count) ? Vector<L>{} : load<L>(end - n);
+}
+
+// The sum of contiguous elements: long sums of trees of eight vectors, and of what is left of those.
 template <class L, class T>
 L sum_elements(const T *elements, int64_t count) {
     constexpr int64_t n = LANES<L>;
     L part[n];
+    if (count < n) {
+        for (int64_t i = 0; i < count; ++i) {
+            part[i] = L(widen(elements[i]));
+            __asm__("");  // no vectors of these few
+        }
+        return count == 0 ? L(0) : sum_of(part, count);
+    }
     Long<L> sum = Long<L>();
     if (count >= 8 * n) {
         Long<L> sums[n] = {};
@@ -194,23 +211,10 @@ L sum_elements(const T *elements, int64_t count) {
         }
         sum = sum_of(sums, n);
     }
-    if (count >= 4 * n) {
-        const T *const each[4] = {elements, elements + n, elements + 2 * n, elements + 3 * n};
-        sum += sum_of<L, n>(tree<Vector<L>, L, 0, 4>(each, 0));
-        elements += 4 * n, count -= 4 * n;
-    }
-    if (count >= n) {
-        Vector<L> few = load<L>(elements);
-        for (elements += n, count -= n; count >= n; elements += n, count -= n) few += load<L>(elements);
-        sum += sum_of<L, n>(few);
-    }
-    if constexpr (std::is_integral_v<L>)
-        VECTORIZE
-        for (int64_t i = 0; i < count; ++i) sum += elements[i];
-    else if (count > 0) {
-        for (int64_t i = 0; i < count; ++i) part[i] = L(widen(elements[i]));
-        sum += sum_of(part, count);
-    }
+    Vector<L> few = {};
+    for (; count >= n; elements += n, count -= n) few += load<L>(elements);
+    if (count > 0) few += load_last<L>(elements + count, count);
+    sum += sum_of<L, n>(few);
     return L(sum);
 }
 
@@ -247,8 +251,9 @@ struct Sums final : RowsOfSums<L> {
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
     }
-    void reduce(bool are_values, const Row &row, int64_t count, void *into) const override {
-        *static_cast<L *>(into) += are_values ? sum_elements<L>(elements<L>(row), count) : sum_elements<L>(elements<T>(row), count);
+    void reduce(bool are_values, const Row &row, int64_t count, void *into, int64_t runs) const override {
+        for (int64_t run = 0, at = 0; run < runs; ++run, at += count)
+            static_cast<L *>(into)[run] += are_values ? sum_elements<L>(elements<L>(row) + at, count) : sum_elements<L>(elements<T>(row) + at, count);
     }
 };
 
