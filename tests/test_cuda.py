@@ -1,8 +1,8 @@
 """What only a GPU can show: large tensors, streams, graphs, determinism under load. Skipped in words without one."""
 
 import pytest
+import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
@@ -23,14 +23,6 @@ FORWARD = {
 }
 
 
-def gradient(function: str, input: Tensor) -> Tensor:
-    leaf = input.detach().requires_grad_()
-    output = FORWARD[function](leaf)
-    output.backward(torch.linspace(-1, 1, output.numel(), device=input.device, dtype=input.dtype).view(output.shape))
-    assert leaf.grad is not None
-    return leaf.grad
-
-
 @pytest.mark.parametrize("function", [name for name in FORWARD if name != "indices"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_same_bits_over_a_hundred_runs(function: str, dtype: torch.dtype) -> None:
@@ -38,10 +30,9 @@ def test_the_same_bits_over_a_hundred_runs(function: str, dtype: torch.dtype) ->
     input = torch.randn(8, 16, 57, 57, device="cuda").to(dtype)
     torch.use_deterministic_algorithms(True)
     try:
-        first = FORWARD[function](input), gradient(function, input)
+        first = samples.results(FORWARD[function], input)
         for _ in range(99):
-            assert torch.equal(FORWARD[function](input), first[0])
-            assert torch.equal(gradient(function, input), first[1])
+            assert all(map(torch.equal, samples.results(FORWARD[function], input), first))
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -107,4 +98,5 @@ def test_the_gpu_agrees_with_the_cpu_on_real_sizes() -> None:
             assert torch.equal(FORWARD[name](on_gpu).cpu(), FORWARD[name](input))
         torch.testing.assert_close(FORWARD["average"](on_gpu).cpu(), FORWARD["average"](input), rtol=1e-6, atol=1e-6)
         for name in ("max", "average"):
-            torch.testing.assert_close(gradient(name, on_gpu).cpu(), gradient(name, input), rtol=1e-5, atol=1e-6)
+            on_both = (samples.results(FORWARD[name], image)[1].cpu() for image in (on_gpu, input))
+            torch.testing.assert_close(*on_both, rtol=1e-5, atol=1e-6)

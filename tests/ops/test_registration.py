@@ -10,12 +10,6 @@ import torch
 from torch import Tensor
 
 operators = torch.ops.dmlpool
-CASES = [
-    cases.case("padded"),
-    cases.case("ceil adds an overhang", "ceil overhang, dilated"),
-    cases.case("padding above the window", "uneven padding"),
-    cases.case("size one in padding", "padded", "adjacent windows"),
-]
 
 
 def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
@@ -51,7 +45,7 @@ def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
     }
 
 
-NAMES = list(calls_of(CASES[0]))
+NAMES = list(calls_of(cases.SMALL[0]))
 
 
 def test_the_operators_are_those_of_this_list() -> None:
@@ -66,7 +60,7 @@ def test_the_operators_are_those_of_this_list() -> None:
 
 # PyTorch's own check looks at tensors between the operators that lp_pooling is made of.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
-@cases.in_pairs(case=CASES, name=NAMES)
+@cases.in_pairs(case=cases.SMALL, name=NAMES)
 def test_opcheck(case: cases.Case, name: str) -> None:
     """E1: schema, autograd registration, fake tensors, and AOT dispatch with dynamic shapes."""
     torch.library.opcheck(getattr(operators, name).default, calls_of(case)[name])
