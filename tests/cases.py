@@ -130,6 +130,8 @@ EDGES = [
         _overhangs(edge) and edge.dilation > 1),
     Edge("ceil window between gaps", 5, window=2, stride=4, ceil_mode=True, claim=lambda edge:
         edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge)),
+    Edge("stride, dilation of one factor", 14, window=3, stride=6, start=8, end=8, dilation=9, claim=lambda edge:
+        edge.stride % 3 == 0 == edge.dilation % 3 and edge.outputs > 1),
 ]  # fmt: skip
 BY_NAME = {edge.name: edge for edge in [PLAIN, PADDED, *EDGES]}
 
