@@ -138,8 +138,7 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     """Refuse what cannot be pooled here (rule Q5); return the integer type that each quantized type holds."""
     if not hasattr(torch, "quint8"):
         raise NotImplementedError(
-            f"PyTorch {torch.__version__} has no quantized tensors (torch.quint8, torch.qint8); "
-            "quantized_linear_average_pooling pools int8 and uint8 tensors with scales and zero points of their own"
+            f"PyTorch {torch.__version__} has no quantized tensors: use quantized_linear_average_pooling or max_pooling"
         )
     quantized_types = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
     operands.check_pooled("input", input, tuple(quantized_types))

@@ -32,10 +32,11 @@ def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: 
     """``output`` with what a function of the library computes from ``source`` and the ``numbers`` of winners."""
     if plan.is_empty:
         return output.zero_()
-    source = source.contiguous(memory_format=plan.memory_format)
     if numbers is None:
+        source = source if plan.is_laid_out else source.contiguous(memory_format=plan.memory_format)
         function(plan.problem, source.data_ptr(), output.data_ptr())
     else:
+        source = source.contiguous(memory_format=plan.memory_format)
         numbers = numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
         function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
     return output
@@ -154,10 +155,7 @@ def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
     """Averages of windows; what is ``counted``: whether padding is, and the divisor where that is given."""
     plan = planned(input.shape, input.stride(), input.dtype, window, counted)
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    if not plan.is_empty:
-        source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        library.dmlpool_average_pooling(plan.problem, source.data_ptr(), output.data_ptr())
-    return output
+    return _filled(output, library.dmlpool_average_pooling, plan, input)
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -172,10 +170,7 @@ def average_pooling_grad(
     dtype = input_gradient.dtype
     plan = planned(input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes))
     gradient = _new(plan.sizes, plan.strides, dtype)
-    if not plan.is_empty:
-        source = input_gradient if plan.is_laid_out else input_gradient.contiguous(memory_format=plan.memory_format)
-        library.dmlpool_average_pooling_grad(plan.problem, source.data_ptr(), gradient.data_ptr())
-    return gradient
+    return _filled(gradient, library.dmlpool_average_pooling_grad, plan, input_gradient)
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:

@@ -63,10 +63,7 @@ def _load() -> tuple[Any, str | None]:
     paths = [Path(folder) / f"cpu_{level}.so" for level in levels for folder in folders or ()]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        return None, (
-            f"cpu_{levels[0]}.so was not built: install a C++ compiler (g++ or clang++), then torch_dmlpool again, "
-            "from source"
-        )
+        return None, f"cpu_{levels[0]}.so was not built: install a C++ compiler, then torch_dmlpool again, from source"
     try:
         library = ctypes.CDLL(str(path))
         ending = "dylib" if sys.platform == "darwin" else "so"

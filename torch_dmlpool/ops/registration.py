@@ -1,11 +1,9 @@
 """How an operator of this package is registered: schema, backends, fake tensors, derivatives, vmap.
 
-Python code calls an :class:`Operator`. Bare tensors go straight to the backend, or to the operator's
-``torch.autograd.Function``; all others through the dispatcher, whose ``Autograd`` key applies the same Function at a
-single level, as ATen's generated code does (``Function.apply`` would go through a higher-order operator that the
-dispatcher cannot re-enter). There ``forward`` calls the operator again below autograd with the gradient modes switched
-on, so that the outer levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order
-comes free.
+Python code calls an :class:`Operator`. Bare tensors go straight to the backend, or to the operator's autograd function;
+all others through the dispatcher, whose ``Autograd`` key applies that function at a single level, as ATen's generated
+code does. There ``forward`` calls the operator again below autograd with the gradient modes switched on, so that the
+outer levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
 
 The private PyTorch names that this takes are used in this file alone.
 """
@@ -74,10 +72,8 @@ def define(
         inductor.register()
         onnx, virtualized = sys.modules.get("torch.onnx"), sys.modules.get("torch._inductor.virtualized")
         if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
-            raise TypeError(
-                "torch.onnx.export needs the table of torch_dmlpool's operators: import torch_dmlpool.onnx, and pass "
-                "dynamo=True, custom_translation_table=torch_dmlpool.onnx.translations()"
-            )
+            table = "custom_translation_table=torch_dmlpool.onnx.translations()"
+            raise TypeError(f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators")
         if not in_packages and virtualized is not None and virtualized.V.aot_compilation:
             raise NotImplementedError(
                 f"{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over as another one:"
