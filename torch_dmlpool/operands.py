@@ -90,12 +90,11 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
 
 def checked_output_size(output_size: int | Sequence[int | None] | None, input: Tensor) -> tuple[int, ...]:
     """``output_size`` as one int per spatial dimension of ``input``, at least 0 each; None keeps the input's size."""
-    rank = input.dim() - 2
-    sizes = input.shape[2:]
-    if type(sizes[0]) is not int and torch.jit.is_tracing():  # sizes are tensors: the operator looks at them, and -1
-        return output_sizes(output_size, (-1,) * rank)  # stands for them
-    if 0 in sizes:
-        check_spatial_sizes("the input", sizes, rank)
+    sizes: Sequence[int] = input.shape[2:]
+    if type(sizes[0]) is not int and torch.jit.is_tracing():
+        sizes = (-1,) * len(sizes)  # which stands for sizes that are tensors: the operator looks at them
+    elif 0 in sizes:
+        check_spatial_sizes("the input", sizes, len(sizes))
     return output_sizes(output_size, sizes)
 
 

@@ -55,9 +55,8 @@ def quantized_average_pooling(
         rounded half to even before the zero point is added. Padding is the real number 0 whatever the zero point is.
 
     Quantized tensors have no gradient, and torch.compile does not take them: there, and for every new program, use
-    :func:`quantized_linear_average_pooling` on the integers. PyTorch (since 2.13) warns when the first quantized tensor
-    of a process is created; of the tensors created in here it does not. A PyTorch without quantized tensors raises a
-    NotImplementedError.
+    :func:`quantized_linear_average_pooling` on the integers. Of tensors created in here PyTorch (since 2.13) does not
+    warn. A PyTorch without quantized tensors raises a NotImplementedError.
 
     >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
     >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()  # 10 + 1.75 / 0.5, half to even

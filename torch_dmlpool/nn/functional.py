@@ -284,10 +284,9 @@ def max_unpool(
         asked = entries("output_size", output_size[2:] if is_full else output_size, rank, 1)
         for size, usual, axis, name in zip(asked, sizes, window.axes, AXIS_NAMES[rank], strict=True):
             if not usual - axis.stride < size < usual + axis.stride:
-                raise ArgumentError(
-                    f"output_size must be less than a stride ({axis.stride}) from {usual}, which the window gives, in "
-                    f"spatial dimension {name}, got {size} (output_size={output_size})"
-                )
+                least, most = max(usual - axis.stride + 1, 1), usual + axis.stride - 1
+                where = f"in spatial dimension {name}, got {size} (output_size={output_size})"
+                raise ArgumentError(f"output_size must be {least} to {most} for this window {where}")
         sizes = list(asked)
     sizes = [1] * is_row + sizes
     check_spatial_sizes("the output", sizes, len(sizes))
