@@ -3,8 +3,6 @@
 The examples are those of DirectML's own pages. The exit code is 1 if one of them comes out otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import platform

@@ -1,7 +1,5 @@
 """The operators taken apart into PyTorch's own, for programs that must run without this package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the public operators share: an answer to torch.nn's keywords, and those parts of their docstrings."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import textwrap

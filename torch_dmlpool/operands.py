@@ -1,7 +1,5 @@
 """What a tensor must be to be pooled, and how the tensors that pooling returns are laid out."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """PyTorch-shaped pooling: drop-in layers, a ``functional`` with torch.nn.functional's signatures, models converted."""
 
-from __future__ import annotations
-
 from torch_dmlpool.nn import functional, layers, quantized
 from torch_dmlpool.nn.conversion import Conversion, convert, rerouted
 from torch_dmlpool.nn.exported import integer_pooling

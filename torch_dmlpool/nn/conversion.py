@@ -4,8 +4,6 @@ A layer stays the object that it is and changes its class alone, so that everyth
 so: names, parents that share it, hooks, optimizers, tables of features.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

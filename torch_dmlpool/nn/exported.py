@@ -4,8 +4,6 @@ A quantized program in PyTorch's reference form dequantizes before every operato
 average pool, ``dequantize → average pool → quantize`` is what one operator of this package computes on the integers.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Collection, Sequence
@@ -16,6 +14,9 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from torch_dmlpool import operands
+from torch_dmlpool.ops.adaptive_pooling import window_of_bins
+from torch_dmlpool.quantized import CHANNEL_AXIS
+from torch_dmlpool.window import Window
 
 __all__ = ["integer_pooling"]
 
@@ -27,9 +28,6 @@ _POOLS = {
     "dmlpool::average_pooling": (1, 2, 3),
 }
 """The pools that are recognised, and over how many spatial dimensions."""
-_WINDOW = ("kernel_size", "stride", "padding")
-"""Of one entry for all dimensions or one each; no stride is the kernel size."""
-_CHANNEL_AXIS = 1
 _aten = torch.ops.aten
 
 
@@ -128,26 +126,21 @@ def _input(node: Any, names: Collection[str]) -> Any:
 
 
 def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
-    """The window of a pooling node over an input of spatial ``sizes``, if the integer operator can have it."""
+    """The window of a pooling node, and whether padding counts, if the integer operator can have them."""
     name, rank, arguments = _name(pool), len(sizes), _arguments(pool)
     if arguments.get("divisor_override") is not None:
         return None
     if name == "dmlpool::average_pooling":
         return tuple(arguments.values())[1:8]
     if name == "aten::mean" or name.startswith("aten::adaptive"):
-        outputs = arguments.get("output_size", [1] * rank)
+        outputs = tuple(arguments.get("output_size", [1] * rank))
         averaged = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
         if name == "aten::mean" and not (arguments.get("keepdim") and averaged == set(range(2, rank + 2))):
             return None
-        both = list(zip(sizes, outputs, strict=True))
-        if not all(type(size) is type(output) is int and size % output == 0 for size, output in both):
-            return None
-        windows = [size // output for size, output in both]
-        return windows, windows, [0] * rank, [0] * rank, [1] * rank, False, True
-    listed = ([*entry] if isinstance(entry, (list, tuple)) else [entry] for entry in map(arguments.get, _WINDOW))
-    windows, strides, padding = (entry * rank if len(entry) == 1 else entry for entry in listed)
-    rest = [1] * rank, arguments["ceil_mode"], arguments["count_include_pad"]
-    return windows, strides or windows, padding, padding, *rest
+        window = window_of_bins(sizes, outputs) if all(type(size) is int for size in (*sizes, *outputs)) else None
+        return None if window is None else (*window.arguments, True)
+    kernel_size, stride, padding, ceil_mode, counted = list(arguments.values())[1:6]
+    return *Window.pytorch(rank, kernel_size, stride, padding, 1, ceil_mode).arguments, counted
 
 
 def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> Any:
@@ -156,8 +149,8 @@ def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> 
     None where the integer operator cannot have them (rules Q3 and Q4).
     """
     arguments = _arguments(node)
-    dtype, axis = arguments["dtype"], arguments.get("axis")
-    if dtype not in operands.QUANTIZED_TYPES or (axis is not None and axis % real.dim() != _CHANNEL_AXIS):
+    dtype, axis = arguments["dtype"], arguments.get("axis", CHANNEL_AXIS)
+    if dtype not in operands.QUANTIZED_TYPES or axis % real.dim() != CHANNEL_AXIS:
         return None
     scale: Any
     scale, zero_point = (arguments.get(name, arguments.get(f"{name}s")) for name in ("scale", "zero_point"))

@@ -6,8 +6,6 @@ derivatives, fakes and shardings do. So the package adds a digest of its own sou
 sets the tag after importing the package keeps what stands in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

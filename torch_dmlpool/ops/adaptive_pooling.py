@@ -5,8 +5,6 @@ Seen from the input it is the same: the bins that read element ``x`` are bin ``x
 the adjoint of adaptive sums is adaptive sums. Where every size divides, the bins are an ordinary window with a stride.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -56,33 +54,30 @@ def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -
 def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
     if torch.compiler.is_compiling():
-        return _window_of_bins(sizes, output_sizes)
+        return window_of_bins.__wrapped__(sizes, output_sizes)
     if type(sizes[0]) is not int and torch.jit.is_tracing():  # a window would hold the sizes of the traced image
         return None
     try:
-        return _cached_window_of_bins(sizes, output_sizes)
+        return window_of_bins(sizes, output_sizes)
     except TypeError:  # symbolic sizes are no keys
-        return _window_of_bins(sizes, output_sizes)
+        return window_of_bins.__wrapped__(sizes, output_sizes)
 
 
-def _window_of_bins(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
+@functools.lru_cache(maxsize=1024)
+def window_of_bins(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
-        if (type(output) is int and output < 1) or not _is_sure(size % output == 0):
+        if type(output) is int and output < 1:
+            return None
+        divides = size % output == 0
+        if type(divides) is not bool or torch.compiler.is_compiling():
+            from torch.fx.experimental.symbolic_shapes import statically_known_true  # whose import takes long
+
+            divides = statically_known_true(divides)
+        if not divides:
             return None
         steps.append(size // output)
     return Window.directml(len(steps), steps, steps)
-
-
-_cached_window_of_bins = functools.lru_cache(maxsize=1024)(_window_of_bins)
-
-
-def _is_sure(condition: bool) -> bool:
-    if type(condition) is bool and not torch.compiler.is_compiling():
-        return condition
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import, and is there then
-
-    return statically_known_true(condition)
 
 
 def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:

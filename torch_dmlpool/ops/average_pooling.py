@@ -1,7 +1,5 @@
 """Average pooling: (0, +, ÷ counted taps), and its gradient, its exact adjoint (rule A6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

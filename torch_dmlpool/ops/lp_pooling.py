@@ -1,7 +1,5 @@
 """Lp pooling: (0, + |x|^p, ^(1/p)), made of the sums and maxima that exist, with all their derivatives."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -42,4 +40,6 @@ def _composition(input: Tensor, *arguments: Any) -> Tensor:
     return _norms(input, Window.directml(input.dim() - 2, *window_arguments), p)
 
 
-_lp_pooling = registration.compose("lp_pooling(Tensor input, WINDOW, float p) -> Tensor", _composition)
+_lp_pooling = registration.define(
+    "lp_pooling(Tensor input, WINDOW, float p) -> Tensor", dict.fromkeys(registration.COMPOSED, _composition)
+)

@@ -4,8 +4,6 @@ Training saves the number of each window's winning tap (rule M6). Two operators 
 other's adjoint: the gradient from taps (spread to the winners) and the gather at taps (collect from the winners).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

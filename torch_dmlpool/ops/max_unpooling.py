@@ -5,8 +5,6 @@ for no element. The gather and the scatter are linear and each other's adjoint. 
 as :func:`unique_positions` makes them, or those of adaptive maxima (``bins``), which may coincide and then add up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -79,10 +77,10 @@ def check(input: Tensor, indices: Tensor) -> None:
     operands.check_sizes("indices", indices, input.shape, input, "input's")
 
 
-_max_unpooling = registration.compose(
-    "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor", _composition
+_max_unpooling = registration.define(
+    "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
+    dict.fromkeys(registration.COMPOSED, _composition),
 )
-
 
 POSITION_TYPES = (torch.int32, torch.int64)
 
@@ -117,10 +115,7 @@ gather_positions: Operator = Operator(
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
     layout_of=1,
-    adjoint=lambda input, positions, bins: (
-        scatter_positions,
-        (input.shape[2:], bins, operands.is_channels_last(input)),
-    ),
+    adjoint=lambda input, _, bins: (scatter_positions, (input.shape[2:], bins, operands.is_channels_last(input))),
 )
 """The element of ``input`` at each position, 0 where there is none."""
 

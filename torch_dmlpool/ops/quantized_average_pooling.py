@@ -3,8 +3,6 @@
 What comes out is an integer type and the rounding has no derivative: nothing here is differentiable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -43,26 +43,27 @@ WINDOW_SCHEMA = (
     "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, SymInt[] dilations, "
     "bool ceil_mode"
 )
+COMPOSED = ("CompositeImplicitAutograd", "FuncTorchBatched")
+"""The keys of an operator that is made of others: its derivatives, fake tensors and batches are theirs."""
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
-def _defined(schema: str, implementations: dict[str, Callable[..., Any]], *tags: torch.Tag) -> torch._ops.OpOverload:
-    """Register an operator by dispatch keys and return it; ``WINDOW`` in the schema stands for the window arguments."""
-    name = schema.split("(", 1)[0]
-    _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=(torch.Tag.pt2_compliant_tag, *tags))
+def define(
+    schema: str, implementations: dict[str, Any], fake: Callable[..., Any] | None = None, vmap: Any = None
+) -> torch._ops.OpOverload:
+    """Register an operator by dispatch keys and return it; ``WINDOW`` in the schema stands for the window arguments.
+
+    Compilers take it as it is, or without ``fake`` see through it: one that is :data:`COMPOSED` of others.
+    """
+    # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
+    tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
+    name = _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
     for key, implementation in implementations.items():
         _library.impl(name, implementation, key)
     overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
-    return overload
-
-
-def define(
-    schema: str, implementations: dict[str, Callable[..., Any]], fake: Callable[..., Any], vmap: Callable[..., Any]
-) -> torch._ops.OpOverload:
-    """Register an operator that compilers take as it is, and return it."""
-    # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
-    overload = _defined(schema, implementations, torch.Tag.flexible_layout)
+    if fake is None:
+        return overload
     name = overload._schema.name
     # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
     in_packages = "ScalarType" not in schema or torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
@@ -84,14 +85,6 @@ def define(
     torch.library.register_fake(name, seen_by_compilers, lib=_library)
     torch.library.register_vmap(name, vmap, lib=_library)
     return overload
-
-
-def compose(schema: str, composition: Callable[..., Any]) -> torch._ops.OpOverload:
-    """Register an operator that is made of others, and return it.
-
-    Its derivatives, fake tensors and batches are theirs; compilers see through it, exported programs show it whole.
-    """
-    return _defined(schema, dict.fromkeys(("CompositeImplicitAutograd", "FuncTorchBatched"), composition))
 
 
 @dataclass(eq=False)
@@ -195,9 +188,15 @@ class Operator:
         return made if len(made) > 1 else made[0]
 
     def _recorded(self, *arguments: Any) -> Any:
-        if records_derivative(*arguments[: self.count]):
+        tensors = arguments[: self.count]
+        are_bare, is_recorded = is_bare(*tensors), records_gradient(*tensors)
+        if not are_bare and not is_recorded:
+            is_recorded = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
+            # A graph being traced may have entered forward mode below Python's own count of levels.
+            is_recorded = is_recorded or any(carries_derivative(tensor) for tensor in tensors)
+        if is_recorded:
             return self._differentiated(False, self._checked(arguments)[0])
-        if is_bare(*arguments[: self.count]):  # as in Inductor's code: no second way through the dispatcher
+        if are_bare:  # as in Inductor's code: no second way through the dispatcher
             return self._computed(*arguments)
         with below_autograd():
             return self.overload(*arguments)
@@ -246,8 +245,13 @@ class Derivative:
     def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         adjoint, rest, shards, nothing = ctx.backwards
         if gradient is not None:
-            arriving = gradient if shards is None else sharded_like(gradient, shards)
-            gradient = adjoint(arriving, *ctx.saved_tensors, *rest)
+            if shards is not None:
+                # One that is replicated is cut where it lies. What was not sharded before need not be now: a gradient
+                # may be, or be a sum over ranks that is still to be made.
+                placements = zip(shards, gradient.placements, strict=True)  # type: ignore[attr-defined]
+                wanted = [old if old.is_shard() else new for old, new in placements]
+                gradient = gradient.redistribute(placements=wanted)  # type: ignore[attr-defined]
+            gradient = adjoint(gradient, *ctx.saved_tensors, *rest)
         return gradient, *nothing
 
     @staticmethod
@@ -262,14 +266,6 @@ def below_autograd() -> Iterator[None]:
     """Inside, operators run without recording this level's gradient; outer levels still record theirs."""
     with _AutoDispatchBelowAutograd(), torch.enable_grad(), _set_fwd_grad_enabled(True):
         yield
-
-
-def records_derivative(*tensors: Tensor) -> bool:
-    """Whether autograd may ask for a derivative with respect to one of ``tensors``, in reverse or forward mode."""
-    if forward_ad._current_level >= 0 or _are_functorch_transforms_active() or records_gradient(*tensors):
-        return True
-    # A graph being traced may have entered forward mode below Python's own count of levels.
-    return not is_bare(*tensors) and any(carries_derivative(tensor) for tensor in tensors)
 
 
 with torch.inference_mode():
@@ -329,13 +325,6 @@ def shards_of(tensor: Tensor) -> Any:
 def replicated_like(tensor: Tensor, sharded: Tensor) -> Tensor:
     """``tensor`` as one that all ranks have, for arithmetic with ``sharded`` if that is a DTensor."""
     return tensor if shards_of(sharded) is None else type(sharded).from_local(tensor, sharded.device_mesh)  # type: ignore[attr-defined]
-
-
-def sharded_like(tensor: Tensor, placements: Any) -> Tensor:
-    """A gradient sharded as its forward tensor was; one that is replicated is cut where it lies, without moving it."""
-    # What was not sharded before need not be now: a gradient may be, or be a sum over ranks that is still to be made.
-    wanted = [old if old.is_shard() else new for old, new in zip(placements, tensor.placements, strict=True)]  # type: ignore[attr-defined]
-    return tensor.redistribute(placements=wanted)  # type: ignore[attr-defined]
 
 
 def records_gradient(*tensors: Tensor) -> bool:
