@@ -203,12 +203,6 @@ def bin_stop(number, size, bins):
     return ((number + 1) * size + bins - 1) // bins
 
 
-@triton.constexpr_function
-def each_axis(WINDOW, STRIDE, START, DILATION):
-    """``(window, stride, start padding, dilation)`` of depths, rows and columns."""
-    return tuple(zip(WINDOW, STRIDE, START, DILATION, strict=True))
-
-
 @triton.jit
 def first_tap_inside(first, K, D):
     """Number of the first tap at a position that is not negative; ``K`` where there is none."""

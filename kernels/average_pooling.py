@@ -17,7 +17,6 @@ from .addressing import (
     as_block,
     bin_start,
     bin_stop,
-    counted_taps,
     first_covering,
     first_vector,
     lane_numbers,
@@ -41,12 +40,6 @@ from .requantization import (
     sums_of_fields,
 )
 from .sums import (
-    ADVANCE,
-    LENGTH,
-    LOW,
-    TARGETS,
-    USED,
-    completed_at,
     constant_quotient,
     divisor_across,
     divisor_along,
@@ -73,7 +66,7 @@ def row_sums(
     columns = ()
     for c in tl.static_range(N):
         columns = columns + ((chunks[c],) if CHANNELS else split_columns(chunks[c], B, V))
-    POSITIONS: tl.constexpr = COLS[LENGTH]
+    POSITIONS: tl.constexpr = COLS.length
     if WEIGHED:
         weighed = ()
         for i in tl.static_range(POSITIONS):
@@ -105,9 +98,9 @@ def quotients(
 def sum_tile(
     source, target, input_scale, input_zero, output_scale, output_zero,
     lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
-    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DILATION: tl.constexpr,
-    RANK: tl.constexpr, CHANNELS: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    KINDS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr,
+    DIVISOR: tl.constexpr, KINDS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
 
@@ -125,15 +118,15 @@ def sum_tile(
     ACC: tl.constexpr = (tl.uint32 if PACKED else tl.int32) if QUANTIZED else FLOAT
     DIVISORS: tl.constexpr = tl.int32 if QUANTIZED else FLOAT
     CHUNK: tl.constexpr = 1 if CHANNELS else V  # source columns per load
-    DEPTHS: tl.constexpr = plan(WINDOW[0], STRIDE[0], START[0], DILATION[0], ADJOINT, TILE[0], 1)
-    ROWS: tl.constexpr = plan(WINDOW[1], STRIDE[1], START[1], DILATION[1], ADJOINT, TILE[1], 1)
-    COLS: tl.constexpr = plan(WINDOW[2], STRIDE[2], START[2], DILATION[2], ADJOINT, TILE[2], CHUNK)
-    N_DEPTHS: tl.constexpr = DEPTHS[LENGTH]
-    N_ROWS: tl.constexpr = ROWS[LENGTH]
-    N_CHUNKS: tl.constexpr = COLS[LENGTH] // CHUNK
-    T_DEPTHS: tl.constexpr = DEPTHS[TARGETS]
-    T_ROWS: tl.constexpr = ROWS[TARGETS]
-    T: tl.constexpr = COLS[TARGETS]
+    DEPTHS: tl.constexpr = plan(AXES[0], ADJOINT, TILE[0], 1)
+    ROWS: tl.constexpr = plan(AXES[1], ADJOINT, TILE[1], 1)
+    COLS: tl.constexpr = plan(AXES[2], ADJOINT, TILE[2], CHUNK)
+    N_DEPTHS: tl.constexpr = DEPTHS.length
+    N_ROWS: tl.constexpr = ROWS.length
+    N_CHUNKS: tl.constexpr = COLS.length // CHUNK
+    T_DEPTHS: tl.constexpr = DEPTHS.targets
+    T_ROWS: tl.constexpr = ROWS.targets
+    T: tl.constexpr = COLS.targets
     ROWS_FIRST: tl.constexpr = QUANTIZED and not CHANNELS  # of words, before their columns are apart
     HELD: tl.constexpr = PAIRS * (N_CHUNKS if ROWS_FIRST else T)
     WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
@@ -151,13 +144,13 @@ def sum_tile(
     each = ()
     if QUANTIZED:
         given = (input_scale, input_zero, output_scale, output_zero)
-        TAPS: tl.constexpr = WINDOW[0] * WINDOW[1] * WINDOW[2]
+        TAPS: tl.constexpr = AXES[0].window * AXES[1].window * AXES[2].window
         fill, each = quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, WORDS)
     zero = tl.zeros([B, WORDS], ACC)
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
-    first_chunk = column * (COLS[ADVANCE] // CHUNK) + COLS[LOW] // CHUNK
-    first_row = row * ROWS[ADVANCE] + ROWS[LOW]
-    first_depth = depth * DEPTHS[ADVANCE] + DEPTHS[LOW]
+    first_chunk = column * (COLS.advance // CHUNK) + COLS.low // CHUNK
+    first_row = row * ROWS.advance + ROWS.low
+    first_depth = depth * DEPTHS.advance + DEPTHS.low
     opening, apart = first_vector(first_chunk, channel, sc, sw, CHANNELS, V)
 
     chunks_live = ()
@@ -166,17 +159,13 @@ def sum_tile(
     weights = ()  # reciprocals of the divisors of the source columns
     if WEIGHED:
         for i in tl.static_range(N_CHUNKS * CHUNK):
-            counted = divisor_along(
-                first_chunk * CHUNK + i, TW if CHANNELS else TW * STORE, WINDOW[2], STRIDE[2], START[2], END[2],
-                DILATION[2], COUNT, DIVISORS,
-            )  # fmt: skip
+            width = TW if CHANNELS else TW * STORE
+            counted = divisor_along(first_chunk * CHUNK + i, width, AXES[2], COUNT, DIVISORS)
             weights = weights + (1.0 / counted,)
     divisors = ()  # taps counted along the target columns, and their reciprocals
     if COUNTED:
         for i in tl.static_range(T):
-            counted = divisor_along(
-                column * T + i, W * CHUNK, WINDOW[2], STRIDE[2], START[2], END[2], DILATION[2], COUNT, DIVISORS
-            )
+            counted = divisor_along(column * T + i, W * CHUNK, AXES[2], COUNT, DIVISORS)
             divisors = divisors + ((counted, float64_reciprocal(counted) if QUANTIZED else 1.0 / counted),)
 
     planes = ()  # blocks of depths, for each target row
@@ -195,7 +184,7 @@ def sum_tile(
             pointers = (base + line * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
             values = ()
             for c in tl.static_range(N_CHUNKS):
-                if DEPTHS[USED][d] and ROWS[USED][r] and COLS[USED][c]:
+                if DEPTHS.used[d] and ROWS.used[r] and COLS.used[c]:
                     loaded = load_filled(
                         pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], fill, ACC
                     )  # fmt: skip
@@ -206,20 +195,18 @@ def sum_tile(
             if not QUANTIZED:
                 row_weight = ones
                 if WEIGHED:
-                    row_weight = 1.0 / divisor_across(
-                        first_row + r, first_depth + d, TH, TD, WINDOW, STRIDE, START, END, DILATION, COUNT, ACC
-                    )
+                    row_weight = 1.0 / divisor_across(first_row + r, first_depth + d, TH, TD, AXES, COUNT, ACC)
                 values = row_sums(values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V)
             elif CHANNELS:
                 values = sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
             rows = with_position(rows, values, ROWS, r, HELD)
             empty = tl.zeros_like(values[0])
             for j in tl.static_range(T_ROWS):
-                if completed_at(ROWS, j) == r:
+                if ROWS.lasts[j] == r:
                     own_planes = with_position(planes[j], target_totals(rows, empty, ROWS, j, HELD), DEPTHS, d, HELD)
                     planes = with_entry(planes, j, own_planes, T_ROWS)
                     for e in tl.static_range(T_DEPTHS):
-                        if completed_at(DEPTHS, e) == d:
+                        if DEPTHS.lasts[e] == d:
                             totals = target_totals(own_planes, empty, DEPTHS, e, HELD)
                             target_row = row * T_ROWS + j
                             target_depth = depth * T_DEPTHS + e
@@ -231,10 +218,7 @@ def sum_tile(
                                 target_live = target_live & (target_depth < TD)
                             counts = (ones, ones)
                             if COUNTED:
-                                counted = divisor_across(
-                                    target_row, target_depth, H, D, WINDOW, STRIDE, START, END, DILATION, COUNT,
-                                    DIVISORS,
-                                )  # fmt: skip
+                                counted = divisor_across(target_row, target_depth, H, D, AXES, COUNT, DIVISORS)
                                 counts = (counted, float64_reciprocal(counted) if QUANTIZED else 1.0 / counted)
                             if not QUANTIZED:
                                 store_row(
@@ -255,12 +239,12 @@ def sum_tile(
 
 
 @triton.jit
-def divisor_of(number, size, windows, K, S, P, E, D, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr):
+def divisor_of(number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr):
     """The divisor of a window, or bin, along one axis."""
     if BINS:
         return (bin_stop(number, size, windows) - bin_start(number, size, windows)).to(ACC)
     else:
-        return tl.maximum(counted_taps(number * S - P, size, E, K, D, COUNT == 2), 1).to(ACC)
+        return divisor_along(number, size, axis, COUNT, ACC)
 
 
 @launched(2)
@@ -306,7 +290,7 @@ def sum_axis(
             inside = live & (m + i < left) & (place >= 0) & (place < source_size)
             term = widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
             if ADJOINT and COUNT != CONSTANT:
-                own = divisor_of(place, target_size, source_size, K, S, P, E, D, COUNT, BINS, ACC)
+                own = divisor_of(place, target_size, source_size, (K, S, P, E, D), COUNT, BINS, ACC)
                 term = quotient(term, own, 1.0 / own)
             terms = terms + (term,)
         if FLOATING:
@@ -320,6 +304,6 @@ def sum_axis(
         if COUNT == CONSTANT:
             total = constant_quotient(total, DIVISOR)
         elif not ADJOINT:
-            own = divisor_of(position, source_size, target_size, K, S, P, E, D, COUNT, BINS, ACC)
+            own = divisor_of(position, source_size, target_size, (K, S, P, E, D), COUNT, BINS, ACC)
             total = quotient(total, own, 1.0 / own)
     tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 
 from .launch import (
     Launch,
@@ -26,7 +26,6 @@ TILE_REGISTERS = 84  # registers that hold sums at once, roughly: fewer leave mo
 SNAPPED_TAPS = 128  # of quantized windows: sums below 2**15, which a lane requantizes by two additions
 QUANTIZED_LOADS = 64
 QUANTIZED_REGISTERS = 220  # as estimated: the compiler keeps fewer of the sums
-TILE = "average_pooling.sum_tile"
 
 Kinds = tuple[int, ...]
 """How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per channel (2)."""
@@ -41,10 +40,8 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     count, divisor = (1, 1) if request.window is None else counting(request)
     for tile in tiles(request):
         if fits(request, tile):
-            constants = {
-                "END": request.axes.end, "ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds,
-            }  # fmt: skip
-            return (tile_launch(TILE, request, tile, constants),)
+            constants = {"ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds}
+            return (tile_launch("average_pooling.sum_tile", request, tile, constants),)
     of_integers = request.element_size == 1
     return tuple(_sum_axes(request, 0 if of_integers else count, 1 if of_integers else divisor))
 
@@ -65,25 +62,25 @@ def tiles(request: Request) -> Iterator[Tile]:
     axes, rank, widest, columns = request.axes, request.rank, request.vector, not request.channels_last
     if request.window is None:
         return
-    tall, broad = axes.stride[1:]
+    tall, broad = axes[1].stride, axes[2].stride
     vectors = [widest >> i for i in range(widest.bit_length())]
     rows, across = 4 if tall == 1 and rank < 3 else 2, [2 if broad == 1 else 1, 1]
     if request.element_size == 1:
         # Of channels at stride 1 vectors of 8 bytes leave more warps than those of 16.
         vectors = [v for v in ((16, 8, 4) if columns or broad > 1 else (8, 4)) if widest % v == 0]
-        rows = 4 if tall == 1 and (axes.window[1] < 5 or not columns) else 2
+        rows = 4 if tall == 1 and (axes[1].window < 5 or not columns) else 2
         if columns and not vectors:
             rows = 8 if tall == 1 else 4
         vectors, across = [*vectors, 1], [2 if broad <= 2 else 1]
-    elif columns and (5 < axes.window[1] / tall < 9 or widest == 1):
+    elif columns and (5 < axes[1].window / tall < 9 or widest == 1):
         rows = 6 if tall == 1 and widest > 1 else 2 * rows
     elif not columns:
         vectors = [v for v in vectors if v * request.element_size >= 4] or vectors[:1]
-        if broad == 1 and axes.window[2] >= 5:
+        if broad == 1 and axes[2].window >= 5:
             across = [4, 1]
         elif broad == 2 and not request.adjoint:
             across = [2, 1]
-    depths = (2, 1) if rank == 3 and axes.stride[0] == 1 else (1,)
+    depths = (2, 1) if rank == 3 and axes[0].stride == 1 else (1,)
     heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
     shapes = [(height, v) for v in vectors for height in heights]
     if not columns and request.element_size > 1:
@@ -97,17 +94,17 @@ def fits(request: Request, tile: Tile) -> bool:
     """Whether one lane has the registers for a tile's sums (of 8 bits two in a word), and its code stays short."""
     axes, quantized, columns, v = request.axes, request.element_size == 1, not request.channels_last, tile.vector
     spans, used, targets, kept = [], [], [], []
-    for window, stride, dilation, part in zip(axes.window, axes.stride, axes.dilation, tile.sizes, strict=True):
+    for axis, part in zip(axes, tile.sizes, strict=True):
         if request.adjoint:
-            targets.append(part * stride)
-            spans.append((targets[-1] - 1 + (window - 1) * dilation) // stride + 1)
-            taps = divided(window, stride // gcd(stride, dilation))
+            targets.append(part * axis.stride)
+            spans.append((targets[-1] + axis.extent - 2) // axis.stride + 1)
+            taps = covering(axis).count
         else:
             targets.append(part)
-            spans.append((part - 1) * stride + (window - 1) * dilation + 1)
-            taps = window
+            spans.append((part - 1) * axis.stride + axis.extent)
+            taps = axis.window
         used.append(min(spans[-1], targets[-1] * taps))
-        kept.append(min(spans[-1], (taps - 1) * dilation + 1) if taps > 1 else 0)
+        kept.append(min(spans[-1], (taps - 1) * axis.dilation + 1) if taps > 1 else 0)
     chunks = divided(spans[2], v) + (v > 1) if columns else used[2]
     if quantized:
         words = max(v // 2, 1)
@@ -121,7 +118,7 @@ def fits(request: Request, tile: Tile) -> bool:
     return (
         used[0] * used[1] * chunks <= (QUANTIZED_LOADS if quantized else UNROLLED_LOADS)
         and max(spans) <= UNROLLED_POSITIONS
-        and (prod(axes.window) <= SNAPPED_TAPS if quantized else prod(targets) <= TILE_TARGETS)
+        and (prod(axis.window for axis in axes) <= SNAPPED_TAPS if quantized else prod(targets) <= TILE_TARGETS)
         and registers <= (QUANTIZED_REGISTERS if quantized else TILE_REGISTERS)
     )
 
@@ -130,18 +127,17 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
     """Outer axes first: there neighbouring lanes read neighbouring elements."""
     bins, launches = request.window is None, []
     for along in one_axis_at_a_time(request):
-        window, stride, _, _, dilation = along.window
-        reach = covering(window, stride, dilation)
+        reach = covering(along.axis)
         sizes = (along.targets, along.source) if request.adjoint else (along.source, along.targets)
-        largest = farthest(*sizes, along.window)
+        largest = farthest(*sizes, along.axis)
         if bins:
             bound, largest = widest_bin(along.source, along.targets), (along.source + 1) * (along.targets + 1)
         elif request.adjoint:
             bound = min(reach.count, divided(along.source, reach.output_step))
         else:
-            bound = min(window, divided(along.source, dilation))
-        lanes = along.outer * along.targets * along.inner
-        numbers = (lanes, along.inner, along.source, along.targets, *along.window, reach.gcd, reach.inverse, bound)
+            bound = min(along.axis.window, divided(along.source, along.axis.dilation))
+        lanes = along.results
+        numbers = (lanes, along.inner, along.source, along.targets, *along.axis, reach.gcd, reach.inverse, bound)
         constants = {
             "ADJOINT": request.adjoint, "BINS": bins, "COUNT": count, "DIVISOR": divisor if along.last else 1,
             "WIDE": wide(largest, lanes, (along.source + bound + 8) * along.inner),

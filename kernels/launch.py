@@ -41,14 +41,24 @@ class Launch:
         return cls(kernel, divided(sizes[0], LANES), sizes, (*constants.items(), ("B", LANES)), types, results)
 
 
-class Axes(NamedTuple):
-    """A window over three axes, each field ``(D, H, W)``: what the kernels are compiled for."""
+class Axis(NamedTuple):
+    """A window along one axis, as kernels are compiled for it; of an axis that is missing unless it is given."""
 
-    window: tuple[int, int, int]
-    stride: tuple[int, int, int]
-    start: tuple[int, int, int]
-    end: tuple[int, int, int]
-    dilation: tuple[int, int, int]
+    window: int = 1
+    stride: int = 1
+    start: int = 0  # padding
+    end: int = 0
+    dilation: int = 1
+
+    @property
+    def extent(self) -> int:
+        """Positions from the first tap to the last."""
+        return (self.window - 1) * self.dilation + 1
+
+    @property
+    def uncounted(self) -> Axis:
+        """Without padding at the end: where that is not counted it makes no other kernel."""
+        return self._replace(end=0)
 
 
 class Request(NamedTuple):
@@ -65,16 +75,16 @@ class Request(NamedTuple):
     aligned: bool  # all tensors start at multiples of 16 bytes
     channels_last: bool  # the results' memory order
     adjoint: bool = False
+    asm: bool = False  # a floating type of at most 4 bytes, on a device that runs PTX from sm_80 on
     include_padding: bool = False  # of averages
     divisor_override: int | None = None
-    asm: bool = False  # a floating type of at most 4 bytes, on a device that runs PTX from sm_80 on
 
     @property
-    def axes(self) -> Axes:
-        """The window over three axes, missing leading ones filled in: window 1, stride 1, no padding."""
+    def axes(self) -> tuple[Axis, ...]:
+        """The window over depths, rows and columns."""
         each = [] if self.window is None else self.window.axes
-        rows = [(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation) for axis in each]
-        return Axes(*zip(*[(1, 1, 0, 0, 1)] * (3 - len(rows)), *rows, strict=True))
+        axes = [Axis(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation) for axis in each]
+        return (*[Axis()] * (3 - len(axes)), *axes)
 
     @property
     def rank(self) -> int:
@@ -117,7 +127,7 @@ def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[st
     batch, channels = request.shape[:2]
     strides = five_strides(request.shape, request.strides)
     sn, sc, sd, sh, sw = strides if width == 1 else (stride // width for stride in strides)
-    owned = [part * stride if request.adjoint else part for part, stride in zip(tile.sizes, axes.stride, strict=True)]
+    owned = [part * axis.stride if request.adjoint else part for part, axis in zip(tile.sizes, axes, strict=True)]
     tiles = [divided(target, part) for target, part in zip(targets, owned, strict=True)]
     lengths, ends, store = (channels, *sizes), targets, width
     if request.channels_last:
@@ -130,9 +140,9 @@ def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[st
     lanes = batch * lengths[0] * prod(tiles)
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
     every = {
-        "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "DILATION": axes.dilation,
+        "AXES": axes if constants.get("COUNT") == 2 else tuple(axis.uncounted for axis in axes),
         "RANK": request.rank, "CHANNELS": request.channels_last, "TILE": tile.sizes, "V": width, "STORE": store,
-        "WIDE": wide(lanes, *spans, *map(farthest, inputs, outputs, zip(*axes, strict=True))), **constants,
+        "WIDE": wide(lanes, *spans, *map(farthest, inputs, outputs, axes)), **constants,
     }  # fmt: skip
     numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
     return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
@@ -145,9 +155,14 @@ class Along(NamedTuple):
     targets: int
     inner: int
     outer: int
-    window: tuple[int, int, int, int, int]  # size, stride, start and end padding, dilation
+    axis: Axis
     first: bool
     last: bool
+
+    @property
+    def results(self) -> int:
+        """Elements of what the axis becomes."""
+        return self.outer * self.targets * self.inner
 
 
 def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbered: bool = False) -> Iterator[Along]:
@@ -155,22 +170,21 @@ def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbe
     axes, sizes, targets = request.axes, list(request.sizes), request.targets
     used = [
         i for i in range(3)
-        if (sizes[i], *(field[i] for field in axes[:4])) != (targets[i], 1, 1, 0, 0) or (numbered and sizes[i] > 1)
+        if (sizes[i], *axes[i][:4]) != (targets[i], 1, 1, 0, 0) or (numbered and sizes[i] > 1)
     ] or [2]  # fmt: skip
     used = used[::-1] if innermost_first else used
     batch, channels = request.shape[:2]
-    for axis in used:
-        window = tuple(field[axis] for field in axes)
-        source, sizes[axis] = sizes[axis], targets[axis]
-        inner = prod(sizes[axis + 1 :]) * (channels if request.channels_last else 1)
-        outer = batch * channels * prod(sizes) // (inner * sizes[axis])
-        yield Along(source, sizes[axis], inner, outer, window, axis == used[0], axis == used[-1])  # type: ignore[arg-type]
+    for i in used:
+        source, sizes[i] = sizes[i], targets[i]
+        inner = prod(sizes[i + 1 :]) * (channels if request.channels_last else 1)
+        outer = batch * channels * prod(sizes) // (inner * sizes[i])
+        yield Along(source, sizes[i], inner, outer, axes[i], i == used[0], i == used[-1])
 
 
-def farthest(inputs: int, outputs: int, window: tuple[int, ...]) -> int:
+def farthest(inputs: int, outputs: int, axis: Axis) -> int:
     """The largest number in the arithmetic of positions along an axis."""
-    size, stride, start, end, dilation = window
-    return max(max(inputs, outputs * stride) + start + end + (size - 1) * dilation + stride, stride**2)
+    last = max(inputs, outputs * axis.stride) + axis.start + axis.end + axis.extent - 1 + axis.stride
+    return max(last, axis.stride**2)
 
 
 def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -218,14 +232,13 @@ class Covering(NamedTuple):
 
     gcd: int
     inverse: int
-    tap_step: int  # between the taps that reach one position
-    output_step: int  # between their windows, downwards
+    output_step: int  # between the windows, downwards
     count: int
 
 
-def covering(window: int, stride: int, dilation: int) -> Covering:
+def covering(axis: Axis) -> Covering:
     """Which taps of which windows reach one input position: an arithmetic progression of both."""
-    common = gcd(stride, dilation)
-    tap_step, output_step = stride // common, dilation // common
+    common = gcd(axis.stride, axis.dilation)
+    tap_step, output_step = axis.stride // common, axis.dilation // common
     inverse = pow(output_step, -1, tap_step) if tap_step > 1 else 0
-    return Covering(common, inverse, tap_step, output_step, divided(window, tap_step))
+    return Covering(common, inverse, output_step, divided(axis.window, tap_step))

@@ -11,7 +11,6 @@ import triton.language as tl
 
 from .addressing import (
     as_block,
-    each_axis,
     first_tap_inside,
     first_vector,
     lane_numbers,
@@ -83,8 +82,8 @@ def sliding(
 
     G neighbouring windows share their common core: each is what comes before the core, the core, and what comes after.
     """
-    K: tl.constexpr = AXIS[0]
-    S: tl.constexpr = AXIS[1]
+    K: tl.constexpr = AXIS.window
+    S: tl.constexpr = AXIS.stride
     CORE: tl.constexpr = (G - 1) * S
     results = ()
     numbers = ()
@@ -104,8 +103,8 @@ def sliding(
         core = values[FIRST + (g * G * S + CORE) * STEP]
         i = codes[FIRST + (g * G * S + CORE) * STEP]
         for k in tl.static_range(CORE + 1, K):
-            v = values[FIRST + (g * G * S + k * AXIS[3]) * STEP]
-            core, i = better(core, i, v, codes[FIRST + (g * G * S + k * AXIS[3]) * STEP], WITH_TAPS, ASM)
+            v = values[FIRST + (g * G * S + k * AXIS.dilation) * STEP]
+            core, i = better(core, i, v, codes[FIRST + (g * G * S + k * AXIS.dilation) * STEP], WITH_TAPS, ASM)
         for w in tl.static_range(G):
             if w > 0:
                 for k in tl.static_range(K + (w - 1) * S, K + w * S):
@@ -126,8 +125,8 @@ def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
     """The number of position ``c`` of a block that begins at ``start``: c, or before the input that of the first tap
     inside it, so that a window of nothing but the lowest value names that one. Only the padding's lie before.
     """
-    J: tl.constexpr = AXIS[3]
-    if c < AXIS[2]:
+    J: tl.constexpr = AXIS.dilation
+    if c < AXIS.start:
         return c + J * ((tl.maximum(-c - start, 0) + (J - 1)) // J).to(tl.int32)
     else:
         return c
@@ -136,16 +135,16 @@ def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
 @triton.jit
 def no_tap_inside(start, size, AXIS: tl.constexpr):
     """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
-    first = first_tap_inside(start, AXIS[0], AXIS[3])
-    return (first >= AXIS[0]) | (start + first * AXIS[3] >= size)
+    first = first_tap_inside(start, AXIS.window, AXIS.dilation)
+    return (first >= AXIS.window) | (start + first * AXIS.dilation >= size)
 
 
 @launched(3)
 def max_tile(
     x, y, t, lanes, C, D, H, W, sn, sc, sd, sh, sw, OD, OH, OW, column_tiles, row_tiles, depth_tiles,
-    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
-    CHANNELS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr,
-    WITH_TAPS: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
+    V: tl.constexpr, STORE: tl.constexpr, WITH_TAPS: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of outputs.
 
@@ -153,12 +152,10 @@ def max_tile(
     what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and columns of outputs that share a core.
     EMPTY: some window has no tap inside the input.
     """
-    AXES: tl.constexpr = each_axis(WINDOW, STRIDE, START, DILATION)
     DEPTH: tl.constexpr = AXES[0]
     ROW: tl.constexpr = AXES[1]
     COLUMN: tl.constexpr = AXES[2]
-    DEPTHS: tl.constexpr = WINDOW[0]
-    PLANE: tl.constexpr = WINDOW[1] * WINDOW[2]  # taps of one depth
+    PLANE: tl.constexpr = ROW.window * COLUMN.window  # taps of one depth
     R: tl.constexpr = TILE[1]
     Q: tl.constexpr = TILE[2]
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
@@ -171,23 +168,23 @@ def max_tile(
 
     # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first column is entry ORIGIN.
     CHUNK: tl.constexpr = 1 if CHANNELS else V
-    REACH: tl.constexpr = (Q - 1) * STRIDE[2] + (WINDOW[2] - 1) * DILATION[2]
-    LOW: tl.constexpr = (-START[2]) // CHUNK
-    ORIGIN: tl.constexpr = -START[2] - LOW * CHUNK
+    REACH: tl.constexpr = (Q - 1) * COLUMN.stride + (COLUMN.window - 1) * COLUMN.dilation
+    LOW: tl.constexpr = (-COLUMN.start) // CHUNK
+    ORIGIN: tl.constexpr = -COLUMN.start - LOW * CHUNK
     COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
-    ROWS: tl.constexpr = (R - 1) * STRIDE[1] + (WINDOW[1] - 1) * DILATION[1] + 1
-    DENSE: tl.constexpr = DILATION[2] == 1 and DILATION[1] == 1
-    LINE: tl.constexpr = WINDOW[2] if DENSE else REACH + 1  # what a row of the block counts in a position's number
-    id0 = od * STRIDE[0] - START[0]
-    ih0 = rg * (R * STRIDE[1]) - START[1]
-    iw0 = qg * (Q * STRIDE[2]) - START[2]
-    first = qg * (Q * STRIDE[2] // CHUNK) + LOW
+    ROWS: tl.constexpr = (R - 1) * ROW.stride + (ROW.window - 1) * ROW.dilation + 1
+    DENSE: tl.constexpr = COLUMN.dilation == 1 and ROW.dilation == 1
+    LINE: tl.constexpr = COLUMN.window if DENSE else REACH + 1  # what a row of the block counts in a position's number
+    id0 = od * DEPTH.stride - DEPTH.start
+    ih0 = rg * (R * ROW.stride) - ROW.start
+    iw0 = qg * (Q * COLUMN.stride) - COLUMN.start
+    first = qg * (Q * COLUMN.stride // CHUNK) + LOW
     opening, step = first_vector(first, channel, sc, sw, CHANNELS, V)
     column_codes = ()
     for c in tl.static_range(COUNT * CHUNK):
         if WITH_TAPS and c >= ORIGIN:
             code = number_of(c - ORIGIN, iw0, COLUMN)
-            if c - ORIGIN < START[2]:
+            if c - ORIGIN < COLUMN.start:
                 code = as_block(code, CHANNELS, B, V)
             column_codes = column_codes + ((code + CODE_ZERO) if ASM else code,)
         else:
@@ -195,8 +192,8 @@ def max_tile(
 
     values = ()
     taps = ()
-    for kd in tl.static_range(DEPTHS):
-        depth = id0 + kd * DILATION[0]
+    for kd in tl.static_range(DEPTH.window):
+        depth = id0 + kd * DEPTH.dilation
         in_slice = live
         if RANK > 2:
             in_slice = live & (depth >= 0) & (depth < D)
@@ -215,7 +212,7 @@ def max_tile(
             maxima, codes = sliding(columns, column_codes, ORIGIN, 1, Q, COLUMN, GROUPS[1], WITH_TAPS, ASM)
             found = found + maxima
             line = number_of(r, ih0, ROW) * LINE
-            if WITH_TAPS and r < START[1]:
+            if WITH_TAPS and r < ROW.start:
                 line = as_block(line, CHANNELS, B, V)
             for v in tl.static_range(Q):
                 found_codes = found_codes + ((codes[v] + line) if WITH_TAPS else 0,)
@@ -231,15 +228,19 @@ def max_tile(
                     code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
                 if WITH_TAPS:
                     if DENSE:
-                        tap = code - (j * STRIDE[1] * LINE + v * STRIDE[2])
+                        tap = code - (j * ROW.stride * LINE + v * COLUMN.stride)
                     else:
                         row_number = code // LINE
-                        column_number = code - row_number * LINE - v * STRIDE[2]
-                        tap = (row_number - j * STRIDE[1]) // DILATION[1] * WINDOW[2] + column_number // DILATION[2]
+                        column_number = code - row_number * LINE - v * COLUMN.stride
+                        tap = (
+                            row_number - j * ROW.stride
+                        ) // ROW.dilation * COLUMN.window + column_number // COLUMN.dilation
                     if kd > 0:
                         tap += kd * PLANE
-                    elif START[0] > 0:
-                        tap += as_block(first_tap_inside(id0, DEPTHS, DILATION[0]).to(tl.int32) * PLANE, CHANNELS, B, V)
+                    elif DEPTH.start > 0:
+                        tap += as_block(
+                            first_tap_inside(id0, DEPTH.window, DEPTH.dilation).to(tl.int32) * PLANE, CHANNELS, B, V
+                        )
                 if kd > 0:
                     m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
                 new = new + (m,)
@@ -256,8 +257,8 @@ def max_tile(
         encoded = ()
         for v in tl.static_range(Q if WITH_TAPS else 0):
             code = taps[v * R + j] + as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)  # of one tap it is a number
-            iw = iw0 + v * STRIDE[2]
-            ih = ih0 + j * STRIDE[1]
+            iw = iw0 + v * COLUMN.stride
+            ih = ih0 + j * ROW.stride
             if EMPTY:
                 empty = no_tap_inside(iw, width, COLUMN)
                 if RANK > 1:

@@ -34,8 +34,8 @@ def place_along(lane, INNER, groups):
 @launched(4)
 def max_axis(
     x, inner, y, t, lanes, INNER, I, O, bound, below,
-    K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, J: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr, R: tl.constexpr, V: tl.constexpr, WITH_TAPS: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    AXIS: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, R: tl.constexpr,
+    V: tl.constexpr, WITH_TAPS: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Maxima along one axis, of O windows (or adaptive BINS) over I elements; a lane owns R outputs by V.
 
@@ -45,6 +45,9 @@ def max_axis(
     the axis. With R above 1 windows overlap (dilation 1) and share their core, of which ``bound`` elements at most are
     read, or else of a window.
     """
+    K: tl.constexpr = AXIS.window
+    S: tl.constexpr = AXIS.stride
+    J: tl.constexpr = AXIS.dilation
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
     group, within, outer = place_along(lane, INNER, (O + R - 1) // R)
@@ -59,7 +62,7 @@ def max_axis(
         count = ((group + 1) * I + O - 1) // O - start
         first = group * 0
     else:
-        start = group * (R * S) - P
+        start = group * (R * S) - AXIS.start
         count = K
         first = first_tap_inside(start, K, J) if R == 1 else group * 0 + CORE
     if R > 1:
@@ -139,8 +142,8 @@ def better_inside(m, i, v, j, WITH_TAPS: tl.constexpr):
 @launched(4)
 def grad_axis(
     g, t, dx, rest, lanes, INNER, I, O, bound,
-    K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, J: tl.constexpr, COMMON: tl.constexpr, INVERSE: tl.constexpr,
-    BELOW: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    AXIS: tl.constexpr, COMMON: tl.constexpr, INVERSE: tl.constexpr, BELOW: tl.constexpr, LAST: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs along that axis.
 
@@ -148,6 +151,9 @@ def grad_axis(
     those that won there, all alike, to ``rest`` unless this axis is the LAST. All are dense, with INNER elements
     between neighbours along the axis; ``bound`` is the most windows that reach one input.
     """
+    K: tl.constexpr = AXIS.window
+    S: tl.constexpr = AXIS.stride
+    J: tl.constexpr = AXIS.dilation
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
     lane = lane_numbers(B, WIDE)
     live = lane < lanes
@@ -155,7 +161,7 @@ def grad_axis(
     gradients = g + (outer * O * INNER + within)
     taps = t + (outer * O * INNER + within)
     # The window numbers fall as the taps rise; those past the last window are stepped over at once.
-    tap_number, o, exists = first_covering(position + P, S, J, COMMON, INVERSE)
+    tap_number, o, exists = first_covering(position + AXIS.start, S, J, COMMON, INVERSE)
     skipped = tl.maximum(o - O + J // COMMON, 0) // (J // COMMON)
     tap_number += skipped * (S // COMMON)
     o -= skipped * (J // COMMON)

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from .addressing import (
     as_block,
-    each_axis,
     first_vector,
     lane_numbers,
     launched,
@@ -29,7 +28,7 @@ from .addressing import (
 @triton.constexpr_function
 def first_window(axis):
     """The lowest window, relative to a lane's own first, that reaches one of its inputs."""
-    K, S, P, J = axis
+    K, S, P, _, J = axis
     return -(((K - 1) * J - P) // S)
 
 
@@ -47,7 +46,7 @@ def tap_on(axes, *places):
     """
     number, rank = 0, len(places) // 2
     for axis, input, window in zip(axes, places[:rank], places[rank:], strict=False):
-        K, S, P, J = axis  # Triton 3.6 reads no tuple within a loop's
+        K, S, P, _, J = axis  # Triton 3.6 reads no tuple within a loop's
         offset = input + P - window * S
         if not 0 <= offset <= (K - 1) * J or offset % J:
             return -1
@@ -86,25 +85,23 @@ def with_gradients(sums, taps, gradients, TAP: tl.constexpr, PAIRS: tl.constexpr
 @launched(3)
 def grad_tile(
     g, t, dx, lanes, C, OD, OH, OW, sn, sc, sd, sh, sw, D, H, W, column_tiles, row_tiles, depth_tiles,
-    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
-    CHANNELS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr,
-    ASM: tl.constexpr, B: tl.constexpr,
+    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr,
+    STORE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times the strides.
 
     g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the result of sizes
     (N, C, D, H, W), dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``.
     """
-    AXES: tl.constexpr = each_axis(WINDOW, STRIDE, START, DILATION)
-    DEPTHS: tl.constexpr = STRIDE[0]
-    R: tl.constexpr = TILE[1] * STRIDE[1]
-    Q: tl.constexpr = TILE[2] * STRIDE[2]
+    DEPTHS: tl.constexpr = AXES[0].stride
+    R: tl.constexpr = TILE[1] * AXES[1].stride
+    Q: tl.constexpr = TILE[2] * AXES[2].stride
     CHUNK: tl.constexpr = 1 if CHANNELS else V
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
     BYTES: tl.constexpr = t.dtype.element_ty == tl.uint8
     NO_TAP: tl.constexpr = 255 if BYTES else -1  # read where there is no window: one byte holds taps 0 to 224
     # Two taps are compared at once: of channels, or of neighbouring windows, on neighbouring columns.
-    PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and STRIDE[2] == 1)
+    PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and AXES[2].stride == 1)
     TAP: tl.constexpr = tl.int16 if PAIRS else tl.int32
     COLUMNS: tl.constexpr = 2 if PAIRS and not CHANNELS else 1  # of a tensor of sums
     lane = lane_numbers(B, WIDE)
@@ -173,15 +170,16 @@ def grad_tile(
 @launched(3)
 def at_taps(
     x, t, y, lanes, C, D, H, W, xn, xc, xd, xh, xw, depths, rows, columns,
-    WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, DILATION: tl.constexpr, RANK: tl.constexpr,
-    CHANNELS: tl.constexpr, ELEMENTS: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, ELEMENTS: tl.constexpr, V: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1), into y.
 
     Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or ``columns`` counts these.
     """
-    KH: tl.constexpr = WINDOW[1]
-    KW: tl.constexpr = WINDOW[2]
+    DEPTH: tl.constexpr = AXES[0]
+    ROW: tl.constexpr = AXES[1]
+    COLUMN: tl.constexpr = AXES[2]
     lane = lane_numbers(B, WIDE)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
@@ -196,10 +194,10 @@ def at_taps(
         n = outer // C
         column = column * V + vector
     tap = tl.load(t + own, mask=live, other=0).to(tl.int32)
-    above = tap // KW
-    d = (depth * STRIDE[0] - START[0])[:, None] + above // KH * DILATION[0]
-    h = (row * STRIDE[1] - START[1])[:, None] + above % KH * DILATION[1]
-    w = column * STRIDE[2] - START[2] + (tap - above * KW) * DILATION[2]
+    above = tap // COLUMN.window
+    d = (depth * DEPTH.stride - DEPTH.start)[:, None] + above // ROW.window * DEPTH.dilation
+    h = (row * ROW.stride - ROW.start)[:, None] + above % ROW.window * ROW.dilation
+    w = column * COLUMN.stride - COLUMN.start + (tap - above * COLUMN.window) * COLUMN.dilation
     # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
     ok = live & (d >= 0) & (d < D) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
     at = n.to(tl.int64)[:, None] * xn + c.to(tl.int64) * xc + (d * xd + h * xh + w * xw)

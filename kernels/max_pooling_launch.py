@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd, prod
 from typing import Literal
 
 from .launch import (
     LANES_ENOUGH,
-    Axes,
+    Axis,
     Launch,
     Request,
     Tile,
@@ -42,7 +43,7 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
     if tile is None:
         return tuple(_max_axes(request, with_taps=with_taps))
     constants = {
-        "GROUPS": (_sharing(tile.sizes[1], request.axes, 1), _sharing(tile.sizes[2], request.axes, 2)),
+        "GROUPS": tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2)),
         "WITH_TAPS": with_taps, "EMPTY": with_taps and _has_empty_window(request), "ASM": with_taps and request.asm,
     }  # fmt: skip
     return (tile_launch("max_pooling.max_tile", request, tile, constants),)
@@ -51,20 +52,20 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
     """The rows and columns of one lane; None where the window is too large for straight-line code."""
     axes, vector = request.axes, request.vector
-    if max(*extents(axes), *axes.stride) > EXTENT:
+    if max(max(axis.extent, axis.stride) for axis in axes) > EXTENT:
         return None
-    stride, steps = axes.stride[1], FORWARD_STEPS[with_taps]
+    stride, steps = axes[1].stride, FORWARD_STEPS[with_taps]
     rows, columns = {1: 4, 2: 2}.get(stride, 1), vector
     if request.channels_last:
-        columns, vector = channel_columns(axes, request.element_size, vector, with_taps)
+        columns, vector = channel_columns(axes[2], request.element_size, vector, with_taps)
         steps //= SHORT_CHANNEL_STEP if vector <= 4 else CHANNEL_STEP
         rows = 8 if vector > 4 and request.element_size == 1 and rows == 4 else rows
-        rows = rows if stride < axes.window[1] else 1
+        rows = rows if stride < axes[1].window else 1
     elif vector == 1:
         rows = {1: 8, 2: 4}.get(stride, 1)
-    elif axes.window[2] >= 7 and with_taps:
+    elif axes[2].window >= 7 and with_taps:
         columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
-    if axes.window[0] > 1:
+    if axes[0].window > 1:
         rows = min(rows, 2)
     of_lane = columns * vector if request.channels_last else columns
     while rows > 1 and (
@@ -78,7 +79,7 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
 
 
-def channel_columns(axes: Axes, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
+def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
     """Columns of a lane and channels of its vectors: registers limit both.
 
     | window at stride 1 | values | with taps |
@@ -88,7 +89,7 @@ def channel_columns(axes: Axes, element_size: int, vector: int, with_taps: bool)
     | 7 | the same | 2 columns, 2 channels |
     | above, or another stride | 2 columns where windows overlap; 8 channels | the same; 4 channels |
     """
-    window, stride = axes.window[2], axes.stride[2]
+    window, stride = axis.window, axis.stride
     columns = 2 if stride < window else 1
     large = stride == 1 and 5 <= window <= 7
     vector = gcd(vector, 2 if with_taps and large else 4 if with_taps or large else 8)
@@ -97,38 +98,34 @@ def channel_columns(axes: Axes, element_size: int, vector: int, with_taps: bool)
     return columns, vector
 
 
-def extents(axes: Axes) -> list[int]:
-    return [(window - 1) * dilation + 1 for window, dilation in zip(axes.window, axes.dilation, strict=True)]
-
-
-def _sharing(outputs: int, axes: Axes, axis: int) -> int:
+def _sharing(outputs: int, axis: Axis) -> int:
     """How many neighbouring windows best share a core: the most, as powers of 2 go, that have one in common."""
     group = 1
-    if axes.dilation[axis] == 1:
-        while outputs % (2 * group) == 0 and (2 * group - 1) * axes.stride[axis] < axes.window[axis]:
+    if axis.dilation == 1:
+        while outputs % (2 * group) == 0 and (2 * group - 1) * axis.stride < axis.window:
             group *= 2
     return group
 
 
-def _steps(axes: Axes, rows: int, columns: int) -> int:
+def _steps(axes: Sequence[Axis], rows: int, columns: int) -> int:
     """Comparisons in the straight-line code of a lane that owns ``rows`` by ``columns`` outputs."""
 
-    def along(outputs: int, axis: int) -> int:
-        group = _sharing(outputs, axes, axis)
-        return outputs // group * (axes.window[axis] - 1 + max(0, (group - 1) * (axes.stride[axis] + 1) - (group > 1)))
+    def along(outputs: int, axis: Axis) -> int:
+        group = _sharing(outputs, axis)
+        return outputs // group * (axis.window - 1 + max(0, (group - 1) * (axis.stride + 1) - (group > 1)))
 
-    taps, stride, dilation = axes.window[1], axes.stride[1], axes.dilation[1]
-    rows_read = len({row * stride + tap * dilation for row in range(rows) for tap in range(taps)})
-    return axes.window[0] * (rows_read * along(columns, 2) + columns * along(rows, 1))
+    depth, row, column = axes
+    rows_read = len({j * row.stride + tap * row.dilation for j in range(rows) for tap in range(row.window)})
+    return depth.window * (rows_read * along(columns, column) + columns * along(rows, row))
 
 
 def _has_empty_window(request: Request) -> bool:
     """Whether some window reads no element: before the input, past it, or stepping over all of it."""
     return any(
-        (window - 1) * dilation < start or (output - 1) * stride - start >= size or (window > 1 and dilation > size)
-        for size, output, window, stride, start, _, dilation in zip(
-            request.sizes, request.targets, *request.axes, strict=True
-        )
+        axis.extent <= axis.start
+        or (output - 1) * axis.stride - axis.start >= size
+        or (axis.window > 1 and axis.dilation > size)
+        for size, output, axis in zip(request.sizes, request.targets, request.axes, strict=True)
     )
 
 
@@ -136,36 +133,37 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
     """Innermost axis first, so that of equal maxima the first row's first column wins."""
     bins, below, launches = request.window is None, 1, []
     for along in one_axis_at_a_time(request, innermost_first=True, numbered=bins):
-        window, stride, start, _, dilation = along.window
+        axis = along.axis
         vector = vector_width(request.element_size, request.aligned, along.inner)
-        rows = 1 if bins else shared_rows(window, stride, dilation, along.targets)
+        rows = 1 if bins else shared_rows(axis, along.targets)
         lanes = along.outer * along.inner // vector
         while rows > 1 and lanes * divided(along.targets, rows) < LANES_ENOUGH:
             rows //= 2
         lanes *= divided(along.targets, rows)
         if bins:
             bound = widest_bin(along.source, along.targets)
+        elif rows > 1:
+            bound = axis.window - (rows - 1) * axis.stride
         else:
-            bound = window - (rows - 1) * stride if rows > 1 else min(window, divided(along.source, dilation))
-        results = along.outer * along.targets * along.inner
-        largest = [lanes, max(along.source + window, along.targets + rows) * along.inner]
-        largest.append(farthest(along.source, along.targets, along.window))
+            bound = min(axis.window, divided(along.source, axis.dilation))
+        largest = [lanes, max(along.source + axis.window, along.targets + rows) * along.inner]
+        largest.append(farthest(along.source, along.targets, axis))
         if bins:
             largest.append((along.source + 1) * (along.targets + 1))
         constants = {
-            "K": window, "S": stride, "P": start, "J": dilation, "BINS": bins, "FIRST": along.first,
-            "LAST": along.last, "R": rows, "V": vector, "WITH_TAPS": with_taps, "WIDE": wide(*largest),
+            "AXIS": axis.uncounted, "BINS": bins, "FIRST": along.first, "LAST": along.last, "R": rows,
+            "V": vector, "WITH_TAPS": with_taps, "WIDE": wide(*largest),
         }  # fmt: skip
         sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
-        below *= along.source if bins else window
-        launches.append(Launch.of_lanes("max_pooling_axis.max_axis", results, sizes, constants))
+        below *= along.source if bins else axis.window
+        launches.append(Launch.of_lanes("max_pooling_axis.max_axis", along.results, sizes, constants))
     return launches
 
 
-def shared_rows(window: int, stride: int, dilation: int, outputs: int) -> int:
+def shared_rows(axis: Axis, outputs: int) -> int:
     """Outputs of one lane along a looped axis: as many as leave a common core, up to 8 (more need 128 registers)."""
-    rows = 8
-    while rows > 1 and (dilation > 1 or (rows - 1) * stride >= window or rows * stride > 16 or rows >= 2 * outputs):
+    rows = 8 if axis.dilation == 1 else 1
+    while rows > 1 and ((rows - 1) * axis.stride >= axis.window or rows * axis.stride > 16 or rows >= 2 * outputs):
         rows //= 2
     return rows
 
@@ -182,17 +180,16 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
 def grad_tile(request: Request) -> Tile | None:
     """Windows whose inputs a lane owns; None where none are few enough."""
     axes, vector = request.axes, request.vector
-    if max(extents(axes)) > EXTENT or max(axes.stride) > 4:
+    if any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
         return None
-    high, broad = axes.stride[1:]
+    deep, high, broad = (axis.stride for axis in axes)
     rows, columns, steps = {1: 4, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
         rows, columns, steps = min(rows, 2) if vector > 4 else rows, 2 if broad == 1 else 1, steps // CHANNEL_STEP
     elif vector == 1:
         rows = {1: 8, 2: 2}.get(high, 1)
-    depth, height, width = (covering(*each).count for each in zip(axes.window, axes.stride, axes.dilation, strict=True))
-    of_row = axes.stride[0] * high * depth * height * width * columns * broad
-    elements = prod(request.shape[:2]) * prod(request.targets) // axes.stride[0]
+    of_row = deep * high * prod(covering(axis).count for axis in axes) * columns * broad
+    elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
     while rows > 1 and (
         rows * of_row > steps or rows * high >= 2 * request.targets[1] or elements < LANES_ENOUGH * rows * of_lane
@@ -203,17 +200,15 @@ def grad_tile(request: Request) -> Tile | None:
 
 def _grad_axes(request: Request) -> list[Launch]:
     """Outermost axis first: the taps that won in one row then agree on their column."""
-    below, launches = prod(request.axes.window), []
+    below, launches = prod(axis.window for axis in request.axes), []
     for along in one_axis_at_a_time(request):
-        window, stride, start, _, dilation = along.window
-        below //= window
-        reach = covering(window, stride, dilation)
-        lanes = along.outer * along.targets * along.inner
+        below //= along.axis.window
+        reach = covering(along.axis)
+        lanes = along.results
         largest = lanes, (max(along.source, along.targets) + 1) * along.inner
         constants = {
-            "K": window, "S": stride, "P": start, "J": dilation, "COMMON": reach.gcd, "INVERSE": reach.inverse,
-            "BELOW": below, "LAST": along.last,
-            "WIDE": wide(*largest, farthest(along.targets, along.source, along.window)),
+            "AXIS": along.axis.uncounted, "COMMON": reach.gcd, "INVERSE": reach.inverse, "BELOW": below,
+            "LAST": along.last, "WIDE": wide(*largest, farthest(along.targets, along.source, along.axis)),
         }  # fmt: skip
         bound = min(reach.count, divided(along.source, reach.output_step))
         sizes = (lanes, along.inner, along.targets, along.source, bound)
@@ -235,9 +230,8 @@ def tap_lookup(request: Request, with_: Pointed) -> Launch:
     results = batch * channels * prod(outputs)
     spans = results // vector, prod(sizes), in_plane_span(sizes, strides[2:])
     constants = {
-        "WINDOW": axes.window, "STRIDE": axes.stride, "START": axes.start, "DILATION": axes.dilation,
-        "RANK": request.rank, "CHANNELS": request.channels_last, "ELEMENTS": with_ == "values", "V": vector,
-        "WIDE": wide(*spans, *map(farthest, sizes, outputs, zip(*axes, strict=True))),
+        "AXES": tuple(axis.uncounted for axis in axes), "RANK": request.rank, "CHANNELS": request.channels_last,
+        "ELEMENTS": with_ == "values", "V": vector, "WIDE": wide(*spans, *map(farthest, sizes, outputs, axes)),
     }  # fmt: skip
     numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
     return Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants)

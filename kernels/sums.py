@@ -9,33 +9,38 @@ logarithm of the window (rule E6), and neighbouring windows share blocks of 1, 2
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from .addressing import INTERPRETED, counted_taps
 
-# The fields of a plan.
-ADVANCE = tl.constexpr(0)
-TARGETS = tl.constexpr(1)
-LOW = tl.constexpr(2)
-LENGTH = tl.constexpr(3)
-HEIGHT = tl.constexpr(4)
-STEP = tl.constexpr(5)
-STARTS = tl.constexpr(6)
-COUNTS = tl.constexpr(7)
-USED = tl.constexpr(8)
-NEEDED = tl.constexpr(9)
+
+class Plan(NamedTuple):
+    """Which source positions a tile of targets adds up along one axis, from the tile's own first source position on.
+
+    Target j is the sum of ``counts[j]`` positions from ``low + starts[j]`` on, ``step`` apart, the last of which is
+    ``lasts[j]`` (0 for no position); all lie in ``length`` positions from ``low``.
+    """
+
+    advance: int  # from a tile's first source position to the next tile's
+    targets: int
+    low: int
+    length: int
+    height: int  # the most levels of a target's tree
+    step: int
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    lasts: tuple[int, ...]
+    used: tuple[bool, ...]  # of every vector of positions whether any target adds one
+    needed: tuple[bool, ...]  # of number m * length + i whether some tree has the block of 2 ** m positions from i on
 
 
 @triton.constexpr_function
-def plan(K, S, P, D, ADJOINT, TILE, V):
-    """Which source positions a tile of targets adds up along one axis, from the tile's own first source position on.
-
-    Target j is the sum of ``COUNTS[j]`` positions from ``LOW + STARTS[j]`` on, ``STEP`` apart; all lie in ``LENGTH``
-    positions from ``LOW``, both multiples of ``V``; the next tile's first source position is ``ADVANCE`` further.
-    ``USED`` says of every ``V`` positions whether any target adds one; ``NEEDED[m * LENGTH + i]`` whether some target's
-    tree, of ``HEIGHT`` levels at most, has the block of ``2 ** m`` positions from ``i`` on.
-    """
+def plan(axis, ADJOINT, TILE, V):
+    """The plan of a tile of targets (of windows, for an adjoint), with positions in vectors of ``V``."""
+    K, S, P, _, D = axis
     if ADJOINT:
         a, step = S, D
         while step:  # the greatest common divisor
@@ -63,19 +68,13 @@ def plan(K, S, P, D, ADJOINT, TILE, V):
                         needed[below][first + step * 2**below * i] = True
     used = tuple(any(needed[0][i : i + V]) for i in range(0, length, V))
     every = tuple(flag for level in needed for flag in level)
-    return advance, targets, low, length, height, step, starts, tuple(counts), used, every
-
-
-@triton.constexpr_function
-def completed_at(plan, target):
-    """The last position that a target adds up; 0 for one that adds up nothing."""
-    start, count = plan[STARTS][target], plan[COUNTS][target]
-    return start + (count - 1) * plan[STEP] if count else 0
+    lasts = tuple(start + (count - 1) * step if count else 0 for start, count in zip(starts, counts, strict=False))
+    return Plan(advance, targets, low, length, height, step, starts, tuple(counts), lasts, used, every)
 
 
 @triton.jit
 def no_levels(PLAN: tl.constexpr):
-    LEVELS: tl.constexpr = PLAN[HEIGHT]
+    LEVELS: tl.constexpr = PLAN.height
     levels = ()
     for _ in tl.static_range(LEVELS):
         levels = levels + ((),)
@@ -88,16 +87,16 @@ def with_position(levels, values, PLAN: tl.constexpr, POSITION: tl.constexpr, T:
 
     ``levels[m]`` holds, ``T`` per position, the sums of ``2 ** m`` positions: blocks that neighbouring targets share.
     """
-    LEVELS: tl.constexpr = PLAN[HEIGHT]
+    LEVELS: tl.constexpr = PLAN.height
     grown = (levels[0] + values,)
     for m in tl.static_range(1, LEVELS):
         level = levels[m]
-        if (2**m - 1) * PLAN[STEP] <= POSITION:
+        if (2**m - 1) * PLAN.step <= POSITION:
             for c in tl.static_range(T):
-                if PLAN[NEEDED][m * PLAN[LENGTH] + POSITION - (2**m - 1) * PLAN[STEP]]:
+                if PLAN.needed[m * PLAN.length + POSITION - (2**m - 1) * PLAN.step]:
                     block = (
-                        grown[m - 1][(POSITION - (2**m - 1) * PLAN[STEP]) * T + c]
-                        + grown[m - 1][(POSITION - (2 ** (m - 1) - 1) * PLAN[STEP]) * T + c]
+                        grown[m - 1][(POSITION - (2**m - 1) * PLAN.step) * T + c]
+                        + grown[m - 1][(POSITION - (2 ** (m - 1) - 1) * PLAN.step) * T + c]
                     )
                 else:
                     block = values[c]  # never read
@@ -109,14 +108,14 @@ def with_position(levels, values, PLAN: tl.constexpr, POSITION: tl.constexpr, T:
 @triton.jit
 def target_totals(levels, zero, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.constexpr):
     """The ``T`` sums of one target: its blocks, the largest first in memory, added up from the smallest."""
-    LEVELS: tl.constexpr = PLAN[HEIGHT]
-    COUNT: tl.constexpr = PLAN[COUNTS][TARGET]
+    LEVELS: tl.constexpr = PLAN.height
+    COUNT: tl.constexpr = PLAN.counts[TARGET]
     totals = ()
     for c in tl.static_range(T):
         total = zero
         for m in tl.static_range(LEVELS):
             if (COUNT >> m) % 2 == 1:
-                block = levels[m][(PLAN[STARTS][TARGET] + PLAN[STEP] * ((COUNT >> (m + 1)) << (m + 1))) * T + c]
+                block = levels[m][(PLAN.starts[TARGET] + PLAN.step * ((COUNT >> (m + 1)) << (m + 1))) * T + c]
                 total = block if COUNT % (1 << m) == 0 else block + total
         totals = totals + (total,)
     return totals
@@ -125,8 +124,8 @@ def target_totals(levels, zero, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.
 @triton.jit
 def sliding_sums(values, zero, PLAN: tl.constexpr):
     """One sum per target of ``PLAN`` over one value per position."""
-    POSITIONS: tl.constexpr = PLAN[LENGTH]
-    T: tl.constexpr = PLAN[TARGETS]
+    POSITIONS: tl.constexpr = PLAN.length
+    T: tl.constexpr = PLAN.targets
     levels = no_levels(PLAN)
     for i in tl.static_range(POSITIONS):
         levels = with_position(levels, (values[i],), PLAN, i, 1)
@@ -195,20 +194,13 @@ def quotient(total, divisor, reciprocal):
 
 
 @triton.jit
-def divisor_along(
-    output, size, K: tl.constexpr, S: tl.constexpr, P: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
-    COUNT: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+def divisor_along(output, size, axis, COUNT: tl.constexpr, ACC: tl.constexpr):
     """Counted taps of window ``output`` along one axis, at least 1: a window without any sums to 0 anyway."""
-    return tl.maximum(counted_taps(output * S - P, size, E, K, D, COUNT == 2), 1).to(ACC)
+    first = output * axis[1] - axis[2]
+    return tl.maximum(counted_taps(first, size, axis[3], axis[0], axis[4], COUNT == 2), 1).to(ACC)
 
 
 @triton.jit
-def divisor_across(
-    row, depth, H, D, WINDOW: tl.constexpr, STRIDE: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
-    DILATION: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+def divisor_across(row, depth, H, D, AXES: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr):
     """The same along rows and depths together."""
-    return divisor_along(row, H, WINDOW[1], STRIDE[1], START[1], END[1], DILATION[1], COUNT, ACC) * divisor_along(
-        depth, D, WINDOW[0], STRIDE[0], START[0], END[0], DILATION[0], COUNT, ACC
-    )
+    return divisor_along(row, H, AXES[1], COUNT, ACC) * divisor_along(depth, D, AXES[0], COUNT, ACC)

@@ -125,6 +125,6 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
     # One window per channel, of as many counted taps: most of them in the padding.
     window = Window.directml(1, divisor, 1, divisor - 1, 0)
     sums, scales, steps = map(torch.tensor, zip(*quotients, strict=True))
-    result = reference.requantized(sums.view(1, -1, 1), [1], (scales, None, steps, None), window, True, torch.uint8)
+    result = reference.requantized(sums.view(1, -1, 1), [1], scales, None, steps, None, window, True, torch.uint8)
     expected = [oracle.requantized(total, divisor, m, n, 0, "uint8") for total, m, n in quotients]
     assert result.flatten().tolist() == expected

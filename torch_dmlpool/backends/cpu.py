@@ -1,4 +1,7 @@
-"""The CPU backend: calls the compiled kernels (kernels/*.cpp), which ``cpu_library`` loads, for each operator."""
+"""The CPU backend: calls the compiled kernels (kernels/*.cpp), which ``cpu_library`` loads, for each operator.
+
+What each operator computes is said in ``reference``.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,6 @@ def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: 
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
-    """Maxima alone."""
     plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
     if not plan.is_empty:
@@ -53,19 +55,16 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Maxima and the numbers of their taps."""
     return _with_winners(input, window, None, TAPS)
 
 
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
-    """Maxima and their indices."""
     return _with_winners(input, window, index_dtype, POSITIONS if per_plane else INDICES)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of bins and their positions in the plane."""
     dtype = operands.position_dtype(math.prod(input.shape[2:]))
     return _with_winners(input, tuple(output_sizes), dtype, POSITIONS)
 
@@ -92,7 +91,6 @@ def _with_winners(
 def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
-    """Indices that tap numbers stand for."""
     numbered = index_dtype, POSITIONS if per_plane else INDICES
     plan = planned(taps.shape, taps.stride(), taps.dtype, window, None, tuple(spatial_sizes), numbered)
     indices = _new(plan.output_sizes, plan.output_strides, index_dtype)
@@ -117,14 +115,12 @@ def max_pooling_grad_from_taps(
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
-    """The element at each window's tap, 0 where the window is empty."""
     sizes = input.shape[2:]
     positions = max_pooling_indices(taps, sizes, window, operands.position_dtype(math.prod(sizes)), True)
     return gather_positions(input, positions)
 
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """Positions inside the plane; of several alike the one that comes last in row-major order."""
     sizes, shape = tuple(spatial_sizes), positions.shape
     numbered = operands.position_dtype(math.prod(sizes)), POSITIONS
     plan = planned(shape, positions.stride(), positions.dtype, shape[2:], None, sizes, numbered)
@@ -159,7 +155,6 @@ def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Averages of bins."""
     return average_pooling(input, tuple(output_sizes), False, None)
 
 
@@ -174,15 +169,10 @@ def average_pooling_grad(
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The adjoint of averages of bins, in the layout of ``input_gradient``."""
     return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:], False, None)
 
 
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    """Averages of integers that stand for real numbers, requantized exactly (rules Q1, Q2 and Q6).
-
-    ``arguments`` are those of the reference.
-    """
     scale, zero_point, output_scale, output_zero_point, window, include_padding, output_dtype = arguments
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))  # refuses bad windows
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits

@@ -75,42 +75,30 @@ def _divisor(
     return _counts(windows, sizes, like, include_padding).clamp(min=1) if override is None else override
 
 
-def _averages(input: Tensor, windows: Windows, *divided_how: Any) -> Tensor:
+def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
+    """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where that is given."""
     wide = _wide(input)
     (sums,) = pooled((wide,), windows, SUM)
-    return _laid_out_like((sums / _divisor(windows, input.shape[2:], wide, *divided_how)).to(input.dtype), input)
+    return _laid_out_like((sums / _divisor(windows, input.shape[2:], wide, *counted)).to(input.dtype), input)
 
 
-def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
-    """Sums of windows, divided once."""
-    return _averages(input, window, include_padding, divisor_override)
+adaptive_average_pooling = average_pooling
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
-    window: Window,
-    include_padding: bool,
-    divisor_override: int | None,
+    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
 ) -> Tensor:
     """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that read it."""
     wide = _wide(input_gradient)
-    sums: Tensors = (wide / _divisor(window, spatial_sizes, wide, include_padding, divisor_override),)
-    for dim, axis in enumerate(window.axes, -window.rank):
-        sums = reduced(sums, dim, windows_over(axis, wide.shape[dim], spatial_sizes[dim], wide), SUM)
+    sums: Tensors = (wide / _divisor(windows, spatial_sizes, wide, *counted),)
+    for dim, part in enumerate(parts(windows), -len(spatial_sizes)):
+        sums = reduced(sums, dim, windows_over(part, wide.shape[dim], spatial_sizes[dim], wide), SUM)
     return _laid_out_like(sums[0].to(input_gradient.dtype), input_gradient)
 
 
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Sums of bins, divided once."""
-    return _averages(input, output_sizes)
-
-
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The exact adjoint: the bins that read an element are bins again."""
-    wide = _wide(input_gradient)
-    (sums,) = pooled((wide / _divisor(input_gradient.shape[2:], spatial_sizes, wide),), spatial_sizes, SUM)
-    return _laid_out_like(sums.to(input_gradient.dtype), input_gradient)
+    """The same of bins."""
+    return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:])
 
 
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
@@ -122,11 +110,10 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     if input.device.type == "mps":  # has no float64
         on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
         return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
-    *parameters, window, include_padding, output_dtype = arguments
-    sizes = input.shape[2:]
+    window, sizes = arguments[4], input.shape[2:]
     sum_type = torch.int32 if is_known(_reads(window, sizes) * 255 < 2**31) else torch.int64
     (sums,) = pooled((input.to(sum_type),), window, SUM)
-    return _laid_out_like(requantized(sums, sizes, parameters, window, include_padding, output_dtype), input)
+    return _laid_out_like(requantized(sums, sizes, *arguments), input)
 
 
 def _reads(window: Window, sizes: Sequence[int]) -> int:
@@ -137,15 +124,9 @@ def _reads(window: Window, sizes: Sequence[int]) -> int:
     return reads
 
 
-def requantized(
-    sums: Tensor,
-    sizes: Sequence[int],
-    parameters: Sequence[Any],
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
-) -> Tensor:
+def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
     """Quantized averages, as exact arithmetic has them, from the integer ``sums`` of windows over ``sizes``."""
+    *parameters, window, include_padding, output_dtype = arguments
 
     def vector(parameter: Any, dtype: torch.dtype) -> Tensor:
         if not isinstance(parameter, Tensor):
@@ -306,28 +287,21 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     return _maxima_at(input, positions), _laid_out_like(_taps(positions, input.shape[2:], window), input)
 
 
-def max_pooling_with_indices(
-    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
-    """Maxima and their indices."""
-    positions = _winners(input, window)
-    indices = _numbered(positions, input.shape[2:], index_dtype, per_plane)
+def max_pooling_with_indices(input: Tensor, windows: Windows, *numbering: Any) -> tuple[Tensor, Tensor]:
+    """Maxima and their indices, of a data type, in the whole tensor or per plane."""
+    positions = _winners(input, windows)
+    indices = _numbered(positions, input.shape[2:], *numbering)
     return _maxima_at(input, positions), _laid_out_like(indices, input)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
-    positions = _winners(input, output_sizes)
-    dtype = operands.position_dtype(math.prod(input.shape[2:]))
-    return _maxima_at(input, positions), _laid_out_like(positions.to(dtype), input)
+    return max_pooling_with_indices(input, output_sizes, operands.position_dtype(math.prod(input.shape[2:])), True)
 
 
-def max_pooling_indices(
-    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> Tensor:
+def max_pooling_indices(taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any) -> Tensor:
     """Indices that tap numbers stand for."""
-    positions = _positions(taps, spatial_sizes, window)
-    return _laid_out_like(_numbered(positions, spatial_sizes, index_dtype, per_plane), taps)
+    return _laid_out_like(_numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps)
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:

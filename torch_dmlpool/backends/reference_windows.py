@@ -145,8 +145,10 @@ def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
     return Steps(first + skipped * part.dilation, taps_before(size, first, part) - skipped, part.dilation, most)
 
 
-def windows_over(axis: Axis, outputs: int, size: int, like: Tensor) -> Steps:
-    """The windows that read each of ``size`` elements."""
+def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Steps:
+    """The windows that read each of ``size`` elements; the bins that read one are bins again."""
+    if not isinstance(axis, Axis):
+        return read_by(size, outputs, like)
     # Of the windows one after the other every so-manieth has a tap at the same element.
     common = math.gcd(axis.stride, axis.dilation)
     step, stride = axis.dilation // common, axis.stride

@@ -119,21 +119,19 @@ def _output_sizes(window: Window, sizes: torch.Size) -> tuple[int, ...]:
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
-    """Max pooling, values alone (rules M1 to M3)."""
+    """Values alone (rules M1 to M3)."""
     return _maxima(input, window, None)[0]
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Max pooling with the number of each winning tap inside its window (rule M6)."""
+    """Values, and the number of each winning tap inside its window (rule M6)."""
     return _maxima(input, window, operands.tap_dtype(window.taps))
 
 
-def max_pooling_with_indices(
-    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
-    """Max pooling with indices over the whole tensor (rule M4), or inside each plane."""
+def max_pooling_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
+    """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
     values, taps = max_pooling_with_taps(input, window)
-    return values, max_pooling_indices(taps, input.shape[2:], window, index_dtype, per_plane)
+    return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -154,9 +152,7 @@ def _maxima(
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if values.numel() == 0:
         return values, codes
-    request = _request(
-        window, input, sizes[2:], memory_format, is_aligned(input), False, False, None, _runs_ptx(input)
-    )  # fmt: skip
+    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, _runs_ptx(input))
     launches = kernel_named("max_pooling_launch", "max_launches")(request, code_dtype is not None)
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
@@ -213,9 +209,7 @@ def max_pooling_grad_from_taps(
         return gradient
     source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
-    request = _request(
-        window, source, spatial_sizes, memory_format, is_aligned(source, taps), True, False, None, _runs_ptx(source)
-    )  # fmt: skip
+    request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True, _runs_ptx(source))
     launches = kernel_named("max_pooling_launch", "grad_launches")(request)
     if launches[0].kernel == "max_pooling_grad.grad_tile":
         launch(launches[0], source, taps, gradient)
@@ -245,17 +239,14 @@ def _request(
 # --- Averages ---
 
 
-def average_pooling(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> Tensor:
-    """Average pooling (rules A1 to A5)."""
-    return _averages(input, _output_sizes(window, input.shape[2:]), window, False, include_padding, divisor_override)
+def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
+    """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where that is given."""
+    return _averages(input, _output_sizes(window, input.shape[2:]), window, False, *counted)
 
 
-def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, include_padding: bool,
-    divisor_override: int | None,
-) -> Tensor:  # fmt: skip
-    """The adjoint of average pooling: ``(N, C, *spatial_sizes)`` (rule A6)."""
-    return _averages(input_gradient, spatial_sizes, window, True, include_padding, divisor_override)
+def average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any) -> Tensor:
+    """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
+    return _averages(input_gradient, spatial_sizes, window, True, *counted)
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -268,22 +259,17 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return _averages(input_gradient, spatial_sizes, None, True)
 
 
-def quantized_linear_average_pooling(
-    input: Tensor, input_scale: float | Tensor, input_zero_point: int | Tensor | None, output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None, window: Window, include_padding: bool, output_dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """Quantized average pooling (rules Q1, Q2 and Q6); numbers go to the kernels as numbers."""
-    parameters = [
-        each.contiguous() if isinstance(each, Tensor) else each or 0
-        for each in (input_scale, input_zero_point, output_scale, output_zero_point)
-    ]
+def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
+    """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the kernels as numbers."""
+    *given, window, include_padding, output_dtype = arguments
+    parameters = [each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given]
     sizes = _output_sizes(window, input.shape[2:])
-    return _averages(input, sizes, window, False, include_padding, None, output_dtype, parameters)
+    return _averages(input, sizes, window, False, include_padding, dtype=output_dtype, parameters=parameters)
 
 
 def _averages(
-    source: Tensor, target_sizes: Sequence[int], window: Window | None, adjoint: bool, include_padding: bool = False,
-    divisor_override: int | None = None, dtype: torch.dtype | None = None, parameters: Sequence[Any] = (0, 0, 0, 0),
+    source: Tensor, target_sizes: Sequence[int], window: Window | None, adjoint: bool, *counted: Any,
+    dtype: torch.dtype | None = None, parameters: Sequence[Any] = (0, 0, 0, 0),
 ) -> Tensor:  # fmt: skip
     """Averages or their adjoint over windows, or over bins where there is no window; with a ``dtype``, quantized."""
     memory_format = operands.suggested_memory_format(source)
@@ -292,9 +278,8 @@ def _averages(
         return target
     source = source.resolve_neg()  # kernels read raw memory
     request = _request(
-        window, source, target_sizes, memory_format, is_aligned(source, target), adjoint, include_padding,
-        divisor_override,
-    )  # fmt: skip
+        window, source, target_sizes, memory_format, is_aligned(source, target), adjoint, False, *counted
+    )
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
     launches = kernel_named("average_pooling_launch", "average_launches")(request, kinds)
     if launches[0].kernel == "average_pooling.sum_tile":
@@ -307,4 +292,4 @@ def _averages(
     accumulated = torch.int32 if window.taps * 255 < 2**31 else torch.int64
     sums = operands.empty(target.shape, source, memory_format, accumulated)
     _in_turn(launches, [source], [sums], [accumulated])
-    return requantized(sums, source.shape[2:], parameters, window, include_padding, dtype)
+    return requantized(sums, source.shape[2:], *parameters, window, *counted, dtype)

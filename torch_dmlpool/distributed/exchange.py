@@ -64,65 +64,50 @@ class ShardedAxis:
         return tuple(portion.windows for portion in self.portions) if self.to_input else self._owned(side)
 
     def exchanges(self, side: Side) -> bool:
-        """Whether any rank needs another's elements of a tensor of that side."""
-        return needed(self._owned(side), self._wanted(side))
+        """Whether any rank needs another's elements of a tensor of that side; all of them come to the same answer."""
+        return not all(map(contains, self._owned(side), self._wanted(side)))
 
     def fetched(self, local: Tensor, side: Side) -> Tensor:
-        """What this rank's portion reads of a tensor of which it holds ``local``."""
-        owned, wanted = self._owned(side), self._wanted(side)
-        local = fetch(local, self.dimension, owned, wanted, self.mesh, self.mesh_dimension)
-        if side == "output" and not self.to_input:
-            # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
-            local = assembled([(local, wanted[self._coordinate])], self.dimension, self.portion.windows)
-        return local
+        """What this rank's portion reads of a tensor of which it holds ``local``; the rest comes from other ranks."""
+        pieces = [(local, self._owned(side)[self._coordinate])]
+        if self.exchanges(side):
+            pieces += self._received(local, side)
+        # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
+        wanted = self.portion.elements if side == "input" else self.portion.windows
+        return assembled(pieces, self.dimension, wanted)
+
+    def _received(self, local: Tensor, side: Side) -> list[tuple[Tensor, range]]:
+        """What the other ranks own of what this rank wants.
+
+        All ranks take part in one exchange, in which each element that a rank wants and does not own is sent to it
+        once, by its owner.
+        """
+        owned, wanted, dimension = self._owned(side), self._wanted(side), self.dimension
+        own, want = owned[self._coordinate], wanted[self._coordinate]
+        # Groups are in the order of global ranks, a mesh need not be.
+        index: list[Any] = list(self.mesh.get_coordinate() or ())
+        index[self.mesh_dimension] = slice(None)
+        with unset_fake_temporarily():
+            ranks = self.mesh.mesh[tuple(index)].tolist()
+        group = self.mesh.get_group(self.mesh_dimension)
+        others = [ranks.index(rank) for rank in dist.get_process_group_ranks(group)]
+        sent = [overlap(own, wanted[other]) if other != self._coordinate else range(0) for other in others]
+        received = [overlap(owned[other], want) if other != self._coordinate else range(0) for other in others]
+        # Moved as bytes: no backend of torch.distributed knows every data type.
+        across = math.prod(size for number, size in enumerate(local.shape) if number != dimension)
+        # Views alone: compilers drop an exchange that repeats another, and must do so on every rank or on none.
+        pieces = torch.cat([_part(local, dimension, own, part).reshape(-1) for part in sent])
+        arriving, leaving = ([len(part) * across * local.itemsize for part in parts] for parts in (received, sent))
+        arrived = collectives.all_to_all_single(pieces.view(torch.uint8), arriving, leaving, group)
+        flat = collectives.wait_tensor(arrived).view(local.dtype).split([len(part) * across for part in received])
+        sizes = [(*local.shape[:dimension], len(part), *local.shape[dimension + 1 :]) for part in received]
+        return [(piece.view(shape), part) for piece, shape, part in zip(flat, sizes, received, strict=True)]
 
     def kept(self, result: Tensor) -> Tensor:
         """What this rank owns of the ``result`` of its portion; an element that no window covers has gradient 0."""
         side: Side = "input" if self.to_input else "output"
         held = self.portion.elements if self.to_input else self.portion.windows
         return assembled([(result, held)], self.dimension, self._owned(side)[self._coordinate])
-
-
-def needed(owned: Sequence[range], wanted: Sequence[range]) -> bool:
-    """Whether any rank wants what another owns; all of them come to the same answer."""
-    return not all(contains(own, want) for own, want in zip(owned, wanted, strict=True))
-
-
-def fetch(
-    local: Tensor,
-    dimension: int,
-    owned: Sequence[range],
-    wanted: Sequence[range],
-    mesh: DeviceMesh,
-    mesh_dimension: int,
-) -> Tensor:
-    """What this rank wants along ``dimension``: ``local`` is what it owns, the rest comes from the other ranks.
-
-    ``owned`` and ``wanted`` go by the coordinate in the mesh dimension. Where any rank needs something all of them take
-    part in one exchange, in which each element that a rank wants and does not own is sent to it once, by its owner.
-    """
-    coordinate = coordinate_along(mesh, mesh_dimension)
-    own, want = owned[coordinate], wanted[coordinate]
-    if not needed(owned, wanted):
-        return assembled([(local, own)], dimension, want)
-    coordinates = _coordinates(mesh, mesh_dimension)
-    sent = [overlap(own, wanted[other]) if other != coordinate else range(0) for other in coordinates]
-    received = [overlap(owned[other], want) if other != coordinate else range(0) for other in coordinates]
-    # Moved as bytes: no backend of torch.distributed knows every data type.
-    across = math.prod(size for number, size in enumerate(local.shape) if number != dimension)
-    # Views alone: compilers drop an exchange that repeats another, and must do so on every rank or on none.
-    pieces = torch.cat([_part(local, dimension, own, part).reshape(-1) for part in sent])
-    arrived = collectives.all_to_all_single(
-        pieces.view(torch.uint8),
-        [len(part) * across * local.itemsize for part in received],
-        [len(part) * across * local.itemsize for part in sent],
-        mesh.get_group(mesh_dimension),
-    )
-    arrived = collectives.wait_tensor(arrived).view(local.dtype)
-    sizes = [(*local.shape[:dimension], len(part), *local.shape[dimension + 1 :]) for part in received]
-    flat = arrived.split([len(part) * across for part in received])
-    others = [piece.view(shape) for piece, shape in zip(flat, sizes, strict=True)]
-    return assembled([(local, own), *zip(others, received, strict=True)], dimension, want)
 
 
 def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: range) -> Tensor:
@@ -153,15 +138,6 @@ def _part(tensor: Tensor, dimension: int, held: range, part: range) -> Tensor:
 def coordinate_along(mesh: DeviceMesh, mesh_dimension: int) -> int:
     """Where this rank stands in a mesh dimension."""
     return (mesh.get_coordinate() or ())[mesh_dimension]
-
-
-def _coordinates(mesh: DeviceMesh, mesh_dimension: int) -> list[int]:
-    """The coordinate of each rank of the group: groups are in the order of global ranks, a mesh need not be."""
-    index: list[Any] = list(mesh.get_coordinate() or ())
-    index[mesh_dimension] = slice(None)
-    with unset_fake_temporarily():
-        ranks = mesh.mesh[tuple(index)].tolist()
-    return [ranks.index(rank) for rank in dist.get_process_group_ranks(mesh.get_group(mesh_dimension))]
 
 
 def agree(request: str, mistake: str | None, like: Tensor, mesh: DeviceMesh, mesh_dimensions: Sequence[int]) -> None:

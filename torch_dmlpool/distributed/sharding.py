@@ -9,8 +9,7 @@ between ranks. Operators are linear or not: ``Partial`` sums pass through a line
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,17 +26,12 @@ from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How one registered operator behaves on shards."""
+class Rule(NamedTuple):
+    """How one registered operator behaves on shards: its tensors, its results, and the tensor that it is linear in."""
 
     arguments: Mapping[str, Side]
-    """Its tensors."""
     results: tuple[Side, ...]
     linear_in: str | None = None
-    """The one tensor that it is linear in."""
-    has_indices: bool = False
-    """Whether its last result holds indices, which depend on where a shard lies."""
 
 
 QUANTIZATION: dict[str, Side] = dict.fromkeys(PARAMETERS, "channels")
@@ -46,8 +40,8 @@ RULES = {
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
     "max_pooling": Rule({"input": "input"}, ("output",)),
     "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output")),
-    "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output"), has_indices=True),
-    "max_pooling_indices": Rule({"taps": "output"}, ("output",), has_indices=True),
+    "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output")),
+    "max_pooling_indices": Rule({"taps": "output"}, ("output",)),
     "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), linear_in="input_gradient"),
     "max_pooling_grad_from_taps": Rule(
         {"input_gradient": "output", "taps": "output"}, ("input",), linear_in="input_gradient"
@@ -83,7 +77,7 @@ class _Request:
     def __init__(self, operator: torch._ops.OpOverload, arguments: dict[str, Any]) -> None:
         self.operator, self.arguments = operator, arguments
         self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
-        self.rule = RULES[self.name]
+        self.rule, self.has_indices = RULES[self.name], "index_dtype" in arguments
         self.tensors: dict[str, DTensor] = {
             name: arguments[name] for name, side in self.rule.arguments.items() if side != "channels"
         }
@@ -162,7 +156,7 @@ class _Request:
         results = self._run(held, axes)
         for axis in axes:
             results = [axis.kept(result) for result in results]
-        if self.rule.has_indices:
+        if self.has_indices:
             results[-1] = self._numbered(results[-1], axes)
         return results
 
@@ -222,7 +216,7 @@ class _Request:
         """The operator on what this rank holds, over the window as it looks from there."""
         arguments = {**self.arguments, **held}
         arguments.update(self._of_channels(self._owned("input")[1]))
-        if self.rule.has_indices:
+        if self.has_indices:
             arguments.update(index_dtype=torch.int64, per_plane=True)
         if self.window is not None:
             window_axes, spatial_sizes = list(self.window.axes), self.sizes["input"][2:]
