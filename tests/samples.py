@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,6 +106,20 @@ def _offset(tensor: Tensor) -> Tensor:
     return flat[3:].view(tensor.shape).copy_(tensor)
 
 
+def fenced(tensor: Tensor, at_end: bool = True) -> Tensor:
+    """The same without gaps between its elements, and with a page after or before it that a CPU must not touch."""
+    if tensor.device.type != "cpu":
+        return tensor
+    size, page = tensor.numel() * tensor.itemsize, mmap.PAGESIZE
+    room = -(-size // page) * page
+    memory = torch.frombuffer(mmap.mmap(-1, room + 2 * page), dtype=torch.uint8)
+    for fence in (0, page + room):
+        assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.data_ptr() + fence), ctypes.c_size_t(page), 0)
+    elements = memory[page : page + room].view(tensor.dtype)
+    begin = elements.storage_offset() + at_end * (room - size) // tensor.itemsize
+    return elements.as_strided(tensor.shape, tensor.stride(), begin).copy_(tensor)
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda tensor: tensor.contiguous(),
     "channels last": channels_last,
@@ -116,6 +132,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded over channels": lambda tensor: tensor[:, :1].expand(tensor.shape),
     "expanded over columns": lambda tensor: tensor[..., :1].expand(tensor.shape),
     "one element everywhere": lambda tensor: tensor.flatten()[:1].view([1] * tensor.dim()).expand(tensor.shape),
+    "before a fence": lambda tensor: fenced(tensor.contiguous()),
+    "after a fence": lambda tensor: fenced(tensor.contiguous(), at_end=False),
+    "channels last, before a fence": lambda tensor: fenced(channels_last(tensor)),
+    "channels last, after a fence": lambda tensor: fenced(channels_last(tensor), at_end=False),
 }
 """Layouts of a tensor. The expanded ones change its values: compute what is expected from the layout's result."""
 

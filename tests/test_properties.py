@@ -73,6 +73,7 @@ def laid_out(values: Tensor, layout: Layout) -> Tensor:
         along.before + size * along.step + along.after for size, along in zip(values.shape, dimensions, strict=True)
     ]
     memory = torch.zeros([sizes[number] for number in layout.order], dtype=values.dtype, device=values.device)
+    memory = samples.fenced(memory, at_end=dimensions[0].stride_of_one % 4 > 0)
     view = memory.permute([layout.order.index(number) for number in range(values.dim())])
     for number, (size, along) in enumerate(zip(values.shape, dimensions, strict=True)):
         view = view.narrow(number, along.before, size * along.step)
