@@ -11,7 +11,6 @@ from torch_dmlpool.backends.reference_windows import are_ints, covers
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 __all__ = ["decompositions"]
-
 _DYNAMIC = ("average_pooling", "max_pooling", "max_pooling_with_indices", "quantized_linear_average_pooling")
 """Operators of which image sizes may be dynamic; batch sizes may be of all."""
 
@@ -20,10 +19,9 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """Give a table for ``ExportedProgram.run_decompositions`` that takes the pooling operators apart.
 
     Returns:
-        A decomposition for each operator. Results are the operators' own: averages within the bound of rule E6, all
-        others equal. The decompositions that PyTorch adds by default take p-norms and unpooling apart, which are made
-        of other operators. With dynamic image sizes averages, maxima, maxima with indices and quantized averages are
-        taken apart, the others stay operators.
+        A decomposition for each operator; p-norms and unpooling, which are made of others, PyTorch takes apart by
+        itself. Results are the operators' own: averages within the bound of rule E6, all others equal. With dynamic
+        image sizes averages, maxima, maxima with indices and quantized averages are taken apart, the others stay.
 
     Raises:
         ValueError: While a program is taken apart: a window that depends on dynamic sizes, unless it covers the whole
@@ -36,7 +34,6 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         >>> program = torch.export.export(layer, (torch.ones(1, 3, 8, 8),)).run_decompositions(decompositions())
         >>> [node.name for node in program.graph.nodes if "dmlpool" in str(node.target)]
         []
-
     """
     operators = [getattr(torch.ops.dmlpool, name).default for name in torch.ops.dmlpool if hasattr(reference, name)]
     return {operator: _decomposition(operator) for operator in operators}

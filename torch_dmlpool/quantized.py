@@ -1,7 +1,6 @@
 """Quantized tensors (``torch.quint8``, ``torch.qint8``): their integers pooled by the integer operator, packed again.
 
-PyTorch has announced their end. This module alone touches them, and it names nothing of them before it is called: on a
-PyTorch without quantized data types the package works, and only these functions refuse.
+PyTorch has announced their end: this module alone touches them, and names nothing of them before it is called.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def quantized_average_pooling(
         rounded half to even before the zero point is added. Padding is the real number 0 whatever the zero point is.
 
     Quantized tensors have no gradient, and torch.compile does not take them: there, and for every new program, use
-    :func:`quantized_linear_average_pooling` on the integers. Of tensors created in here PyTorch (since 2.13) does not
-    warn. A PyTorch without quantized tensors raises a NotImplementedError.
+    :func:`quantized_linear_average_pooling` on the integers. A PyTorch without them raises a NotImplementedError.
 
     >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
     >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()  # 10 + 1.75 / 0.5, half to even
@@ -77,7 +75,6 @@ def average(input: Tensor, window: Window, include_padding: bool, *output: Any) 
     if output_type is None:
         names = operands.names_of(tuple(plain_types))
         raise TypeError(f"output_dtype must be one of {names}, got {operands.name_of(asked)}")
-    window.output_sizes(input.shape[2:])
     scale, zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None
@@ -115,12 +112,10 @@ def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Po
         index_dtype: int32, int64, uint32 or uint64.
 
     Returns:
-        ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and its indices. It is
-        exact: scales are above 0, so that the greatest integer stands for the greatest number. A window that reads no
-        element gives the lowest number that the input's quantization knows.
+        ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and its indices. A window
+        that reads no element gives the lowest number that the input's quantization knows.
 
-    Quantized tensors have no gradient, and torch.compile does not take them: there use :func:`max_pooling`, which takes
-    the integers as they are.
+    Quantized tensors have no gradient, and torch.compile does not take them: there use :func:`max_pooling` of integers.
 
     >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
     >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
@@ -142,7 +137,7 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     quantized_types = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
     operands.check_pooled("input", input, tuple(quantized_types))
     scheme = input.qscheme()
-    if scheme is not torch.per_tensor_affine and scheme is not torch.per_channel_affine:
+    if scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
         name = operands.name_of(scheme)
         raise ArgumentError(f"input must be quantized per_tensor_affine or per_channel_affine, got {name}")
     axis = input.q_per_channel_axis() if scheme is torch.per_channel_affine else CHANNEL_AXIS

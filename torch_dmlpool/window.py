@@ -213,13 +213,10 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     if type(value) is int and least <= value <= LARGEST_ARGUMENT:
         return (value,) * rank
     # What has no order, or is read as one thing, is no list of numbers: it is refused below.
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor, Set, Mapping)):
-        listed = tuple(value)
-        if len(listed) != rank:
-            names = ", ".join(AXIS_NAMES[rank])
-            raise ArgumentError(f"{name} must be one int or {rank} ints ({names}), got {listed}")
-    else:
-        listed = (value,) * rank
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor, Set, Mapping))
+    listed = tuple(value) if is_list else (value,) * rank
+    if len(listed) != rank:
+        raise ArgumentError(f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {listed}")
     numbers = tuple(integer(name, entry, value) for entry in listed)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         if number < least or number > LARGEST_ARGUMENT:

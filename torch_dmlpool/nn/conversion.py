@@ -1,8 +1,4 @@
-"""Models whose pooling becomes this package's: layers are replaced where they stand, calls rerouted inside a region.
-
-A layer stays the object that it is and changes its class alone, so that everything which refers to it goes on doing
-so: names, parents that share it, hooks, optimizers, tables of features.
-"""
+"""Models whose pooling becomes this package's: layers change their class where they stand, calls go elsewhere."""
 
 import contextlib
 import copy
@@ -69,8 +65,8 @@ class Conversion:
 def convert(model: Module, *, inplace: bool = True) -> Conversion:
     """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this package's.
 
-    A layer keeps its arguments, hooks, training state, names and parents, and one that stands in several places stays
-    one. A ``state_dict`` from before loads after and the other way round, as pooling layers keep nothing in it.
+    A layer stays the object that it is and changes its class alone: it keeps its arguments, hooks, training state,
+    names and parents. A ``state_dict`` from before loads after and the other way round.
 
     Args:
         model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not found, nor are
@@ -81,8 +77,7 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         A :class:`Conversion`: the model, what was replaced, and what was left and why. Left is a subclass of a torch.nn
         layer (but timm's ``AvgPool2dSame`` and ``MaxPool2dSame``, which are known), a layer whose ``forward`` was
         overridden, one with arguments that this package refuses or understands differently (LPPool unless its norm is
-        even, MaxUnpool where windows overlap), and every kind of pooling that it lacks. Layers that are this package's
-        already are not listed.
+        even, MaxUnpool where windows overlap), and every kind of pooling that it lacks.
 
     Raises:
         TypeError: ``model`` is no ``torch.nn.Module``, or ``inplace`` no bool.
@@ -99,7 +94,6 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         replaced 1, left 1
           replaced  1  MaxPool2d: training keeps 1 byte per output, not 8 and the input
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
-
     """
     if not isinstance(model, Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -183,8 +177,8 @@ class _Region(TorchFunctionMode, contextlib.ContextDecorator):
         kwargs = kwargs or {}
         ours, dtypes = _ROUTES.get(func, (func, ()))
         input = args[0] if args else kwargs.get("input")
-        is_taken = ours is not func and isinstance(input, Tensor) and input.dtype in dtypes
-        is_taken = is_taken and input.layout is torch.strided and not input.is_nested and kwargs.get("out") is None
+        is_taken = isinstance(input, Tensor) and input.dtype in dtypes and kwargs.get("out") is None
+        is_taken = is_taken and input.layout is torch.strided and not input.is_nested
         return (ours if is_taken else func)(*args, **kwargs)
 
 
@@ -214,6 +208,5 @@ def rerouted(function: Callable[..., Any] | None = None) -> Any:
         ...     pooled = torch.nn.functional.max_pool2d(image, 2)
         >>> pooled.grad_fn.name()
         'MaxPoolingBackward'
-
     """
     return _Region() if function is None else _Region()(function)

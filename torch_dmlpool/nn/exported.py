@@ -1,8 +1,4 @@
-"""Exported programs: where quantized numbers are pooled as real ones, they are pooled as the integers that they are.
-
-A quantized program in PyTorch's reference form dequantizes before every operator and quantizes after it. Around an
-average pool, ``dequantize → average pool → quantize`` is what one operator of this package computes on the integers.
-"""
+"""Exported programs, quantized in PyTorch's reference form: averages of integers instead of dequantized numbers."""
 
 import copy
 import math
@@ -36,20 +32,17 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
 
     Args:
         program: An exported program with the operators ``quantized_decomposed.dequantize_per_tensor`` and
-            ``quantize_per_tensor`` (or ``…_per_channel``, along the channels) around ``aten.avg_pool1d``, ``2d``,
-            ``3d``, their adaptive forms where all windows are alike, the mean over all spatial dimensions where they
-            are kept, or ``dmlpool.average_pooling``: what PyTorch's quantization of exported programs makes.
+            ``quantize_per_tensor`` (or ``…_per_channel``, along the channels) around ``aten.avg_pool1d`` to ``3d``,
+            their adaptive forms where all windows are alike, the mean over all spatial dimensions where they are kept,
+            or ``dmlpool.average_pooling``: what PyTorch's quantization of exported programs makes.
 
     Returns:
-        A new program with the same signature, weights and names. The one given is not changed.
+        A new program with the same signature, weights and names. Results differ by one step of the output at most, and
+        only where rounding errors of the float program decide. What else needs a dequantized tensor or an average
+        keeps it. Limits narrower than the output's type become a clamp.
 
     Raises:
         TypeError: ``program`` is no ``torch.export.ExportedProgram``.
-
-    Results differ from the float program's where that one's rounding errors decide, by one step of the output at most;
-    they are equal where all of its arithmetic is exact, as it is with scales and divisors that are powers of two. A
-    dequantized tensor or an average that is needed elsewhere stays for the others. Limits narrower than the output's
-    type become a clamp.
 
     Left as they are: types other than int8 and uint8, averages in another type than float32, unbatched ones, ones with
     ``divisor_override``, other axes than the channels, scales and zero points that are computed in the program or that
@@ -68,7 +61,6 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
         >>> program = dmlpool.nn.integer_pooling(torch.export.export(Model(), (image,)))
         >>> program.module()(image)
         tensor([[[[10]]]], dtype=torch.uint8)
-
     """
     if not isinstance(program, ExportedProgram):
         raise TypeError(f"program must be a torch.export.ExportedProgram, got {type(program).__name__}")

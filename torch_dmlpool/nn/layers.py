@@ -1,8 +1,7 @@
 """torch.nn's pooling layers on this package's operators: subclasses that keep no state of their own.
 
-A bad argument is refused when the layer is built. The window made for that is thrown away; ``forward`` builds it again
-from the attributes, so a changed attribute is honoured, and repr, state_dict and pickle stay torch's. Each family is
-defined once; its classes for one, two and three dimensions follow it.
+A bad argument is refused when the layer is built. ``forward`` builds the window again from the attributes, so a changed
+one is honoured. Each family is defined once; its classes for one, two and three dimensions stand at the end.
 """
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ class _AvgPool(Pool):
 class _LPPool(Pool):
     """:class:`torch.nn.LPPool{rank}d` on ``{batched}`` or ``{unbatched}``, with the norms of DirectML and ONNX.
 
-    They are the root of the sum of ``|x| ** norm_type``; :func:`torch_dmlpool.nn.functional.lp_pool{rank}d` says where
-    PyTorch's differ.
+    :func:`torch_dmlpool.nn.functional.lp_pool{rank}d` says where PyTorch's differ.
 
     Args:
         norm_type: The norm's exponent, at least 1, or ``math.inf``.

@@ -1,8 +1,4 @@
-"""Average pooling between integer layers: of int8 and uint8 tensors with the layer's scales, and of quantized tensors.
-
-A layer keeps its scales and zero points as buffers: ``input_scale`` and ``input_zero_point`` for plain tensors (a
-quantized tensor brings its own), ``output_scale`` and ``output_zero_point``, which are the input's where they are None.
-"""
+"""Average pooling between integer layers: of int8 and uint8 with the layer's scales, and of quantized tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +21,10 @@ __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
 class _AvgPool(Pool):
     """:class:`torch.nn.AvgPool{rank}d` of integers that stand for ``scale * (integer - zero_point)``.
 
-    It takes int8 and uint8 tensors, ``{batched}`` or ``{unbatched}``, and gives what
-    :func:`~torch_dmlpool.quantized_linear_average_pooling` gives; and it takes quantized tensors (quint8, qint8), which
-    bring ``input_scale`` and ``input_zero_point`` of their own, and gives what
-    :func:`~torch_dmlpool.quantized_average_pooling` gives. Scales and zero points are buffers, so that a ``state_dict``
-    holds them. One loaded from another layer brings its number of entries along.
+    It is :func:`~torch_dmlpool.quantized_linear_average_pooling` of int8 and uint8 tensors, ``{batched}`` or
+    ``{unbatched}``, and :func:`~torch_dmlpool.quantized_average_pooling` of quantized tensors (quint8, qint8), which
+    bring ``input_scale`` and ``input_zero_point`` of their own. Scales and zero points are buffers, so that a
+    ``state_dict`` holds them. One loaded from another layer brings its number of entries along.
 
     Args:
         {window}
@@ -80,8 +75,7 @@ class _AvgPool(Pool):
     @classmethod
     def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
         """The layer with the window of a float ``layer``, torch.nn's or this package's, and the scales given here."""
-        kind = getattr(torch.nn, cls.__name__)
-        if not isinstance(layer, kind):
+        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
             raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
         divisor = getattr(layer, "divisor_override", None)
         if divisor is not None:
@@ -125,10 +119,9 @@ class _AvgPool(Pool):
             parameter = parameter.to(torch.int64)
         checked = operands.checked_zero_point(name, parameter, torch.int64, like)
         zero_point = torch.as_tensor(0 if checked is None else checked, dtype=torch.int64, device=device).reshape(-1)
-        dtype = self.output_dtype if name.startswith("output") else None
-        if dtype is None:
-            dtype = torch.int8 if is_readable(zero_point) and bool((zero_point < 0).any()) else torch.uint8
-        quantized.narrowed(name, zero_point, dtype)
+        is_negative = is_readable(zero_point) and bool((zero_point < 0).any())
+        own = self.output_dtype if name.startswith("output") else None
+        quantized.narrowed(name, zero_point, own or (torch.int8 if is_negative else torch.uint8))
         return zero_point
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
