@@ -22,14 +22,13 @@ from torch_dmlpool.backends import cpu
 BACKENDS = {"reference": "PyTorch", "triton": "Triton", "cpu": "compiled"}
 SHAPE = (4, 64, 56, 56)
 FORWARD, TRAINING = "pool(image, *window)", "pool(image, *window).backward(gradient)"
-CONTESTS = {
+CONTESTS = {  # function, window, stride and padding, and what is timed
     "max, window 3, stride 2": ("max_pool2d", (3, 2, 1), FORWARD),
     "max, window 3, stride 2, forward and backward": ("max_pool2d", (3, 2, 1), TRAINING),
     "max, window 13, stride 1": ("max_pool2d", (13, 1, 6), FORWARD),
     "average, window 3, stride 1": ("avg_pool2d", (3, 1, 1), FORWARD),
     "average, window 3, stride 1, forward and backward": ("avg_pool2d", (3, 1, 1), TRAINING),
 }
-"""Function, window, stride and padding, and what is timed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         print(f"\n{device}{name}: served by the {BACKENDS[serving]} backend")
         for name, difference in checked(device):
-            right = right and difference is None
+            right = right and not difference
             print(f"  FAILED {name}\n    {difference}" if difference else f"  ok {name}")
         if not options.no_timing:
             print(f"  milliseconds for float32 of shape {SHAPE}, and how many times as long ATen takes")
@@ -107,7 +106,6 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
 
 
 def median(module: Any, name: str, device: torch.device) -> float:
-    """Seconds that a module's function takes in a contest."""
     function, window, statement = CONTESTS[name]
     image = torch.randn(SHAPE, dtype=torch.float32, device=device, requires_grad=statement is TRAINING)
     pool = getattr(module, function)

@@ -27,10 +27,8 @@ __all__ = [
     "max_pooling", "max_pooling_grad", "max_unpooling", "quantized_linear_average_pooling",
 ]  # fmt: skip
 
-Integers: TypeAlias = int | Sequence[int]
-"""One int for every spatial dimension, or one per dimension in ``D, H, W`` order."""
-OutputSize: TypeAlias = int | Sequence[int | None] | None
-"""One int for every spatial dimension, or one per dimension; None keeps the input's size."""
+Integers: TypeAlias = int | Sequence[int]  # one for every spatial dimension, or one each in D, H, W order
+OutputSize: TypeAlias = int | Sequence[int | None] | None  # likewise; None keeps the input's size
 Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 

@@ -18,9 +18,7 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_compiling
 
-LARGEST_ARGUMENT = 2**31 - 1
-"""Window arguments above this are refused, so that 32-bit kernels can hold every one of them."""
-
+LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
@@ -142,10 +140,10 @@ class Window:
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             outputs.append(axis.output_size(size))
             if outputs[-1] < 1:
-                padded = f"{axis.start_padding} + {size} + {axis.end_padding}"
                 raise ArgumentError(
                     f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
-                    f"{axis.dilation} spans {axis.extent} positions, but the padded input has only {padded}"
+                    f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
+                    f"{axis.start_padding} + {size} + {axis.end_padding}"
                 )
         return tuple(outputs)
 

@@ -27,12 +27,10 @@ from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_spatial_sizes, entries, shared
 
-Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
-"""Padding on both sides alike, as ``(start, end)`` pairs, or as a word."""
+Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]  # of both sides, or pairs
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _DIRECTML = {name: torchs for torchs, names in PYTORCHS_NAMES.items() for name in names.split(" and ")}
-"""DirectML's names of arguments, and PyTorch's."""
 _WINDOW = """\
 kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
     stride: Elements from one window to the next; ``kernel_size`` unless given.
@@ -53,17 +51,15 @@ def _for_one_to_three(
 ) -> Callable[[Callable[Concatenate[int, Tensor, _P], _R]], tuple[Callable[Concatenate[Tensor, _P], _R], ...]]:
     """The 1d, 2d and 3d of a function, which takes that number and what is pooled, of these data types."""
 
-    def of_rank(
-        function: Callable[Concatenate[int, Tensor, _P], _R], rank: int
-    ) -> Callable[Concatenate[Tensor, _P], _R]:
-        def pool(input: Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def of_rank(function: Any, rank: int) -> Any:
+        def pool(input: Tensor, *args: Any, **kwargs: Any) -> Any:
             try:
                 batched, added = with_batch(name, rank, input, types)
                 output = function(rank, batched, *args, **kwargs)
                 return output if added is None else without(output, added)
             except TypeError:
                 if isinstance(input, Proxy):  # torch.fx.symbolic_trace keeps the call whole, as it keeps nn's layers
-                    return cast(_R, input.tracer.create_proxy("call_function", pool, (input, *args), kwargs))
+                    return input.tracer.create_proxy("call_function", pool, (input, *args), kwargs)
                 wrong = next((given for given in kwargs if given in _DIRECTML), None)
                 if wrong is None:
                     raise
@@ -72,7 +68,7 @@ def _for_one_to_three(
         name = pool.__name__ = pool.__qualname__ = re.sub("pool", f"pool{rank}d", function.__name__, count=1)
         _, *parameters = inspect.signature(function).parameters.values()
         pool.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
-        pool.__doc__ = described(inspect.cleandoc(function.__doc__ or ""), rank)
+        pool.__doc__ = described(inspect.cleandoc(function.__doc__), rank)
         pool.__annotations__ = {given: kind for given, kind in function.__annotations__.items() if given != "rank"}
         return pool
 
@@ -104,8 +100,7 @@ def with_batch(function: str, rank: int, input: Tensor, types: tuple[torch.dtype
             # The batch's stride is what says that channels lie innermost, and PyTorch keeps that layout.
             input = volume.movedim(0, -1).unsqueeze(0).movedim(-1, 1)
     elif dimensions != rank + 2:
-        axes = ", ".join(AXIS_NAMES[rank])
-        shape = tuple(input.shape)
+        axes, shape = ", ".join(AXIS_NAMES[rank]), tuple(input.shape)
         raise ArgumentError(f"{function}: input must be (N, C, {axes}) or, unbatched, (C, {axes}), got shape {shape}")
     if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
         # Rows in (N, W, C) order stay so, as in PyTorch: they are pooled as images of one row.
@@ -139,10 +134,9 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
 
 
 def _output_size(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
-    """``output_size`` checked, for what is pooled."""
     if batched.dim() == rank + 2:
         return operands.checked_output_size(shared(output_size), batched)
-    return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))
+    return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))  # of rows with a height
 
 
 @_for_one_to_three(operands.FLOAT_TYPES)
@@ -161,10 +155,6 @@ def avg_pool(
     """Averages over windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5)
-    >>> avg_pool{rank}d(row, ({ones}3), stride=2).flatten()
-    tensor([2., 4.])
-    >>> avg_pool{rank}d(row, ({ones}2), stride=1, dilation=3).flatten()
-    tensor([2.5000, 3.5000])
     >>> avg_pool{rank}d(row, ({ones}2), padding="same", stride=1, count_include_pad=False).flatten()
     tensor([1.5000, 2.5000, 3.5000, 4.5000, 5.0000])
     """

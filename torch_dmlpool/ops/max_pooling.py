@@ -40,7 +40,6 @@ def _check_indices(taps: Tensor, sizes: Sequence[int], window: Window, dtype: to
 
 
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
-    """Of the gradient that arrives at the forward output."""
     operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
     operands.check_sizes("input_gradient", input_gradient, _check(input, window), input)
     operands.tap_dtype(window.taps)

@@ -109,7 +109,6 @@ unique_positions: Operator = Operator(
     dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of several alike."""
-
 gather_positions: Operator = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
@@ -118,7 +117,6 @@ gather_positions: Operator = Operator(
     adjoint=lambda input, _, bins: (scatter_positions, (input.shape[2:], bins, operands.is_channels_last(input))),
 )
 """The element of ``input`` at each position, 0 where there is none."""
-
 scatter_positions: Operator = Operator(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool channels_last) "
     "-> Tensor",

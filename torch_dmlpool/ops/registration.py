@@ -94,29 +94,20 @@ class Operator:
     Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``. Tensors come first.
     """
 
-    schema: str
-    """With ``WINDOW`` for the six window arguments."""
-    types: Sequence[tuple[torch.dtype, ...]]
-    """The data types of each tensor."""
-    check: Callable[..., Sequence[int]]
-    """Refuses arguments that do not fit, and returns the sizes of the results."""
+    schema: str  # with WINDOW for the six window arguments
+    types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
+    check: Callable[..., Sequence[int]]  # refuses arguments that do not fit, and returns the sizes of the results
     _: KW_ONLY
-    complete: Callable[..., tuple[Any, ...]] | None = None
-    """Fills in arguments that stand for sizes of the input."""
-    dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
-    """The data type of each result; one of the first tensor's if None."""
-    layout_of: int = 0
-    """The number of the tensor whose layout results have, where no argument says whether they are ``channels_last``."""
-    vmap: Callable[..., Any] | None = None
-    """The operator over batches; if None they are merged into the samples."""
+    complete: Callable[..., tuple[Any, ...]] | None = None  # fills in arguments that stand for sizes of the input
+    dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None  # of each result; None for one of the first tensor's
+    layout_of: int = 0  # the tensor whose layout results have, where no argument says whether they are channels_last
+    vmap: Callable[..., Any] | None = None  # the operator over batches; None to merge them into the samples
+    # Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
     adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
-    """Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors."""
+    # Of one that returns elements with what it chose: the linear operator that chooses so again, and its arguments.
     tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
-    """Of one that returns elements with what it chose: the linear operator that chooses so again, and its arguments."""
-    recorded_by: Operator | None = None
-    """Of one that chooses without saying what: the operator that says it, for the derivative."""
-    differentiable: Callable[..., Any] | None = None
-    """Computes the result by other operators where a derivative is wanted."""
+    recorded_by: Operator | None = None  # of one that chooses without saying what: the operator that says it
+    differentiable: Callable[..., Any] | None = None  # the result by other operators, where a derivative is wanted
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
