@@ -51,7 +51,7 @@ def recorded(target: str = "sm_90") -> Iterator[list[Launched]]:
         ]  # fmt: skip
         aligned = tuple(i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.data_ptr() % 16 == 0)
         kernel = backend.kernel_named(*how.kernel.split("."))
-        request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants), how.num_warps)
+        request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants))
         record.append(Launched(request, how.programs, sum(size_of(each) for each in tensors.values())))
 
     with (

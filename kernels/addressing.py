@@ -56,6 +56,13 @@ def place_of_lane(lane, C, columns, rows, depths, RANK: tl.constexpr, CHANNELS: 
 
 
 @triton.jit
+def place_along(lane, INNER, groups):
+    """``(group, inner, outer)`` of a lane: groups of outputs along an axis, with INNER vectors further in."""
+    q = lane // INNER
+    return q % groups, lane % INNER, (q // groups).to(tl.int64)
+
+
+@triton.jit
 def source_plane(outer, C, sn, sc, CHANNELS: tl.constexpr):
     """Vectors before a lane's plane or sample in a tensor of any strides: 64 bits, as tensors may have so many."""
     if CHANNELS:

@@ -12,7 +12,7 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 VECTOR_BYTES = 16  # the widest load and store there is
-LANES = 128  # 4 warps of 32: fewer lanes than threads would send tl.split through shared memory
+LANES = 128  # 4 warps of 32 or 2 of 64: fewer lanes than threads would send tl.split through shared memory
 LANES_ENOUGH = 98_304  # 23 warps on each of 132 multiprocessors hide memory's latency: below that lanes own fewer rows
 WIDE_FROM = 2**31 - 2**24  # 32-bit arithmetic below this; the margin holds the lanes and tiles past the end
 
@@ -32,7 +32,6 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     size_types: tuple[str, ...]  # "i32" or "i64"
     results: int  # elements that it writes, or of each where it writes two
-    num_warps: int = 4
 
     @classmethod
     def of_lanes(cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]) -> Launch:
@@ -93,13 +92,13 @@ class Request(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Spatial sizes of the source."""
-        return three_sizes(self.shape[2:])
+        """Spatial sizes of the source, as of the results 1 along missing leading axes."""
+        return (1,) * (5 - len(self.shape)) + self.shape[2:]  # type: ignore[return-value]
 
     @property
     def targets(self) -> tuple[int, int, int]:
         """Spatial sizes of the results."""
-        return three_sizes(self.target_sizes)
+        return (1,) * (3 - self.rank) + self.target_sizes  # type: ignore[return-value]
 
     @property
     def vector(self) -> int:
@@ -185,11 +184,6 @@ def farthest(inputs: int, outputs: int, axis: Axis) -> int:
     """The largest number in the arithmetic of positions along an axis."""
     last = max(inputs, outputs * axis.stride) + axis.start + axis.end + axis.extent - 1 + axis.stride
     return max(last, axis.stride**2)
-
-
-def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
-    """Spatial sizes with missing leading axes filled in by 1."""
-    return (1,) * (3 - len(sizes)) + tuple(sizes)  # type: ignore[return-value]
 
 
 def five_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, int, int]:

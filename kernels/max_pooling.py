@@ -1,8 +1,13 @@
-"""Max pooling on the GPU, windows unrolled at compile time.
+"""Max pooling on the GPU: windows unrolled at compile time, or axis by axis where they are too large, and bins.
 
 Beside a maximum travels, where it is wanted, the number of the position that gave it. A later candidate replaces an
 earlier one only where it is strictly greater or the first NaN: the first tap in row-major order wins (M2, M3).
+
+Axis by axis there is one pass for each, a loop over its own taps: a window costs the sum of its sizes, not their
+product. A tap's number grows by the outer axis' part in each pass; -1 marks what is outside the input until the last.
 """
+
+# ruff: noqa: E741  (I and O are an axis' sizes)
 
 from __future__ import annotations
 
@@ -11,13 +16,18 @@ import triton.language as tl
 
 from .addressing import (
     as_block,
+    bin_start,
+    bin_stop,
     first_tap_inside,
     first_vector,
     lane_numbers,
     launched,
+    load_filled,
     load_row,
     lowest,
+    place_along,
     place_of_lane,
+    rounded,
     source_plane,
     store_row,
     target_plane,
@@ -271,3 +281,109 @@ def max_tile(
         store_row(y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B)
         if WITH_TAPS:
             store_row(t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B)
+
+
+@launched(4)
+def max_axis(
+    x, inner, y, t, lanes, INNER, I, O, bound, below,
+    AXIS: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, R: tl.constexpr,
+    V: tl.constexpr, WITH_TAPS: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Maxima along one axis, of O windows (or adaptive BINS) over I elements; a lane owns R outputs by V.
+
+    Axes are pooled innermost first, so that of equal maxima the first is kept. ``inner`` holds the numbers that the
+    axes further in have found (unused on the FIRST pass), -1 where a window has been empty; ``t`` gets ``k * below``
+    more, k the tap, for bins the position along the axis. All are dense, with INNER vectors between neighbours along
+    the axis. With R above 1 windows overlap (dilation 1) and share their core, of which ``bound`` elements at most are
+    read, or else of a window.
+    """
+    K: tl.constexpr = AXIS.window
+    S: tl.constexpr = AXIS.stride
+    J: tl.constexpr = AXIS.dilation
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    group, within, outer = place_along(lane, INNER, (O + R - 1) // R)
+    vector = tl.arange(0, V)[None, :]
+    source = ((outer * I * INNER + within) * V)[:, None] + vector
+    target = ((outer * O * INNER + within) * V)[:, None] + vector
+    CORE: tl.constexpr = (R - 1) * S
+    CODE: tl.constexpr = tl.int64 if t.dtype.element_ty == tl.int64 else tl.int32
+    before = ()
+    before_taps = ()
+    if BINS:
+        start = bin_start(group, I, O)
+        count = bin_stop(group, I, O) - start
+        first = group * 0
+    else:
+        start = group * (R * S) - AXIS.start
+        count = K
+        first = first_tap_inside(start, K, J) if R == 1 else group * 0 + CORE
+    row = (x, inner, source, start, I, INNER, below)
+    if R > 1:
+        m, i = element(row, CORE - 1, live, J, BINS, FIRST, V, CODE, WITH_TAPS)
+        for step in tl.static_range(CORE):
+            if step > 0:
+                v, j = element(row, CORE - 1 - step, live, J, BINS, FIRST, V, CODE, WITH_TAPS)
+                m, i = better_inside(v, j, m, i, WITH_TAPS)
+            if (step + 1) % S == 0:
+                before = (m,) + before
+                before_taps = (i,) + before_taps
+    ok = live & (first < count)
+    core, tap = element(row, first, ok, J, BINS, FIRST, V, CODE, WITH_TAPS)
+    for k in range(1, bound):
+        ok = live & (first + k < count)
+        v, j = element(row, first + k, ok, J, BINS, FIRST, V, CODE, WITH_TAPS)
+        core, tap = better_inside(core, tap, v, j, WITH_TAPS)
+    for j in tl.static_range(R):
+        if j > 0:
+            for k in tl.static_range(S):
+                v, i = element(row, K + (j - 1) * S + k, live, J, BINS, FIRST, V, CODE, WITH_TAPS)
+                core, tap = better_inside(core, tap, v, i, WITH_TAPS)
+        m = core
+        i = tap
+        if j < R - 1:
+            m, i = better_inside(before[j], before_taps[j], core, tap, WITH_TAPS)
+        o = group * R + j
+        at = target + ((o * INNER) * V)[:, None]
+        ok = (live & (o < O))[:, None]
+        tl.store(y + at, rounded(m, y.dtype.element_ty), mask=ok)
+        if WITH_TAPS:
+            i = tl.where(i < 0, 0 if LAST else -1, i - j * S * below)
+            tl.store(t + at, i.to(t.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def element(
+    row, k, live, J: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr, V: tl.constexpr, CODE: tl.constexpr,
+    WITH_TAPS: tl.constexpr,
+):  # fmt: skip
+    """Element ``k`` taps on from a row's start and its number in the taps' terms; the lowest value and -1 outside."""
+    x, inner, source, start, I, INNER, below = row
+    TYPE: tl.constexpr = compared(x.dtype.element_ty, True)
+    position = start + k * J
+    ok = (live & (position >= 0) & (position < I))[:, None]
+    at = source + ((position * INNER) * V)[:, None]
+    v = comparable(load_filled(x + at, ok, lowest(x.dtype.element_ty), TYPE), WITH_TAPS)
+    i = tl.zeros_like(at).to(CODE)
+    if WITH_TAPS:
+        number = position if BINS else (position - start) // J
+        i = (i + (number.to(CODE) * below)[:, None]).to(CODE)
+        if not FIRST:
+            so_far = tl.load(inner + at, mask=ok, other=-1).to(CODE)
+            ok = ok & (so_far >= 0)
+            i = i + so_far
+        i = tl.where(ok, i, -1).to(CODE)
+    return v, i
+
+
+@triton.jit
+def better_inside(m, i, v, j, WITH_TAPS: tl.constexpr):
+    """``better``, but anything inside the input beats what is not (number -1), even if neither is greater."""
+    if WITH_TAPS:
+        wins = v > m
+        if m.dtype.is_floating():
+            wins = (m == m) & ~(v <= m)  # greater, or the first NaN
+        wins = wins | ((i < 0) & (j >= 0))
+        return tl.where(wins, v, m), tl.where(wins, j, i)
+    else:
+        return better(m, i, v, j, False, False)

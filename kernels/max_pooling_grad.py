@@ -1,10 +1,12 @@
-"""The gradient of max pooling on the GPU, and what taps point at.
+"""The gradient of max pooling on the GPU, whole or axis by axis, and what taps point at.
 
 The gradient is a gather: every input element asks the windows that cover it whether their winning tap is the one that
 lies on it, and adds up the gradients of those that say yes (M5). Nothing is written twice and nothing needs zeroing
 first, so results are the same run after run. A window without a tap inside the input has tap 0, which then lies
 outside: it sends nothing.
 """
+
+# ruff: noqa: E741  (I and O are an axis' sizes)
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ import triton.language as tl
 
 from .addressing import (
     as_block,
+    first_covering,
     first_vector,
     lane_numbers,
     launched,
     load_row,
+    place_along,
     place_of_lane,
+    rounded,
     source_plane,
     split_columns,
     store_row,
     target_plane,
+    widened,
 )
 
 
@@ -203,3 +209,53 @@ def at_taps(
     at = n.to(tl.int64)[:, None] * xn + c.to(tl.int64) * xc + (d * xd + h * xh + w * xw)
     result = tl.load(x + at, mask=ok, other=0) if ELEMENTS else tl.where(ok, at, -1)
     tl.store(y + own, result.to(y.dtype.element_ty), mask=live)
+
+
+@launched(4)
+def grad_axis(
+    g, t, dx, rest, lanes, INNER, I, O, bound,
+    AXIS: tl.constexpr, COMMON: tl.constexpr, INVERSE: tl.constexpr, BELOW: tl.constexpr, LAST: tl.constexpr,
+    WIDE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs along that axis.
+
+    A tap is k * BELOW + what the inner axes' taps are; the inputs' gradients go to dx, and what is left of the taps of
+    those that won there, all alike, to ``rest`` unless this axis is the LAST. All are dense, with INNER elements
+    between neighbours along the axis; ``bound`` is the most windows that reach one input.
+    """
+    K: tl.constexpr = AXIS.window
+    S: tl.constexpr = AXIS.stride
+    J: tl.constexpr = AXIS.dilation
+    SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
+    lane = lane_numbers(B, WIDE)
+    live = lane < lanes
+    position, within, outer = place_along(lane, INNER, I)
+    gradients = g + (outer * O * INNER + within)
+    taps = t + (outer * O * INNER + within)
+    # The window numbers fall as the taps rise; those past the last window are stepped over at once.
+    tap_number, o, exists = first_covering(position + AXIS.start, S, J, COMMON, INVERSE)
+    skipped = tl.maximum(o - O + J // COMMON, 0) // (J // COMMON)
+    tap_number += skipped * (S // COMMON)
+    o -= skipped * (J // COMMON)
+    # As many as both progressions have left: taps below K, windows from 0 on.
+    TAP_STEP: tl.constexpr = S // COMMON
+    STEP: tl.constexpr = J // COMMON
+    windows = tl.minimum(tl.maximum(K + TAP_STEP - 1 - tap_number, 0) // TAP_STEP, tl.maximum(o + STEP, 0) // STEP)
+    windows = tl.where(live & exists, windows, 0)
+    at = o * INNER
+    first_tap = tap_number * BELOW
+    total = tl.zeros([B], SUM)
+    left = tl.zeros([B], tl.int32)
+    for m in range(0, bound):
+        tap = tl.load(taps + at, mask=m < windows, other=-1).to(tl.int32)
+        below = tap - first_tap
+        wins = (m < windows) & (tap >= 0) & (below >= 0) & (below < BELOW)
+        # The gradients of windows won elsewhere are not even read.
+        total += widened(tl.load(gradients + at, mask=wins, other=0.0), SUM)
+        left = tl.where(wins, below, left).to(tl.int32)
+        first_tap += TAP_STEP * BELOW
+        at -= STEP * INNER
+    own = outer * I * INNER + within + position.to(tl.int64) * INNER
+    tl.store(dx + own, rounded(total, dx.dtype.element_ty), mask=live)
+    if not LAST:
+        tl.store(rest + own, left.to(rest.dtype.element_ty), mask=live)

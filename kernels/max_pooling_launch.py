@@ -156,7 +156,7 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
         }  # fmt: skip
         sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
         below *= along.source if bins else axis.window
-        launches.append(Launch.of_lanes("max_pooling_axis.max_axis", along.results, sizes, constants))
+        launches.append(Launch.of_lanes("max_pooling.max_axis", along.results, sizes, constants))
     return launches
 
 
@@ -212,7 +212,7 @@ def _grad_axes(request: Request) -> list[Launch]:
         }  # fmt: skip
         bound = min(reach.count, divided(along.source, reach.output_step))
         sizes = (lanes, along.inner, along.targets, along.source, bound)
-        launches.append(Launch.of_lanes("max_pooling_axis.grad_axis", lanes, sizes, constants))
+        launches.append(Launch.of_lanes("max_pooling_grad.grad_axis", lanes, sizes, constants))
     return launches
 
 

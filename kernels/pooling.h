@@ -73,7 +73,7 @@ struct Problem {
     int64_t planes, lanes;
     Axis axes[3];
     Counting counting;
-    int64_t type;  // of the first tensor: a number of DATA_TYPES in backends/cpu_library.py
+    int64_t type;  // of the first tensor: a number of DATA_TYPES in backends/cpu.py
     int64_t bytes, numbering;  // of winners, taps or positions
 
     const Axis &d() const { return axes[0]; }
@@ -234,7 +234,7 @@ struct Type {
     using type = T;
 };
 
-// By their numbers, those of DATA_TYPES in backends/cpu_library.py.
+// By their numbers, those of DATA_TYPES in backends/cpu.py.
 struct DataType {
     int bytes;
     int64_t infinity;  // its bits, 0 for integers

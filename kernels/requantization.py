@@ -18,11 +18,8 @@ from .addressing import join_columns, split_columns
 from .sums import sliding_sums
 
 NUMBER = tl.constexpr(0)
-"""A scale or zero point is given as a number."""
 ONE = tl.constexpr(1)
-"""It is the one entry of a tensor."""
-EACH = tl.constexpr(2)
-"""It is a tensor of one entry per channel."""
+"""How a scale or zero point is given: as a number, or as the one entry of a tensor; else one per channel."""
 LARGEST_FACTOR = tl.constexpr(2.0**15)
 """Any sum but 0 times this is cut off at the ends of the type, and no product reaches 2³¹."""
 SNAP = tl.constexpr(1.5 * 2.0**11)

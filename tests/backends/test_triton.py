@@ -66,5 +66,5 @@ def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
     how = a_launch(torch.zeros(1, 1, 8, 16))
     for aligned in (True, False):
         kinds = ((torch.float32, aligned),) * 3
-        compiled, _ = backend._compiled(how.kernel, how.constants, how.size_types, how.num_warps, 0, kinds)
+        compiled, _ = backend._compiled(how.kernel, how.constants, how.size_types, 0, kinds)
         assert ("ld.global.v4" in compiled.asm["ptx"]) is aligned

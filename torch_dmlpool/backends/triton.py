@@ -66,13 +66,13 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
     kinds = [
         (each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, Tensor) else type(each) for each in arguments
     ]  # fmt: skip
-    compiled, constants = _compiled(how.kernel, how.constants, how.size_types, how.num_warps, device, tuple(kinds))
+    compiled, constants = _compiled(how.kernel, how.constants, how.size_types, device, tuple(kinds))
     compiled[(how.programs, 1, 1)](*arguments, *how.sizes, *constants)
 
 
 @cache
 def _compiled(
-    name: str, constants: tuple[tuple[str, Any], ...], size_types: tuple[str, ...], num_warps: int,
+    name: str, constants: tuple[tuple[str, Any], ...], size_types: tuple[str, ...],
     device: int,  # noqa: ARG001 - the current one
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
@@ -85,7 +85,7 @@ def _compiled(
     ]
     by_name = dict(constants)
     # Contraction is said aloud because Triton's default is about to change, and 3.9 warns of that.
-    options = {"num_warps": num_warps // 2 if torch.version.hip else num_warps, "enable_fp_fusion": True}
+    options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
     arguments += [2**30 if each == "i32" else 2**40 for each in size_types]
     compiled = kernel.warmup(*arguments, grid=(1,), **by_name, **options)
     return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch._inductor.lowering import make_reduction
 from torch._inductor.virtualized import V, ops
 
 from torch_dmlpool import operands
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Window
 
 LARGEST_FUSED = 25
 """Taps of the largest window that is an expression. Each tap is computed from what stands before it once more, which is
@@ -27,15 +28,12 @@ def is_sure(condition: Any) -> bool:
     return condition is True or (condition is not False and V.graph.sizevars.statically_known_true(condition))
 
 
-def _expressions(sizes: Sequence[Any]) -> list[Any]:
-    return [size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in sizes]
-
-
 def results() -> list[tuple[list[Any], torch.dtype]]:
     """Sizes and data types of what the operator being lowered returns, from its fake implementation."""
     value = V.graph.current_node.meta["val"]
     fakes = [value] if isinstance(value, torch.Tensor) else value
-    return [(_expressions(fake.shape), fake.dtype) for fake in fakes]
+    as_expression = lambda size: size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)  # noqa: E731
+    return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
 
 
 def _is_served(x: TensorBox) -> bool:
@@ -49,15 +47,12 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
         return None
     lists: list[Any] = [[int(number) for number in entry] for entry in arguments[:5]]
     window = Window.directml(len(sizes), *lists, *arguments[5:])
-    few = window.taps <= LARGEST_FUSED
-    return window if few and all(map(_reads_everywhere, window.axes, sizes)) else None
-
-
-def _reads_everywhere(axis: Axis, size: Any) -> bool:
-    if axis.start_padding >= axis.extent or axis.end_padding >= axis.extent:
-        return False
-    # Taps farther apart than the input is wide may step over it.
-    return axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
+    for axis, size in zip(window.axes, sizes, strict=True):
+        # Taps farther apart than the input is wide may step over it.
+        is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
+        if not is_near or max(axis.start_padding, axis.end_padding) >= axis.extent:
+            return None
+    return window if window.taps <= LARGEST_FUSED else None
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
@@ -65,15 +60,9 @@ def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
     windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
     if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):
         return None
-    covered = []
-    for window, stride, dilation, size in zip(windows, strides, dilations, sizes, strict=True):
-        if is_sure(sympy.Eq(window, size)) and dilation == 1:
-            covered.append(True)
-        elif window == 1 and stride == 1:
-            covered.append(False)
-        else:
-            return None
-    return covered if any(covered) else None
+    covered = [is_sure(sympy.Eq(*pair)) and step == 1 for *pair, step in zip(windows, sizes, dilations, strict=True)]
+    alone = [window == stride == 1 for window, stride in zip(windows, strides, strict=True)]
+    return covered if any(covered) and all(map(operator.or_, covered, alone)) else None
 
 
 def index_type(*sizes: Any) -> torch.dtype:

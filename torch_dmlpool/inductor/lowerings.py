@@ -29,7 +29,7 @@ from torch_dmlpool.inductor.geometry import (
     sum_type,
     tree,
 )
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Window
 
 # Maxima.
 
@@ -66,16 +66,15 @@ def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: to
         if any(axis.start_padding for axis in geometry.axes):
             # Where nothing is above the padding, the first tap inside wins.
             alike = ops.eq(best, ops.constant(lowest, x.get_dtype()))
-            inside = [_first_inside(axis, output) for axis, output in zip(geometry.axes, index[2:], strict=True)]
+            before = [axis.start_padding - at * axis.stride for axis, at in zip(geometry.axes, index[2:], strict=True)]
+            inside = [
+                sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation)) if axis.start_padding else 0
+                for axis, missing in zip(geometry.axes, before, strict=True)
+            ]
             number = ops.where(alike, ops.masked(alike, lambda: numbered(inside), 0), number)
         return number
 
     return pointwise(x, outputs, dtype, winner)
-
-
-def _first_inside(axis: Axis, output: Any) -> Any:
-    missing = axis.start_padding - output * axis.stride
-    return sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation)) if axis.start_padding else sympy.S.Zero
 
 
 def _row_major(sizes: Sequence[Any]) -> list[Any]:
@@ -159,32 +158,27 @@ def _readers(
     if window is None or any(axis.dilation > 1 and axis.window > 1 for axis in window.axes):
         return None
 
+    axes = list(zip(window.axes, sizes, outputs, strict=True))
     backs = list(itertools.product(*(range((axis.window - 1) // axis.stride + 1) for axis in window.axes)))
 
-    def readers(index: Sequence[Any]) -> list[Any]:
-        return [_reader(window.axes, sizes, outputs, index, back) for back in backs]
+    def reader(index: Sequence[Any], back_along: Sequence[int]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The window so many before the last one that reads an element, along each axis."""
+        place, numbers, conditions = list(index[:2]), [], []
+        for (axis, size, count), element, back in zip(axes, index[2:], back_along, strict=True):
+            dtype, padded = index_type(size), element + axis.start_padding
+            output = FloorDiv(padded, axis.stride) - back
+            tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride
+            place.append(output)
+            numbers.append(tap)
+            if axis.start_padding // axis.stride < back:
+                conditions.append(ops.ge(ops.index_expr(output, dtype), ops.constant(0, dtype)))
+            if not is_sure(FloorDiv(size - 1 + axis.start_padding, axis.stride) - back < count):
+                conditions.append(ops.lt(ops.index_expr(output, dtype), ops.index_expr(count, dtype)))
+            if (back + 1) * axis.stride > axis.window:
+                conditions.append(ops.lt(ops.index_expr(tap, dtype), ops.constant(axis.window, dtype)))
+        return place, numbers, conditions
 
-    return readers
-
-
-def _reader(
-    axes: Sequence[Axis], sizes: Sequence[Any], outputs: Sequence[Any], index: Sequence[Any], backs: Sequence[int]
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """The window so many before the last one that reads an element, along each axis."""
-    place, numbers, conditions = list(index[:2]), [], []
-    for axis, size, count, element, back in zip(axes, sizes, outputs, index[2:], backs, strict=True):
-        dtype, padded = index_type(size), element + axis.start_padding
-        output = FloorDiv(padded, axis.stride) - back
-        tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride
-        place.append(output)
-        numbers.append(tap)
-        if axis.start_padding // axis.stride < back:
-            conditions.append(ops.ge(ops.index_expr(output, dtype), ops.constant(0, dtype)))
-        if not is_sure(FloorDiv(size - 1 + axis.start_padding, axis.stride) - back < count):
-            conditions.append(ops.lt(ops.index_expr(output, dtype), ops.index_expr(count, dtype)))
-        if (back + 1) * axis.stride > axis.window:
-            conditions.append(ops.lt(ops.index_expr(tap, dtype), ops.constant(axis.window, dtype)))
-    return place, numbers, conditions
+    return lambda index: [reader(index, back) for back in backs]
 
 
 def _gathered(gradient: TensorBox, readers: Callable[..., Any], term: Callable[..., Any]) -> TensorBox:
@@ -238,7 +232,12 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
     window = small_window(x, sizes[2:], window_arguments)
     if window is None:
         covered = covered_axes(x, sizes[2:], window_arguments)
-        return None if covered is None else _reduced_average(x, covered, divisor or math.prod(window_arguments[0]))
+        if covered is None:
+            return None
+        # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
+        wide = torch.float64 if x.get_device_or_error().type == "cpu" else summed
+        total, count = reduced_over(x, covered, "sum", wide).make_loader(), divisor or math.prod(window_arguments[0])
+        return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
     geometry = Geometry(window, sizes[2:], outputs[2:])
     tap_of = geometry.loader(x, 0.0)
 
@@ -247,14 +246,6 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
         return _divided(total, divisor or geometry.counted(index, include_padding, summed), summed)
 
     return pointwise(x, outputs, dtype, average)
-
-
-def _reduced_average(x: TensorBox, covered: Sequence[bool], divisor: Any) -> TensorBox:
-    # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
-    is_row = x.get_device_or_error().type == "cpu"
-    (outputs, dtype), wide = results()[0], torch.float64 if is_row else sum_type(x.get_dtype())
-    total = reduced_over(x, covered, "sum", wide).make_loader()
-    return pointwise(x, outputs, dtype, lambda index: _divided(total(index), divisor, wide))
 
 
 def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments: Any) -> TensorBox | None:
@@ -280,25 +271,18 @@ def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments:
     return _gathered(gradient, readers, lambda place, _: share_of(place))
 
 
-LOWERINGS: dict[str, Callable[..., Any]] = {
-    "average_pooling": _average_pooling,
-    "average_pooling_grad": _average_pooling_grad,
-    "max_pooling": _max_pooling,
-    "max_pooling_grad_from_taps": _max_pooling_grad_from_taps,
-    "max_pooling_with_taps": _max_pooling,
-}
-
-
-def _or_the_operator(operation: torch._ops.OpOverload, lowering: Callable[..., Any]) -> Callable[..., Any]:
+def _register(operation: torch._ops.OpOverload, lowering: Callable[..., Any]) -> None:
     call = fallback_handler(operation, add_to_fallback_set=False)
 
     def lowered(*arguments: Any, **named: Any) -> Any:
         expression = lowering(*arguments) if is_lowering() and not named else None
         return call(*arguments, **named) if expression is None else expression
 
-    return lowered
+    register_lowering(operation, type_promotion_kind=None)(lowered)
 
 
-for _name, _lowering in LOWERINGS.items():
-    _operation = getattr(torch.ops.dmlpool, _name).default
-    register_lowering(_operation, type_promotion_kind=None)(_or_the_operator(_operation, _lowering))
+_register(torch.ops.dmlpool.average_pooling.default, _average_pooling)
+_register(torch.ops.dmlpool.average_pooling_grad.default, _average_pooling_grad)
+_register(torch.ops.dmlpool.max_pooling.default, _max_pooling)
+_register(torch.ops.dmlpool.max_pooling_with_taps.default, _max_pooling)
+_register(torch.ops.dmlpool.max_pooling_grad_from_taps.default, _max_pooling_grad_from_taps)

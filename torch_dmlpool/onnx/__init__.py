@@ -14,26 +14,13 @@ from typing import Any
 
 import torch
 
-from torch_dmlpool.onnx import averages, maxima
+from torch_dmlpool.onnx import operators
 from torch_dmlpool.onnx.lowering import Emitter
 
 __all__ = ["translations"]
 
-OPERATORS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        averages.average_pooling,
-        averages.lp_pooling,
-        averages.adaptive_average_pooling,
-        averages.quantized_linear_average_pooling,
-        maxima.max_pooling,
-        maxima.max_pooling_with_indices,
-        maxima.max_pooling_with_taps,
-        maxima.max_pooling_indices,
-        maxima.adaptive_max_pooling,
-    )
-}
-"""The function that writes each operator."""
+OPERATORS = {name: getattr(operators, name) for name in torch.ops.dmlpool if hasattr(operators, name)}
+"""The function that writes each operator, of the same name."""
 
 
 def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -71,21 +58,19 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
     """
     if importlib.util.find_spec("onnxscript") is None:
         raise ImportError("translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
-    table: dict[Callable[..., Any], Callable[..., Any]] = {
-        getattr(torch.ops.dmlpool, name).default: _translation(function, exact) for name, function in OPERATORS.items()
-    }
-    return {**table, operator.floordiv: _translation(_floor_division, exact)}
+
+    def translation(function: Callable[..., Any]) -> Callable[..., Any]:
+        # The exporter takes annotated arguments for attributes, and wants a function that has a name.
+        def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
+            return function(Emitter(exact), *arguments, **rest)
+
+        translate.__name__ = function.__name__
+        return translate
+
+    table = {getattr(torch.ops.dmlpool, name).default: translation(function) for name, function in OPERATORS.items()}
+    return {**table, operator.floordiv: translation(_floor_division)}
 
 
 def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
     # The remainder has the divisor's sign, as in Python; without it nothing is left to round.
     return emit.op.Div(dividend - emit.op.Mod(dividend, divisor), divisor)
-
-
-def _translation(function: Callable[..., Any], exact: bool) -> Callable[..., Any]:
-    # The exporter takes annotated arguments for attributes, and wants a function that has a name.
-    def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
-        return function(Emitter(exact), *arguments, **rest)
-
-    translate.__name__ = function.__name__
-    return translate

@@ -44,18 +44,14 @@ def spatial_sizes(input: Any) -> list[Any]:
     return [size if isinstance(size, int) else None for size in input.shape[2:]]
 
 
-def covered(input: Any, window_size: Sequence[Any]) -> list[bool]:
-    """Which of a window's sizes are the input's own, known before the model runs or not."""
-    whole = []
-    for size, entry in zip(input.shape[2:], window_size, strict=True):
-        if entry is size or isinstance(entry, int) or isinstance(size, int):
-            whole.append(entry == size)
-        else:
-            origin = entry.producer()
-            value = None if origin is None or "node" not in origin.meta else origin.meta["node"].meta.get("val")
-            # Both are printed from PyTorch's own expressions.
-            whole.append(isinstance(value, torch.SymInt) and str(value.node) == size.value)
-    return whole
+def _is_whole(entry: Any, size: Any) -> bool:
+    """Whether a window's size is the input's own, known before the model runs or not."""
+    if entry is size or isinstance(entry, int) or isinstance(size, int):
+        return bool(entry == size)
+    origin = entry.producer()
+    value = None if origin is None or "node" not in origin.meta else origin.meta["node"].meta.get("val")
+    # Both are printed from PyTorch's own expressions.
+    return isinstance(value, torch.SymInt) and str(value.node) == size.value
 
 
 def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
@@ -233,7 +229,5 @@ def _may_be_empty(axis: Axis, size: int | None) -> bool:
 def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
     """Dimensions that the window covers from end to end: there it may be as long as a size that is dynamic."""
     window_size, _, starts, ends, dilations, _ = arguments
-    return [
-        whole and start == 0 and end == 0 and dilation == 1
-        for whole, start, end, dilation in zip(covered(input, window_size), starts, ends, dilations, strict=True)
-    ]
+    along = zip(window_size, input.shape[2:], starts, ends, dilations, strict=True)
+    return [_is_whole(entry, size) and start == end == 0 and step == 1 for entry, size, start, end, step in along]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.onnx import JitScalarType, symbolic_helper
 
-from torch_dmlpool.onnx import OPERATORS, averages, maxima
+from torch_dmlpool.onnx import OPERATORS, operators
 from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
 
 LEAST_OPSET = 18
@@ -41,11 +41,11 @@ def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[.
 _TRANSLATIONS: dict[str, Callable[..., Any]] = {
     **{name: function for name, function in OPERATORS.items() if "taps" not in name and name != "max_pooling_indices"},
     "adaptive_average_pooling": _adaptive(
-        lambda *window: averages.average_pooling(*window, False, None), averages.adaptive_average_pooling
+        lambda *window: operators.average_pooling(*window, False, None), operators.adaptive_average_pooling
     ),
     "adaptive_max_pooling": _adaptive(
-        lambda emit, *window: maxima.max_pooling_with_indices(emit, *window, emit.ir.DataType.INT64, True),
-        maxima.adaptive_max_pooling,
+        lambda emit, *window: operators.max_pooling_with_indices(emit, *window, emit.ir.DataType.INT64, True),
+        operators.adaptive_max_pooling,
     ),
 }
 

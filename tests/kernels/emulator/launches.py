@@ -23,7 +23,7 @@ def launch(how: Any, *arguments: Any) -> None:
             types.append("fp32" if isinstance(argument, float) else "i32")
             bits.append(struct.unpack("<I", struct.pack("<f" if isinstance(argument, float) else "<i", argument))[0])
     aligned = tuple(i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0)
-    made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants, how.num_warps))
+    made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants))
     bits += [size & (2**64 - 1) for size in how.sizes]
     huge = any(segment.data is None for segment in memory.segments)
     programs = range(how.programs - 1 if huge else 0, how.programs)

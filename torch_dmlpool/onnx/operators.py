@@ -1,0 +1,321 @@
+"""What each operator is written as: AveragePool, LpPool, MaxPool, or exact arithmetic."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch_dmlpool.onnx.lowering import Emitter, Pool, bins, elements, reducible, shaped, spatial_sizes
+
+_CHANNELS = 1
+_MOST_EXACT_TAPS = 2**22 // 255
+"""With so many taps a sum still survives its average in float32, the product with the taps, and rounding."""
+_TAPS = ("torch_dmlpool", "Taps")
+"""A node that no runtime has: it holds the indices that taps stand for until an operator asks for them."""
+
+# Averages and norms.
+
+
+def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    wide, dtype = emit.widened(input)
+    return emit.cast(_averages(emit, input, wide, dtype, *arguments), dtype, input.dtype)
+
+
+def _averages(emit: Emitter, input: Any, wide: Any, dtype: Any, *arguments: Any, apart: bool = False) -> Any:
+    """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
+
+    ``apart`` is for quantized averages that ONNX Runtime has no kernel for: of an AveragePool alone between
+    quantization nodes it makes a QLinearAveragePool all the same, and then refuses it.
+    """
+    *window_arguments, include_padding, divisor = arguments
+    op = emit.op
+    if divisor is not None and not isinstance(divisor, int):
+        raise ValueError("divisor_override depends on dynamic sizes, but must be a number for ONNX")
+    reduced = reducible(input, window_arguments) if divisor is None else [False]
+    if all(reduced) and not apart:
+        return op.GlobalAveragePool(wide)
+    if any(reduced):
+        wide = op.ReduceMean(wide, [axis for axis, done in enumerate(reduced, 2) if done], keepdims=1)
+        if all(reduced):
+            return wide
+    pool = Pool(emit, input, window_arguments, reduced, wide)
+    if divisor is not None:
+        return pool.sums(wide, dtype) / emit.constant(float(divisor), dtype)
+    counts_padding = pool.counts_padding(include_padding)
+    if not apart:
+        if counts_padding and not any(pool.overhang):
+            return pool.shares(wide, dtype)
+        if not counts_padding and not pool.is_padded and not pool.may_be_empty:
+            return pool.run("AveragePool", wide, 0.0, dtype)
+    return pool.sums(wide, dtype) / pool.counts(counts_padding, dtype)
+
+
+def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    *window_arguments, p = arguments
+    op = emit.op
+    wide, dtype = emit.widened(input)
+    if _is_whole(input, window_arguments) and float(p).is_integer():
+        return emit.cast(op.GlobalLpPool(wide, p=int(p)), dtype, input.dtype)
+    pool = Pool(emit, input, window_arguments)
+    empty = pool.empty_windows()
+    if p == math.inf:
+        norms = pool.run("MaxPool", op.Abs(wide), 0.0, dtype)[0]
+    elif float(p).is_integer():
+        norms = pool.run("LpPool", wide, 0.0, dtype, p=int(p))
+    else:
+        sums = pool.sums(op.Pow(op.Abs(wide), emit.constant(p, dtype)), dtype)
+        norms = op.Pow(sums, emit.constant(1 / p, dtype))
+    if empty is not None:
+        norms = op.Where(empty, emit.constant(0.0, dtype), norms)
+    return emit.cast(norms, dtype, input.dtype)
+
+
+def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
+    wide, dtype = emit.widened(input)
+    positions, counts = bins(input, output_sizes)
+    inside = [[place < count for place in range(len(positions[0]))] for count in counts]
+    mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
+    sums = emit.op.ReduceSum(emit.op.Where(mask, elements(emit, wide, positions), zero), [-1], keepdims=0)
+    averages = sums / emit.constant([float(count) for count in counts], dtype)
+    return emit.cast(shaped(emit, averages, output_sizes), dtype, input.dtype)
+
+
+def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    input_scale, input_zero_point, output_scale, output_zero_point, *window_arguments = arguments[:-2]
+    include_padding, output_dtype = arguments[-2:]
+    sides = (input_scale, input_zero_point, input.dtype), (output_scale, output_zero_point, output_dtype)
+    if emit.exact:
+        return _exactly(emit, input, sides, window_arguments, include_padding)
+    scalars = all(_is_scalar(scale) and _is_scalar(zero_point) for scale, zero_point, _ in sides)
+    op, dtype = emit.op, emit.ir.DataType.FLOAT
+    scale, zero_point = _parameters(emit, input, *sides[0])
+    real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
+    apart = not scalars or input.dtype != output_dtype or any(dilation != 1 for dilation in window_arguments[4])
+    pooled = _averages(emit, input, real, dtype, *window_arguments, include_padding, None, apart=apart)
+    scale, zero_point = _parameters(emit, input, *sides[1])
+    return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
+
+
+def _is_scalar(parameter: Any) -> bool:
+    return parameter is None or parameter.shape[0] == 1
+
+
+def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any]:
+    """A scale and a zero point of one shape: scalars, or one entry per channel each."""
+    op = emit.op
+    alone = [_is_scalar(scale), _is_scalar(zero_point)]
+    pair = [scale, emit.constant([0], dtype) if zero_point is None else zero_point]
+    if all(alone):
+        scale, zero_point = (op.Squeeze(parameter) for parameter in pair)
+        return scale, zero_point
+    channels = op.Shape(input, start=_CHANNELS, end=_CHANNELS + 1)
+    scale, zero_point = (op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True))
+    return scale, zero_point
+
+
+def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool) -> Any:
+    """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point is added."""
+    op, types = emit.op, emit.ir.DataType
+    (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = sides
+    rank = len(input.shape) - 2
+
+    def spread(parameter: Any, dtype: Any) -> Any:
+        return op.Cast(op.Reshape(parameter, [1, -1, *[1] * rank]), to=dtype)
+
+    real = op.Cast(input, to=types.FLOAT)
+    if input_zero_point is not None:
+        real = real - spread(input_zero_point, types.FLOAT)
+    if all(reducible(input, arguments)):
+        sums = op.ReduceSum(op.Cast(real, to=types.DOUBLE), list(range(2, rank + 2)), keepdims=1)
+        counts = op.Cast(op.ReduceProd(op.Shape(input, start=2), keepdims=0), to=types.DOUBLE)
+    else:
+        pool = Pool(emit, input, arguments)
+        taps = pool.window.taps
+        if taps > _MOST_EXACT_TAPS:
+            raise ValueError(
+                f"exact quantized averages can be written for windows of up to {_MOST_EXACT_TAPS} taps or of all of "
+                f"the input, got {taps} taps: translations(exact=False) averages in float32"
+            )
+        sums = op.Cast(op.Round(pool.sums(real, types.FLOAT)), to=types.DOUBLE)
+        counts = pool.counts(pool.counts_padding(include_padding), types.DOUBLE)
+    rounded = op.Round(sums * spread(input_scale, types.DOUBLE) / (counts * spread(output_scale, types.DOUBLE)))
+    if output_zero_point is not None:
+        rounded = rounded + spread(output_zero_point, types.DOUBLE)
+    least, most = (emit.constant(float(bound), types.DOUBLE) for bound in (output_dtype.min, output_dtype.max))
+    return op.Cast(op.Clip(rounded, least, most), to=output_dtype)
+
+
+# Maxima and their indices.
+
+
+def max_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    if _is_whole(input, arguments) and input.dtype.is_floating_point() and not emit.exact:
+        wide, dtype = emit.widened(input)
+        return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
+    return _maxima(emit, input, arguments, False)[0]
+
+
+def _is_whole(input: Any, arguments: Sequence[Any]) -> bool:
+    """Whether the window is the whole plane, and longer than can be known before the model runs."""
+    return None in spatial_sizes(input) and all(reducible(input, arguments))
+
+
+def _whole_maxima(emit: Emitter, input: Any) -> tuple[Any, Any]:
+    """Values, and indices into the whole tensor."""
+    op, dtype = emit.op, _reduced_type(emit, input.dtype)
+    planes = op.Reshape(emit.cast(input, input.dtype, dtype), [0, 0, -1])
+    values, positions = _greatest(emit, planes, dtype, input.dtype.is_floating_point())
+    # The number of each plane, times its size.
+    before = op.Range(0, op.Size(values), 1) * op.Squeeze(op.Shape(planes, start=2))
+    indices = positions + op.Reshape(before, op.Shape(values), allowzero=1)
+    ones = list(range(2, len(input.shape)))
+    return emit.cast(op.Unsqueeze(values, ones), dtype, input.dtype), op.Unsqueeze(indices, ones)
+
+
+def _greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple[Any, Any]:
+    """The greatest along the last axis, and where the first of them is."""
+    op, last = emit.op, [-1]
+    if not (emit.exact and is_float):
+        return op.ReduceMax(elements, last, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
+    nan = op.IsNaN(elements)
+    elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
+    is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
+    has_nan = op.ReduceMax(is_nan, last, keepdims=0) > 0.0
+    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.ReduceMax(elements, last, keepdims=0))
+    return values, op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0))
+
+
+def _reduced_type(emit: Emitter, dtype: Any) -> Any:
+    """The type in which ReduceMax and ArgMax take maxima of ``dtype``."""
+    types = emit.ir.DataType
+    return types.FLOAT if dtype == types.FLOAT16 else _pooled_type(emit, dtype, True)
+
+
+def _pooled_type(emit: Emitter, dtype: Any, with_indices: bool) -> Any:
+    """The type in which maxima of ``dtype`` are taken: one that MaxPool has and that holds every number."""
+    types = emit.ir.DataType
+    # Some runtimes number no 8-bit integer that is its type's lowest.
+    own = (types.FLOAT, types.DOUBLE, types.FLOAT16, *(() if with_indices else (types.INT8, types.UINT8)))
+    if dtype in own:
+        return dtype
+    if dtype in (types.BFLOAT16, types.INT8, types.UINT8, types.INT16, types.UINT16):
+        return types.FLOAT
+    if dtype in (types.INT32, types.UINT32):
+        return types.DOUBLE
+    raise TypeError(
+        f"maxima of {dtype.name.lower()} cannot be written for ONNX, whose MaxPool has float types and 8-bit integers: "
+        f"pool integers of up to 32 bits, or cast them to float64 before"
+    )
+
+
+def _maxima(emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: bool) -> tuple[Any, Any]:
+    """Values of the input's type and indices into the whole tensor; both right in empty windows."""
+    if _is_whole(input, arguments):
+        return _whole_maxima(emit, input)
+    pool = Pool(emit, input, arguments)
+    op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices)
+    is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
+    lowest = -math.inf if is_float else int(input.dtype.min)
+    # Padding that is written out must not be taken for an element: integers are above its -inf, floats may be alike.
+    if is_float and (emit.exact or (with_indices and pool.is_padded)):
+        values, indices = _exact_maxima(emit, tensor, dtype, pool)
+    else:
+        values, indices = pool.run("MaxPool", tensor, -math.inf if dtype.is_floating_point() else lowest, dtype)
+    empty = pool.empty_windows()
+    if empty is not None:
+        values = op.Where(empty, emit.constant(lowest, dtype), values)
+    values = emit.cast(values, dtype, input.dtype)
+    if not with_indices:
+        return values, None
+    if pool.is_padded:
+        indices = _unpadded(emit, indices, pool)
+    if empty is not None:
+        indices = op.Where(empty, -1, indices)
+    return values, indices
+
+
+def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[Any, Any]:
+    """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever the runtime does."""
+    op, float32 = emit.op, emit.ir.DataType.FLOAT
+    lowest = emit.constant(-math.inf, dtype)
+
+    def mask(condition: Any) -> tuple[Any, Any]:
+        pooled, indices = pool.run("MaxPool", op.Cast(condition, to=float32), 0.0, float32)
+        return pooled > 0.0, indices
+
+    nan = op.IsNaN(tensor)
+    values, indices = pool.run("MaxPool", op.Where(nan, lowest, tensor), -math.inf, dtype)
+    has_number, _ = mask(op.Greater(tensor, lowest))
+    has_nan, first_nan = mask(nan)
+    _, first = mask(op.Equal(nan, nan))
+    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.Where(has_number, values, lowest))
+    return values, op.Where(has_nan, first_nan, op.Where(has_number, indices, first))
+
+
+def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
+    """Spatial sizes, known or computed."""
+    op, sizes = emit.op, enumerate(spatial_sizes(input), 2)
+    return [op.Squeeze(op.Shape(input, start=i, end=i + 1)) if size is None else size for i, size in sizes]
+
+
+def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
+    """Indices into the padded tensor as indices into the input."""
+    sizes = _plane_sizes(emit, pool.input)
+    rest, places = indices, []
+    for size, start, end in zip(reversed(sizes), reversed(pool.start), reversed(pool.end), strict=True):
+        padded = size + (start + end)
+        places.append(rest % padded - start)
+        rest = emit.op.Div(rest, padded)
+    for size, place in zip(sizes, reversed(places), strict=True):
+        rest = rest * size + place
+    return rest
+
+
+def _numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plane: bool) -> Any:
+    """Indices into the whole tensor in the form that is asked for."""
+    op, types = emit.op, emit.ir.DataType
+    if per_plane:
+        plane = functools.reduce(operator.mul, _plane_sizes(emit, input))
+        indices = op.Where(indices < 0, indices, indices % plane)
+    return op.Cast(indices, to=index_dtype) if index_dtype != types.INT64 else op.Identity(indices)
+
+
+def max_pooling_with_indices(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
+    *window_arguments, index_dtype, per_plane = arguments
+    values, indices = _maxima(emit, input, window_arguments, True)
+    return values, _numbered(emit, indices, input, index_dtype, per_plane)
+
+
+def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
+    values, indices = _maxima(emit, input, arguments, True)
+    node = emit.ir.Node(*_TAPS, [indices, input], version=1)
+    emit.recorder.nodes.append(node)
+    return values, node.outputs[0]
+
+
+def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], *arguments: Any) -> Any:  # noqa: ARG001
+    *_, index_dtype, per_plane = arguments
+    origin = taps.producer()
+    if origin is None or (origin.domain, origin.op_type) != _TAPS:
+        raise ValueError("taps can be written for ONNX only where they come straight from max_pooling_with_taps")
+    indices, input = origin.inputs
+    return _numbered(emit, indices, input, index_dtype, per_plane)
+
+
+def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
+    """Maxima, and the positions of the first of them in their planes."""
+    op, types = emit.op, emit.ir.DataType
+    dtype = _reduced_type(emit, input.dtype)
+    positions, _ = bins(input, output_sizes)
+    chosen_from = elements(emit, emit.cast(input, input.dtype, dtype), positions)
+    values, first = _greatest(emit, chosen_from, dtype, input.dtype.is_floating_point())
+    rows = [row * len(positions[0]) for row in range(len(positions))]
+    chosen = op.Gather(emit.constant([place for bin in positions for place in bin], types.INT64), first + rows)
+    narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
+    return (
+        emit.cast(shaped(emit, values, output_sizes), dtype, input.dtype),
+        emit.cast(shaped(emit, chosen, output_sizes), types.INT64, narrow),
+    )
