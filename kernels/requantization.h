@@ -45,6 +45,12 @@ struct Ratio {
     }
 };
 
+// What windows of a row count and read along W, where that is not the same for all.
+struct Columns {
+    const float *inverses;  // 1 / counted
+    const int32_t *counted, *read;
+};
+
 struct Requantization {
     static constexpr int64_t BLOCK = 16;
     int64_t channels;           // 1: all are alike
@@ -80,11 +86,11 @@ struct Requantization {
         return twos <= least_exponent || (are_powers && divisor == int64_t(1) << twos);
     }
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
-    // it on a grid of 2^-11: results between -400 and 400 move by 2^-13 at most. Where more than halves may, integers tell.
+    // it on a grid of 2^-11: results between -400 and 400 move by less than 2^-12. Where more than halves may, integers tell.
     // Whole blocks, the last of which may begin inside the one before.
     enum How { DIRECTLY, ON_GRID, BY_INTEGERS };
     template <How how, class L>
-    void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
+    void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, Columns columns, uint8_t *to) const {
         using Reals = Lanes<float, BLOCK>;
         using Integers = Lanes<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
@@ -107,7 +113,16 @@ struct Requantization {
                     subtracted = vector_at<Integers>(input_zero + i) * taken;
                     floor = least - __builtin_convertvector(zero, Reals), ceiling = floor + (most - least);
                 }
-                const auto from = __builtin_convertvector(vector_at<Lanes<L, BLOCK>>(sums + i), Integers);
+                if (columns.read) {
+                    factor = vector_at<Reals>(columns.inverses + i) * (factors[0] * inverse);
+                    subtracted = vector_at<Integers>(columns.read + i) * (taken * input_zero[0]);
+                }
+                Integers from;
+#ifdef __AVX512F__
+                if constexpr (sizeof(L) == 2) from = Integers(_mm512_cvtepi16_epi32(vector_at<__m256i>(sums + i)));
+                else
+#endif
+                    from = __builtin_convertvector(vector_at<Lanes<L, BLOCK>>(sums + i), Integers);
                 Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
                 if constexpr (how != DIRECTLY) {
                     real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
@@ -128,24 +143,25 @@ struct Requantization {
                 const int64_t k = at / BLOCK, lane = at % BLOCK, i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
                 if (!halves[k][lane]) continue;
                 const int64_t c = channel + (of_channels ? i : 0), whole = int64_t(std::floor(near[k][lane]));
-                const int32_t result = ratios[c].rounded(sums[i] - inside * input_zeros[c], divisor, whole);
+                const int64_t reads = columns.read ? columns.read[i] : 1, counts = columns.read ? columns.counted[i] : 1;
+                const int32_t result = ratios[c].rounded(sums[i] - inside * reads * input_zeros[c], divisor * counts, whole);
                 to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));
             }
         }
     }
     template <class L>
-    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, uint8_t *to) const {
+    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, Columns columns, uint8_t *to) const {
         if (count < BLOCK) {
             L padded[BLOCK] = {};  // channels there have scales of 0
             uint8_t results[BLOCK];
             std::copy_n(sums, count, padded);
-            store(padded, BLOCK, of_channels, channel, inside, divisor, results);
+            store(padded, BLOCK, of_channels, channel, inside, divisor, columns, results);
             std::copy_n(results, count, to);
             return;
         }
-        const auto store_as = [&](auto few) { (this->*few)(sums, count, of_channels, channel, inside, divisor, to); };
+        const auto store_as = [&](auto few) { (this->*few)(sums, count, of_channels, channel, inside, divisor, columns, to); };
         if (!are_certain || sizeof(L) > 2) store_as(&Requantization::store_few<BY_INTEGERS, L>);
-        else if (largest_scale < 64 && is_direct(divisor)) store_as(&Requantization::store_few<DIRECTLY, L>);  // below 2^21
+        else if (!columns.read && largest_scale < 64 && is_direct(divisor)) store_as(&Requantization::store_few<DIRECTLY, L>);  // below 2^21
         else store_as(&Requantization::store_few<ON_GRID, L>);
     }
 };
