@@ -290,7 +290,6 @@ def lp_pooling(
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of each window, as
         DirectML and ONNX define it; a window that reads no element gives 0. float16 and bfloat16 are powered and
         summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range gives infinity.
-        With another ``p`` than 1, 2 and infinity the last bit may depend on the batch, as that of PyTorch's pow does.
 
     The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, 0 where the norm is 0. All derivatives exist.
 

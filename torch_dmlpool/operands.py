@@ -153,9 +153,7 @@ def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Te
     return rounded
 
 
-def checked_zero_point(
-    name: str, zero_point: int | Tensor | None, dtype: torch.dtype, input: Tensor
-) -> int | Tensor | None:
+def checked_zero_point(name: str, zero_point: Any, dtype: torch.dtype, input: Tensor) -> int | Tensor | None:
     """``zero_point`` of type ``dtype``: a number other than 0, a vector as for a scale, or None for 0 (Q3, Q4)."""
     if zero_point is None:
         return None
@@ -205,12 +203,11 @@ def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...],
     """A scale or zero point as one dimension: of one entry for all channels, or one each (rule Q3)."""
     check_dense(name, tensor, types, "a number or a dense tensor")
     check_device(name, tensor, input)
-    channels = input.shape[1]
+    channels, shape = input.shape[1], tuple(tensor.shape)
     spread = (1, channels, *(1 for _ in input.shape[2:]))
-    if tensor.numel() == 1 or tuple(tensor.shape) in ((channels,), spread):
-        return tensor.reshape(-1)
-    shape = tuple(tensor.shape)
-    raise ArgumentError(f"{name} must have one element or shape ({channels},) or {spread}, got shape {shape}")
+    if tensor.numel() != 1 and shape not in ((channels,), spread):
+        raise ArgumentError(f"{name} must have one element or shape ({channels},) or {spread}, got shape {shape}")
+    return tensor.reshape(-1)
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:

@@ -169,9 +169,7 @@ def _integers(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _packed(
-    integers: Tensor, scale: float | Tensor, zero_point: int | Tensor, dtype: torch.dtype, per_channel: bool
-) -> Tensor:
+def _packed(integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool) -> Tensor:
     """``integers`` as a quantized tensor, which takes their memory over."""
     _hide_the_warning()
     given: dict[str, Any] = {"dtype": dtype, "device": integers.device}

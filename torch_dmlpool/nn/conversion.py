@@ -27,8 +27,7 @@ _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
     ("timm.layers.pool2d_same", "AvgPool2dSame"): (layers.AvgPool2d, {"padding": "same", "count_include_pad": True}),
     ("timm.layers.pool2d_same", "MaxPool2dSame"): (layers.MaxPool2d, {"padding": "same"}),
 }
-"""The module and name of a class (so that nothing need be imported): the class of ours that stands in for it, and the
-attributes that say what its own ``forward`` did."""
+"""A class by its module and name, which need not be imported: ours for it, and attributes that say what it did."""
 
 _ROUTES = {
     getattr(module, name): (getattr(functional, name), operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES)
@@ -74,17 +73,15 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         inplace: Whether to change the model itself rather than a deep copy of it.
 
     Returns:
-        A :class:`Conversion`: the model, what was replaced, and what was left and why. Left is a subclass of a torch.nn
-        layer (but timm's ``AvgPool2dSame`` and ``MaxPool2dSame``, which are known), a layer whose ``forward`` was
-        overridden, one with arguments that this package refuses or understands differently (LPPool unless its norm is
-        even, MaxUnpool where windows overlap), and every kind of pooling that it lacks.
+        A :class:`Conversion`: the model, what was replaced, and what was left and why: subclasses of torch.nn's layers
+        (but timm's "same" ones), a ``forward`` that was overridden, arguments that this package refuses or understands
+        differently, and every kind of pooling that it lacks.
 
     Raises:
         TypeError: ``model`` is no ``torch.nn.Module``, or ``inplace`` no bool.
 
     Maxima and their indices are equal bit for bit before and after; averages, norms and sums of gradients are equal but
-    for the order of additions. What differs: of several NaN in a window the first counts, not the last; 3-D pools no
-    longer turn to float32 under autocast; averages of integers and pools of quantized tensors are refused.
+    for the order of additions. docs/conversion.md lists what differs: NaN, autocast, integers and quantized tensors.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -189,10 +186,9 @@ def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 def rerouted(function: Callable[..., Any] | None = None) -> Any:
     """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
 
-    ``max_pool1d`` to ``max_pool3d``, ``avg_pool1d`` to ``avg_pool3d``, the adaptive forms of both (all maxima with
-    indices too) and their forms in ``torch`` are served by the functions of :mod:`torch_dmlpool.nn.functional`; so are
-    the torch.nn layers that call them. It holds for the calling thread and may be entered again; ``@rerouted`` before
-    a function enters it for each call. Under ``torch.compile`` it works around the compiled function and inside it.
+    ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d``, the adaptive forms of both (all maxima with indices too) and
+    their forms in ``torch`` are served by :mod:`torch_dmlpool.nn.functional`, whoever calls them. It holds for the
+    calling thread, around a compiled function or inside one; ``@rerouted`` before a function enters it for each call.
 
     PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
     this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment

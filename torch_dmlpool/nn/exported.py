@@ -31,22 +31,16 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
     """Replace ``dequantize → average pool → quantize`` by :func:`~torch_dmlpool.quantized_linear_average_pooling`.
 
     Args:
-        program: An exported program with the operators ``quantized_decomposed.dequantize_per_tensor`` and
-            ``quantize_per_tensor`` (or ``…_per_channel``, along the channels) around ``aten.avg_pool1d`` to ``3d``,
-            their adaptive forms where all windows are alike, the mean over all spatial dimensions where they are kept,
-            or ``dmlpool.average_pooling``: what PyTorch's quantization of exported programs makes.
+        program: What PyTorch's quantization of exported programs makes: ``quantized_decomposed.dequantize_per_tensor``
+            and ``quantize_per_tensor`` (or ``…_per_channel``) of int8 or uint8 around ``aten.avg_pool1d`` to ``3d``,
+            their adaptive forms and means where all windows are alike, or ``dmlpool.average_pooling``, in float32.
 
     Returns:
         A new program with the same signature, weights and names. Results differ by one step of the output at most, and
-        only where rounding errors of the float program decide. What else needs a dequantized tensor or an average
-        keeps it. Limits narrower than the output's type become a clamp.
+        only where rounding errors of the float program decide. docs/quantization.md lists what is left as it is.
 
     Raises:
         TypeError: ``program`` is no ``torch.export.ExportedProgram``.
-
-    Left as they are: types other than int8 and uint8, averages in another type than float32, unbatched ones, ones with
-    ``divisor_override``, other axes than the channels, scales and zero points that are computed in the program or that
-    are out of range, and what lies inside the branches of control flow.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

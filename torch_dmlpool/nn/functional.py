@@ -117,15 +117,13 @@ def without(output: Any, added: int | None) -> Any:
     return output.squeeze(added) if isinstance(output, Tensor) else tuple(one.squeeze(added) for one in output)
 
 
-def window_of(
-    rank: int, batched: Tensor, kernel_size: Sizes, stride: Any, padding: Padding, dilation: Sizes, ceil_mode: bool
-) -> Window:
+def window_of(rank: int, batched: Tensor, size: Sizes, stride: Any, padding: Any, dilation: Any, ceil: bool) -> Window:
     """The window of torch.nn's arguments for what is pooled."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
-    window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode, sizes)
+    window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
     if rank > 1 or batched.dim() == 3:
         return window
-    return Window((Axis(1, 1, 0, 0, 1, ceil_mode), *window.axes))  # of rows with a height
+    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # of rows with a height
 
 
 def _numbers(sizes: Sequence[int]) -> list[int]:

@@ -14,13 +14,10 @@ def _check(input: Tensor, window: Window, include_padding: bool, divisor_overrid
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
-def _check_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, padded: bool, divisor_override: int | None
-) -> list[int]:
-    operands.check_divisor(divisor_override)
-    sizes = input_gradient.shape[:2]
-    operands.check_sizes("input_gradient", input_gradient, [*sizes, *window.output_sizes(spatial_sizes)])
-    return [*sizes, *spatial_sizes]
+def _check_grad(gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None) -> list[int]:
+    operands.check_divisor(divisor)
+    operands.check_sizes("input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)])
+    return [*gradient.shape[:2], *sizes]
 
 
 average_pooling: Operator = Operator(

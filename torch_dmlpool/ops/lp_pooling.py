@@ -1,7 +1,6 @@
 """Lp pooling: (0, + |x|^p, ^(1/p)), made of the sums and maxima that exist, with all their derivatives."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ def lp_pooling(input: Tensor, window: Window, p: float) -> Tensor:
     if registration.is_bare(input):
         window.output_sizes(input.shape[2:])  # refused before any work
         return _norms(input, window, p, registration.records_gradient(input))
-    return _lp_pooling(input, *window.arguments, p)
+    return _lp_pooling(input, window, p)
 
 
 def _norms(input: Tensor, window: Window, p: float, has_gradient: bool = True) -> Tensor:
@@ -34,12 +33,10 @@ def _norms(input: Tensor, window: Window, p: float, has_gradient: bool = True) -
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 
-def _composition(input: Tensor, *arguments: Any) -> Tensor:
-    *window_arguments, p = arguments
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    return _norms(input, Window.directml(input.dim() - 2, *window_arguments), p)
-
-
-_lp_pooling = registration.define(
-    "lp_pooling(Tensor input, WINDOW, float p) -> Tensor", dict.fromkeys(registration.COMPOSED, _composition)
+_lp_pooling = registration.Operator(
+    "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
+    [operands.FLOAT_TYPES],
+    lambda input, window, p: window.output_sizes(input.shape[2:]),
+    differentiable=_norms,
+    is_composite=True,
 )

@@ -65,11 +65,6 @@ def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: boo
     )
 
 
-def _composition(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
-    check(input, indices)
-    return _unpooled(input, indices, spatial_sizes, per_plane)
-
-
 def check(input: Tensor, indices: Tensor) -> None:
     """Refuse indices that do not belong to ``input`` (rules G6 and G8)."""
     operands.check_pooled("input", input, operands.MAX_TYPES)
@@ -77,9 +72,12 @@ def check(input: Tensor, indices: Tensor) -> None:
     operands.check_sizes("indices", indices, input.shape, input, "input's")
 
 
-_max_unpooling = registration.define(
+_max_unpooling = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
-    dict.fromkeys(registration.COMPOSED, _composition),
+    [operands.MAX_TYPES, operands.INDEX_TYPES],
+    lambda input, indices, sizes, per_plane: check(input, indices),
+    differentiable=_unpooled,
+    is_composite=True,
 )
 
 POSITION_TYPES = (torch.int32, torch.int64)

@@ -31,7 +31,7 @@ def quantized_linear_average_pooling(
             else torch.full((1,), parameter, dtype=dtype, device=input.device)
             for parameter, dtype in zip(parameters, types, strict=True)
         ]
-        return _pooling(input, *vectors, *window.arguments, include_padding, output_dtype)
+        return _pooling.overload(input, *vectors, *window.arguments, include_padding, output_dtype)
     _check_tensors(parameters)
     return registration.backend_of(input).quantized_linear_average_pooling(
         input, *parameters, window, include_padding, output_dtype
@@ -49,29 +49,12 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
             operands.check_scale_values(name, parameter)
 
 
-def _checked(input: Tensor, *arguments: Any) -> tuple[tuple[Any, ...], Window, Sequence[int]]:
-    """Vectors of scales and zero points, the window and the output's sizes."""
-    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
-    window = Window.directml(input.dim() - 2, *arguments[4:10])
+def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """Scales and zero points as vectors."""
     vectors, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
-    return vectors, window, (*input.shape[:2], *window.output_sizes(input.shape[2:]))
-
-
-def _forward(input: Tensor, *arguments: Any) -> Tensor:
-    vectors, window, _ = _checked(input, *arguments)
-    _check_tensors(vectors, gradients=False)
-    return registration.backend_of(input).quantized_linear_average_pooling(input, *vectors, window, *arguments[-2:])
-
-
-def _fake(input: Tensor, *arguments: Any) -> Tensor:
-    sizes = _checked(input, *arguments)[2]
-    return operands.empty(sizes, input, operands.suggested_memory_format(input), arguments[-1])
-
-
-def _autograd(input: Tensor, *arguments: Any) -> Tensor:
-    _check_tensors(arguments[:4], values=False)
-    with registration.below_autograd():
-        return _pooling(input, *arguments)
+    if registration.is_readable(input):
+        _check_tensors(vectors, gradients=False)
+    return input, *vectors, *arguments[4:]
 
 
 def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
@@ -87,14 +70,17 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
             own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
             parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
         vectors.append(parameter)
-    pooled = _pooling(batched.flatten(1, 2), *vectors, *arguments[4:])
+    pooled = _pooling.overload(batched.flatten(1, 2), *vectors, *arguments[4:])
     return pooled.unflatten(1, (batch, channels)), 1
 
 
-_pooling = registration.define(
+_pooling = registration.Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType output_dtype) -> Tensor",
-    {"CompositeExplicitAutograd": _forward, "Autograd": _autograd},
-    _fake,
-    _vmap,
+    [operands.QUANTIZED_TYPES],
+    lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
+    complete=_complete,
+    dtypes=lambda input, *arguments: (arguments[-1],),
+    vmap=_vmap,
+    refuse=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
 )

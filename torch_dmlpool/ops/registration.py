@@ -43,48 +43,7 @@ WINDOW_SCHEMA = (
     "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, SymInt[] dilations, "
     "bool ceil_mode"
 )
-COMPOSED = ("CompositeImplicitAutograd", "FuncTorchBatched")
-"""The keys of an operator that is made of others: its derivatives, fake tensors and batches are theirs."""
-
 _library = torch.library.Library(NAMESPACE, "DEF")
-
-
-def define(
-    schema: str, implementations: dict[str, Any], fake: Callable[..., Any] | None = None, vmap: Any = None
-) -> torch._ops.OpOverload:
-    """Register an operator by dispatch keys and return it; ``WINDOW`` in the schema stands for the window arguments.
-
-    Compilers take it as it is, or without ``fake`` see through it: one that is :data:`COMPOSED` of others.
-    """
-    # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in, fake and real.
-    tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
-    name = _library.define(schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
-    for key, implementation in implementations.items():
-        _library.impl(name, implementation, key)
-    overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, name).default
-    if fake is None:
-        return overload
-    name = overload._schema.name
-    # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
-    in_packages = "ScalarType" not in schema or torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
-
-    def seen_by_compilers(*arguments: Any) -> Any:
-        """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one lacks is said."""
-        inductor.register()
-        onnx, virtualized = sys.modules.get("torch.onnx"), sys.modules.get("torch._inductor.virtualized")
-        if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
-            table = "custom_translation_table=torch_dmlpool.onnx.translations()"
-            raise TypeError(f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators")
-        if not in_packages and virtualized is not None and virtualized.V.aot_compilation:
-            raise NotImplementedError(
-                f"{name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over as another one:"
-                " use PyTorch 2.13, or take the program apart by torch_dmlpool.decompositions.decompositions()"
-            )
-        return fake(*arguments)
-
-    torch.library.register_fake(name, seen_by_compilers, lib=_library)
-    torch.library.register_vmap(name, vmap, lib=_library)
-    return overload
 
 
 @dataclass(eq=False)
@@ -96,7 +55,7 @@ class Operator:
 
     schema: str  # with WINDOW for the six window arguments
     types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
-    check: Callable[..., Sequence[int]]  # refuses arguments that do not fit, and returns the sizes of the results
+    check: Callable[..., Any]  # refuses arguments that do not fit, and returns the sizes of the results
     _: KW_ONLY
     complete: Callable[..., tuple[Any, ...]] | None = None  # fills in arguments that stand for sizes of the input
     dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None  # of each result; None for one of the first tensor's
@@ -108,18 +67,29 @@ class Operator:
     tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
     recorded_by: Operator | None = None  # of one that chooses without saying what: the operator that says it
     differentiable: Callable[..., Any] | None = None  # the result by other operators, where a derivative is wanted
+    is_composite: bool = False  # computed so always: derivatives, fake tensors and batches are those of the others
+    refuse: Callable[..., None] | None = None  # what asks for a derivative, where there is none
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
-        self.recorder = self if self.adjoint is not None or self.tangent is not None else self.recorded_by
-        self.has_derivative = self.recorder is not None or self.differentiable is not None
-        implementations = {"CompositeExplicitAutograd": self._computed}
-        if self.has_derivative:
-            implementations["Autograd"] = self._recorded
-        self.overload = define(self.schema, implementations, self._fake, self.vmap or self._over_batches)
+        # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in.
+        tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
+        _library.define(self.schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
+        self.overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, self.name).default
         names = [argument.name for argument in self.overload._schema.arguments]
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
+        self.recorder = self if self.adjoint is not None or self.tangent is not None else self.recorded_by
+        self.has_derivative = self.recorder is not None or self.differentiable is not None
+        if self.is_composite:
+            for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+                _library.impl(self.name, self._composed, key)
+            return
+        _library.impl(self.name, self._computed, "CompositeExplicitAutograd")
+        if self.has_derivative or self.refuse is not None:
+            _library.impl(self.name, self._recorded, "Autograd")
+        torch.library.register_fake(self.overload, self._fake, lib=_library)
+        torch.library.register_vmap(self.overload, self.vmap or self._over_batches, lib=_library)
         if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
             self.apply = type(title, (Derivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
@@ -138,10 +108,6 @@ class Operator:
                     return self._differentiated(True, arguments)
         return getattr(backend_of(arguments[0]), self.name)(*arguments)
 
-    def called(self, *arguments: Any) -> Any:
-        """What the backend of the first tensor computes."""
-        return getattr(backend_of(arguments[0]), self.name)(*arguments)
-
     def _differentiated(self, are_bare: bool, arguments: tuple[Any, ...]) -> Any:
         recorder = self.recorder
         if recorder is None:
@@ -153,7 +119,7 @@ class Operator:
         with enable_single_level_autograd_function():
             return recorder.apply(*arguments)
 
-    def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Sequence[int]]:
+    def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.tensors, arguments, self.types, strict=False):
             operands.check_pooled(name, tensor, types)
@@ -166,9 +132,26 @@ class Operator:
         return arguments, self.check(*arguments)
 
     def _computed(self, *arguments: Any) -> Any:
-        return self.called(*self._checked(arguments)[0])
+        return getattr(backend_of(arguments[0]), self.name)(*self._checked(arguments)[0])
+
+    def _composed(self, *arguments: Any) -> Any:
+        return self._differentiated(False, self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any) -> Any:
+        """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one lacks is said."""
+        inductor.register()
+        onnx, virtualized = sys.modules.get("torch.onnx"), sys.modules.get("torch._inductor.virtualized")
+        if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
+            table = "custom_translation_table=torch_dmlpool.onnx.translations()"
+            raise TypeError(f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators")
+        # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
+        is_misread = "ScalarType" in self.schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+        if is_misread and virtualized is not None and virtualized.V.aot_compilation:
+            raise NotImplementedError(
+                f"dmlpool::{self.name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
+                "as another one: use PyTorch 2.13, or take the program apart by "
+                "torch_dmlpool.decompositions.decompositions()"
+            )
         checked, sizes = self._checked(arguments)
         input = checked[0]
         is_told = self.overload._schema.arguments[-1].name == "channels_last"
@@ -180,6 +163,8 @@ class Operator:
 
     def _recorded(self, *arguments: Any) -> Any:
         tensors = arguments[: self.count]
+        if self.refuse is not None:
+            self.refuse(*arguments)
         are_bare, is_recorded = is_bare(*tensors), records_gradient(*tensors)
         if not are_bare and not is_recorded:
             is_recorded = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
@@ -210,7 +195,7 @@ class Derivative:
     @staticmethod
     def forward(ctx: Any, input: Tensor, operator: Operator, are_bare: bool, keeps_choice: bool, *rest: Any) -> Any:
         if are_bare or is_bare(input, *rest[: operator.count - 1]):  # autograd has switched itself off in here
-            output = operator.called(input, *rest)
+            output = getattr(backend_of(input), operator.name)(input, *rest)
         else:
             with below_autograd():
                 output = operator(input, *rest)
@@ -347,9 +332,9 @@ class _Recorded:
 
 def folded(tensor: Tensor, batch_dimension: int | None, batch_size: int) -> Tensor:
     """``tensor`` with the dimension that vmap maps over merged into the samples."""
-    shared = batch_dimension is None
-    batched = tensor.expand(batch_size, *tensor.shape) if shared else tensor.movedim(batch_dimension or 0, 0)
-    return batched.flatten(0, 1)
+    if batch_dimension is None:
+        return tensor.expand(batch_size, *tensor.shape).flatten(0, 1)
+    return tensor.movedim(batch_dimension, 0).flatten(0, 1)
 
 
 def unfolded(tensor: Tensor, batch_size: int) -> Tensor:
