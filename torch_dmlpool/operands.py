@@ -144,7 +144,7 @@ def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Te
         return _parameter_vector(name, scale, FLOAT_TYPES, input).to(torch.float32)
     if isinstance(scale, (torch.SymFloat, torch.SymInt)):
         return scale
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+    if type(scale) is not float and (isinstance(scale, bool) or not isinstance(scale, numbers.Real)):
         raise wrong_type(name, "a number or a tensor", scale)
     # The operator has it rounded where it becomes a tensor; a compiler's trace knows no ctypes.
     rounded = float(scale) if torch.compiler.is_compiling() else ctypes.c_float(scale).value

@@ -60,15 +60,16 @@ def quantized_average_pooling(
     >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()  # 10 + 1.75 / 0.5, half to even
     tensor([[[[14]]]], dtype=torch.uint8)
     """
-    check_quantized(input)
+    types = check_quantized(input)
     window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    return average(input, window, include_padding, output_scale, output_zero_point, output_dtype)
+    return average(input, types, window, include_padding, output_scale, output_zero_point, output_dtype)
 
 
-def average(input: Tensor, window: Window, include_padding: bool, *output: Any) -> Tensor:
-    """:func:`quantized_average_pooling` over a window."""
+def average(
+    input: Tensor, plain_types: dict[torch.dtype, torch.dtype], window: Window, include_padding: bool, *output: Any
+) -> Tensor:
+    """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these types for."""
     output_scale, output_zero_point, output_dtype = output
-    plain_types = check_quantized(input)
     operands.check_flag("include_padding", include_padding)
     asked = input.dtype if output_dtype is None else output_dtype
     output_type = next((quantized for quantized, plain in plain_types.items() if asked in (quantized, plain)), None)

@@ -349,21 +349,31 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 
 
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    scale, zero_point, output_scale, output_zero_point, window, include_padding, output_dtype = arguments
+    *parameters, window, include_padding, output_dtype = arguments
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))  # refuses bad windows
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     if not plan.is_empty:
         source = input.contiguous(memory_format=plan.memory_format)
-        vectors = [_vector(each, torch.float32, ctypes.c_float) for each in (scale, output_scale)]
-        vectors += [_vector(each, torch.int32, ctypes.c_int32) for each in (zero_point, output_zero_point)]
-        pointers, counts, _kept = zip(*vectors, strict=True)
-        limits = torch.iinfo(output_dtype)
-        quantization = Quantization(*pointers, *counts, input.shape[1], limits.min, limits.max)
+        are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
+        quantization, _kept = (_remembered if are_numbers else _quantization)(input.shape[1], output_dtype, *parameters)
         results = output.data_ptr(), ctypes.addressof(quantization)
         library.dmlpool_quantized_average_pooling(plan.problem, source.data_ptr(), *results)
     return output
+
+
+def _quantization(channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None) -> tuple[Any, Any]:
+    """The struct of scales and zero points, the input's and then the output's, and what holds their entries."""
+    kinds = ((torch.float32, ctypes.c_float), (torch.int32, ctypes.c_int32))
+    vectors = [_vector(parameters[at], *kinds[at % 2]) for at in (0, 2, 1, 3)]
+    pointers, counts, kept = zip(*vectors, strict=True)
+    limits = torch.iinfo(output_dtype)
+    return Quantization(*pointers, *counts, channels, limits.min, limits.max), kept
+
+
+_remembered = functools.lru_cache(maxsize=256)(_quantization)
+"""Of numbers alone: to write them down takes a third of a small call."""
 
 
 def _vector(parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]) -> tuple[int, int, Any]:

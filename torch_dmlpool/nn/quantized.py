@@ -92,7 +92,8 @@ class _AvgPool(Pool):
         window, counted = functional.window_of(self._rank, batched, *geometry), self.count_include_pad
         output = self.output_scale, self.output_zero_point
         if is_quantized:
-            pooled = quantized.average(batched, window, counted, *output, self.output_dtype)
+            plain_types = quantized.check_quantized(batched)
+            pooled = quantized.average(batched, plain_types, window, counted, *output, self.output_dtype)
         else:
             own = self.input_scale, self.input_zero_point
             inherited = [mine if given is None else given for mine, given in zip(own, output, strict=True)]

@@ -21,8 +21,7 @@ def quantized_linear_average_pooling(
 ) -> Tensor:
     """The average of every window of ``input``, requantized; operands are checked already but for tensors' values."""
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    has_symbols = any(isinstance(parameter, (torch.SymFloat, torch.SymInt)) for parameter in parameters)
-    if has_symbols or not registration.is_bare(input, *tensors):
+    if not registration.is_bare(input, *tensors):
         # The registered operator takes no numbers: tensors are filled on the device, without waiting for it.
         types = (torch.float32, input.dtype, torch.float32, output_dtype)
         vectors = [
@@ -32,7 +31,8 @@ def quantized_linear_average_pooling(
             for parameter, dtype in zip(parameters, types, strict=True)
         ]
         return _pooling.overload(input, *vectors, *window.arguments, include_padding, output_dtype)
-    _check_tensors(parameters)
+    if tensors:
+        _check_tensors(parameters)
     return registration.backend_of(input).quantized_linear_average_pooling(
         input, *parameters, window, include_padding, output_dtype
     )
