@@ -220,7 +220,7 @@ void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
 void Pooling::pool_spans() const {
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, most_rows = g.most_taps(0) * g.most_taps(1), most_taps = std::max<int64_t>(1, g.most_taps(2));
-    const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 4096) * w.outputs / (w.size * lanes), 1, w.outputs);
+    const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 65536) * w.outputs / (w.size * lanes), 1, w.outputs);
     const int64_t tiles = parts_of(w.outputs, tile);
     const bool is_in_place = finish.result_size == op.value_size;  // memory of results is fetched while windows are read
     std::vector<int64_t> next_other(w.outputs, w.outputs);  // the first output after each that reads other elements along W
@@ -256,7 +256,7 @@ void Pooling::pool_spans() const {
                 op.combine(false, read.data(), count, high - low, staged.data());
             }
             const char *const row = are_values ? staged.data() - low * pitch : count ? rows[0] : nullptr;
-            for (int64_t k = 0, alike = 1; k < outputs; k += alike, alike = 1) {
+            for (int64_t k = 0, done = 0, alike = 1; k < outputs; k += alike, alike = 1) {
                 char *const to = results + k * pitch;
                 const int64_t first = of_w[k].begin * lanes * size, end_of_taps = first + of_w[k].count * step;
                 if (lanes > 1) {
@@ -276,8 +276,11 @@ void Pooling::pool_spans() const {
                 }
                 alike = std::min(next_other[o + k] - o, outputs) - k;
                 if (alike > 1) repeat(to, op.value_size, lanes, alike);
+                const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache
+                if (finish.is_direct || (ready * lanes < 512 && k + alike < outputs)) continue;
+                finish(plane, od, oh, o + done, 0, ready * lanes, results + done * pitch, out + done * lanes * finish.result_size);
+                done += ready;
             }
-            if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs * lanes, results, out);
         }
     });
 }
