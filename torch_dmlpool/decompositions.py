@@ -1,5 +1,6 @@
 """The operators taken apart into PyTorch's own, for programs that must run without this package."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,28 +37,24 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         []
     """
     operators = [getattr(torch.ops.dmlpool, name).default for name in torch.ops.dmlpool if hasattr(reference, name)]
-    return {operator: _decomposition(operator) for operator in operators}
+    return {operator: functools.partial(_taken_apart, operator) for operator in operators}
 
 
-def _decomposition(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
     name, names = operator._schema.name.split("::")[1], [argument.name for argument in operator._schema.arguments]
-    before = names.index("window_size") if "window_size" in names else None
-
-    def apart(*arguments: Any) -> Any:
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.dim() > 2]
-        sizes = [size for tensor in tensors for size in tensor.shape[2:]]
-        sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
-        if name not in _DYNAMIC and not are_ints(*sizes):
-            return NotImplemented
-        if before is not None:
-            window = Window.directml(arguments[0].dim() - 2, *arguments[before : before + 6])
-            for axis, size, dimension in zip(window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True):
-                if type(axis.window) is not int and not covers(axis, size):
-                    raise ValueError(
-                        f"window_size depends on dynamic sizes in spatial dimension {dimension}: it can be taken apart "
-                        "if it is a number, or if it covers the whole dimension without padding"
-                    )
-            arguments = (*arguments[:before], window, *arguments[before + 6 :])
-        return getattr(reference, name)(*arguments)
-
-    return apart
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.dim() > 2]
+    sizes = [size for tensor in tensors for size in tensor.shape[2:]]
+    sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
+    if name not in _DYNAMIC and not are_ints(*sizes):
+        return NotImplemented
+    if "window_size" in names:
+        before = names.index("window_size")
+        window = Window.directml(arguments[0].dim() - 2, *arguments[before : before + 6])
+        for axis, size, dimension in zip(window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True):
+            if type(axis.window) is not int and not covers(axis, size):
+                raise ValueError(
+                    f"window_size depends on dynamic sizes in spatial dimension {dimension}: it can be taken apart "
+                    "if it is a number, or if it covers the whole dimension without padding"
+                )
+        arguments = (*arguments[:before], window, *arguments[before + 6 :])
+    return getattr(reference, name)(*arguments)

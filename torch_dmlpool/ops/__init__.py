@@ -1,9 +1,7 @@
 """Registered operators, one file per family, and which revision of them compiled a graph.
 
 The caches that torch.compile keeps on disk know a graph by the names of the operators in it, not by what their
-derivatives, fakes and shardings do. So the package adds a digest of its own sources to
-``torch.compiler.config.cache_key_tag``: "included in the cache key generation for all torch compile caching". Whoever
-sets the tag after importing the package keeps what stands in it.
+derivatives, fakes and shardings do. So the package adds a digest of its own sources to PyTorch's tag for their keys.
 """
 
 import hashlib

@@ -41,14 +41,11 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int], *numbering:
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
     """The results of ``operator``, without elements where none are asked for: so they have a gradient, of zeros."""
-    empty = [dimension for dimension, size in enumerate(output_sizes, 2) if type(size) is int and size == 0]
-    if not empty:
+    if not any(type(size) is int and size == 0 for size in output_sizes):
         return operator(input, output_sizes)
-    results = operator(input, [1 if dimension in empty else size for dimension, size in enumerate(output_sizes, 2)])
-    results = [results] if isinstance(results, Tensor) else results
-    for dimension in empty:
-        results = [result.narrow(dimension, 0, 0) for result in results]
-    return results if len(results) > 1 else results[0]
+    results = operator(input, [1 if type(size) is int and size == 0 else size for size in output_sizes])
+    asked: Any = (..., *(slice(size) for size in output_sizes))
+    return results[asked] if isinstance(results, Tensor) else tuple(result[asked] for result in results)
 
 
 def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:

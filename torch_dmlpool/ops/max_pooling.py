@@ -4,7 +4,6 @@ Training saves the number of each window's winning tap (rule M6). Two operators 
 other's adjoint: the gradient from taps (spread to the winners) and the gather at taps (collect from the winners).
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -71,17 +70,15 @@ def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, 
     return positions.to(index_dtype)
 
 
-def _numbered_over_batches(name: str, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any) -> tuple[Any, Any]:
+def _numbered_over_batches(operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any) -> Any:
     """Maxima with indices, or indices alone, of the spatial sizes that are given then; they count in each sample."""
     *rest, index_dtype, per_plane = arguments
-    folded = registration.folded(tensor, dimensions[0], info.batch_size)
-    results = getattr(torch.ops.dmlpool, name)(folded, *rest, torch.int64, True)
-    has_values = not isinstance(results, Tensor)
-    results = [registration.unfolded(each, info.batch_size) for each in (results if has_values else (results,))]
-    *values, positions = results
-    sizes = [*positions.shape[1:3], *(folded.shape[2:] if has_values else rest[0])]
-    indices = numbered(positions, sizes, index_dtype, per_plane)
-    return ((*values, indices), (0, 0)) if has_values else (indices, 0)
+    results, mapped = operator.over_batches(info, dimensions, tensor, *rest, torch.int64, True)
+    if isinstance(results, Tensor):
+        return numbered(results, [*results.shape[1:3], *rest[0]], index_dtype, per_plane), mapped
+    values, positions = results
+    sizes = [*values.shape[1:3], *tensor.movedim(dimensions[0], 0).shape[3:]]
+    return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped
 
 
 def _differentiable_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
@@ -113,7 +110,7 @@ max_pooling_with_indices: Operator = Operator(
     [operands.MAX_TYPES],
     _check_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
-    vmap=functools.partial(_numbered_over_batches, "max_pooling_with_indices"),
+    vmap=lambda *arguments: _numbered_over_batches(max_pooling_with_indices, *arguments),
     differentiable=_differentiable_with_indices,
 )
 max_pooling_indices: Operator = Operator(
@@ -122,7 +119,7 @@ max_pooling_indices: Operator = Operator(
     [operands.INTEGER_TYPES],
     _check_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
-    vmap=functools.partial(_numbered_over_batches, "max_pooling_indices"),
+    vmap=lambda *arguments: _numbered_over_batches(max_pooling_indices, *arguments),
 )
 max_pooling_grad: Operator = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",

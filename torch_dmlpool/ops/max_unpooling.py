@@ -22,7 +22,7 @@ def max_unpooling(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], 
     """``input`` at ``indices`` of zeros of ``spatial_sizes``; operands are checked already, but not each index."""
     if not registration.is_bare(input, indices):
         return _max_unpooling(input, indices, spatial_sizes, per_plane)
-    if indices.is_cpu:
+    if indices.is_cpu and indices.numel() > 0:
         _check_indices(indices, spatial_sizes, per_plane)
     return _unpooled(input, indices, spatial_sizes, per_plane)
 
@@ -47,8 +47,6 @@ def _in_planes(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -
 
 def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> None:
     """Refuse the first index that is neither in its own plane nor -1."""
-    if indices.numel() == 0:
-        return
     signed, plane = _in_planes(indices, spatial_sizes, True).long(), math.prod(spatial_sizes)
     within = signed if per_plane else signed - first_indices(indices, (*indices.shape[:2], *spatial_sizes))
     least, most = within.aminmax()

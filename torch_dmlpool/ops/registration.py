@@ -89,7 +89,7 @@ class Operator:
         if self.has_derivative or self.refuse is not None:
             _library.impl(self.name, self._recorded, "Autograd")
         torch.library.register_fake(self.overload, self._fake, lib=_library)
-        torch.library.register_vmap(self.overload, self.vmap or self._over_batches, lib=_library)
+        torch.library.register_vmap(self.overload, self.vmap or self.over_batches, lib=_library)
         if self.recorder is self:
             title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
             self.apply = type(title, (Derivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
@@ -177,13 +177,16 @@ class Operator:
         with below_autograd():
             return self.overload(*arguments)
 
-    def _over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
-        tensors = zip(arguments[: self.count], dimensions, strict=False)
-        folded_tensors = [folded(tensor, dimension, info.batch_size) for tensor, dimension in tensors]
-        results = self.overload(*folded_tensors, *arguments[self.count :])
+    def over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
+        """The results, and the dimension of them that vmap maps over: it is merged into the samples in between."""
+        size, folded = info.batch_size, []
+        for tensor, dimension in zip(arguments[: self.count], dimensions, strict=False):
+            batched = tensor.expand(size, *tensor.shape) if dimension is None else tensor.movedim(dimension, 0)
+            folded.append(batched.flatten(0, 1))
+        results = self.overload(*folded, *arguments[self.count :])
         if isinstance(results, Tensor):
-            return unfolded(results, info.batch_size), 0
-        return tuple(unfolded(result, info.batch_size) for result in results), (0,) * len(results)
+            return results.unflatten(0, (size, results.shape[0] // size)), 0
+        return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (0,) * len(results)
 
 
 class Derivative:
@@ -320,23 +323,11 @@ def backend_of(tensor: Tensor) -> Any:
     return _Recorded(backend) if profiler._is_profiler_enabled else backend
 
 
+@dataclass
 class _Recorded:
     """A backend whose functions a profiler sees by their names; a call that skips the dispatcher has none else."""
 
-    def __init__(self, backend: ModuleType) -> None:
-        self._backend = backend
+    backend: ModuleType
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return profiler.record_function(f"{NAMESPACE}::{name}")(getattr(self._backend, name))
-
-
-def folded(tensor: Tensor, batch_dimension: int | None, batch_size: int) -> Tensor:
-    """``tensor`` with the dimension that vmap maps over merged into the samples."""
-    if batch_dimension is None:
-        return tensor.expand(batch_size, *tensor.shape).flatten(0, 1)
-    return tensor.movedim(batch_dimension, 0).flatten(0, 1)
-
-
-def unfolded(tensor: Tensor, batch_size: int) -> Tensor:
-    """Undo :func:`folded`; samples of size 0 included."""
-    return tensor.unflatten(0, (batch_size, tensor.shape[0] // batch_size))
+        return profiler.record_function(f"{NAMESPACE}::{name}")(getattr(self.backend, name))
