@@ -194,7 +194,7 @@ def join_columns(columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constex
 
 @triton.jit
 def taps_before(first, bound, K, D):
-    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
+    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``: below 0, before the input."""
     return tl.minimum((tl.maximum(bound - first, 0) + (D - 1)) // D, K)
 
 
@@ -208,12 +208,6 @@ def bin_start(number, size, bins):
 def bin_stop(number, size, bins):
     """The element after a bin's last."""
     return ((number + 1) * size + bins - 1) // bins
-
-
-@triton.jit
-def first_tap_inside(first, K, D):
-    """Number of the first tap at a position that is not negative; ``K`` where there is none."""
-    return taps_before(first, 0, K, D)
 
 
 @triton.jit

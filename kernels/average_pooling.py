@@ -6,13 +6,12 @@ gradient, divided as it is read. ``sum_tile`` unrolls a window and adds up trees
 logarithm of the taps; ``sum_axis`` adds up one axis of a window or bin of any size in a loop, with compensation.
 """
 
-# Triton's compiler has no unpacking of tuples.
-
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from . import requantization, sums
 from .addressing import (
     as_block,
     bin_start,
@@ -30,27 +29,6 @@ from .addressing import (
     taps_before,
     target_plane,
     widened,
-)
-from .requantization import (
-    fields,
-    float64_reciprocal,
-    quantities,
-    store_quantized_channels,
-    store_quantized_columns,
-    sums_of_fields,
-)
-from .sums import (
-    constant_quotient,
-    divisor_across,
-    divisor_along,
-    no_levels,
-    plan,
-    quotient,
-    sliding_sums,
-    target_totals,
-    with_entry,
-    with_group,
-    with_position,
 )
 
 CONSTANT = tl.constexpr(0)
@@ -71,9 +49,8 @@ def row_sums(
         weighed = ()
         for i in tl.static_range(POSITIONS):
             weighed = weighed + (columns[i] * as_block(weights[i] * row_weight, CHANNELS, B, V),)
-        return sliding_sums(weighed, tl.zeros_like(columns[0]), COLS)
-    else:
-        return sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+        columns = weighed
+    return sums.sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
 
 
 @triton.jit
@@ -87,9 +64,9 @@ def quotients(
         total = totals[i]
         if COUNTED:
             divisor = as_block(row[0] * divisors[i][0], CHANNELS, B, V)
-            total = quotient(total, divisor, as_block(row[1] * divisors[i][1], CHANNELS, B, V))
+            total = sums.quotient(total, divisor, as_block(row[1] * divisors[i][1], CHANNELS, B, V))
         elif COUNT == CONSTANT:
-            total = constant_quotient(total, DIVISOR)
+            total = sums.constant_quotient(total, DIVISOR)
         finished = finished + (total,)
     return finished
 
@@ -118,9 +95,9 @@ def sum_tile(
     ACC: tl.constexpr = (tl.uint32 if PACKED else tl.int32) if QUANTIZED else FLOAT
     DIVISORS: tl.constexpr = tl.int32 if QUANTIZED else FLOAT
     CHUNK: tl.constexpr = 1 if CHANNELS else V  # source columns per load
-    DEPTHS: tl.constexpr = plan(AXES[0], ADJOINT, TILE[0], 1)
-    ROWS: tl.constexpr = plan(AXES[1], ADJOINT, TILE[1], 1)
-    COLS: tl.constexpr = plan(AXES[2], ADJOINT, TILE[2], CHUNK)
+    DEPTHS: tl.constexpr = sums.plan(AXES[0], ADJOINT, TILE[0], 1)
+    ROWS: tl.constexpr = sums.plan(AXES[1], ADJOINT, TILE[1], 1)
+    COLS: tl.constexpr = sums.plan(AXES[2], ADJOINT, TILE[2], CHUNK)
     N_DEPTHS: tl.constexpr = DEPTHS.length
     N_ROWS: tl.constexpr = ROWS.length
     N_CHUNKS: tl.constexpr = COLS.length // CHUNK
@@ -145,7 +122,7 @@ def sum_tile(
     if QUANTIZED:
         given = (input_scale, input_zero, output_scale, output_zero)
         TAPS: tl.constexpr = AXES[0].window * AXES[1].window * AXES[2].window
-        fill, each = quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, WORDS)
+        fill, each = requantization.quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, WORDS)
     zero = tl.zeros([B, WORDS], ACC)
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
     first_chunk = column * (COLS.advance // CHUNK) + COLS.low // CHUNK
@@ -160,22 +137,22 @@ def sum_tile(
     if WEIGHED:
         for i in tl.static_range(N_CHUNKS * CHUNK):
             width = TW if CHANNELS else TW * STORE
-            counted = divisor_along(first_chunk * CHUNK + i, width, AXES[2], COUNT, DIVISORS)
+            counted = sums.divisor_along(first_chunk * CHUNK + i, width, AXES[2], COUNT, DIVISORS)
             weights = weights + (1.0 / counted,)
     divisors = ()  # taps counted along the target columns, and their reciprocals
     if COUNTED:
         for i in tl.static_range(T):
-            counted = divisor_along(column * T + i, W * CHUNK, AXES[2], COUNT, DIVISORS)
-            divisors = divisors + ((counted, float64_reciprocal(counted) if QUANTIZED else 1.0 / counted),)
+            counted = sums.divisor_along(column * T + i, W * CHUNK, AXES[2], COUNT, DIVISORS)
+            divisors = divisors + ((counted, sums.reciprocal(counted)),)
 
     planes = ()  # blocks of depths, for each target row
     for _ in tl.static_range(T_ROWS):
-        planes = planes + (no_levels(DEPTHS),)
+        planes = planes + (sums.no_levels(DEPTHS),)
     for d in tl.static_range(N_DEPTHS):
         depth_live = live
         if RANK == 3:
             depth_live = live & (first_depth + d >= 0) & (first_depth + d < D)
-        rows = no_levels(ROWS)
+        rows = sums.no_levels(ROWS)
         for r in tl.static_range(N_ROWS):
             row_live = depth_live
             if RANK >= 2:
@@ -188,26 +165,27 @@ def sum_tile(
                     loaded = load_filled(
                         pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], fill, ACC
                     )  # fmt: skip
-                    values = values + (fields(loaded, SIGNED, PACKED) if QUANTIZED else (loaded,))
+                    values = values + (requantization.fields(loaded, SIGNED, PACKED) if QUANTIZED else (loaded,))
                 else:
                     for _ in tl.static_range(PAIRS):
                         values = values + (zero,)
             if not QUANTIZED:
                 row_weight = ones
                 if WEIGHED:
-                    row_weight = 1.0 / divisor_across(first_row + r, first_depth + d, TH, TD, AXES, COUNT, ACC)
+                    row_weight = 1.0 / sums.divisor_across(first_row + r, first_depth + d, TH, TD, AXES, COUNT, ACC)
                 values = row_sums(values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V)
             elif CHANNELS:
-                values = sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
-            rows = with_position(rows, values, ROWS, r, HELD)
+                values = requantization.sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
+            rows = sums.with_position(rows, values, ROWS, r, HELD)
             empty = tl.zeros_like(values[0])
             for j in tl.static_range(T_ROWS):
                 if ROWS.lasts[j] == r:
-                    own_planes = with_position(planes[j], target_totals(rows, empty, ROWS, j, HELD), DEPTHS, d, HELD)
-                    planes = with_entry(planes, j, own_planes, T_ROWS)
+                    row_totals = sums.target_totals(rows, empty, ROWS, j, HELD)
+                    own_planes = sums.with_position(planes[j], row_totals, DEPTHS, d, HELD)
+                    planes = sums.with_entry(planes, j, own_planes, T_ROWS)
                     for e in tl.static_range(T_DEPTHS):
                         if DEPTHS.lasts[e] == d:
-                            totals = target_totals(own_planes, empty, DEPTHS, e, HELD)
+                            totals = sums.target_totals(own_planes, empty, DEPTHS, e, HELD)
                             target_row = row * T_ROWS + j
                             target_depth = depth * T_DEPTHS + e
                             out = target_depth * TH + target_row
@@ -218,8 +196,8 @@ def sum_tile(
                                 target_live = target_live & (target_depth < TD)
                             counts = (ones, ones)
                             if COUNTED:
-                                counted = divisor_across(target_row, target_depth, H, D, AXES, COUNT, DIVISORS)
-                                counts = (counted, float64_reciprocal(counted) if QUANTIZED else 1.0 / counted)
+                                counted = sums.divisor_across(target_row, target_depth, H, D, AXES, COUNT, DIVISORS)
+                                counts = (counted, sums.reciprocal(counted))
                             if not QUANTIZED:
                                 store_row(
                                     base_target,
@@ -227,12 +205,12 @@ def sum_tile(
                                     column, out, channel, target_live, C, TW, 0, 1, T, CHANNELS, STORE, B,
                                 )  # fmt: skip
                             elif CHANNELS:
-                                store_quantized_channels(
+                                requantization.store_quantized_channels(
                                     base_target, totals, each, counts[1], divisors, column, out, channel, target_live,
                                     C, TW, COUNTED, PACKED, T, V,
                                 )  # fmt: skip
                             else:
-                                store_quantized_columns(
+                                requantization.store_quantized_columns(
                                     base_target, totals, each, counts[1], divisors, column, out, target_live, TW,
                                     COLS, COUNTED, PACKED, N_CHUNKS, T, V, STORE, B,
                                 )  # fmt: skip
@@ -244,7 +222,7 @@ def divisor_of(number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.conste
     if BINS:
         return (bin_stop(number, size, windows) - bin_start(number, size, windows)).to(ACC)
     else:
-        return divisor_along(number, size, axis, COUNT, ACC)
+        return sums.divisor_along(number, size, axis, COUNT, ACC)
 
 
 @launched(2)
@@ -291,10 +269,10 @@ def sum_axis(
             term = widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
             if ADJOINT and COUNT != CONSTANT:
                 own = divisor_of(place, target_size, source_size, (K, S, P, E, D), COUNT, BINS, ACC)
-                term = quotient(term, own, 1.0 / own)
+                term = sums.quotient(term, own, 1.0 / own)
             terms = terms + (term,)
         if FLOATING:
-            total, error = with_group(total, error, terms)
+            total, error = sums.with_group(total, error, terms)
         else:
             for i in tl.static_range(8):
                 total += terms[i]
@@ -302,8 +280,8 @@ def sum_axis(
         compensated = total + error
         total = tl.where(compensated == compensated, compensated, total)  # the error of an infinite sum is NaN
         if COUNT == CONSTANT:
-            total = constant_quotient(total, DIVISOR)
+            total = sums.constant_quotient(total, DIVISOR)
         elif not ADJOINT:
             own = divisor_of(position, source_size, target_size, (K, S, P, E, D), COUNT, BINS, ACC)
-            total = quotient(total, own, 1.0 / own)
+            total = sums.quotient(total, own, 1.0 / own)
     tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)

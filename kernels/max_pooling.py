@@ -18,7 +18,6 @@ from .addressing import (
     as_block,
     bin_start,
     bin_stop,
-    first_tap_inside,
     first_vector,
     lane_numbers,
     launched,
@@ -30,6 +29,7 @@ from .addressing import (
     rounded,
     source_plane,
     store_row,
+    taps_before,
     target_plane,
 )
 
@@ -145,7 +145,7 @@ def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
 @triton.jit
 def no_tap_inside(start, size, AXIS: tl.constexpr):
     """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
-    first = first_tap_inside(start, AXIS.window, AXIS.dilation)
+    first = taps_before(start, 0, AXIS.window, AXIS.dilation)
     return (first >= AXIS.window) | (start + first * AXIS.dilation >= size)
 
 
@@ -241,16 +241,14 @@ def max_tile(
                         tap = code - (j * ROW.stride * LINE + v * COLUMN.stride)
                     else:
                         row_number = code // LINE
-                        column_number = code - row_number * LINE - v * COLUMN.stride
-                        tap = (
-                            row_number - j * ROW.stride
-                        ) // ROW.dilation * COLUMN.window + column_number // COLUMN.dilation
+                        row_tap = (row_number - j * ROW.stride) // ROW.dilation
+                        column_tap = (code - row_number * LINE - v * COLUMN.stride) // COLUMN.dilation
+                        tap = row_tap * COLUMN.window + column_tap
                     if kd > 0:
                         tap += kd * PLANE
                     elif DEPTH.start > 0:
-                        tap += as_block(
-                            first_tap_inside(id0, DEPTH.window, DEPTH.dilation).to(tl.int32) * PLANE, CHANNELS, B, V
-                        )
+                        above = taps_before(id0, 0, DEPTH.window, DEPTH.dilation).to(tl.int32)
+                        tap += as_block(above * PLANE, CHANNELS, B, V)
                 if kd > 0:
                     m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
                 new = new + (m,)
@@ -317,7 +315,7 @@ def max_axis(
     else:
         start = group * (R * S) - AXIS.start
         count = K
-        first = first_tap_inside(start, K, J) if R == 1 else group * 0 + CORE
+        first = taps_before(start, 0, K, J) if R == 1 else group * 0 + CORE
     row = (x, inner, source, start, I, INNER, below)
     if R > 1:
         m, i = element(row, CORE - 1, live, J, BINS, FIRST, V, CODE, WITH_TAPS)

@@ -175,15 +175,6 @@ def store_quantized_channels(
 
 
 @triton.jit
-def float64_reciprocal(count):
-    """``1 / count`` in float64, for a small positive integer, to a unit in the last place: two steps from float32."""
-    divisor = count.to(tl.float64)
-    guess = (1.0 / count.to(tl.float32)).to(tl.float64)
-    guess = tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
-    return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
-
-
-@triton.jit
 def requantized(sums, offset, factor, zero):
     """``(sums - zero points) * factor``, rounded, and ``zero``; ``sums`` from 0 to 2**15."""
     # The bits of 2**52 + sums: cheaper than a conversion, of which a GPU makes few per clock.

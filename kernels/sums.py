@@ -177,6 +177,18 @@ def constant_quotient(total, DIVISOR: tl.constexpr):
 
 
 @triton.jit
+def reciprocal(count):
+    """``1 / count``; of a small positive integer in float64, to a unit in the last place: two steps from float32."""
+    if count.dtype.is_floating():
+        return 1.0 / count
+    else:
+        divisor = count.to(tl.float64)
+        guess = (1.0 / count.to(tl.float32)).to(tl.float64)
+        guess = tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
+        return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
+
+
+@triton.jit
 def quotient(total, divisor, reciprocal):
     """``total / divisor``; in float32 one Newton step makes an approximate reciprocal as good as a division."""
     if total.dtype == tl.float64:

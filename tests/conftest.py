@@ -265,10 +265,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every launch takes the 64-bit form, which tensors of more than 2³¹ elements need."""
-    from torch_dmlpool.kernels import average_pooling_launch, launch, max_pooling_launch
+    from torch_dmlpool.kernels import launch, launches
 
-    modules = average_pooling_launch, max_pooling_launch
-    caches = [each for module in modules for each in vars(module).values() if hasattr(each, "cache_clear")]
+    caches = [each for each in vars(launches).values() if hasattr(each, "cache_clear")]
     monkeypatch.setattr(launch, "WIDE_FROM", 0)
     for cache in caches:
         cache.cache_clear()

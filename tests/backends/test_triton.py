@@ -9,7 +9,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels")
 
-from torch_dmlpool.kernels import max_pooling_launch  # noqa: E402
+from torch_dmlpool.kernels import launches  # noqa: E402
 
 from benchmarks import overhead  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
@@ -42,7 +42,7 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
 def a_launch(input: torch.Tensor) -> object:
     window = Window.directml(2, 2, 2)
     request = backend._request(window, input, (4, 8), torch.contiguous_format, True)
-    return max_pooling_launch.max_launches(request, False)[0]
+    return launches.max_launches(request, False)[0]
 
 
 def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launched: list[tuple[object, ...]]) -> None:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from torch_dmlpool.kernels import average_pooling_launch as averages
-from torch_dmlpool.kernels import max_pooling_launch
+from torch_dmlpool.kernels import launches
 from torch_dmlpool.kernels.launch import Request
 
 from torch_dmlpool.window import Window
@@ -27,7 +26,7 @@ def request(window: Window, shape: tuple[int, ...], **changes: object) -> Reques
 
 
 def constants_of(request: Request) -> list[dict[str, Any]]:
-    return [{"kernel": made.kernel, **dict(made.constants)} for made in averages.average_launches(request)]
+    return [{"kernel": made.kernel, **dict(made.constants)} for made in launches.average_launches(request)]
 
 
 def only(request: Request) -> dict[str, Any]:
@@ -43,9 +42,9 @@ SEVENTY = Window.directml(2, 70, 1, 35, 35)
 def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> None:
     """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by side."""
     for made, kernels in (
-        (lambda given: max_pooling_launch.max_launches(given, True), ("max_tile", "max_axis")),
-        (averages.average_launches, ("sum_tile", "sum_axis")),
-        (lambda given: max_pooling_launch.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
+        (lambda given: launches.max_launches(given, True), ("max_tile", "max_axis")),
+        (launches.average_launches, ("sum_tile", "sum_axis")),
+        (lambda given: launches.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
     ):
         for channels_last in (False, True):
             (small,) = made(request(THREE, (64, 32, 64, 64), channels_last=channels_last))
@@ -54,14 +53,14 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
             assert (chosen["CHANNELS"], chosen["V"]) == (channels_last, 4)
             large = made(request(SEVENTY, (1, 4, 50, 49), channels_last=channels_last))
             assert [one.kernel.split(".")[1] for one in large] == [kernels[1]] * 2
-    quantized = averages.average_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1))
+    quantized = launches.average_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1))
     assert [one.kernel.split(".")[1] for one in quantized] == ["sum_axis", "sum_axis"]
 
 
 def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:
     """M1: geometry alone decides whether a window can be empty."""
     for window, empty in ((Window.directml(2, 2, 1, (3, 0), (0, 3)), True), (Window.directml(2, 2, 1, 1, 1), False)):
-        (how,) = max_pooling_launch.max_launches(request(window, (1, 1, 4, 4)), True)
+        (how,) = launches.max_launches(request(window, (1, 1, 4, 4)), True)
         assert dict(how.constants)["EMPTY"] is empty
 
 

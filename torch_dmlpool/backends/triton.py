@@ -153,7 +153,7 @@ def _maxima(
     if values.numel() == 0:
         return values, codes
     request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, _runs_ptx(input))
-    launches = kernel_named("max_pooling_launch", "max_launches")(request, code_dtype is not None)
+    launches = kernel_named("launches", "max_launches")(request, code_dtype is not None)
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
         return values, codes
@@ -187,7 +187,7 @@ def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Any, with_: An
         memory_format = operands.suggested_memory_format(result)
         taps = taps.contiguous(memory_format=memory_format)
         request = _request(window, input, result.shape[2:], memory_format, False)
-        how = kernel_named("max_pooling_launch", "tap_lookup")(request, with_)
+        how = kernel_named("launches", "tap_lookup")(request, with_)
         launch(how, input if with_ == "values" else taps, taps, result)
     return result
 
@@ -210,7 +210,7 @@ def max_pooling_grad_from_taps(
     source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
     request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True, _runs_ptx(source))
-    launches = kernel_named("max_pooling_launch", "grad_launches")(request)
+    launches = kernel_named("launches", "grad_launches")(request)
     if launches[0].kernel == "max_pooling_grad.grad_tile":
         launch(launches[0], source, taps, gradient)
     else:
@@ -281,7 +281,7 @@ def _averages(
         window, source, target_sizes, memory_format, is_aligned(source, target), adjoint, False, *counted
     )
     kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
-    launches = kernel_named("average_pooling_launch", "average_launches")(request, kinds)
+    launches = kernel_named("launches", "average_launches")(request, kinds)
     if launches[0].kernel == "average_pooling.sum_tile":
         launch(launches[0], source, target, *parameters)
         return target
