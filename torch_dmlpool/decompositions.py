@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.reference_windows import are_ints, covers
+from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 __all__ = ["decompositions"]

@@ -14,25 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.reference_windows import (
-    NOWHERE,
-    SUM,
-    Tensors,
-    Windows,
-    are_ints,
-    first_maximum,
-    firsts,
-    is_known,
-    lowest,
-    maximum,
-    numbers,
-    parts,
-    pooled,
-    read_by,
-    reduced,
-    taps_before,
-    windows_over,
-)
+from torch_dmlpool.backends import reductions
+from torch_dmlpool.backends.reductions import Tensors, Windows, are_ints, is_known, numbers
 from torch_dmlpool.window import Axis, Window
 
 
@@ -59,11 +42,11 @@ def _wide(tensor: Tensor) -> Tensor:
 def _counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
     """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
     counts = torch.ones((), dtype=like.dtype, device=like.device)
-    for part, size in zip(parts(windows), sizes, strict=True):
+    for part, size in zip(reductions.parts(windows), sizes, strict=True):
         if isinstance(part, Axis) and include_padding:
-            along = taps_before(size + part.end_padding, firsts(part, size, like), part)
+            along = reductions.taps_before(size + part.end_padding, reductions.firsts(part, size, like), part)
         else:
-            along = read_by(part, size, like).counts
+            along = reductions.read_by(part, size, like).counts
         counts = counts.unsqueeze(-1) * along.to(like.dtype)
     return counts
 
@@ -78,7 +61,7 @@ def _divisor(
 def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where that is given."""
     wide = _wide(input)
-    (sums,) = pooled((wide,), windows, SUM)
+    (sums,) = reductions.pooled((wide,), windows, reductions.SUM)
     return _laid_out_like((sums / _divisor(windows, input.shape[2:], wide, *counted)).to(input.dtype), input)
 
 
@@ -91,8 +74,9 @@ def average_pooling_grad(
     """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that read it."""
     wide = _wide(input_gradient)
     sums: Tensors = (wide / _divisor(windows, spatial_sizes, wide, *counted),)
-    for dim, part in enumerate(parts(windows), -len(spatial_sizes)):
-        sums = reduced(sums, dim, windows_over(part, wide.shape[dim], spatial_sizes[dim], wide), SUM)
+    for dim, part in enumerate(reductions.parts(windows), -len(spatial_sizes)):
+        readers = reductions.windows_over(part, wide.shape[dim], spatial_sizes[dim], wide)
+        sums = reductions.reduced(sums, dim, readers, reductions.SUM)
     return _laid_out_like(sums[0].to(input_gradient.dtype), input_gradient)
 
 
@@ -112,7 +96,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
         return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
     window, sizes = arguments[4], input.shape[2:]
     sum_type = torch.int32 if is_known(_reads(window, sizes) * 255 < 2**31) else torch.int64
-    (sums,) = pooled((input.to(sum_type),), window, SUM)
+    (sums,) = reductions.pooled((input.to(sum_type),), window, reductions.SUM)
     return _laid_out_like(requantized(sums, sizes, *arguments), input)
 
 
@@ -149,20 +133,17 @@ def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Tensor, scale: T
     """Quotients next to a half, moved to its exact side: twice the distance times the denominator is an integer."""
     whole = real.floor()
     near = ((real - whole - 0.5).abs() < 2.0**-40 * (1 + whole.abs())) & (whole.abs() < 512)
-    (first, exponent), (second, other) = (
-        ((parts := torch.frexp(each)).mantissa.mul(2.0**24).to(torch.int64), parts.exponent.to(torch.int64))
-        for each in (scale, step)
-    )
-    exponent = exponent - other
+    (first, exponent), (second, other) = map(torch.frexp, (scale, step))
+    first, second = (mantissa.mul(2.0**24).to(torch.int64) for mantissa in (first, second))
+    exponent = exponent.to(torch.int64) - other
 
     def shifted(integers: Tensor, bits: Tensor) -> Tensor:
         return (integers << bits.clamp(0, 32)) << (bits - 32).clamp(0, 32)
 
     # Both wrap around alike, and where the quotient is near a half their difference is small.
     product = shifted(sums * first, 1 + exponent.clamp(min=0))
-    half = shifted(
-        (2 * whole.clamp(-512, 512).to(torch.int64) + 1) * divisor.to(torch.int64) * second, (-exponent).clamp(min=0)
-    )
+    odd = 2 * whole.clamp(-512, 512).to(torch.int64) + 1
+    half = shifted(odd * divisor.to(torch.int64) * second, (-exponent).clamp(min=0))
     return torch.where(near, whole + 0.5 + 0.25 * (product - half).sign(), real)
 
 
@@ -198,8 +179,8 @@ def _winners(input: Tensor, windows: Windows) -> Tensor:
     """The position of the first greatest element or first NaN of each window or bin; -1 of padding alone."""
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
-    _, found = pooled((ordered, positions), windows, first_maximum(ordered.dtype))
-    return cast(Tensor, found.where(found != NOWHERE, -1))
+    _, found = reductions.pooled((ordered, positions), windows, reductions.first_maximum(ordered.dtype))
+    return cast(Tensor, found.where(found != reductions.NOWHERE, -1))
 
 
 def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
@@ -210,7 +191,7 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
 
 
 def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
-    fill = 0 if input.dtype in SIGNED else lowest(input.dtype)
+    fill = 0 if input.dtype in SIGNED else reductions.lowest(input.dtype)
     return _laid_out_like(_elements(input, positions, fill), input)
 
 
@@ -236,9 +217,8 @@ def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Te
 
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
     """Each axis from the last to the first: its size, and where each window's first tap lies."""
-    for number in range(window.rank - 1, -1, -1):
-        axis, size = window.axes[number], sizes[number]
-        yield axis, size, firsts(axis, size, like).view(-1, *(1 for _ in window.axes[number + 1 :]))
+    for later, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
+        yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * later)
 
 
 def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
@@ -277,7 +257,7 @@ def _numbered(positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_p
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
     source = _flipped(_signed(input)) if input.dtype in SIGNED else input
-    (values,) = pooled((source,), window, maximum(source.dtype))
+    (values,) = reductions.pooled((source,), window, reductions.maximum(source.dtype))
     return _laid_out_like(_flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input)
 
 
