@@ -178,11 +178,12 @@ def sum_tile(
                 values = requantization.sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
             rows = sums.with_position(rows, values, ROWS, r, HELD)
             empty = tl.zeros_like(values[0])
+            new_planes = ()
             for j in tl.static_range(T_ROWS):
+                own_planes = planes[j]
                 if ROWS.lasts[j] == r:
                     row_totals = sums.target_totals(rows, empty, ROWS, j, HELD)
-                    own_planes = sums.with_position(planes[j], row_totals, DEPTHS, d, HELD)
-                    planes = sums.with_entry(planes, j, own_planes, T_ROWS)
+                    own_planes = sums.with_position(own_planes, row_totals, DEPTHS, d, HELD)
                     for e in tl.static_range(T_DEPTHS):
                         if DEPTHS.lasts[e] == d:
                             totals = sums.target_totals(own_planes, empty, DEPTHS, e, HELD)
@@ -214,6 +215,8 @@ def sum_tile(
                                     base_target, totals, each, counts[1], divisors, column, out, target_live, TW,
                                     COLS, COUNTED, PACKED, N_CHUNKS, T, V, STORE, B,
                                 )  # fmt: skip
+                new_planes = new_planes + (own_planes,)
+            planes = new_planes
 
 
 @triton.jit

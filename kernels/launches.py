@@ -209,15 +209,7 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
 
 
 def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
-    """Columns of a lane and channels of its vectors: registers limit both.
-
-    | window at stride 1 | values | with taps |
-    |---|---|---|
-    | 2 to 4 | 2 columns, at most 8 channels | 2 columns, 4 of less than four bytes; 4 channels |
-    | 5, 6 | 2 columns, 4 of less than four bytes; 4 channels | 4 columns, 2 channels |
-    | 7 | the same | 2 columns, 2 channels |
-    | above, or another stride | 2 columns where windows overlap; 8 channels | the same; 4 channels |
-    """
+    """Columns of a lane and channels of its vectors: registers limit both (docs/kernels.md has them in a table)."""
     window, stride = axis.window, axis.stride
     columns = 2 if stride < window else 1
     large = stride == 1 and 5 <= window <= 7

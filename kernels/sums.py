@@ -136,15 +136,6 @@ def sliding_sums(values, zero, PLAN: tl.constexpr):
 
 
 @triton.jit
-def with_entry(entries, NUMBER: tl.constexpr, entry, N: tl.constexpr):
-    """A tuple with one entry exchanged."""
-    changed = ()
-    for i in tl.static_range(N):
-        changed = changed + ((entry if i == NUMBER else entries[i]),)
-    return changed
-
-
-@triton.jit
 def with_group(total, error, terms):
     """A running sum with eight more terms, and what all its additions have rounded away (compensated summation)."""
     group = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + ((terms[4] + terms[5]) + (terms[6] + terms[7]))

@@ -93,21 +93,15 @@ class Plan(NamedTuple):
 
     problem: int
     memory_format: torch.memory_format
-    is_laid_out: bool
-    """Whether the tensor that the plan was made for is in this format."""
+    is_laid_out: bool  # whether the tensor that the plan was made for is in this format
     is_empty: bool
-    number_dtype: torch.dtype
-    """Of winners."""
-    wider: torch.dtype | None
-    """In which elements are compared where their own type has no room for the winners' numbers."""
-    sizes: tuple[int, ...]
-    """Of what the plan's windows read, and its strides in this format."""
+    number_dtype: torch.dtype  # of winners
+    wider: torch.dtype | None  # in which elements are compared where their type has no room for the winners' numbers
+    sizes: tuple[int, ...]  # of what the plan's windows read, and its strides in this format
     strides: tuple[int, ...]
-    output_sizes: tuple[int, ...]
-    """Of what they give, likewise."""
+    output_sizes: tuple[int, ...]  # of what they give, likewise
     output_strides: tuple[int, ...]
-    struct: Any
-    """Kept as long as its address."""
+    struct: Any  # kept as long as its address
 
 
 @functools.lru_cache(maxsize=4096)

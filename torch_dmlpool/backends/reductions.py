@@ -29,12 +29,9 @@ NOWHERE = 2**63 - 1
 class Reduction(NamedTuple):
     """What a window does with its elements."""
 
-    fills: tuple[float, ...]
-    """The element that never counts."""
-    combine: Callable[[Tensors, Tensors], Tensors]
-    """Elements with others, one by one."""
-    whole: Callable[[Tensors, int], Tensors]
-    """All elements along a dimension, which keeps the size 1."""
+    fills: tuple[float, ...]  # the element that never counts
+    combine: Callable[[Tensors, Tensors], Tensors]  # elements with others, one by one
+    whole: Callable[[Tensors, int], Tensors]  # all elements along a dimension, which keeps the size 1
 
 
 def _sum(tensors: Tensors, dim: int) -> Tensors:

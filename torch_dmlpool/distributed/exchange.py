@@ -30,14 +30,12 @@ Side = Literal["input", "output", "channels"]
 class ShardedAxis:
     """An axis of the window, the mesh dimension it is split over, and which way the operator goes."""
 
-    dimension: int
-    """Its number in a tensor of samples, channels and spatial dimensions."""
+    dimension: int  # its number in a tensor of samples, channels and spatial dimensions
     axis: Axis
     size: int
     mesh: DeviceMesh
     mesh_dimension: int
-    to_input: bool
-    """Whether the operator's result has the input's sizes, as a gradient has."""
+    to_input: bool  # whether the operator's result has the input's sizes, as a gradient has
 
     @property
     def portions(self) -> tuple[Portion, ...]:

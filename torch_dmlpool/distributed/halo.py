@@ -17,12 +17,9 @@ from torch_dmlpool.window import Axis
 class Portion:
     """What one rank computes along one axis, in the whole tensor's numbers."""
 
-    windows: range
-    """The windows that it computes; more than it owns only where those it owns read no element at all."""
-    elements: range
-    """The input elements from the first to the last that these windows can read."""
-    axis: Axis
-    """The axis that gives exactly these windows for an input of these elements alone."""
+    windows: range  # that it computes; more than it owns only where those it owns read no element at all
+    elements: range  # of the input, from the first to the last that these windows can read
+    axis: Axis  # that gives exactly these windows for an input of these elements alone
 
 
 def shards(size: int, parts: int) -> tuple[range, ...]:
