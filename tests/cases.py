@@ -111,6 +111,10 @@ EDGES = [
         edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2]),
     Edge("wide", 40, lambda edge: edge.window >= 16 and edge.stride == 1, window=17, start=8, end=8),
     Edge("wide with stride", 41, lambda edge: edge.window > 2 * edge.stride > 2, window=21, stride=3, start=4, end=9),
+    Edge("long windows, the first in padding", 20, window=16, stride=16, start=17, end=17, claim=lambda edge:
+        edge.window >= 16 and edge.empty_windows == edge.taps[:1] and edge.outputs > 2),
+    Edge("far apart and dilated", 45, window=3, stride=20, dilation=2, claim=lambda edge:
+        edge.stride > 16 and edge.dilation > 1 < edge.outputs),
     Edge("wide and dilated", 30, window=8, start=7, end=6, dilation=3, claim=lambda edge:
         edge.window >= 8 and edge.dilation > 1),
     Edge("window wider than the input", 5, window=9, stride=2, start=4, end=5, claim=lambda edge:
@@ -222,6 +226,7 @@ FEW = [
     case("dilated", "first tap inside is not tap 0"),
     case("ceil adds an overhang", "ceil overhang past padding"),
     case("wide", "padded"),
+    case("long windows, the first in padding"),
     case("padded", "uneven padding", "plain"),
     case("ceil adds an overhang", "padded", "ceil overhang, dilated"),
 ]

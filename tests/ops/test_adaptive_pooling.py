@@ -111,10 +111,11 @@ def test_index_types(index_dtype: torch.dtype, outputs: tuple[int, ...], device:
 # numpy computes for Triton's interpreter, and warns where a GPU quietly makes a NaN.
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @few
-def test_not_a_number_and_infinity(name: str, device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
+def test_not_a_number_and_infinity(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """M3: the first NaN wins; averages spread NaN and infinity to the bins that hold them and to no other."""
     sizes, outputs, bins = requested(name)
-    input = samples.ties(2, 3, *sizes)
+    input = samples.ties(2, 3, *sizes, dtype=dtype)
     input.flatten(2)[0, 1, 1:3] = math.nan
     input.flatten(2)[1, 0, -1] = -math.inf
     input.flatten(2)[1, 2, :] = -math.inf

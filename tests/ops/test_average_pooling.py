@@ -78,7 +78,7 @@ def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, de
 
 
 @cases.in_pairs(
-    window=[(9,), (65,), (31, 31), (15, 17), (9, 9, 9)],
+    window=[(9,), (25,), (65,), (31, 31), (15, 17), (9, 9, 9)],
     stride=[1, 2, 31],
     layout=["contiguous", "channels last"],
     large_first=[True, False],
@@ -105,20 +105,21 @@ def test_an_element_stays_in_its_windows(
     layout: str, value: float, stride: int, window: int, device: torch.device
 ) -> None:
     """A1 and E6: running sums would carry one sample's infinity, NaN or rounding into windows that do not read it."""
-    input = torch.ones(1, 2, 40, 36, device=device)
-    input[0, 0, 20, 18] = value
+    dtype = samples.FLOATS[(window + stride) % 4]
+    input, column = torch.ones(1, 2, 40, 36, dtype=dtype, device=device), 18 if stride == 2 else 34
+    input[0, 0, 20, column] = value
     pooling = oracle.Pooling((window, window), (stride, stride), (1, 0), (0, 1), (1, 1))
     touched = np.zeros((1, 2, *oracle.output_sizes(pooling, (40, 36))), bool)
     rows, columns = (
         [position in oracle.tap_positions(pooling, axis, output) for output in range(size)]
-        for axis, (position, size) in enumerate(zip((20, 18), touched.shape[2:], strict=True))
+        for axis, (position, size) in enumerate(zip((20, column), touched.shape[2:], strict=True))
     )
     touched[0, 0] = np.outer(rows, columns)
     assert touched.any()
     result = samples.to_numpy(dmlpool.average_pooling(samples.LAYOUTS[layout](input), **vars(pooling)))
     assert (result[~touched] == 1).all()
-    if not math.isfinite(value):
-        np.testing.assert_array_equal(result[touched], value)
+    if not input.isfinite().all():
+        np.testing.assert_array_equal(result[touched], input[0, 0, 20, column].item())
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
@@ -133,6 +134,14 @@ def test_worst_errors_stay_within_the_bound(window: int, dtype: torch.dtype, lay
     error = numerics.worst(average, window, dtype, layout == "channels last", trials=2)
     # The rounding of a half-precision result, and what the accumulation adds to it.
     assert error <= (1.01 if dtype.itemsize == 2 else 2 + math.ceil(math.log2(window**2)))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_large_planes(layout: str, device: torch.device) -> None:
+    """E6: what is summed in parts."""
+    input = samples.normal(2, 3, 600, 600)
+    exact = [samples.to_numpy(each).mean((2, 3), np.longdouble, keepdims=True) for each in (input, input.abs())]
+    samples.assert_average(dmlpool.average_pooling(samples.LAYOUTS[layout](input.to(device)), 600), *exact, 600**2)
 
 
 def test_the_inputs_are_unkind() -> None:

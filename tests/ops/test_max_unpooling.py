@@ -3,7 +3,6 @@
 import cases
 import numpy as np
 import oracle
-import pytest
 import samples
 import torch
 from torch import Tensor
@@ -15,25 +14,25 @@ POOLED = [*cases.SMALL, cases.case("gaps between windows", "floor drops a remain
 
 
 def pooled(
-    case: cases.Case, device: torch.device, index_dtype: torch.dtype = torch.int64
+    case: cases.Case, device: torch.device, index_dtype: torch.dtype = torch.int64, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
     """An element for each window, and where the window's maximum lies: in the whole tensor, and in its plane."""
     input = samples.ties(2, 3, *case.sizes).to(device)
     _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
     positions = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), torch.int64, True)[1]
-    return samples.distinct(*indices.shape, dtype=torch.float32, seed=3).to(device), indices, positions
+    return samples.distinct(*indices.shape, dtype=dtype, seed=3).to(device), indices, positions
 
 
-@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
-@cases.parametrized(POOLED)
-def test_elements_return_to_their_maxima(case: cases.Case, index_dtype: torch.dtype, device: torch.device) -> None:
+@cases.in_pairs(case=POOLED, dtype=samples.FLOATS + samples.INTEGERS)
+def test_elements_return_to_their_maxima(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M1 and M4: empty windows skipped in every index type, and of several with one index the last one written."""
-    input, indices, positions = pooled(case, device, index_dtype)
-    expected, _ = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)
-    samples.assert_same(dmlpool.max_unpooling(input, indices, (2, 3, *case.sizes)), expected)
-    samples.assert_same(operators.max_unpooling(input, indices, list(case.sizes), False), expected)
-    samples.assert_same(operators.max_unpooling(input, positions, list(case.sizes), True), expected)
-    samples.assert_same(operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected)
+    for index_dtype in samples.INDEX_TYPES:
+        input, indices, positions = pooled(case, device, index_dtype, dtype)
+        expected, _ = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)
+        samples.assert_same(dmlpool.max_unpooling(input, indices, (2, 3, *case.sizes)), expected)
+        samples.assert_same(operators.max_unpooling(input, indices, list(case.sizes), False), expected)
+        samples.assert_same(operators.max_unpooling(input, positions, list(case.sizes), True), expected)
+        samples.assert_same(operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected)
 
 
 @cases.parametrized(POOLED)
