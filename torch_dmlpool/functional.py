@@ -1,8 +1,4 @@
-"""The pooling operators in DirectML's words.
-
-Every function builds the :class:`~torch_dmlpool.window.Window` that its arguments describe, checks its operands, and
-calls the registered operator. Nothing is computed before the whole request is known to be right.
-"""
+"""The pooling operators in DirectML's words: each builds its window, checks its operands, and calls the operator."""
 
 from __future__ import annotations
 

@@ -138,34 +138,37 @@ def tap_dtype(taps: int) -> torch.dtype:
     return torch.uint8 if taps <= 225 else torch.int16 if taps <= 2**15 else torch.int32
 
 
-def checked_scale(name: str, scale: float | Tensor, input: Tensor) -> float | Tensor:
-    """``scale`` in float32: a number, or a vector of one entry or one per channel of ``input`` (rules Q3 and Q4)."""
-    if isinstance(scale, Tensor):
-        return _parameter_vector(name, scale, FLOAT_TYPES, input).to(torch.float32)
-    if isinstance(scale, (torch.SymFloat, torch.SymInt)):
-        return scale
-    if type(scale) is not float and (isinstance(scale, bool) or not isinstance(scale, numbers.Real)):
-        raise wrong_type(name, "a number or a tensor", scale)
+def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Tensor) -> Any:
+    """A scale in float32 or a zero point of an integer ``dtype``, None for 0 (rules Q3 and Q4).
+
+    It is a number, or a vector of one entry for all channels of ``input`` or one each.
+    """
+    is_scale = dtype is torch.float32
+    if isinstance(parameter, Tensor):
+        if not is_scale and parameter.dtype in QUANTIZED_TYPES:
+            check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
+        check_dense(name, parameter, FLOAT_TYPES if is_scale else (dtype,), "a number or a dense tensor")
+        check_device(name, parameter, input)
+        channels, shape = input.shape[1], tuple(parameter.shape)
+        spread = (1, channels, *(1 for _ in input.shape[2:]))
+        if parameter.numel() != 1 and shape not in ((channels,), spread):
+            raise ArgumentError(f"{name} must have one element or shape ({channels},) or {spread}, got shape {shape}")
+        return parameter.reshape(-1).to(torch.float32) if is_scale else parameter.reshape(-1)
+    if not is_scale:
+        number = 0 if parameter is None else integer(name, parameter, parameter)
+        if type(number) is not int:
+            return number
+        check_range(name, number, dtype)
+        return number or None
+    if isinstance(parameter, (torch.SymFloat, torch.SymInt)):
+        return parameter
+    if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
+        raise wrong_type(name, "a number or a tensor", parameter)
     # The operator has it rounded where it becomes a tensor; a compiler's trace knows no ctypes.
-    rounded = float(scale) if torch.compiler.is_compiling() else ctypes.c_float(scale).value
+    rounded = float(parameter) if torch.compiler.is_compiling() else ctypes.c_float(parameter).value  # type: ignore[arg-type]
     if not 0 < rounded < math.inf:
-        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {scale}")
+        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {parameter}")
     return rounded
-
-
-def checked_zero_point(name: str, zero_point: Any, dtype: torch.dtype, input: Tensor) -> int | Tensor | None:
-    """``zero_point`` of type ``dtype``: a number other than 0, a vector as for a scale, or None for 0 (Q3, Q4)."""
-    if zero_point is None:
-        return None
-    if isinstance(zero_point, Tensor):
-        if zero_point.dtype in QUANTIZED_TYPES:
-            check_type(name, zero_point, dtype, f"{name.removesuffix('_zero_point')}'s")
-        return _parameter_vector(name, zero_point, (dtype,), input)
-    number = integer(name, zero_point, zero_point)
-    if type(number) is not int:
-        return number
-    check_range(name, number, dtype)
-    return number or None
 
 
 def check_range(name: str, number: int, dtype: torch.dtype) -> None:
@@ -191,23 +194,12 @@ def checked_quantization(
         output_dtype = getattr(output_zero_point, "dtype", None)
         output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
     checked = (
-        checked_scale("input_scale", scale, input),
-        checked_zero_point("input_zero_point", zero_point, input.dtype, input),
-        checked_scale("output_scale", output_scale, input),
-        checked_zero_point("output_zero_point", output_zero_point, output_dtype, input),
+        checked_parameter("input_scale", scale, torch.float32, input),
+        checked_parameter("input_zero_point", zero_point, input.dtype, input),
+        checked_parameter("output_scale", output_scale, torch.float32, input),
+        checked_parameter("output_zero_point", output_zero_point, output_dtype, input),
     )
     return checked, output_dtype
-
-
-def _parameter_vector(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], input: Tensor) -> Tensor:
-    """A scale or zero point as one dimension: of one entry for all channels, or one each (rule Q3)."""
-    check_dense(name, tensor, types, "a number or a dense tensor")
-    check_device(name, tensor, input)
-    channels, shape = input.shape[1], tuple(tensor.shape)
-    spread = (1, channels, *(1 for _ in input.shape[2:]))
-    if tensor.numel() != 1 and shape not in ((channels,), spread):
-        raise ArgumentError(f"{name} must have one element or shape ({channels},) or {spread}, got shape {shape}")
-    return tensor.reshape(-1)
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:

@@ -1,8 +1,7 @@
 """Window geometry: integers only, no tensors and no devices.
 
-Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it
-(``start_padding`` before, ``end_padding`` after), and the overhang of ``ceil_mode`` past the padded box, which is
-neither read nor counted. A :class:`Window` needs no input size, so one object serves every image.
+Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it, and the overhang of
+``ceil_mode`` past the padded box, which is neither read nor counted.
 """
 
 from __future__ import annotations

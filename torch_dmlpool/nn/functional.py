@@ -20,11 +20,7 @@ from torch_dmlpool import operands
 from torch_dmlpool.docstrings import PYTORCHS_NAMES
 from torch_dmlpool.functional import Integers as Sizes
 from torch_dmlpool.functional import OutputSize, Pooled
-from torch_dmlpool.ops import adaptive_pooling as _adaptive
-from torch_dmlpool.ops import average_pooling as _average
-from torch_dmlpool.ops import lp_pooling as _lp
-from torch_dmlpool.ops import max_pooling as _max
-from torch_dmlpool.ops import max_unpooling as _unpooling
+from torch_dmlpool.ops import adaptive_pooling, average_pooling, lp_pooling, max_pooling, max_unpooling
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_spatial_sizes, entries, shared
 
 Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]  # of both sides, or pairs
@@ -159,7 +155,7 @@ def avg_pool(
     operands.check_flag("count_include_pad", count_include_pad)
     operands.check_divisor(divisor_override)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    return _average.average_pooling(input, window, count_include_pad, divisor_override)
+    return average_pooling.average_pooling(input, window, count_include_pad, divisor_override)
 
 
 @_for_one_to_three(operands.MAX_TYPES)
@@ -186,8 +182,8 @@ def max_pool(
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
         operands.tap_dtype(window.taps)
-        return _max.max_pooling_with_indices(input, window, torch.int64, True)
-    return _max.max_pooling(input, window)
+        return max_pooling.max_pooling_with_indices(input, window, torch.int64, True)
+    return max_pooling.max_pooling(input, window)
 
 
 @_for_one_to_three(operands.FLOAT_TYPES)
@@ -213,7 +209,7 @@ def lp_pool(
     """
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     operands.check_norm("norm_type", norm_type)
-    return _lp.lp_pooling(input, window, float(norm_type))
+    return lp_pooling.lp_pooling(input, window, float(norm_type))
 
 
 @_for_one_to_three(operands.FLOAT_TYPES)
@@ -223,7 +219,7 @@ def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tens
     >>> adaptive_avg_pool{rank}d(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
     tensor([2., 4.])
     """
-    return _adaptive.adaptive_average_pooling(input, _output_size(rank, input, output_size))
+    return adaptive_pooling.adaptive_average_pooling(input, _output_size(rank, input, output_size))
 
 
 @_for_one_to_three(operands.MAX_TYPES)
@@ -235,7 +231,7 @@ def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_
     """
     operands.check_flag("return_indices", return_indices)
     numbering = (torch.int64, True) if return_indices else ()
-    return _adaptive.adaptive_max_pooling(input, _output_size(rank, input, output_size), *numbering)
+    return adaptive_pooling.adaptive_max_pooling(input, _output_size(rank, input, output_size), *numbering)
 
 
 @_for_one_to_three(operands.MAX_TYPES)
@@ -261,7 +257,7 @@ def max_unpool(
     is_row = input.dim() > rank + 2
     if isinstance(indices, Tensor) and indices.dim() == input.dim() - 1:
         indices = indices.unsqueeze(2 if is_row else 0)
-    _unpooling.check(input, indices)
+    max_unpooling.check(input, indices)
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
         (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
@@ -278,7 +274,7 @@ def max_unpool(
         sizes = list(asked)
     sizes = [1] * is_row + sizes
     check_spatial_sizes("the output", sizes, len(sizes))
-    return _unpooling.max_unpooling(input, indices, sizes, per_plane=True)
+    return max_unpooling.max_unpooling(input, indices, sizes, per_plane=True)
 
 
 # fmt: off

@@ -106,24 +106,21 @@ class _AvgPool(Pool):
 
         Which type a zero point must fit is known with the input; here it must fit the output's or one of the two.
         """
-        is_tensor = isinstance(parameter, Tensor)
+        is_tensor, dtype = isinstance(parameter, Tensor), torch.float32 if name.endswith("scale") else torch.int64
         count, device = (parameter.numel(), parameter.device) if is_tensor else (1, torch.device("cpu"))
         # What it is checked against is an input with as many channels as it has entries.
         like = torch.empty(0, count, *(1,) * self._rank, dtype=torch.int8, device=device)
-        if name.endswith("scale"):
-            number = operands.checked_scale(name, parameter, like)
-            scale = torch.as_tensor(number, dtype=torch.float32, device=device).detach().reshape(-1)
-            if is_readable(scale):
-                operands.check_scale_values(name, scale)
-            return scale
-        if is_tensor and parameter.dtype in operands.INTEGER_TYPES:
+        if is_tensor and dtype is torch.int64 and parameter.dtype in operands.INTEGER_TYPES:
             parameter = parameter.to(torch.int64)
-        checked = operands.checked_zero_point(name, parameter, torch.int64, like)
-        zero_point = torch.as_tensor(0 if checked is None else checked, dtype=torch.int64, device=device).reshape(-1)
-        is_negative = is_readable(zero_point) and bool((zero_point < 0).any())
-        own = self.output_dtype if name.startswith("output") else None
-        quantized.narrowed(name, zero_point, own or (torch.int8 if is_negative else torch.uint8))
-        return zero_point
+        checked = operands.checked_parameter(name, parameter, dtype, like)
+        vector = torch.as_tensor(0 if checked is None else checked, dtype=dtype, device=device).detach().reshape(-1)
+        if dtype is torch.int64:
+            is_negative = is_readable(vector) and bool((vector < 0).any())
+            own = self.output_dtype if name.startswith("output") else None
+            quantized.narrowed(name, vector, own or (torch.int8 if is_negative else torch.uint8))
+        elif is_readable(vector):
+            operands.check_scale_values(name, vector)
+        return vector
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         scales = {name: getattr(self, name) for name in ("input_scale", "output_scale")}

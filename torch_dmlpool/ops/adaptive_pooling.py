@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.ops import average_pooling as average_operators
-from torch_dmlpool.ops import max_pooling as max_operators
-from torch_dmlpool.ops import max_unpooling as position_operators
+from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window, check_spatial_sizes
 
@@ -25,7 +23,7 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
     """Average of every bin; operands are checked already."""
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
-        return average_operators.average_pooling(input, window, False, None)
+        return average_pooling.average_pooling(input, window, False, None)
     return _over_bins(_bin_averages, input, output_sizes)
 
 
@@ -33,10 +31,10 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int], *numbering:
     """Maximum of every bin, and its index if a data type is given and whether to count in each plane."""
     window = _even_window(input.shape[2:], output_sizes)
     if window is not None:
-        operator = max_operators.max_pooling_with_indices if numbering else max_operators.max_pooling
+        operator = max_pooling.max_pooling_with_indices if numbering else max_pooling.max_pooling
         return operator(input, window, *numbering)
     values, positions = _over_bins(_bin_maxima, input, output_sizes)
-    return (values, max_operators.numbered(positions, input.shape, *numbering)) if numbering else values
+    return (values, max_pooling.numbered(positions, input.shape, *numbering)) if numbering else values
 
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
@@ -110,5 +108,5 @@ _bin_maxima: Operator = Operator(
     _check,
     complete=_with_sizes,
     dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
-    tangent=lambda input, output_sizes: (position_operators.gather_positions, (True,)),
+    tangent=lambda input, output_sizes: (max_unpooling.gather_positions, (True,)),
 )

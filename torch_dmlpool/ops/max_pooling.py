@@ -60,7 +60,9 @@ def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
     """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which broadcasts over it."""
     samples, channels, *spatial_sizes = sizes
     first = torch.arange(samples * channels, dtype=torch.int64, device=like.device) * math.prod(spatial_sizes)
-    return registration.replicated_like(first.view(samples, channels, *(1 for _ in spatial_sizes)), like)
+    first = first.view(samples, channels, *(1 for _ in spatial_sizes))
+    # All ranks have them, for arithmetic with a DTensor.
+    return first if registration.shards_of(like) is None else type(like).from_local(first, like.device_mesh)  # type: ignore[attr-defined]
 
 
 def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool) -> Tensor:

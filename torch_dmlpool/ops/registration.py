@@ -4,8 +4,6 @@ Python code calls an :class:`Operator`. Bare tensors go straight to the backend,
 all others through the dispatcher, whose ``Autograd`` key applies that function at a single level, as ATen's generated
 code does. There ``forward`` calls the operator again below autograd with the gradient modes switched on, so that the
 outer levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
-
-The private PyTorch names that this takes are used in this file alone.
 """
 
 from __future__ import annotations
@@ -299,11 +297,6 @@ def _require_rules(kind: type[Tensor]) -> None:
 def shards_of(tensor: Tensor) -> Any:
     """The placements of a DTensor; None for other tensors."""
     return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
-
-
-def replicated_like(tensor: Tensor, sharded: Tensor) -> Tensor:
-    """``tensor`` as one that all ranks have, for arithmetic with ``sharded`` if that is a DTensor."""
-    return tensor if shards_of(sharded) is None else type(sharded).from_local(tensor, sharded.device_mesh)  # type: ignore[attr-defined]
 
 
 def records_gradient(*tensors: Tensor) -> bool:
