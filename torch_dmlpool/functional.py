@@ -157,8 +157,7 @@ def max_pooling(
         first NaN wins over everything. Padding never wins: a window that reads no element gives −inf or the type's
         lowest value, and index −1 (all ones if unsigned).
 
-    The gradient goes to the winning element of each window (:func:`max_pooling_grad`); for it, one byte is kept per
-    output up to 225 taps, two up to 32,768, four above. All derivatives exist, but of integers.
+    The gradient is :func:`max_pooling_grad`, to the winning elements. All derivatives exist, but of integers.
 
     >>> image = torch.tensor([[[[1., 2., 3.], [2., 4., 2.], [5., 6., 7.]]]])
     >>> dmlpool.max_pooling(image, window_size=2, return_indices=True)

@@ -123,15 +123,15 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
 
 def _effect(layer: Any) -> str:
     """What a converted layer does better than PyTorch's; its results are those of before, as :func:`convert` says."""
-    family, size = type(layer).__name__[:-2], 0
+    family = type(layer).__name__[:-2]
     if family == "AdaptiveAvgPool" and set(_listed(layer.output_size)) == {1}:
         return "no difference"  # PyTorch's is a mean
     if family == "MaxPool":
         size = operands.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
+        return f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input"
     return {
         "AdaptiveMaxPool": "training keeps at most 4 bytes per output, not 8 and the input",
         "LPPool": "where a norm is 0, its gradient is 0 and not NaN",
-        "MaxPool": f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input",
         "MaxUnpool": "the same result run after run, on a GPU too",
     }.get(family, "training keeps sizes alone, not the input")
 
@@ -168,8 +168,6 @@ def _listed(value: Any) -> Any:
 
 
 class _Region(TorchFunctionMode, contextlib.ContextDecorator):
-    """What :func:`rerouted` enters."""
-
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours, dtypes = _ROUTES.get(func, (func, ()))

@@ -106,10 +106,8 @@ def with_batch(function: str, rank: int, input: Tensor, types: tuple[torch.dtype
     return input, added
 
 
-def without(output: Any, added: int | None) -> Any:
+def without(output: Any, added: int) -> Any:
     """A result, or a pair of them, without the dimension that was added."""
-    if added is None:
-        return output
     return output.squeeze(added) if isinstance(output, Tensor) else tuple(one.squeeze(added) for one in output)
 
 

@@ -99,7 +99,7 @@ class _AvgPool(Pool):
             inherited = [mine if given is None else given for mine, given in zip(own, output, strict=True)]
             dtype = self.output_dtype or input.dtype
             pooled = quantized.average_of_integers(batched, (*own, *inherited), window, counted, dtype)
-        return functional.without(pooled, added)
+        return pooled if added is None else functional.without(pooled, added)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
         """One entry for all channels or one each: a scale in float32, a zero point in int64, PyTorch's type for it.

@@ -102,10 +102,7 @@ max_pooling_with_taps: Operator = Operator(
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )
 max_pooling: Operator = Operator(
-    "max_pooling(Tensor input, WINDOW) -> Tensor",
-    [operands.MAX_TYPES],
-    _check,
-    recorded_by=max_pooling_with_taps,
+    "max_pooling(Tensor input, WINDOW) -> Tensor", [operands.MAX_TYPES], _check, recorded_by=max_pooling_with_taps
 )
 max_pooling_with_indices: Operator = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> (Tensor, Tensor)",
