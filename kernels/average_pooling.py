@@ -11,25 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import requantization, sums
-from .addressing import (
-    as_block,
-    bin_start,
-    bin_stop,
-    first_covering,
-    first_vector,
-    lane_numbers,
-    launched,
-    load_filled,
-    place_of_lane,
-    rounded,
-    source_plane,
-    split_columns,
-    store_row,
-    taps_before,
-    target_plane,
-    widened,
-)
+from . import addressing, requantization, sums
 
 CONSTANT = tl.constexpr(0)
 """COUNT: every window has the same divisor; 1: the divisor counts taps inside the input; 2: inside the padded input."""
@@ -43,12 +25,12 @@ def row_sums(
     """One sum per target column over one source row, given as ``N`` chunks of V columns or vectors of channels."""
     columns = ()
     for c in tl.static_range(N):
-        columns = columns + ((chunks[c],) if CHANNELS else split_columns(chunks[c], B, V))
+        columns = columns + ((chunks[c],) if CHANNELS else addressing.split_columns(chunks[c], B, V))
     POSITIONS: tl.constexpr = COLS.length
     if WEIGHED:
         weighed = ()
         for i in tl.static_range(POSITIONS):
-            weighed = weighed + (columns[i] * as_block(weights[i] * row_weight, CHANNELS, B, V),)
+            weighed = weighed + (columns[i] * addressing.as_block(weights[i] * row_weight, CHANNELS, B, V),)
         columns = weighed
     return sums.sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
 
@@ -63,15 +45,15 @@ def quotients(
     for i in tl.static_range(T):
         total = totals[i]
         if COUNTED:
-            divisor = as_block(row[0] * divisors[i][0], CHANNELS, B, V)
-            total = sums.quotient(total, divisor, as_block(row[1] * divisors[i][1], CHANNELS, B, V))
+            divisor = addressing.as_block(row[0] * divisors[i][0], CHANNELS, B, V)
+            total = sums.quotient(total, divisor, addressing.as_block(row[1] * divisors[i][1], CHANNELS, B, V))
         elif COUNT == CONSTANT:
             total = sums.constant_quotient(total, DIVISOR)
         finished = finished + (total,)
     return finished
 
 
-@launched(2)
+@addressing.launched(2)
 def sum_tile(
     source, target, input_scale, input_zero, output_scale, output_zero,
     lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
@@ -109,14 +91,16 @@ def sum_tile(
     WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
     COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
 
-    lane = lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    column, row, depth, channel, outer = place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    column, row, depth, channel, outer = addressing.place_of_lane(
+        lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS
+    )
     base = source
     if PACKED:
         base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
-    base += source_plane(outer, C, sn, sc, CHANNELS) * WORDS
-    base_target = target + target_plane(outer, C, TD, TH, TW, CHANNELS) * STORE
+    base += addressing.source_plane(outer, C, sn, sc, CHANNELS) * WORDS
+    base_target = target + addressing.target_plane(outer, C, TD, TH, TW, CHANNELS) * STORE
     fill = 0.0
     each = ()
     if QUANTIZED:
@@ -128,7 +112,7 @@ def sum_tile(
     first_chunk = column * (COLS.advance // CHUNK) + COLS.low // CHUNK
     first_row = row * ROWS.advance + ROWS.low
     first_depth = depth * DEPTHS.advance + DEPTHS.low
-    opening, apart = first_vector(first_chunk, channel, sc, sw, CHANNELS, V)
+    opening, apart = addressing.first_vector(first_chunk, channel, sc, sw, CHANNELS, V)
 
     chunks_live = ()
     for c in tl.static_range(N_CHUNKS):
@@ -162,7 +146,7 @@ def sum_tile(
             values = ()
             for c in tl.static_range(N_CHUNKS):
                 if DEPTHS.used[d] and ROWS.used[r] and COLS.used[c]:
-                    loaded = load_filled(
+                    loaded = addressing.load_filled(
                         pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], fill, ACC
                     )  # fmt: skip
                     values = values + (requantization.fields(loaded, SIGNED, PACKED) if QUANTIZED else (loaded,))
@@ -200,7 +184,7 @@ def sum_tile(
                                 counted = sums.divisor_across(target_row, target_depth, H, D, AXES, COUNT, DIVISORS)
                                 counts = (counted, sums.reciprocal(counted))
                             if not QUANTIZED:
-                                store_row(
+                                addressing.store_row(
                                     base_target,
                                     quotients(totals, counts, divisors, COUNTED, COUNT, DIVISOR, CHANNELS, T, V, B),
                                     column, out, channel, target_live, C, TW, 0, 1, T, CHANNELS, STORE, B,
@@ -223,12 +207,12 @@ def sum_tile(
 def divisor_of(number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr):
     """The divisor of a window, or bin, along one axis."""
     if BINS:
-        return (bin_stop(number, size, windows) - bin_start(number, size, windows)).to(ACC)
+        return (addressing.bin_stop(number, size, windows) - addressing.bin_start(number, size, windows)).to(ACC)
     else:
         return sums.divisor_along(number, size, axis, COUNT, ACC)
 
 
-@launched(2)
+@addressing.launched(2)
 def sum_axis(
     source, target, lanes, INNER, source_size, target_size, K, S, P, E, D, G, INVERSE, bound,
     ADJOINT: tl.constexpr, BINS: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
@@ -242,22 +226,22 @@ def sum_axis(
     FLOATING: tl.constexpr = source.dtype.element_ty.is_floating()
     WIDEST: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     ACC: tl.constexpr = WIDEST if FLOATING else target.dtype.element_ty
-    lane = lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
     position = lane // INNER % target_size
     base = source + ((lane // INNER // target_size).to(tl.int64) * source_size * INNER + lane % INNER)
     if BINS:
-        first = bin_start(position, source_size, target_size)
-        left = bin_stop(position, source_size, target_size) - first
+        first = addressing.bin_start(position, source_size, target_size)
+        left = addressing.bin_stop(position, source_size, target_size) - first
         step = 1
     elif ADJOINT:
-        tap, output, exists = first_covering(position + P, S, D, G, INVERSE)
+        tap, output, exists = addressing.first_covering(position + P, S, D, G, INVERSE)
         step = -(D // G)
         skipped = tl.maximum(output - source_size + (D // G), 0) // (D // G)  # windows past the last
         first = output + skipped * step
         left = tl.where(exists, (K - tap + S // G - 1) // (S // G) - skipped, 0)
     else:
-        skipped = taps_before(position * S - P, 0, K, D)
+        skipped = addressing.taps_before(position * S - P, 0, K, D)
         step = D
         first = position * S - P + skipped * D
         left = K - skipped
@@ -269,7 +253,7 @@ def sum_axis(
         for i in tl.static_range(8):
             place = first + (m + i) * step
             inside = live & (m + i < left) & (place >= 0) & (place < source_size)
-            term = widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
+            term = addressing.widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
             if ADJOINT and COUNT != CONSTANT:
                 own = divisor_of(place, target_size, source_size, (K, S, P, E, D), COUNT, BINS, ACC)
                 term = sums.quotient(term, own, 1.0 / own)
@@ -287,4 +271,4 @@ def sum_axis(
         elif not ADJOINT:
             own = divisor_of(position, source_size, target_size, (K, S, P, E, D), COUNT, BINS, ACC)
             total = sums.quotient(total, own, 1.0 / own)
-    tl.store(target + lane, rounded(total, target.dtype.element_ty), mask=live)
+    tl.store(target + lane, addressing.rounded(total, target.dtype.element_ty), mask=live)

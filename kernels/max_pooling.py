@@ -14,24 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import (
-    as_block,
-    bin_start,
-    bin_stop,
-    first_vector,
-    lane_numbers,
-    launched,
-    load_filled,
-    load_row,
-    lowest,
-    place_along,
-    place_of_lane,
-    rounded,
-    source_plane,
-    store_row,
-    taps_before,
-    target_plane,
-)
+from . import addressing
 
 
 @triton.constexpr_function
@@ -145,11 +128,11 @@ def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
 @triton.jit
 def no_tap_inside(start, size, AXIS: tl.constexpr):
     """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
-    first = taps_before(start, 0, AXIS.window, AXIS.dilation)
+    first = addressing.taps_before(start, 0, AXIS.window, AXIS.dilation)
     return (first >= AXIS.window) | (start + first * AXIS.dilation >= size)
 
 
-@launched(3)
+@addressing.launched(3)
 def max_tile(
     x, y, t, lanes, C, D, H, W, sn, sc, sd, sh, sw, OD, OH, OW, column_tiles, row_tiles, depth_tiles,
     AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
@@ -169,12 +152,12 @@ def max_tile(
     R: tl.constexpr = TILE[1]
     Q: tl.constexpr = TILE[2]
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
-    FILL: tl.constexpr = lowest(x.dtype.element_ty)
-    lane = lane_numbers(B, WIDE)
+    FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
+    lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    qg, rg, od, channel, outer = place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
-    x0 = x + source_plane(outer, C, sn, sc, CHANNELS) * V
-    plane = target_plane(outer, C, OD, OH, OW, CHANNELS) * STORE
+    qg, rg, od, channel, outer = addressing.place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    x0 = x + addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
+    plane = addressing.target_plane(outer, C, OD, OH, OW, CHANNELS) * STORE
 
     # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first column is entry ORIGIN.
     CHUNK: tl.constexpr = 1 if CHANNELS else V
@@ -189,13 +172,13 @@ def max_tile(
     ih0 = rg * (R * ROW.stride) - ROW.start
     iw0 = qg * (Q * COLUMN.stride) - COLUMN.start
     first = qg * (Q * COLUMN.stride // CHUNK) + LOW
-    opening, step = first_vector(first, channel, sc, sw, CHANNELS, V)
+    opening, step = addressing.first_vector(first, channel, sc, sw, CHANNELS, V)
     column_codes = ()
     for c in tl.static_range(COUNT * CHUNK):
         if WITH_TAPS and c >= ORIGIN:
             code = number_of(c - ORIGIN, iw0, COLUMN)
             if c - ORIGIN < COLUMN.start:
-                code = as_block(code, CHANNELS, B, V)
+                code = addressing.as_block(code, CHANNELS, B, V)
             column_codes = column_codes + ((code + CODE_ZERO) if ASM else code,)
         else:
             column_codes = column_codes + (0,)
@@ -215,7 +198,7 @@ def max_tile(
             if RANK > 1:
                 inside = in_slice & (row >= 0) & (row < H)
             offset = depth * sd + row * sh + opening
-            loaded = load_row(x0, offset, step, inside, first, W, COUNT, FILL, TYPE, CHANNELS, V, B)
+            loaded = addressing.load_row(x0, offset, step, inside, first, W, COUNT, FILL, TYPE, CHANNELS, V, B)
             columns = ()
             for c in tl.static_range(COUNT * CHUNK):
                 columns = columns + (comparable(loaded[c], WITH_TAPS),)
@@ -223,7 +206,7 @@ def max_tile(
             found = found + maxima
             line = number_of(r, ih0, ROW) * LINE
             if WITH_TAPS and r < ROW.start:
-                line = as_block(line, CHANNELS, B, V)
+                line = addressing.as_block(line, CHANNELS, B, V)
             for v in tl.static_range(Q):
                 found_codes = found_codes + ((codes[v] + line) if WITH_TAPS else 0,)
         new = ()
@@ -247,8 +230,8 @@ def max_tile(
                     if kd > 0:
                         tap += kd * PLANE
                     elif DEPTH.start > 0:
-                        above = taps_before(id0, 0, DEPTH.window, DEPTH.dilation).to(tl.int32)
-                        tap += as_block(above * PLANE, CHANNELS, B, V)
+                        above = addressing.taps_before(id0, 0, DEPTH.window, DEPTH.dilation).to(tl.int32)
+                        tap += addressing.as_block(above * PLANE, CHANNELS, B, V)
                 if kd > 0:
                     m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
                 new = new + (m,)
@@ -264,7 +247,8 @@ def max_tile(
             row_live = live & (oh < OH)
         encoded = ()
         for v in tl.static_range(Q if WITH_TAPS else 0):
-            code = taps[v * R + j] + as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)  # of one tap it is a number
+            zeros = addressing.as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)
+            code = zeros + taps[v * R + j]  # which of one tap is a number alone
             iw = iw0 + v * COLUMN.stride
             ih = ih0 + j * ROW.stride
             if EMPTY:
@@ -273,15 +257,15 @@ def max_tile(
                     empty = empty | no_tap_inside(ih, H, ROW)
                 if RANK > 2:
                     empty = empty | no_tap_inside(id0, D, DEPTH)
-                code = tl.where(as_block(empty, CHANNELS, B, V), 0, code)
+                code = tl.where(addressing.as_block(empty, CHANNELS, B, V), 0, code)
             encoded = encoded + (code,)
         line = od * OH + oh
-        store_row(y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B)
+        addressing.store_row(y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B)
         if WITH_TAPS:
-            store_row(t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B)
+            addressing.store_row(t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B)
 
 
-@launched(4)
+@addressing.launched(4)
 def max_axis(
     x, inner, y, t, lanes, INNER, I, O, bound, below,
     AXIS: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, R: tl.constexpr,
@@ -298,9 +282,9 @@ def max_axis(
     K: tl.constexpr = AXIS.window
     S: tl.constexpr = AXIS.stride
     J: tl.constexpr = AXIS.dilation
-    lane = lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    group, within, outer = place_along(lane, INNER, (O + R - 1) // R)
+    group, within, outer = addressing.place_along(lane, INNER, (O + R - 1) // R)
     vector = tl.arange(0, V)[None, :]
     source = ((outer * I * INNER + within) * V)[:, None] + vector
     target = ((outer * O * INNER + within) * V)[:, None] + vector
@@ -309,13 +293,13 @@ def max_axis(
     before = ()
     before_taps = ()
     if BINS:
-        start = bin_start(group, I, O)
-        count = bin_stop(group, I, O) - start
+        start = addressing.bin_start(group, I, O)
+        count = addressing.bin_stop(group, I, O) - start
         first = group * 0
     else:
         start = group * (R * S) - AXIS.start
         count = K
-        first = taps_before(start, 0, K, J) if R == 1 else group * 0 + CORE
+        first = addressing.taps_before(start, 0, K, J) if R == 1 else group * 0 + CORE
     row = (x, inner, source, start, I, INNER, below)
     if R > 1:
         m, i = element(row, CORE - 1, live, J, BINS, FIRST, V, CODE, WITH_TAPS)
@@ -344,7 +328,7 @@ def max_axis(
         o = group * R + j
         at = target + ((o * INNER) * V)[:, None]
         ok = (live & (o < O))[:, None]
-        tl.store(y + at, rounded(m, y.dtype.element_ty), mask=ok)
+        tl.store(y + at, addressing.rounded(m, y.dtype.element_ty), mask=ok)
         if WITH_TAPS:
             i = tl.where(i < 0, 0 if LAST else -1, i - j * S * below)
             tl.store(t + at, i.to(t.dtype.element_ty), mask=ok)
@@ -361,7 +345,7 @@ def element(
     position = start + k * J
     ok = (live & (position >= 0) & (position < I))[:, None]
     at = source + ((position * INNER) * V)[:, None]
-    v = comparable(load_filled(x + at, ok, lowest(x.dtype.element_ty), TYPE), WITH_TAPS)
+    v = comparable(addressing.load_filled(x + at, ok, addressing.lowest(x.dtype.element_ty), TYPE), WITH_TAPS)
     i = tl.zeros_like(at).to(CODE)
     if WITH_TAPS:
         number = position if BINS else (position - start) // J

@@ -13,22 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import (
-    as_block,
-    first_covering,
-    first_vector,
-    lane_numbers,
-    launched,
-    load_row,
-    place_along,
-    place_of_lane,
-    rounded,
-    source_plane,
-    split_columns,
-    store_row,
-    target_plane,
-    widened,
-)
+from . import addressing
 
 
 @triton.constexpr_function
@@ -88,7 +73,7 @@ def with_gradients(sums, taps, gradients, TAP: tl.constexpr, PAIRS: tl.constexpr
         return tl.where(taps == TAP, sums + gradients, sums)
 
 
-@launched(3)
+@addressing.launched(3)
 def grad_tile(
     g, t, dx, lanes, C, OD, OH, OW, sn, sc, sd, sh, sw, D, H, W, column_tiles, row_tiles, depth_tiles,
     AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr,
@@ -110,11 +95,11 @@ def grad_tile(
     PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and AXES[2].stride == 1)
     TAP: tl.constexpr = tl.int16 if PAIRS else tl.int32
     COLUMNS: tl.constexpr = 2 if PAIRS and not CHANNELS else 1  # of a tensor of sums
-    lane = lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    qg, rg, dg, channel, outer = place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
-    plane = source_plane(outer, C, sn, sc, CHANNELS) * V
-    target = dx + target_plane(outer, C, D, H, W, CHANNELS) * STORE
+    qg, rg, dg, channel, outer = addressing.place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    plane = addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
+    target = dx + addressing.target_plane(outer, C, D, H, W, CHANNELS) * STORE
 
     # The windows that the lane asks: N from entry ORIGIN on of COUNT vectors.
     FIRST: tl.constexpr = first_window(AXES[2])
@@ -122,8 +107,8 @@ def grad_tile(
     ORIGIN: tl.constexpr = FIRST - FIRST // CHUNK * CHUNK
     COUNT: tl.constexpr = (ORIGIN + N - 1) // CHUNK + 1
     first = qg * (TILE[2] // CHUNK) + FIRST // CHUNK
-    opening, step = first_vector(first, channel, sc, sw, CHANNELS, V)
-    zero = as_block(tl.zeros([B], SUM), CHANNELS, B, V)
+    opening, step = addressing.first_vector(first, channel, sc, sw, CHANNELS, V)
+    zero = addressing.as_block(tl.zeros([B], SUM), CHANNELS, B, V)
     for e in tl.static_range(DEPTHS):
         sums = ()
         for _ in tl.static_range(R * Q // COLUMNS):
@@ -140,8 +125,12 @@ def grad_tile(
                     if RANK > 1:
                         inside = in_slice & (oh >= 0) & (oh < OH)
                     offset = od * sd + oh * sh + opening
-                    gradients = load_row(g + plane, offset, step, inside, first, OW, COUNT, 0.0, SUM, CHANNELS, V, B)
-                    taps = load_row(t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, TAP, CHANNELS, V, B)
+                    gradients = addressing.load_row(
+                        g + plane, offset, step, inside, first, OW, COUNT, 0.0, SUM, CHANNELS, V, B
+                    )
+                    taps = addressing.load_row(
+                        t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, TAP, CHANNELS, V, B
+                    )
                     if COLUMNS == 2:
                         gradients = neighbours(gradients, COUNT * CHUNK)
                         taps = neighbours(taps, COUNT * CHUNK)
@@ -161,7 +150,7 @@ def grad_tile(
         if COLUMNS == 2:
             columns = ()
             for i in tl.static_range(R * Q // 2):
-                columns = columns + split_columns(sums[i], B, 2)
+                columns = columns + addressing.split_columns(sums[i], B, 2)
         depth = dg * DEPTHS + e
         for j in tl.static_range(R):
             row_live = live
@@ -170,10 +159,10 @@ def grad_tile(
             if RANK > 2:
                 row_live = row_live & (depth < D)
             line = depth * H + rg * R + j
-            store_row(target, columns, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
+            addressing.store_row(target, columns, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
 
 
-@launched(3)
+@addressing.launched(3)
 def at_taps(
     x, t, y, lanes, C, D, H, W, xn, xc, xd, xh, xw, depths, rows, columns,
     AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, ELEMENTS: tl.constexpr, V: tl.constexpr,
@@ -186,11 +175,11 @@ def at_taps(
     DEPTH: tl.constexpr = AXES[0]
     ROW: tl.constexpr = AXES[1]
     COLUMN: tl.constexpr = AXES[2]
-    lane = lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(B, WIDE)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
     own = (lane.to(tl.int64) * V)[:, None] + vector
-    column, row, depth, c, outer = place_of_lane(lane, C, columns, rows, depths, RANK, CHANNELS)
+    column, row, depth, c, outer = addressing.place_of_lane(lane, C, columns, rows, depths, RANK, CHANNELS)
     n = outer
     c = c[:, None]
     column = column[:, None]
@@ -211,7 +200,7 @@ def at_taps(
     tl.store(y + own, result.to(y.dtype.element_ty), mask=live)
 
 
-@launched(4)
+@addressing.launched(4)
 def grad_axis(
     g, t, dx, rest, lanes, INNER, I, O, bound,
     AXIS: tl.constexpr, COMMON: tl.constexpr, INVERSE: tl.constexpr, BELOW: tl.constexpr, LAST: tl.constexpr,
@@ -227,13 +216,13 @@ def grad_axis(
     S: tl.constexpr = AXIS.stride
     J: tl.constexpr = AXIS.dilation
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
-    lane = lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    position, within, outer = place_along(lane, INNER, I)
+    position, within, outer = addressing.place_along(lane, INNER, I)
     gradients = g + (outer * O * INNER + within)
     taps = t + (outer * O * INNER + within)
     # The window numbers fall as the taps rise; those past the last window are stepped over at once.
-    tap_number, o, exists = first_covering(position + AXIS.start, S, J, COMMON, INVERSE)
+    tap_number, o, exists = addressing.first_covering(position + AXIS.start, S, J, COMMON, INVERSE)
     skipped = tl.maximum(o - O + J // COMMON, 0) // (J // COMMON)
     tap_number += skipped * (S // COMMON)
     o -= skipped * (J // COMMON)
@@ -251,11 +240,11 @@ def grad_axis(
         below = tap - first_tap
         wins = (m < windows) & (tap >= 0) & (below >= 0) & (below < BELOW)
         # The gradients of windows won elsewhere are not even read.
-        total += widened(tl.load(gradients + at, mask=wins, other=0.0), SUM)
+        total += addressing.widened(tl.load(gradients + at, mask=wins, other=0.0), SUM)
         left = tl.where(wins, below, left).to(tl.int32)
         first_tap += TAP_STEP * BELOW
         at -= STEP * INNER
     own = outer * I * INNER + within + position.to(tl.int64) * INNER
-    tl.store(dx + own, rounded(total, dx.dtype.element_ty), mask=live)
+    tl.store(dx + own, addressing.rounded(total, dx.dtype.element_ty), mask=live)
     if not LAST:
         tl.store(rest + own, left.to(rest.dtype.element_ty), mask=live)

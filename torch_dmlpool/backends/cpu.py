@@ -106,15 +106,10 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def planned(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    window: Windows,
-    counted: tuple[bool, int | None] | None = None,
-    spatial_sizes: tuple[int, ...] | None = None,
-    numbered: tuple[torch.dtype | None, int] | None = None,
-    memory_format: torch.memory_format | None = None,
-) -> Plan:
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, window: Windows,
+    counted: tuple[bool, int | None] | None = None, spatial_sizes: tuple[int, ...] | None = None,
+    numbered: tuple[torch.dtype | None, int] | None = None, memory_format: torch.memory_format | None = None,
+) -> Plan:  # fmt: skip
     """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
 
     The windows read that tensor, or they gave it where the ``spatial_sizes`` of what they read are given. Output sizes

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,11 +19,8 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dmlpool import operands
-from torch_dmlpool.distributed.halo import Portion, contains, overlap, portions, shards
+from torch_dmlpool.distributed.halo import Portion, Side, contains, overlap, portions, shards
 from torch_dmlpool.window import Axis
-
-Side = Literal["input", "output", "channels"]
-"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all channels or one each."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +53,9 @@ class ShardedAxis:
         return shards(size, self.mesh.size(self.mesh_dimension))
 
     def _wanted(self, side: Side) -> tuple[range, ...]:
-        if side == "input":
-            return tuple(portion.elements for portion in self.portions)
         # Forwards, a rank's windows are its own.
-        return tuple(portion.windows for portion in self.portions) if self.to_input else self._owned(side)
+        is_own = side == "output" and not self.to_input
+        return self._owned(side) if is_own else tuple(portion.of(side) for portion in self.portions)
 
     def exchanges(self, side: Side) -> bool:
         """Whether any rank needs another's elements of a tensor of that side; all of them come to the same answer."""
@@ -71,8 +67,7 @@ class ShardedAxis:
         if self.exchanges(side):
             pieces += self._received(local, side)
         # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
-        wanted = self.portion.elements if side == "input" else self.portion.windows
-        return assembled(pieces, self.dimension, wanted)
+        return assembled(pieces, self.dimension, self.portion.of(side))
 
     def _received(self, local: Tensor, side: Side) -> list[tuple[Tensor, range]]:
         """What the other ranks own of what this rank wants.
@@ -104,8 +99,7 @@ class ShardedAxis:
     def kept(self, result: Tensor) -> Tensor:
         """What this rank owns of the ``result`` of its portion; an element that no window covers has gradient 0."""
         side: Side = "input" if self.to_input else "output"
-        held = self.portion.elements if self.to_input else self.portion.windows
-        return assembled([(result, held)], self.dimension, self._owned(side)[self._coordinate])
+        return assembled([(result, self.portion.of(side))], self.dimension, self._owned(side)[self._coordinate])
 
 
 def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: range) -> Tensor:

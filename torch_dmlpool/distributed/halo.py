@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch_dmlpool.window import Axis
+
+Side = Literal["input", "output", "channels"]
+"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all channels or one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class Portion:
     windows: range  # that it computes; more than it owns only where those it owns read no element at all
     elements: range  # of the input, from the first to the last that these windows can read
     axis: Axis  # that gives exactly these windows for an input of these elements alone
+
+    def of(self, side: Side) -> range:
+        return self.elements if side == "input" else self.windows
 
 
 def shards(size: int, parts: int) -> tuple[range, ...]:

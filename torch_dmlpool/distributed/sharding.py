@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
-from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, coordinate_along
-from torch_dmlpool.distributed.halo import shards
+from torch_dmlpool.distributed.exchange import ShardedAxis, agree, coordinate_along
+from torch_dmlpool.distributed.halo import Side, shards
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.window import AXIS_NAMES, Window
@@ -60,11 +60,8 @@ RULES = {
 WINDOW_ARGUMENTS = ("window_size", "strides", "start_padding", "end_padding", "dilations", "ceil_mode")
 
 
-def pool(
-    kind: type, operator: torch._ops.OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-) -> Any:
+def pool(_kind: Any, operator: torch._ops.OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The rule's work: what PyTorch calls in place of ``operator`` when a tensor among its arguments is a DTensor."""
-    del kind, types
     names = [argument.name for argument in operator._schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     with torch.no_grad():
@@ -78,9 +75,8 @@ class _Request:
         self.operator, self.arguments = operator, arguments
         self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
         self.rule, self.has_indices = RULES[self.name], "index_dtype" in arguments
-        self.tensors: dict[str, DTensor] = {
-            name: arguments[name] for name, side in self.rule.arguments.items() if side != "channels"
-        }
+        self.sides = self.rule.arguments
+        self.tensors: dict[str, DTensor] = {name: arguments[name] for name in self.sides if name not in PARAMETERS}
         self.mesh, self.window = self._common_mesh(), None
         if "window_size" in arguments:
             words = [arguments[word] for word in WINDOW_ARGUMENTS]
@@ -90,7 +86,7 @@ class _Request:
 
     def _sizes(self) -> dict[Side, list[int]]:
         """The whole input's sizes and the whole output's."""
-        sizes = {self.rule.arguments[name]: list(tensor.shape) for name, tensor in self.tensors.items()}
+        sizes = {self.sides[name]: list(tensor.shape) for name, tensor in self.tensors.items()}
         both = next(iter(sizes.values()))[:2]
         if "input" not in sizes:
             sizes["input"] = [*both, *self.arguments["spatial_sizes"]]
@@ -99,7 +95,7 @@ class _Request:
         elif "output" not in sizes:
             sizes["output"] = [*both, *self.arguments["output_sizes"]]
         for name, tensor in self.tensors.items():
-            operands.check_sizes(name, tensor, sizes[self.rule.arguments[name]])
+            operands.check_sizes(name, tensor, sizes[self.sides[name]])
         return sizes
 
     def _common_mesh(self) -> DeviceMesh:
@@ -148,7 +144,7 @@ class _Request:
         held = {name: _local(tensor) for name, tensor in self.tensors.items()}
         self._agree(held, axes)
         for axis in axes:
-            held = {name: axis.fetched(tensor, self.rule.arguments[name]) for name, tensor in held.items()}
+            held = {name: axis.fetched(tensor, self.sides[name]) for name, tensor in held.items()}
         if not all(axis.portion.windows for axis in axes):
             # Nothing to compute, but the others may have needed what this rank owns.
             sides = zip(self._nothing(), self.rule.results, strict=True)
@@ -194,13 +190,13 @@ class _Request:
         """Refuse local tensors that are not the shards they should be; before an exchange, on all ranks together."""
         mistake = None
         for name, tensor in held.items():
-            sizes = tuple(len(part) for part in self._owned(self.rule.arguments[name]))
+            sizes = tuple(len(part) for part in self._owned(self.sides[name]))
             if tuple(tensor.shape) != sizes:
                 mistake = (
                     f"{name} of {self.name} is {tuple(self.tensors[name].shape)} with placements "
                     f"{tuple(self.placements)}: this rank must hold {sizes} of it, but holds {tuple(tensor.shape)}"
                 )
-        sides = {self.rule.arguments[name] for name in held}
+        sides = {self.sides[name] for name in held}
         mesh_dimensions = [axis.mesh_dimension for axis in axes if any(map(axis.exchanges, sides))]
         if mesh_dimensions:
             types = ", ".join(f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps")
@@ -233,16 +229,14 @@ class _Request:
 
     def _nothing(self) -> list[Tensor]:
         """Empty results, of the data types that the operator gives."""
-        empty = {
-            name: _local(tensor).new_empty((0, *self.sizes[self.rule.arguments[name]][1:]))
-            for name, tensor in self.tensors.items()
-        }
+        empty_sizes = {name: (0, *self.sizes[self.sides[name]][1:]) for name in self.tensors}
+        empty = {name: _local(tensor).new_empty(empty_sizes[name]) for name, tensor in self.tensors.items()}
         whole = self._of_channels(range(self.sizes["input"][1]))
         return [result.new_empty(0) for result in self._called({**self.arguments, **empty, **whole})]
 
     def _of_channels(self, channels: range) -> dict[str, Tensor | None]:
         """The tensors of one entry for all channels or one each, of which these ``channels`` are at hand."""
-        found = {name: self.arguments[name] for name, side in self.rule.arguments.items() if side == "channels"}
+        found = {name: self.arguments[name] for name in PARAMETERS if name in self.sides}
         for name, parameter in found.items():
             if isinstance(parameter, DTensor):
                 parameter = parameter.full_tensor()

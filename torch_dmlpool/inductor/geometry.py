@@ -10,8 +10,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import Pointwise, TensorBox
-from torch._inductor.lowering import make_reduction
+from torch._inductor.ir import TensorBox
 from torch._inductor.virtualized import V, ops
 
 from torch_dmlpool import operands
@@ -26,14 +25,6 @@ _TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int
 
 def is_sure(condition: Any) -> bool:
     return condition is True or (condition is not False and V.graph.sizevars.statically_known_true(condition))
-
-
-def results() -> list[tuple[list[Any], torch.dtype]]:
-    """Sizes and data types of what the operator being lowered returns, from its fake implementation."""
-    value = V.graph.current_node.meta["val"]
-    fakes = [value] if isinstance(value, torch.Tensor) else value
-    as_expression = lambda size: size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)  # noqa: E731
-    return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
 
 
 def _is_served(x: TensorBox) -> bool:
@@ -72,17 +63,6 @@ def index_type(*sizes: Any) -> torch.dtype:
 
 def all_hold(conditions: Sequence[Any]) -> Any:
     return functools.reduce(ops.and_, conditions)
-
-
-def tree(terms: Sequence[Any]) -> Any:
-    """A sum in as few steps one after another as can be (rule E6)."""
-    while len(terms) > 1:
-        terms = [ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
-    return terms[0]
-
-
-def sum_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 class Geometry:
@@ -139,27 +119,3 @@ class Geometry:
             counts = [ops.where(all_hold(conditions), one, none) for conditions in held if conditions]
             varying.append(functools.reduce(ops.add, counts, ops.constant(float(always), dtype)))
         return functools.reduce(ops.mul, varying, ops.constant(float(constant), dtype)) if varying else constant
-
-
-def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]) -> TensorBox:
-    def converted(index: Sequence[Any]) -> Any:
-        return ops.to_dtype(value(index), dtype)
-
-    return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
-
-
-def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype) -> TensorBox:
-    """A reduction of the dimensions that are covered, each of which stays with one element."""
-    axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
-    if kind != "sum":
-        return make_reduction(kind, result)(x, axes, True)
-    # Some rows are added as a tree before their sum is added to the others'.
-    sizes, axis, load, dtype = list(x.get_size()), axes[0], x.make_loader(), sum_type(x.get_dtype())
-    rows = max((n for n in range(2, 9) if is_sure(sympy.Eq(sizes[axis] % n, 0))), default=1)
-    sizes[axis] = sizes[axis] // rows
-
-    def few(index: Sequence[Any]) -> Any:
-        places = [[*index[:axis], index[axis] + row * sizes[axis], *index[axis + 1 :]] for row in range(rows)]
-        return tree([ops.to_dtype(load(place), dtype) for place in places])
-
-    return make_reduction(kind, result)(pointwise(x, sizes, dtype, few), axes, True, dtype=result)

@@ -11,25 +11,59 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.ir import ComputedBuffer, FlexibleLayout, Pointwise, Reduction, TensorBox
-from torch._inductor.lowering import fallback_handler, register_lowering, to_dtype
-from torch._inductor.virtualized import ops
+from torch._inductor.lowering import fallback_handler, make_reduction, register_lowering, to_dtype
+from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool.inductor import is_lowering
-from torch_dmlpool.inductor.geometry import (
-    Geometry,
-    all_hold,
-    covered_axes,
-    index_type,
-    is_sure,
-    pointwise,
-    reduced_over,
-    results,
-    small_window,
-    sum_type,
-    tree,
-)
-from torch_dmlpool.window import Window
+from torch_dmlpool.inductor.geometry import Geometry, all_hold, covered_axes, index_type, is_sure, small_window
+from torch_dmlpool.window import Axis, Window
+
+# Loops.
+
+
+def results() -> list[tuple[list[Any], torch.dtype]]:
+    """Sizes and data types of what the operator being lowered returns, from its fake implementation."""
+    value = V.graph.current_node.meta["val"]
+    fakes = [value] if isinstance(value, torch.Tensor) else value
+    as_expression = lambda size: size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)  # noqa: E731
+    return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
+
+
+def tree(terms: Sequence[Any]) -> Any:
+    """A sum in as few steps one after another as can be (rule E6)."""
+    while len(terms) > 1:
+        terms = [ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.itemsize == 2 else dtype
+
+
+def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]) -> TensorBox:
+    def converted(index: Sequence[Any]) -> Any:
+        return ops.to_dtype(value(index), dtype)
+
+    return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
+
+
+def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype) -> TensorBox:
+    """A reduction of the dimensions that are covered, each of which stays with one element."""
+    axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
+    if kind != "sum":
+        return make_reduction(kind, result)(x, axes, True)
+    # Some rows are added as a tree before their sum is added to the others'.
+    sizes, axis, load, dtype = list(x.get_size()), axes[0], x.make_loader(), sum_type(x.get_dtype())
+    rows = max((n for n in range(2, 9) if is_sure(sympy.Eq(sizes[axis] % n, 0))), default=1)
+    sizes[axis] = sizes[axis] // rows
+
+    def few(index: Sequence[Any]) -> Any:
+        places = [[*index[:axis], index[axis] + row * sizes[axis], *index[axis + 1 :]] for row in range(rows)]
+        return tree([ops.to_dtype(load(place), dtype) for place in places])
+
+    return make_reduction(kind, result)(pointwise(x, sizes, dtype, few), axes, True, dtype=result)
+
 
 # Maxima.
 
@@ -50,10 +84,13 @@ def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorB
 def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype) -> TensorBox:
     """The numbers of the winning taps (rule M6)."""
     lowest, tap_of = _lowest(x.get_dtype()), geometry.loader(x, _lowest(x.get_dtype()))
-    counts = _row_major([axis.window for axis in geometry.axes])
 
     def numbered(taps: Sequence[Any]) -> Any:
-        return ops.index_expr(sum(tap * count for tap, count in zip(taps, counts, strict=True)), torch.int32)
+        return ops.index_expr(_number_of(taps, [axis.window for axis in geometry.axes]), torch.int32)
+
+    def first_inside(axis: Axis, output: Any) -> Any:
+        missing = axis.start_padding - output * axis.stride
+        return sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation)) if axis.start_padding else 0
 
     def winner(index: Sequence[Any]) -> Any:
         best, number = tap_of(index, geometry.taps[0]), ops.constant(0, torch.int32)
@@ -66,23 +103,17 @@ def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: to
         if any(axis.start_padding for axis in geometry.axes):
             # Where nothing is above the padding, the first tap inside wins.
             alike = ops.eq(best, ops.constant(lowest, x.get_dtype()))
-            before = [axis.start_padding - at * axis.stride for axis, at in zip(geometry.axes, index[2:], strict=True)]
-            inside = [
-                sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation)) if axis.start_padding else 0
-                for axis, missing in zip(geometry.axes, before, strict=True)
-            ]
+            inside = list(map(first_inside, geometry.axes, index[2:]))
             number = ops.where(alike, ops.masked(alike, lambda: numbered(inside), 0), number)
         return number
 
     return pointwise(x, outputs, dtype, winner)
 
 
-def _row_major(sizes: Sequence[Any]) -> list[Any]:
-    """How many elements one step along each dimension skips."""
-    steps = [sympy.S.One]
-    for size in reversed(sizes[1:]):
-        steps.insert(0, steps[0] * size)
-    return steps
+def _number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
+    """The number of a tap, row by row (rule M6)."""
+    along = zip(taps, windows, strict=True)
+    return functools.reduce(lambda number, axis: number * axis[1] + axis[0], along, sympy.S.Zero)
 
 
 MOST_TAPS, CHEAPEST_CALL = 16, 2**14
@@ -204,11 +235,10 @@ def _max_pooling_grad_from_taps(
         return None
     gradient.realize_hint()
     load, number_of, dtype = gradient.make_loader(), taps.make_loader(), sum_type(gradient.get_dtype())
-    weights = _row_major(arguments[0])
 
     def term(place: Sequence[Any], taps: Sequence[Any]) -> Any:
-        number = sum(tap * weight for tap, weight in zip(taps, weights, strict=True)) + sympy.S.Zero
-        wins = ops.eq(ops.to_dtype(number_of(place), torch.int32), ops.index_expr(number, torch.int32))
+        number = ops.index_expr(_number_of(taps, arguments[0]), torch.int32)
+        wins = ops.eq(ops.to_dtype(number_of(place), torch.int32), number)
         return ops.where(wins, ops.to_dtype(load(place), dtype), ops.constant(0.0, dtype))
 
     return _gathered(gradient, readers, term)
@@ -263,7 +293,7 @@ def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments:
         count = geometry.counted(index, include_padding, dtype) if geometry else divisor
         return _divided(ops.to_dtype(load(index), dtype), count or math.prod(window_arguments[0]), dtype)
 
-    share_of: Callable[[Sequence[Any]], Any] = share
+    share_of: Callable[..., Any] = share
     if geometry and geometry.overlaps:  # each window is divided once, not by every element that it reads
         shares = pointwise(gradient, gradient.get_size(), dtype, share)
         shares.realize()

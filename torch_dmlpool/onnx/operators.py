@@ -103,17 +103,15 @@ def _is_scalar(parameter: Any) -> bool:
     return parameter is None or parameter.shape[0] == 1
 
 
-def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any]:
+def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, ...]:
     """A scale and a zero point of one shape: scalars, or one entry per channel each."""
     op = emit.op
     alone = [_is_scalar(scale), _is_scalar(zero_point)]
     pair = [scale, emit.constant([0], dtype) if zero_point is None else zero_point]
     if all(alone):
-        scale, zero_point = (op.Squeeze(parameter) for parameter in pair)
-        return scale, zero_point
+        return tuple(op.Squeeze(parameter) for parameter in pair)
     channels = op.Shape(input, start=_CHANNELS, end=_CHANNELS + 1)
-    scale, zero_point = (op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True))
-    return scale, zero_point
+    return tuple(op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True))
 
 
 def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool) -> Any:

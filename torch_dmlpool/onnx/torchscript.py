@@ -88,26 +88,22 @@ def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any
     """A value of the exporter's graph as the translations ask for it: constants as Python has them."""
     if value.node().mustBeNone():
         return None
-    if "Tensor" not in kind:
-        descriptions: dict[str, Any] = {"List[int]": "is", "bool": "b", "float": "f"}
-        constant = symbolic_helper._parse_arg(value, descriptions.get(kind, "i"))
-        return _data_type(JitScalarType(constant)) if kind == "ScalarType" else constant
     from onnxscript import ir
     from torch.onnx._internal.exporter._tensors import SymbolicTensor
 
+    data_type: Any = ir.DataType
+    if "Tensor" not in kind:
+        descriptions: dict[str, Any] = {"List[int]": "is", "bool": "b", "float": "f"}
+        constant = symbolic_helper._parse_arg(value, descriptions.get(kind, "i"))
+        return data_type(JitScalarType(constant).onnx_type()) if kind == "ScalarType" else constant
     sizes = value.type().varyingSizes()
     if sizes is None:
         raise ValueError("the number of dimensions of what is pooled is not known: export with dynamo=True")
     shape = ir.Shape(["?" if size is None else size for size in sizes])
-    tensor = SymbolicTensor(opset, shape=shape, type=ir.TensorType(_data_type(JitScalarType.from_value(value))))
+    dtype = data_type(JitScalarType.from_value(value).onnx_type())
+    tensor = SymbolicTensor(opset, shape=shape, type=ir.TensorType(dtype))
     written[tensor] = value
     return tensor
-
-
-def _data_type(scalar_type: Any) -> Any:
-    from onnxscript import ir
-
-    return ir.DataType(scalar_type.onnx_type())
 
 
 def _written(graph: Any, node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
