@@ -3,8 +3,6 @@
 PyTorch has announced their end: this module alone touches them, and names nothing of them before it is called.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any

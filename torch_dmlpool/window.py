@@ -4,8 +4,6 @@ Positions along an axis fall in three zones: the input ``[0, size)``, the counte
 ``ceil_mode`` past the padded box, which is neither read nor counted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import marshal
@@ -89,7 +87,7 @@ class Window:
         end_padding: Any = 0,
         dilations: Any = 1,
         ceil_mode: bool = False,
-    ) -> Window:
+    ) -> "Window":
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
         return _made(_directml, rank, ceil_mode, window_size, strides, start_padding, end_padding, dilations)
 
@@ -103,7 +101,7 @@ class Window:
         dilation: Any = 1,
         ceil_mode: bool = False,
         sizes: Sequence[int] | None = None,
-    ) -> Window:
+    ) -> "Window":
         """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end), ...)`` or a word.
 
         No stride, or an empty one, is the kernel size; a list of one entry is an int. ``"valid"`` pads nothing.

@@ -5,8 +5,6 @@ amount of it, and ``dilation`` on averages and norms. Indices are PyTorch's: int
 Each family is defined once, for any number of spatial dimensions, and is made into its 1d, 2d and 3d functions below.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -82,7 +80,7 @@ def _with_indices(
 
     both.__name__ = both.__qualname__ = f"{pool.__name__}_with_indices"
     both.__doc__ = f":func:`{pool.__name__}` with ``return_indices=True``, whatever is given for it."
-    both.__signature__ = inspect.signature(pool).replace(return_annotation="tuple[Tensor, Tensor]")  # type: ignore[attr-defined]
+    both.__signature__ = inspect.signature(pool).replace(return_annotation=tuple[Tensor, Tensor])  # type: ignore[attr-defined]
     return both
 
 
@@ -170,8 +168,6 @@ def max_pool(
     """Maxima over windows of ``{batched}`` or ``{unbatched}``, with ``return_indices`` as a pair with their indices.
 
     >>> row = torch.tensor([1.0, 3.0, 2.0, 5.0]).view(1, {ones}4)
-    >>> max_pool{rank}d(row, ({ones}2)).flatten()
-    tensor([3., 5.])
     >>> values, indices = max_pool{rank}d(row, ({ones}2), stride=1, return_indices=True)
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))

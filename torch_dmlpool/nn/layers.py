@@ -4,8 +4,6 @@ A bad argument is refused when the layer is built. ``forward`` builds the window
 one is honoured. Each family is defined once; its classes for one, two and three dimensions stand at the end.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Average pooling between integer layers: of int8 and uint8 with the layer's scales, and of quantized tensors."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import torch

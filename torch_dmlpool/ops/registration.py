@@ -6,8 +6,6 @@ code does. There ``forward`` calls the operator again below autograd with the gr
 outer levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -60,10 +58,10 @@ class Operator:
     layout_of: int = 0  # the tensor whose layout results have, where no argument says whether they are channels_last
     vmap: Callable[..., Any] | None = None  # the operator over batches; None to merge them into the samples
     # Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
-    adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
+    adjoint: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
     # Of one that returns elements with what it chose: the linear operator that chooses so again, and its arguments.
-    tangent: Callable[..., tuple[Operator, tuple[Any, ...]]] | None = None
-    recorded_by: Operator | None = None  # of one that chooses without saying what: the operator that says it
+    tangent: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
+    recorded_by: "Operator | None" = None  # of one that chooses without saying what: the operator that says it
     differentiable: Callable[..., Any] | None = None  # the result by other operators, where a derivative is wanted
     is_composite: bool = False  # computed so always: derivatives, fake tensors and batches are those of the others
     refuse: Callable[..., None] | None = None  # what asks for a derivative, where there is none
