@@ -86,9 +86,8 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     return sizes
 
 
-def checked_output_size(output_size: int | Sequence[int | None] | None, input: Tensor) -> tuple[int, ...]:
-    """``output_size`` as one int per spatial dimension of ``input``, at least 0 each; None keeps the input's size."""
-    sizes: Sequence[int] = input.shape[2:]
+def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
+    """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps the input's size."""
     if type(sizes[0]) is not int and torch.jit.is_tracing():
         sizes = (-1,) * len(sizes)  # which stands for sizes that are tensors: the operator looks at them
     elif 0 in sizes:

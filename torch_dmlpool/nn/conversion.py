@@ -192,9 +192,6 @@ def rerouted(function: Callable[..., Any] | None = None) -> Any:
     this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
     under ``torch.utils.checkpoint`` has to enter the region itself: it is computed again outside.
 
-    Args:
-        function: What is decorated; left out in ``with rerouted():``.
-
     Example:
         >>> import torch, torch_dmlpool as dmlpool
         >>> image = torch.rand(1, 3, 8, 8, requires_grad=True)

@@ -124,9 +124,8 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
 
 
 def _output_size(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
-    if batched.dim() == rank + 2:
-        return operands.checked_output_size(shared(output_size), batched)
-    return 1, *operands.checked_output_size(shared(output_size), batched.squeeze(2))  # of rows with a height
+    sizes = operands.checked_output_size(shared(output_size), batched.shape[-rank:])
+    return sizes if batched.dim() == rank + 2 else (1, *sizes)  # of rows with a height
 
 
 @_for_one_to_three(operands.FLOAT_TYPES)

@@ -1,7 +1,4 @@
-"""Average pooling of integers that stand for real numbers: (zero point, + of the differences from it, rescaled once).
-
-What comes out is an integer type and the rounding has no derivative: nothing here is differentiable.
-"""
+"""Average pooling of integers that stand for real numbers: (zero point, + of differences from it, rescaled once)."""
 
 from collections.abc import Sequence
 from typing import Any

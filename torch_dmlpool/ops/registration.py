@@ -53,7 +53,7 @@ class Operator:
     types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
     check: Callable[..., Any]  # refuses arguments that do not fit, and returns the sizes of the results
     _: KW_ONLY
-    complete: Callable[..., tuple[Any, ...]] | None = None  # fills in arguments that stand for sizes of the input
+    complete: Callable[..., tuple[Any, ...]] | None = None  # the arguments as the backend takes them
     dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None  # of each result; None for one of the first tensor's
     layout_of: int = 0  # the tensor whose layout results have, where no argument says whether they are channels_last
     vmap: Callable[..., Any] | None = None  # the operator over batches; None to merge them into the samples
