@@ -24,6 +24,8 @@ from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Window, check_
 Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]  # of both sides, or pairs
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_Pool: TypeAlias = Callable[Concatenate[Tensor, _P], _R]
+_PoolOfRank: TypeAlias = Callable[Concatenate[int, Tensor, _P], _R]
 _DIRECTML = {name: torchs for torchs, names in PYTORCHS_NAMES.items() for name in names.split(" and ")}
 _WINDOW = """\
 kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
@@ -40,9 +42,7 @@ def described(text: str, rank: int) -> str:
     return text.format(rank=rank, batched=f"(N, C, {axes})", unbatched=f"(C, {axes})", ones=ones, window=_WINDOW)
 
 
-def _for_one_to_three(
-    types: tuple[torch.dtype, ...],
-) -> Callable[[Callable[Concatenate[int, Tensor, _P], _R]], tuple[Callable[Concatenate[Tensor, _P], _R], ...]]:
+def _for_one_to_three(types: tuple[torch.dtype, ...]) -> Callable[[_PoolOfRank[_P, _R]], tuple[_Pool[_P, _R], ...]]:
     """The 1d, 2d and 3d of a function, which takes that number and what is pooled, of these data types."""
 
     def of_rank(function: Any, rank: int) -> Any:
@@ -69,10 +69,9 @@ def _for_one_to_three(
     return lambda function: tuple(of_rank(function, rank) for rank in (1, 2, 3))
 
 
-def _with_indices(
-    pool: Callable[Concatenate[Tensor, _P], Pooled], before: int
-) -> Callable[Concatenate[Tensor, _P], tuple[Tensor, Tensor]]:
-    """``pool`` that returns indices whatever is given for it, ``before`` arguments after the input, as torch's does."""
+def _with_indices(pool: _Pool[_P, Pooled]) -> _Pool[_P, tuple[Tensor, Tensor]]:
+    """``pool`` that returns indices whatever is given for ``return_indices``, as torch's does."""
+    before = list(inspect.signature(pool).parameters).index("return_indices") - 1
 
     def both(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         kwargs["return_indices"] = True
@@ -310,11 +309,9 @@ lp_pool1d, lp_pool2d, lp_pool3d = lp_pool
 max_unpool1d, max_unpool2d, max_unpool3d = max_unpool
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = adaptive_avg_pool
 max_pool1d, max_pool2d, max_pool3d = cast(tuple[_MaxPool, ...], max_pool)
-max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = (
-    _with_indices(pool, 5) for pool in max_pool
-)
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = map(_with_indices, max_pool)
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = cast(tuple[_AdaptiveMaxPool, ...], adaptive_max_pool)
 adaptive_max_pool1d_with_indices, adaptive_max_pool2d_with_indices, adaptive_max_pool3d_with_indices = (
-    _with_indices(pool, 1) for pool in adaptive_max_pool
+    _with_indices(pool) for pool in adaptive_max_pool
 )
 __all__ = [name for name in dict(globals()) if re.search(r"pool\dd", name)]
