@@ -177,10 +177,10 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
         raise ArgumentError(f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got {number}")
 
 
-def check_output_type(output_dtype: torch.dtype | None) -> None:
+def check_output_type(output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES) -> None:
     """Refuse what the result of a quantized average cannot be (rule Q3)."""
-    if output_dtype is not None and output_dtype not in QUANTIZED_TYPES:
-        raise TypeError(f"output_dtype must be one of {names_of(QUANTIZED_TYPES)}, got {name_of(output_dtype)}")
+    if output_dtype is not None and output_dtype not in types:
+        raise TypeError(f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}")
 
 
 def checked_quantization(

@@ -70,10 +70,8 @@ def average(
     output_scale, output_zero_point, output_dtype = output
     operands.check_flag("include_padding", include_padding)
     asked = input.dtype if output_dtype is None else output_dtype
-    output_type = next((quantized for quantized, plain in plain_types.items() if asked in (quantized, plain)), None)
-    if output_type is None:
-        names = operands.names_of(tuple(plain_types))
-        raise TypeError(f"output_dtype must be one of {names}, got {operands.name_of(asked)}")
+    output_type = next((quantized for quantized, plain in plain_types.items() if asked in (quantized, plain)), asked)
+    operands.check_output_type(output_type, tuple(plain_types))
     scale, zero_point = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = output_scale is None or output_zero_point is None
