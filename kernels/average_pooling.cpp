@@ -303,26 +303,15 @@ void Pooling::pool() const {
 // Gradients: sums over the windows that read an element, divided once where all divide by the same number, else before.
 
 // out[i * stride + phase] = phases[phase][i]
-template <int fixed, class Bits>
-void interleave_by(const char *const *phases, int64_t any, int64_t length, Bits *__restrict out) {
-    const int64_t stride = fixed ? fixed : any;
-    if constexpr (fixed > 0) {
-        const Bits *each[fixed];
-        for (int k = 0; k < fixed; ++k) each[k] = reinterpret_cast<const Bits *>(phases[k]);
-        VECTORIZE
-        for (int64_t i = 0; i < length / fixed; ++i)
-            for (int k = 0; k < fixed; ++k) out[i * fixed + k] = each[k][i];
-    }
-    for (int64_t i = fixed ? length / fixed * fixed : 0; i < length; ++i)
-        out[i] = reinterpret_cast<const Bits *>(phases[i % stride])[i / stride];
-}
 template <class Bits>
 void interleave(const char *const *phases, int64_t stride, int64_t length, void *to) {
-    Bits *const out = static_cast<Bits *>(to);
-    if (stride == 2) interleave_by<2>(phases, stride, length, out);
-    else if (stride == 3) interleave_by<3>(phases, stride, length, out);
-    else if (stride == 4) interleave_by<4>(phases, stride, length, out);
-    else interleave_by<0>(phases, stride, length, out);
+    Bits *__restrict out = static_cast<Bits *>(to);
+    const Bits *const first = reinterpret_cast<const Bits *>(phases[0]), *const second = reinterpret_cast<const Bits *>(phases[1]);
+    const int64_t pairs = stride == 2 ? length / 2 : 0;
+    VECTORIZE
+    for (int64_t i = 0; i < pairs; ++i) out[2 * i] = first[i], out[2 * i + 1] = second[i];
+    for (int64_t k = 0; k < stride; ++k)
+        for (int64_t i = pairs; i * stride + k < length; ++i) out[i * stride + k] = reinterpret_cast<const Bits *>(phases[k])[i];
 }
 
 // Small windows with a stride along the axis w: elements a stride apart, a phase, see the same taps of the windows over them.

@@ -104,7 +104,7 @@ inline void sum_few(const Row *rows, int64_t begin, int64_t length, L *__restric
     if (whole < length) store(length - n, adds ? last : sum_at(length - n));
 }
 
-// Long sums of trees of sixteen.
+// Long sums of trees of eight.
 template <class L, class T>
 __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
     if constexpr (std::is_same_v<Long<L>, L>) {
@@ -120,16 +120,8 @@ __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t 
             const int64_t whole = parts_of(n, LANES<L>) * LANES<L>;
             std::fill_n(sums, whole, Long<L>()), std::fill(part + n, part + whole, L(0));
             for (int64_t k = 0, taken; k < count; k += taken) {
-                const int64_t left = count - k;
-                taken = left >= 16 ? 16 : left == 9 ? 9 : left >= 8 ? 8 : left >= 6 ? 6 : left >= 2 ? 2 : 1;
-                if (taken == 16) {
-                    sum_few<L, 8, T>(rows + k, begin, n, part);
-                    sum_few<L, 8, T, true>(rows + k + 8, begin, n, part);
-                } else if (taken == 9) sum_few<L, 9, T>(rows + k, begin, n, part);
-                else if (taken == 8) sum_few<L, 8, T>(rows + k, begin, n, part);
-                else if (taken == 6) sum_few<L, 6, T>(rows + k, begin, n, part);
-                else if (taken == 2) sum_few<L, 2, T>(rows + k, begin, n, part);
-                else sum_few<L, 1, T>(rows + k, begin, n, part);
+                taken = count - k >= 8 ? 8 : 1;
+                (taken == 8 ? sum_few<L, 8, T> : sum_few<L, 1, T>)(rows + k, begin, n, part);
                 for (int64_t i = 0; i < n; i += LANES<L>)  // whole vectors
                     VECTORIZE
                     for (int64_t lane = i; lane < i + LANES<L>; ++lane) sums[lane] += part[lane];
