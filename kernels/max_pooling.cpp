@@ -136,7 +136,7 @@ struct Taps {
     const Problem &p;
     int64_t unit;
     std::vector<int64_t> columns;  // of each element in a row of outputs, from the first tap of the first window on
-    std::vector<int64_t> offsets;  // of each tap from its window's first, where there are few
+    std::vector<int64_t> offsets;  // of each tap from its window's first, where they are few
 
     __attribute__((noinline)) Taps(const Problem &p, int64_t unit, int64_t lane_unit) : p(p), unit(unit), columns(p.output_row()) {
         // Those of empty windows, which have no winner, are far below 0.
@@ -145,7 +145,8 @@ struct Taps {
             for (int64_t lane = 0; lane < p.lanes; ++lane, ++i) columns[i] = column + lane * lane_unit;
         }
         const double taps = double(p.d().window) * double(p.h().window) * double(p.w().window);
-        for (int64_t tap = 0; taps <= 4096 && tap < int64_t(taps); ++tap) offsets.push_back(computed_offset(tap));
+        const bool has_table = taps <= std::min<double>(4096, double(p.planes * p.output_plane()));
+        for (int64_t tap = 0; has_table && tap < int64_t(taps); ++tap) offsets.push_back(computed_offset(tap));
     }
     int64_t computed_offset(int64_t tap) const {
         const int64_t tw = tap % p.w().window, row = tap / p.w().window, th = row % p.h().window;

@@ -362,26 +362,26 @@ struct Rows final : RowOperations {
     L reduced_values(const L *row, int64_t count) const {
         return reduced(row, count, [by = op](L value, int64_t number) { return by.later(value, number); });
     }
-    template <class S, class Load>
+    // In vectors of so many, the last of which may begin inside the one before.
+    template <int64_t n = 128 / sizeof(L), class S, class Load>
     L reduced(const S *__restrict row, int64_t count, Load load) const {
-        constexpr int64_t LANES = 128 / sizeof(L);
-        L result = Op::identity();
-        int64_t at = 0;
-        if (count >= LANES) {
-            L total[LANES];
-            std::fill_n(total, LANES, result);
-            for (; count - at >= LANES; at += LANES)
-                for (int64_t i = 0; i < LANES; ++i) total[i] = Op::of(total[i], load(row[at + i], at));
-            for (int64_t i = 0; i < LANES; ++i) total[i] = op.later(total[i], i);
-            for (int64_t half = LANES / 2; half > 0; half /= 2)
-                for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
-            result = total[0];
-        }
-        for (; at < count; ++at) {
-            result = Op::of(result, load(row[at], at));
+        constexpr int64_t FEWER = 32 / sizeof(L);
+        if constexpr (n > FEWER && FEWER > 1)
+            if (count < n) return reduced<FEWER>(row, count, load);
+        L total[n];
+        std::fill_n(total, n, Op::identity());
+        for (int64_t at = 0; count < n && at < count; ++at) {
+            total[0] = Op::of(total[0], load(row[at], at));
             __asm__("");  // no vectors of these few
         }
-        return result;
+        if (count < n) return total[0];
+        for (int64_t begin = 0; begin < count; begin += n) {
+            const int64_t at = std::min(begin, count - n);
+            for (int64_t i = 0; i < n; ++i) total[i] = Op::of(total[i], op.later(load(row[at + i], at), i));
+        }
+        for (int64_t half = n / 2; half > 0; half /= 2)
+            for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
+        return total[0];
     }
 
     void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
