@@ -272,7 +272,7 @@ struct LanePool {
         for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * numbers.units[a]);
         if (p.lanes < vector || taps == 0 || taps > 1 << 14 || last >= std::ldexp(1., int(8 * size - 1))) return false;
         const double vectors = double(parts_of(p.lanes, vector) * vector) / double(p.lanes), w = double(p.w().window);
-        return 2 * vectors * taps < 3 * (taps / w * double(p.w().stride) + w);
+        return vectors * taps < 2 * (taps / w * double(p.w().stride) + w);
     }
     void pool(const char *input, char *output) const {
         const Problem &p = numbers.p;
