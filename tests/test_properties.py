@@ -138,29 +138,36 @@ def test_what_was_once_wrong(name: str) -> None:
     samples.check_average_gradient(gradient, input.shape[2:], pooling)
 
 
-LARGE: list[tuple[int, tuple[tuple[int, ...], ...]]] = [
-    (1, ((4400,), (3,), (2,), (1,))),
-    (1, ((17000,), (20,), (40,), (0,))),
-    (1, ((2100,), (20,), (1,), (9,))),
-    (1, ((150, 2), (20, 1), (1, 1), (9, 0))),
-    (600, ((30, 20), (3, 2), (2, 1), (1, 0))),
-    (600, ((30, 20), (30, 20), (1, 1), (0, 0))),
+LARGE: list[tuple[int, torch.dtype, tuple[tuple[int, ...], ...]]] = [
+    (1, torch.float32, ((4400,), (3,), (2,), (1,))),
+    (1, torch.float32, ((17000,), (20,), (40,), (0,))),
+    (1, torch.float32, ((2100,), (20,), (1,), (9,))),
+    (1, torch.float32, ((200, 1), (20, 1), (1, 1), (9, 0))),
+    (3, torch.float32, ((60, 9), (7, 9), (2, 1), (0, 0))),
+    (70, torch.float32, ((40, 5, 5), (9, 5, 5), (2, 1, 1), (0, 0, 0))),
+    (600, torch.float32, ((30, 20), (3, 2), (2, 1), (1, 0))),
+    (600, torch.float32, ((30, 20), (30, 20), (1, 1), (0, 0))),
+    (1, torch.float16, ((3, 17000), (3, 2), (1, 4000), (1, 1))),
+    (1, torch.int8, ((40000,), (33000,), (70000,), (34000,))),
 ]
 """Channels, and sizes, windows, strides and padding."""
 
 
-@pytest.mark.parametrize(("channels", "asked"), LARGE, ids=str)
-def test_what_is_computed_in_parts(channels: int, asked: tuple[tuple[int, ...], ...], device: torch.device) -> None:
-    """G4: rows, planes and windows longer than what is worked on at once, contiguous or of many channels."""
+@pytest.mark.parametrize(("channels", "dtype", "asked"), LARGE, ids=str)
+def test_what_is_computed_in_parts(
+    channels: int, dtype: torch.dtype, asked: tuple[tuple[int, ...], ...], device: torch.device
+) -> None:
+    """G4 and M4: rows, planes and windows longer than what is worked on at once, or than 16 bits count."""
     sizes, window, strides, padding = asked
     pooling = oracle.Pooling(window, strides, padding, padding, (1,) * len(sizes))
-    layout = samples.channels_last if channels == 600 else torch.clone
-    input = layout(samples.ties(1, channels, *sizes).to(device))
-    gradient = layout(samples.whole_gradient(input, pooling))
+    layout = samples.channels_last if channels > 3 else torch.clone
+    input = layout(samples.ties(1, channels, *sizes, dtype=dtype).to(device))
     samples.check_maximum(input, pooling)
-    samples.check_maximum_gradient(input, gradient, pooling)
-    samples.check_average(layout(samples.normal(1, channels, *sizes).to(device)), pooling)
-    samples.check_average_gradient(gradient, sizes, pooling)
+    if dtype.is_floating_point:
+        gradient = layout(samples.whole_gradient(input, pooling))
+        samples.check_maximum_gradient(input, gradient, pooling)
+        samples.check_average(layout(samples.normal(1, channels, *sizes, dtype=dtype).to(device)), pooling)
+        samples.check_average_gradient(gradient, sizes, pooling)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=samples.name_of)

@@ -47,21 +47,6 @@ def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: 
     assert indices.tolist() == [[[1, 1, 3, 3, 4, 6, 6]]]
 
 
-@pytest.mark.parametrize(("sizes", "window", "strides"), [
-    ((60, 9), (7, 9), (2, 1)), ((200, 1), (20, 1), (3, 1)), ((40, 5, 5), (9, 5, 5), (2, 1, 1)),
-], ids=str)  # fmt: skip
-def test_one_column_of_wide_windows(
-    sizes: tuple[int, ...], window: tuple[int, ...], strides: tuple[int, ...], device: torch.device
-) -> None:
-    """G4: windows that overlap along other axes than the last, with averages beside maxima."""
-    none = (0,) * len(sizes)
-    pooling = oracle.Pooling(window, strides, none, none, (1,) * len(sizes))
-    for channels, layout in ((1, "contiguous"), (3, "contiguous"), (3, "channels last"), (70, "channels last")):
-        input = samples.LAYOUTS[layout](samples.ties(2, channels, *sizes).to(device))
-        samples.check_maximum(input, pooling)
-        samples.check_average(input, pooling, False, None)
-
-
 @pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: torch.device) -> None:
