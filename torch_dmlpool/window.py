@@ -10,12 +10,13 @@ import marshal
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 from torch.compiler import is_compiling
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
+_P = ParamSpec("_P")
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
@@ -64,6 +65,32 @@ class Axis:
         return [at for at in range(self.output_size(size)) if self.taps_before(at, size) == self.taps_before(at, 0)]
 
 
+def _remembering(make: "Callable[_P, Window]") -> "Callable[_P, Window]":
+    """Remember windows by the bytes that their arguments are written as: to build one costs microseconds.
+
+    Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused, is made each time.
+    """
+
+    @functools.wraps(make)
+    def window(*args: _P.args, **kwargs: _P.kwargs) -> "Window":
+        if not is_compiling():
+            try:
+                return _remembered(make, marshal.dumps((args, kwargs), 2))  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                pass
+        return make(*args, **kwargs)
+
+    return window
+
+
+@functools.lru_cache(maxsize=2048)
+def _remembered(make: "Callable[..., Window]", written: bytes) -> "Window":
+    args, kwargs = marshal.loads(written)
+    if bytes in map(type, (*args, *kwargs.values())):
+        raise TypeError("an array is written without its type")
+    return make(*args, **kwargs)
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W`` order."""
@@ -77,9 +104,9 @@ class Window:
             object.__setattr__(self, "_hash", hash(self.axes))
         return cast(int, self._hash)
 
-    @classmethod
+    @staticmethod
+    @_remembering
     def directml(
-        cls,
         rank: int,
         window_size: Any,
         strides: Any = 1,
@@ -89,11 +116,13 @@ class Window:
         ceil_mode: bool = False,
     ) -> "Window":
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
-        return _made(_directml, rank, ceil_mode, window_size, strides, start_padding, end_padding, dilations)
+        limits = {"window_size": 1, "strides": 1, "start_padding": 0, "end_padding": 0, "dilations": 1}
+        given = zip(limits.items(), (window_size, strides, start_padding, end_padding, dilations), strict=True)
+        return _window(ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given))
 
-    @classmethod
+    @staticmethod
+    @_remembering
     def pytorch(
-        cls,
         rank: int,
         kernel_size: Any,
         stride: Any = None,
@@ -108,9 +137,27 @@ class Window:
         ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end; with a stride above 1 it
         depends on the input's spatial ``sizes`` (without them the window is only checked).
         """
-        if sizes is not None:
-            return _pytorch(rank, ceil_mode, kernel_size, stride, padding, dilation, sizes)
-        return _made(_pytorch, rank, ceil_mode, kernel_size, stride, padding, dilation)
+        if stride is None or (type(stride) is not int and isinstance(stride, Sequence) and not stride):
+            stride = kernel_size
+        windows = entries("kernel_size", shared(kernel_size), rank, 1)
+        strides = entries("stride", shared(stride), rank, 1)
+        dilations = entries("dilation", shared(dilation), rank, 1)
+        if isinstance(padding, str):
+            if padding not in ("same", "valid"):
+                raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
+            totals = [0] * rank
+            if padding == "same":
+                axes = zip(windows, strides, dilations, sizes or strides, strict=True)
+                totals = [_same_padding(*axis) for axis in axes]
+            starts, ends = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
+        elif isinstance(padding, Sequence) and any(isinstance(entry, Sequence) for entry in padding):
+            if len(padding) != rank or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in padding):
+                names = ", ".join(AXIS_NAMES[rank])
+                raise ArgumentError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
+            starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
+        else:
+            starts = ends = entries("padding", shared(padding), rank, 0)
+        return _window(ceil_mode, windows, strides, starts, ends, dilations)
 
     @property
     def rank(self) -> int:
@@ -143,58 +190,6 @@ class Window:
                     f"{axis.start_padding} + {size} + {axis.end_padding}"
                 )
         return tuple(outputs)
-
-
-def _made(make: Callable[..., Window], *arguments: Any) -> Window:
-    """The window of ``arguments``, remembered by the bytes that they are written as: to build one costs microseconds.
-
-    Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused, is made each time.
-    """
-    if not is_compiling():
-        try:
-            return _remembered(make, marshal.dumps(arguments, 2))
-        except (TypeError, ValueError):
-            pass
-    return make(*arguments)
-
-
-@functools.lru_cache(maxsize=2048)
-def _remembered(make: Callable[..., Window], written: bytes) -> Window:
-    arguments = marshal.loads(written)
-    if bytes in map(type, arguments):
-        raise TypeError("an array is written without its type")
-    return make(*arguments)
-
-
-def _directml(rank: int, ceil_mode: bool, *arguments: Any) -> Window:
-    limits = {"window_size": 1, "strides": 1, "start_padding": 0, "end_padding": 0, "dilations": 1}
-    given = zip(limits.items(), arguments, strict=True)
-    return _window(ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given))
-
-
-def _pytorch(
-    rank: int, ceil_mode: bool, kernel_size: Any, stride: Any, padding: Any, dilation: Any, sizes: Any = None
-) -> Window:
-    if stride is None or (type(stride) is not int and isinstance(stride, Sequence) and not stride):
-        stride = kernel_size
-    windows = entries("kernel_size", shared(kernel_size), rank, 1)
-    strides = entries("stride", shared(stride), rank, 1)
-    dilations = entries("dilation", shared(dilation), rank, 1)
-    if isinstance(padding, str):
-        if padding not in ("same", "valid"):
-            raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
-        totals = [0] * rank
-        if padding == "same":
-            totals = [_same_padding(*axis) for axis in zip(windows, strides, dilations, sizes or strides, strict=True)]
-        starts, ends = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
-    elif isinstance(padding, Sequence) and any(isinstance(entry, Sequence) for entry in padding):
-        if len(padding) != rank or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in padding):
-            names = ", ".join(AXIS_NAMES[rank])
-            raise ArgumentError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
-        starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
-    else:
-        starts = ends = entries("padding", shared(padding), rank, 0)
-    return _window(ceil_mode, windows, strides, starts, ends, dilations)
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
