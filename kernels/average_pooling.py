@@ -57,9 +57,9 @@ def quotients(
 def sum_tile(
     source, target, input_scale, input_zero, output_scale, output_zero,
     lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
-    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, ADJOINT: tl.constexpr, COUNT: tl.constexpr,
-    DIVISOR: tl.constexpr, KINDS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr,
-    WIDE: tl.constexpr, B: tl.constexpr,
+    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
+    ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, TILE: tl.constexpr,
+    V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
 
@@ -77,9 +77,9 @@ def sum_tile(
     ACC: tl.constexpr = (tl.uint32 if PACKED else tl.int32) if QUANTIZED else FLOAT
     DIVISORS: tl.constexpr = tl.int32 if QUANTIZED else FLOAT
     CHUNK: tl.constexpr = 1 if CHANNELS else V  # source columns per load
-    DEPTHS: tl.constexpr = sums.plan(AXES[0], ADJOINT, TILE[0], 1)
-    ROWS: tl.constexpr = sums.plan(AXES[1], ADJOINT, TILE[1], 1)
-    COLS: tl.constexpr = sums.plan(AXES[2], ADJOINT, TILE[2], CHUNK)
+    DEPTHS: tl.constexpr = sums.plan(DEPTH, ADJOINT, TILE[0], 1)
+    ROWS: tl.constexpr = sums.plan(ROW, ADJOINT, TILE[1], 1)
+    COLS: tl.constexpr = sums.plan(COLUMN, ADJOINT, TILE[2], CHUNK)
     N_DEPTHS: tl.constexpr = DEPTHS.length
     N_ROWS: tl.constexpr = ROWS.length
     N_CHUNKS: tl.constexpr = COLS.length // CHUNK
@@ -105,7 +105,7 @@ def sum_tile(
     each = ()
     if QUANTIZED:
         given = (input_scale, input_zero, output_scale, output_zero)
-        TAPS: tl.constexpr = AXES[0].window * AXES[1].window * AXES[2].window
+        TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
         fill, each = requantization.quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, WORDS)
     zero = tl.zeros([B, WORDS], ACC)
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
@@ -121,12 +121,12 @@ def sum_tile(
     if WEIGHED:
         for i in tl.static_range(N_CHUNKS * CHUNK):
             width = TW if CHANNELS else TW * STORE
-            counted = sums.divisor_along(first_chunk * CHUNK + i, width, AXES[2], COUNT, DIVISORS)
+            counted = sums.divisor_along(first_chunk * CHUNK + i, width, COLUMN, COUNT, DIVISORS)
             weights = weights + (1.0 / counted,)
     divisors = ()  # taps counted along the target columns, and their reciprocals
     if COUNTED:
         for i in tl.static_range(T):
-            counted = sums.divisor_along(column * T + i, W * CHUNK, AXES[2], COUNT, DIVISORS)
+            counted = sums.divisor_along(column * T + i, W * CHUNK, COLUMN, COUNT, DIVISORS)
             divisors = divisors + ((counted, sums.reciprocal(counted)),)
 
     planes = ()  # blocks of depths, for each target row
@@ -156,7 +156,9 @@ def sum_tile(
             if not QUANTIZED:
                 row_weight = ones
                 if WEIGHED:
-                    row_weight = 1.0 / sums.divisor_across(first_row + r, first_depth + d, TH, TD, AXES, COUNT, ACC)
+                    row_weight = 1.0 / sums.divisor_across(
+                        first_row + r, first_depth + d, TH, TD, ROW, DEPTH, COUNT, ACC
+                    )
                 values = row_sums(values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V)
             elif CHANNELS:
                 values = requantization.sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
@@ -181,7 +183,9 @@ def sum_tile(
                                 target_live = target_live & (target_depth < TD)
                             counts = (ones, ones)
                             if COUNTED:
-                                counted = sums.divisor_across(target_row, target_depth, H, D, AXES, COUNT, DIVISORS)
+                                counted = sums.divisor_across(
+                                    target_row, target_depth, H, D, ROW, DEPTH, COUNT, DIVISORS
+                                )
                                 counts = (counted, sums.reciprocal(counted))
                             if not QUANTIZED:
                                 addressing.store_row(

@@ -56,7 +56,7 @@ class Axis(NamedTuple):
 
     @property
     def uncounted(self) -> Axis:
-        """Without padding at the end: where that is not counted it makes no other kernel."""
+        """Without padding at the end."""
         return self._replace(end=0)
 
 
@@ -84,6 +84,11 @@ class Request(NamedTuple):
         each = [] if self.window is None else self.window.axes
         axes = [Axis(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation) for axis in each]
         return (*[Axis()] * (3 - len(axes)), *axes)
+
+    def named_axes(self, counted: bool = False) -> dict[str, Axis]:
+        """The axes as constants of kernels; padding at the end, where it is not ``counted``, makes no other kernel."""
+        each = self.axes if counted else [axis.uncounted for axis in self.axes]
+        return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
 
     @property
     def rank(self) -> int:
@@ -139,9 +144,9 @@ def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[st
     lanes = batch * lengths[0] * prod(tiles)
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
     every = {
-        "AXES": axes if constants.get("COUNT") == 2 else tuple(axis.uncounted for axis in axes),
         "RANK": request.rank, "CHANNELS": request.channels_last, "TILE": tile.sizes, "V": width, "STORE": store,
         "WIDE": wide(lanes, *spans, *map(farthest, inputs, outputs, axes)), **constants,
+        **request.named_axes(constants.get("COUNT") == 2),
     }  # fmt: skip
     numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
     return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)

@@ -340,7 +340,7 @@ def _grad_axes(request: Request) -> list[Launch]:
 @lru_cache(maxsize=4096)
 def tap_lookup(request: Request, with_: Pointed) -> Launch:
     """What dense taps point at: elements of the source (``"values"``), or their indices in a contiguous one."""
-    axes, sizes, outputs = request.axes, request.sizes, request.targets
+    sizes, outputs = request.sizes, request.targets
     batch, channels = request.shape[:2]
     strides = five_strides(request.shape, request.strides)
     if with_ != "values":
@@ -351,8 +351,8 @@ def tap_lookup(request: Request, with_: Pointed) -> Launch:
     results = batch * channels * prod(outputs)
     spans = results // vector, prod(sizes), in_plane_span(sizes, strides[2:])
     constants = {
-        "AXES": tuple(axis.uncounted for axis in axes), "RANK": request.rank, "CHANNELS": request.channels_last,
-        "ELEMENTS": with_ == "values", "V": vector, "WIDE": wide(*spans, *map(farthest, sizes, outputs, axes)),
+        **request.named_axes(), "RANK": request.rank, "CHANNELS": request.channels_last, "V": vector,
+        "ELEMENTS": with_ == "values", "WIDE": wide(*spans, *map(farthest, sizes, outputs, request.axes)),
     }  # fmt: skip
     numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
     return Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants)

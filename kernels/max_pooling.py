@@ -135,9 +135,9 @@ def no_tap_inside(start, size, AXIS: tl.constexpr):
 @addressing.launched(3)
 def max_tile(
     x, y, t, lanes, C, D, H, W, sn, sc, sd, sh, sw, OD, OH, OW, column_tiles, row_tiles, depth_tiles,
-    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
-    V: tl.constexpr, STORE: tl.constexpr, WITH_TAPS: tl.constexpr, EMPTY: tl.constexpr, ASM: tl.constexpr,
-    WIDE: tl.constexpr, B: tl.constexpr,
+    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
+    TILE: tl.constexpr, GROUPS: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WITH_TAPS: tl.constexpr,
+    EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of outputs.
 
@@ -145,9 +145,7 @@ def max_tile(
     what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and columns of outputs that share a core.
     EMPTY: some window has no tap inside the input.
     """
-    DEPTH: tl.constexpr = AXES[0]
-    ROW: tl.constexpr = AXES[1]
-    COLUMN: tl.constexpr = AXES[2]
+    DEPTHS: tl.constexpr = DEPTH.window
     PLANE: tl.constexpr = ROW.window * COLUMN.window  # taps of one depth
     R: tl.constexpr = TILE[1]
     Q: tl.constexpr = TILE[2]
@@ -185,7 +183,7 @@ def max_tile(
 
     values = ()
     taps = ()
-    for kd in tl.static_range(DEPTH.window):
+    for kd in tl.static_range(DEPTHS):
         depth = id0 + kd * DEPTH.dilation
         in_slice = live
         if RANK > 2:
@@ -230,7 +228,7 @@ def max_tile(
                     if kd > 0:
                         tap += kd * PLANE
                     elif DEPTH.start > 0:
-                        above = addressing.taps_before(id0, 0, DEPTH.window, DEPTH.dilation).to(tl.int32)
+                        above = addressing.taps_before(id0, 0, DEPTHS, DEPTH.dilation).to(tl.int32)
                         tap += addressing.as_block(above * PLANE, CHANNELS, B, V)
                 if kd > 0:
                     m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)

@@ -30,13 +30,13 @@ def last_window(axis, inputs):
 
 
 @triton.constexpr_function
-def tap_on(axes, *places):
+def tap_on(depth, row, column, *places):
     """The number of the tap that lies on an input: -1 where none does.
 
     ``places`` are the input's and then the window's along the first axes, relative to a lane's own first.
     """
     number, rank = 0, len(places) // 2
-    for axis, input, window in zip(axes, places[:rank], places[rank:], strict=False):
+    for axis, input, window in zip((depth, row, column), places[:rank], places[rank:], strict=False):
         K, S, P, _, J = axis  # Triton 3.6 reads no tuple within a loop's
         offset = input + P - window * S
         if not 0 <= offset <= (K - 1) * J or offset % J:
@@ -76,23 +76,23 @@ def with_gradients(sums, taps, gradients, TAP: tl.constexpr, PAIRS: tl.constexpr
 @addressing.launched(3)
 def grad_tile(
     g, t, dx, lanes, C, OD, OH, OW, sn, sc, sd, sh, sw, D, H, W, column_tiles, row_tiles, depth_tiles,
-    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, V: tl.constexpr,
-    STORE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, B: tl.constexpr,
+    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times the strides.
 
     g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the result of sizes
     (N, C, D, H, W), dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``.
     """
-    DEPTHS: tl.constexpr = AXES[0].stride
-    R: tl.constexpr = TILE[1] * AXES[1].stride
-    Q: tl.constexpr = TILE[2] * AXES[2].stride
+    DEPTHS: tl.constexpr = DEPTH.stride
+    R: tl.constexpr = TILE[1] * ROW.stride
+    Q: tl.constexpr = TILE[2] * COLUMN.stride
     CHUNK: tl.constexpr = 1 if CHANNELS else V
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
     BYTES: tl.constexpr = t.dtype.element_ty == tl.uint8
     NO_TAP: tl.constexpr = 255 if BYTES else -1  # read where there is no window: one byte holds taps 0 to 224
     # Two taps are compared at once: of channels, or of neighbouring windows, on neighbouring columns.
-    PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and AXES[2].stride == 1)
+    PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and COLUMN.stride == 1)
     TAP: tl.constexpr = tl.int16 if PAIRS else tl.int32
     COLUMNS: tl.constexpr = 2 if PAIRS and not CHANNELS else 1  # of a tensor of sums
     lane = addressing.lane_numbers(B, WIDE)
@@ -102,8 +102,8 @@ def grad_tile(
     target = dx + addressing.target_plane(outer, C, D, H, W, CHANNELS) * STORE
 
     # The windows that the lane asks: N from entry ORIGIN on of COUNT vectors.
-    FIRST: tl.constexpr = first_window(AXES[2])
-    N: tl.constexpr = last_window(AXES[2], Q) + 1 - FIRST
+    FIRST: tl.constexpr = first_window(COLUMN)
+    N: tl.constexpr = last_window(COLUMN, Q) + 1 - FIRST
     ORIGIN: tl.constexpr = FIRST - FIRST // CHUNK * CHUNK
     COUNT: tl.constexpr = (ORIGIN + N - 1) // CHUNK + 1
     first = qg * (TILE[2] // CHUNK) + FIRST // CHUNK
@@ -113,13 +113,13 @@ def grad_tile(
         sums = ()
         for _ in tl.static_range(R * Q // COLUMNS):
             sums = sums + ((zero if COLUMNS == 1 else tl.join(zero, zero)),)
-        for z in tl.static_range(first_window(AXES[0]), last_window(AXES[0], DEPTHS) + 1):
-            if tap_on(AXES, e, z) >= 0:
+        for z in tl.static_range(first_window(DEPTH), last_window(DEPTH, DEPTHS) + 1):
+            if tap_on(DEPTH, ROW, COLUMN, e, z) >= 0:
                 od = dg + z
                 in_slice = live
                 if RANK > 2:
                     in_slice = live & (od >= 0) & (od < OD)
-                for a in tl.static_range(first_window(AXES[1]), last_window(AXES[1], R) + 1):
+                for a in tl.static_range(first_window(ROW), last_window(ROW, R) + 1):
                     oh = rg * TILE[1] + a
                     inside = in_slice
                     if RANK > 1:
@@ -139,10 +139,10 @@ def grad_tile(
                         for v in tl.static_range(0, Q, COLUMNS):
                             s = sums[(j * Q + v) // COLUMNS]
                             for b in tl.static_range(N):
-                                if tap_on(AXES, e, j, v, z, a, FIRST + b) >= 0:
+                                if tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b) >= 0:
                                     s = with_gradients(
                                         s, taps[ORIGIN + b], gradients[ORIGIN + b],
-                                        tap_on(AXES, e, j, v, z, a, FIRST + b), PAIRS,
+                                        tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b), PAIRS,
                                     )  # fmt: skip
                             new = new + (s,)
                     sums = new
@@ -165,16 +165,13 @@ def grad_tile(
 @addressing.launched(3)
 def at_taps(
     x, t, y, lanes, C, D, H, W, xn, xc, xd, xh, xw, depths, rows, columns,
-    AXES: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr, ELEMENTS: tl.constexpr, V: tl.constexpr,
-    WIDE: tl.constexpr, B: tl.constexpr,
+    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
+    ELEMENTS: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1), into y.
 
     Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or ``columns`` counts these.
     """
-    DEPTH: tl.constexpr = AXES[0]
-    ROW: tl.constexpr = AXES[1]
-    COLUMN: tl.constexpr = AXES[2]
     lane = addressing.lane_numbers(B, WIDE)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]

@@ -204,6 +204,8 @@ def divisor_along(output, size, axis, COUNT: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def divisor_across(row, depth, H, D, AXES: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr):
+def divisor_across(
+    row, depth, H, D, ROW: tl.constexpr, DEPTH: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
     """The same along rows and depths together."""
-    return divisor_along(row, H, AXES[1], COUNT, ACC) * divisor_along(depth, D, AXES[0], COUNT, ACC)
+    return divisor_along(row, H, ROW, COUNT, ACC) * divisor_along(depth, D, DEPTH, COUNT, ACC)
