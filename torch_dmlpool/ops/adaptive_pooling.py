@@ -39,7 +39,7 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int], *numbering:
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
     """The results of ``operator``, without elements where none are asked for: so they have a gradient, of zeros."""
-    if not any(type(size) is int and size == 0 for size in output_sizes):
+    if 0 not in [size for size in output_sizes if type(size) is int]:
         return operator(input, output_sizes)
     results = operator(input, [1 if type(size) is int and size == 0 else size for size in output_sizes])
     asked: Any = (..., *(slice(size) for size in output_sizes))

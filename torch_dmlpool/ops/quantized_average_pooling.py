@@ -20,13 +20,10 @@ def quantized_linear_average_pooling(
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
     if not registration.is_bare(input, *tensors):
         # The registered operator takes no numbers: tensors are filled on the device, without waiting for it.
-        types = (torch.float32, input.dtype, torch.float32, output_dtype)
-        vectors = [
-            parameter
-            if parameter is None or isinstance(parameter, Tensor)
-            else torch.full((1,), parameter, dtype=dtype, device=input.device)
-            for parameter, dtype in zip(parameters, types, strict=True)
-        ]
+        vectors = list(parameters)
+        for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
+            if vectors[at] is not None and not isinstance(vectors[at], Tensor):
+                vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
         return _pooling.overload(input, *vectors, *window.arguments, include_padding, output_dtype)
     if tensors:
         _check_tensors(parameters)
