@@ -10,17 +10,11 @@
 namespace dmlpool {
 namespace {
 
-// Geometry: which elements a window reads along an axis, every step-th from the first, and how many taps it counts.
-
-struct Taps {
-    int64_t begin, count;
-
-    bool operator==(const Taps &other) const { return begin == other.begin && count == other.count; }
-};
+// Geometry: which elements a window reads along an axis, and how many taps it counts.
 
 struct Geometry {
     Problem p;  // an axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from the input
-    std::vector<Taps> taps[3];
+    std::vector<Span> taps[3];
     std::vector<int64_t> counted[3];
     std::vector<int64_t> same;  // of each output along W, the first after it that counts, or reads too, another number of taps
     bool is_uniform;            // all windows are the same in that
@@ -34,7 +28,7 @@ struct Geometry {
                 const int64_t room = axis.size + counting.end_padding[a] - axis.first(o) + axis.dilation - 1;
                 const bool with_padding = counting.include_padding && axis.window > 0;
                 const int64_t count = with_padding ? std::clamp<int64_t>(room / axis.dilation, 0, axis.window) : range.count;
-                taps[a].push_back({range.start, range.count});
+                taps[a].push_back({range.start, range.count, 1});
                 counted[a].push_back(counting.divisor == 0 ? std::max<int64_t>(count, 1) : a ? 1 : counting.divisor);
             }
         }
@@ -46,6 +40,7 @@ struct Geometry {
         is_uniform = true;
         for (int a = 0; a < 3; ++a)
             for (int64_t o = 1; o < p.axes[a].outputs; ++o) is_uniform &= agree(a, o, 0);
+        count_alike();
         same.resize(p.w().outputs);
         for (int64_t o = p.w().outputs - 1; o >= 0; --o)
             same[o] = o + 1 < p.w().outputs && agree(2, o, o + 1) ? same[o + 1] : o + 1;
@@ -69,12 +64,17 @@ struct Geometry {
                 while (end < axis.outputs && first(end) <= x) ++end;
                 int64_t from = begin;
                 while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
-                result.taps[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0});
+                result.taps[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0, 1});
             }
         }
+        result.count_alike();
         return result;
     }
 
+    void count_alike() {
+        std::vector<Span> &w = taps[2];
+        for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) w[o].alike = w[o] == w[o + 1] ? w[o + 1].alike + 1 : 1;
+    }
     int64_t divisor(int64_t d, int64_t h, int64_t w) const { return counted[0][d] * counted[1][h] * counted[2][w]; }
     double largest_divisor() const {
         double largest = 1;
@@ -82,7 +82,7 @@ struct Geometry {
         return largest;
     }
     int64_t most_taps(int a) const {
-        return std::max_element(taps[a].begin(), taps[a].end(), [](Taps x, Taps y) { return x.count < y.count; })->count;
+        return std::max_element(taps[a].begin(), taps[a].end(), [](Span x, Span y) { return x.count < y.count; })->count;
     }
     bool reads_all(int a) const {
         const Axis &axis = p.axes[a];
@@ -108,10 +108,10 @@ struct Geometry {
         const int64_t size = inner.size, count = counted[a][0];
         inner = {outer.size * size, outer.outputs, outer.window * size, outer.stride * size, outer.padding * size, outer.dilation};
         taps[a] = taps[a - 1], counted[a] = counted[a - 1];
-        for (Taps &each : taps[a]) each.begin *= size, each.count *= size;
+        for (Span &each : taps[a]) each.begin *= size, each.count *= size;
         for (int64_t &each : counted[a]) each *= count;
         if (a == 2) p.axes[1] = p.axes[0], taps[1] = taps[0], counted[1] = counted[0];
-        p.axes[0] = {1, 1, 1, 1, 0, 1}, taps[0] = {{0, 1}}, counted[0] = {1};
+        p.axes[0] = {1, 1, 1, 1, 0, 1}, taps[0] = {{0, 1, 1}}, counted[0] = {1};
     }
 };
 
@@ -140,7 +140,7 @@ struct Divide final : Finish {
 // Drivers.
 
 struct Pooling {
-    const RowOperations &op;
+    const SumOperations &op;
     const Finish &finish;
     const char *input;
     char *output;
@@ -156,7 +156,7 @@ struct Pooling {
     // Calls act(element) for the first element of each row that the outputs of a row read.
     template <class Act>
     void for_rows(int64_t plane, int64_t od, int64_t oh, Act act) const {
-        const Taps &of_d = g.taps[0][od], &of_h = g.taps[1][oh];
+        const Span &of_d = g.taps[0][od], &of_h = g.taps[1][oh];
         for (int64_t td = 0; td < of_d.count; ++td)
             for (int64_t th = 0; th < of_h.count; ++th) {
                 const int64_t z = of_d.begin + td * p.d().dilation, y = of_h.begin + th * p.h().dilation;
@@ -216,66 +216,58 @@ void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
 }
 
 // Any windows, from the tables of their taps. The rows that an output row reads are summed into one, of which each window
-// sums a span; with lanes all elements of a window are summed at once.
+// sums a part; with lanes all elements of a window are summed at once.
 void Pooling::pool_spans() const {
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, most_rows = g.most_taps(0) * g.most_taps(1), most_taps = std::max<int64_t>(1, g.most_taps(2));
     const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 65536) * w.outputs / (w.size * lanes), 1, w.outputs);
-    const int64_t tiles = parts_of(w.outputs, tile);
+    const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
     const bool is_in_place = finish.result_size == op.value_size;  // memory of results is fetched while windows are read
-    std::vector<int64_t> next_other(w.outputs, w.outputs);  // the first output after each that reads other elements along W
-    for (int64_t o = w.outputs - 2; o >= 0; --o) next_other[o] = g.taps[2][o] == g.taps[2][o + 1] ? next_other[o + 1] : o + 1;
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = double(most_rows) * row_cost + double(tile * most_taps);
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<const char *> rows(most_rows);
-        std::vector<Row> read(most_rows * most_taps);
-        std::vector<char> staged, strided(most_taps * pitch), made(is_in_place ? 0 : tile * pitch);
+        std::vector<Row> read(most_rows * (lanes == 1 ? 1 : most_taps));
+        std::vector<char> staged(lanes == 1 ? w.size * pitch : 0), made(is_in_place ? 0 : tile * pitch);
         for (int64_t number = begin; number < end; ++number) {
             const int64_t o = number % tiles * tile, oh = number / tiles % h.outputs;
             const int64_t od = number / tiles / h.outputs % d.outputs, plane = number / tiles / h.outputs / d.outputs;
             const int64_t outputs = std::min(tile, w.outputs - o);
-            const Taps *const of_w = g.taps[2].data() + o;
-            int64_t count = 0;
-            for_rows(plane, od, oh, [&](const char *row) { rows[count++] = row; });
+            const Span *const of_w = g.taps[2].data() + o;
             char *const out = output + (number / tiles * w.outputs + o) * lanes * finish.result_size;
             char *const results = is_in_place ? out : made.data();
-            // What windows along a row of one lane read: elements of the only row, or sums of several.
-            const bool are_values = lanes == 1 && count != 1;
-            const int64_t size = are_values ? op.value_size : element, step = w.dilation * lanes * size;
-            int64_t low = w.size, high = 0;
-            for (int64_t k = 0; are_values && k < outputs; ++k)
-                if (of_w[k].count > 0) {
-                    low = std::min(low, of_w[k].begin);
-                    high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
-                }
-            low = std::min(low, high);
-            if (low < high) {
-                staged.resize(std::max<size_t>(staged.size(), (high - low) * pitch));
-                for (int64_t r = 0; r < count; ++r) read[r] = {rows[r] + low * element, 0};
-                op.combine(false, read.data(), count, high - low, staged.data());
+            if (number > begin && tiles == 1 && oh > 0 && g.taps[1][oh] == g.taps[1][oh - 1] && finish.is_uniform) {
+                std::memcpy(out, out - row_bytes, row_bytes);
+                continue;
             }
-            const char *const row = are_values ? staged.data() - low * pitch : count ? rows[0] : nullptr;
-            for (int64_t k = 0, done = 0, alike = 1; k < outputs; k += alike, alike = 1) {
-                char *const to = results + k * pitch;
-                const int64_t first = of_w[k].begin * lanes * size, end_of_taps = first + of_w[k].count * step;
-                if (lanes > 1) {
-                    Row *next = read.data();
-                    for (int64_t r = 0; r < count; ++r) {
-                        // What the next window reads first: 2/2 and 3/2 take a tenth less time on memory, and 7/7 a tenth more.
-                        if (w.stride <= 3) prefetch(rows[r] + end_of_taps, w.stride * lanes * element);
-                        for (int64_t at = first; at < end_of_taps; at += step) *next++ = {rows[r] + at, 0};
+            int64_t count = 0;
+            for_rows(plane, od, oh, [&](const char *row) { rows[count++] = row; });
+            if (lanes == 1) {
+                int64_t low = w.size, high = 0;
+                for (int64_t k = 0; k < outputs; k += of_w[k].alike)
+                    if (of_w[k].count > 0) {
+                        low = std::min(low, of_w[k].begin);
+                        high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
                     }
-                    op.combine(false, read.data(), next - read.data(), lanes, to);
-                } else if (of_w[k].count == 1 && count > 0 && size == op.value_size) std::memcpy(to, row + first, size);
-                else {
-                    op.fill(to, 1, 0, 1);
-                    for (int64_t at = first, i = 0; w.dilation > 1 && at < end_of_taps; at += step, ++i)
-                        std::memcpy(strided.data() + i * size, row + at, size);
-                    if (count > 0) op.reduce(are_values, {w.dilation > 1 ? strided.data() : row + first, 0}, of_w[k].count, to);
+                for (int64_t r = 0; r < count; ++r) read[r] = {rows[r] + low * element, 0};
+                const bool is_plain = op.is_plain && count == 1;
+                if (low < high && !is_plain) op.combine(false, read.data(), count, high - low, staged.data() + low * pitch);
+                op.sum_windows(is_plain ? rows[0] : staged.data(), of_w, outputs, w.dilation, results);
+                if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs, results, out);
+                continue;
+            }
+            for (int64_t k = 0, done = 0, alike; k < outputs; k += alike) {
+                const int64_t first = of_w[k].begin * lanes * element, step = w.dilation * lanes * element;
+                const int64_t end_of_taps = first + of_w[k].count * step;
+                Row *next = read.data();
+                for (int64_t r = 0; r < count; ++r) {
+                    // What the next window reads first: 2/2 and 3/2 take a tenth less time on memory, and 7/7 a tenth more.
+                    if (w.stride <= 3) prefetch(rows[r] + end_of_taps, w.stride * lanes * element);
+                    for (int64_t at = first; at < end_of_taps; at += step) *next++ = {rows[r] + at, 0};
                 }
-                alike = std::min(next_other[o + k] - o, outputs) - k;
-                if (alike > 1) repeat(to, op.value_size, lanes, alike);
+                op.combine(false, read.data(), next - read.data(), lanes, results + k * pitch);
+                alike = std::min(of_w[k].alike, outputs - k);
+                for (int64_t i = 1; i < alike; ++i) std::memcpy(results + (k + i) * pitch, results + k * pitch, pitch);
                 const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache
                 if (finish.is_direct || (ready * lanes < 512 && k + alike < outputs)) continue;
                 finish(plane, od, oh, o + done, 0, ready * lanes, results + done * pitch, out + done * lanes * finish.result_size);
@@ -361,12 +353,12 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
 
 // Float data types by their numbers in backends/cpu.py.
 template <class U>
-const RowOperations &float_sums() {
+const SumOperations &float_sums() {
     static const Sums<Wide<U>, U> operations;
     return operations;
 }
 struct Kernels {
-    const RowOperations &sums;
+    const SumOperations &sums;
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns, void *to);
 };
 Kernels kernels_of(int type) {
@@ -388,7 +380,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     const Axis &w = p.w();
     const bool has_phases = p.lanes == 1 && w.window > 0 && w.stride > 1 && w.stride <= 8 && w.window <= 16 && w.extent() <= 256;
     const bool is_much_more = element == value && 2 * p.output_plane() <= p.plane();  // what is divided fewer times before it is added
-    const auto spread = [&](const RowOperations &op, const char *shares, int64_t divisor) {
+    const auto spread = [&](const SumOperations &op, const char *shares, int64_t divisor) {
         const Geometry adjoint = g.adjoint(divisor), undivided = g.adjoint(1);
         const Divide by(adjoint, value, element, kernels.divide), first(adjoint, value, value, again.divide), last(undivided, value, element, kernels.divide);
         if (has_phases) Pooling{op, last, shares, gradient, undivided}.spread(p.w(), first);
@@ -499,7 +491,7 @@ void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void
         using L = decltype(sum);
         const Sums<L, int8_t> of_signed;
         const Sums<L, uint8_t> of_unsigned;
-        const RowOperations &op = is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
+        const SumOperations &op = is_signed ? static_cast<const SumOperations &>(of_signed) : of_unsigned;
         const Requantize requantize(g, *q, sizeof(L));
         Pooling{op, requantize, static_cast<const char *>(input), static_cast<char *>(output), g}.pool();
     };

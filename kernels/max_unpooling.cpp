@@ -19,33 +19,43 @@ struct Positions {
     }
 };
 
-// Calls visit(from, to) for each lane of each plane: where its positions begin, and its elements in the plane.
-void for_planes(const Problem &p, const std::function<void(int64_t, int64_t)> &visit) {
-    const double cost = 4. * double(p.output_plane() + p.plane()) / double(p.lanes);
-    parallel(p.planes * p.lanes, cost, [&](int64_t begin, int64_t end) {
+// Calls visit(from, to, n) for blocks of n lanes of each plane: where their positions begin, and their elements.
+void for_blocks(const Problem &p, const std::function<void(int64_t, int64_t, int64_t)> &visit) {
+    const int64_t block = std::min<int64_t>(p.lanes, 64), blocks = parts_of(p.lanes, block);
+    const double cost = 4. * double(p.output_plane() + p.plane()) / double(blocks);
+    parallel(p.planes * blocks, cost, [&](int64_t begin, int64_t end) {
         for (int64_t number = begin; number < end; ++number) {
-            const int64_t plane = number / p.lanes, lane = number % p.lanes;
-            visit(plane * p.output_plane() + lane, plane * p.plane() + lane);
+            const int64_t plane = number / blocks, lane = number % blocks * block;
+            visit(plane * p.output_plane() + lane, plane * p.plane() + lane, std::min(block, p.lanes - lane));
         }
     });
+}
+
+// Calls act(i, lane, position) for n lanes at each place of positions from `here` on.
+template <class Act>
+void for_positions(const Problem &p, const Positions &positions, int64_t here, int64_t n, Act act) {
+    const int64_t end = here + p.output_plane();
+    for (int64_t i = here; p.lanes == 1 && i < end; ++i) act(i, int64_t(0), positions[i]);
+    for (int64_t i = here; p.lanes > 1 && i < end; i += p.lanes)
+        for (int64_t lane = 0; lane < n; ++lane) act(i + lane, lane, positions[i + lane]);
 }
 
 // Zeros with each element added at its position.
 template <class T>
 void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
     using L = Wide<T>;
-    const int64_t count = p.output_plane(), size = p.plane(), step = p.lanes;
-    for_planes(p, [&](int64_t here, int64_t there) {
-        std::vector<L> sums(std::is_same_v<T, L> ? 0 : size_t(size / step), L(0));
-        if constexpr (std::is_same_v<T, L>)
-            for (int64_t i = 0; i < size; i += step) output[there + i] = 0;
-        for (int64_t i = 0; i < count; i += step) {
-            const int64_t position = positions[here + i];
-            if (position < 0) continue;
-            if constexpr (std::is_same_v<T, L>) output[there + position * step] += input[here + i];
-            else sums[size_t(position)] += widen(input[here + i]);
-        }
-        for (size_t i = 0; i < sums.size(); ++i) output[there + int64_t(i) * step] = narrow<T>(sums[i]);
+    constexpr bool is_direct = std::is_same_v<T, L>;
+    for_blocks(p, [&](int64_t here, int64_t there, int64_t n) {
+        std::vector<L> sums(is_direct ? 0 : size_t(positions.size * n));
+        const int64_t pitch = is_direct ? p.lanes : n;
+        L *const to = is_direct ? reinterpret_cast<L *>(output + there) : sums.data();
+        if (pitch == n) std::fill_n(to, positions.size * n, L(0));
+        for (int64_t i = 0; pitch > n && i < positions.size; ++i) std::fill_n(to + i * pitch, n, L(0));
+        for_positions(p, positions, here, n, [=](int64_t i, int64_t lane, int64_t position) {
+            if (position >= 0) to[position * pitch + lane] += widen(input[i]);
+        });
+        for (int64_t i = 0; !is_direct && i < positions.size; ++i)
+            for (int64_t lane = 0; lane < n; ++lane) output[there + i * p.lanes + lane] = narrow<T>(to[i * n + lane]);
     });
 }
 
@@ -61,15 +71,16 @@ extern "C" {
 void dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
     using namespace dmlpool;
     const Positions all{positions, TYPES[p->type].bytes, p->plane() / p->lanes};
-    for_planes(*p, [&](int64_t here, int64_t) {
-        std::vector<int64_t> last(size_t(all.size), -1);
-        for (int64_t i = here; i < here + p->output_plane(); i += p->lanes)
-            if (all[i] >= 0) last[size_t(all[i])] = i;
-        for (int64_t i = here; i < here + p->output_plane(); i += p->lanes) {
-            const int64_t position = all[i] >= 0 && last[size_t(all[i])] == i ? all[i] : -1;
+    for_blocks(*p, [&](int64_t here, int64_t, int64_t n) {
+        std::vector<int64_t> last(size_t(all.size * n), -1);
+        for_positions(*p, all, here, n, [&](int64_t i, int64_t lane, int64_t position) {
+            if (position >= 0) last[size_t(position * n + lane)] = i;
+        });
+        for_positions(*p, all, here, n, [&](int64_t i, int64_t lane, int64_t position) {
+            position = position >= 0 && last[size_t(position * n + lane)] == i ? position : -1;
             if (p->bytes == 4) static_cast<int32_t *>(unique)[i] = int32_t(position);
             else static_cast<int64_t *>(unique)[i] = position;
-        }
+        });
     });
 }
 
@@ -80,9 +91,10 @@ void dmlpool_gather_positions(const Problem *p, const void *input, const void *p
         using T = typename decltype(type)::type;
         const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
-        for_planes(*p, [&](int64_t here, int64_t there) {
-            for (int64_t i = here; i < here + p->output_plane(); i += p->lanes)
-                to[i] = all[i] < 0 ? T(0) : from[there + all[i] * p->lanes];
+        for_blocks(*p, [&](int64_t here, int64_t there, int64_t n) {
+            for_positions(*p, all, here, n, [=](int64_t i, int64_t lane, int64_t position) {
+                to[i] = position < 0 ? T(0) : from[there + position * p->lanes + lane];
+            });
         });
     });
 }

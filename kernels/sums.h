@@ -210,10 +210,23 @@ L sum_elements(const T *elements, int64_t count) {
     return L(sum);
 }
 
+// The elements that a window reads along an axis, every step-th from the first, and how many windows from it on read them.
+struct Span {
+    int64_t begin, count, alike;
+
+    bool operator==(const Span &other) const { return begin == other.begin && count == other.count; }
+};
+
+struct SumOperations : RowOperations {
+    using RowOperations::RowOperations;
+    // out = the sums of windows along a row of values.
+    virtual void sum_windows(const char *row, const Span *windows, int64_t outputs, int64_t step, void *out) const = 0;
+};
+
 // Operations on rows of sums L, and of elements T. They combine any number of rows.
 template <class L>
-struct RowsOfSums : RowOperations {
-    RowsOfSums(int64_t element_size, bool is_plain) : RowOperations(element_size, sizeof(L), {0, 0, 0}, is_plain, false) {
+struct RowsOfSums : SumOperations {
+    RowsOfSums(int64_t element_size, bool is_plain) : SumOperations(element_size, sizeof(L), {0, 0, 0}, is_plain, false) {
         most_rows = std::numeric_limits<int64_t>::max();
     }
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
@@ -224,6 +237,25 @@ struct RowsOfSums : RowOperations {
         L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
         VECTORIZE
         for (int64_t i = 0; i < length; ++i) to[i] += from[i];
+    }
+    void sum_windows(const char *row, const Span *windows, int64_t outputs, int64_t step, void *to) const override {
+        const L *const values = reinterpret_cast<const L *>(row);
+        L *const out = static_cast<L *>(to);
+        for (int64_t o = 0; o < outputs; ++o) {
+            const L *const first = values + windows[o].begin;
+            const int64_t count = windows[o].count;
+            if (count == 1) out[o] = *first;
+            else if (step == 1 && count >= 8) out[o] = sum_elements<L>(first, count);
+            else {
+                Long<L> sum = Long<L>();
+                for (int64_t t = 0; t < count; ++t) sum += first[t * step];
+                out[o] = L(sum);
+            }
+            if (windows[o].alike < 8) continue;
+            const int64_t alike = std::min(windows[o].alike, outputs - o);
+            std::fill_n(out + o, alike, out[o]);
+            o += alike - 1;
+        }
     }
     void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
         const L *__restrict row = elements<L>({values, 0});
