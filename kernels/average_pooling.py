@@ -129,9 +129,7 @@ def sum_tile(
             counted = sums.divisor_along(column * T + i, W * CHUNK, COLUMN, COUNT, DIVISORS)
             divisors = divisors + ((counted, sums.reciprocal(counted)),)
 
-    planes = ()  # blocks of depths, for each target row
-    for _ in tl.static_range(T_ROWS):
-        planes = planes + (sums.no_levels(DEPTHS),)
+    planes = (sums.no_levels(DEPTHS),) * T_ROWS  # blocks of depths, for each target row
     for d in tl.static_range(N_DEPTHS):
         depth_live = live
         if RANK == 3:
@@ -151,8 +149,7 @@ def sum_tile(
                     )  # fmt: skip
                     values = values + (requantization.fields(loaded, SIGNED, PACKED) if QUANTIZED else (loaded,))
                 else:
-                    for _ in tl.static_range(PAIRS):
-                        values = values + (zero,)
+                    values = values + (zero,) * PAIRS
             if not QUANTIZED:
                 row_weight = ones
                 if WEIGHED:

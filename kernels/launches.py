@@ -7,23 +7,8 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Literal
 
-from .launch import (
-    LANES_ENOUGH,
-    Axis,
-    Launch,
-    Request,
-    Tile,
-    covering,
-    divided,
-    farthest,
-    five_strides,
-    in_plane_span,
-    one_axis_at_a_time,
-    tile_launch,
-    vector_width,
-    wide,
-    widest_bin,
-)
+from . import launch
+from .launch import Axis, Launch, Request, Tile
 
 # Averages, their gradients and quantized averages.
 
@@ -48,7 +33,7 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     for tile in sum_tiles(request):
         if sum_tile_fits(request, tile):
             constants = {"ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds}
-            return (tile_launch("average_pooling.sum_tile", request, tile, constants),)
+            return (launch.tile_launch("average_pooling.sum_tile", request, tile, constants),)
     of_integers = request.element_size == 1
     return tuple(_sum_axes(request, 0 if of_integers else count, 1 if of_integers else divisor))
 
@@ -105,14 +90,14 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
         if request.adjoint:
             targets.append(part * axis.stride)
             spans.append((targets[-1] + axis.extent - 2) // axis.stride + 1)
-            taps = covering(axis).count
+            taps = launch.covering(axis).count
         else:
             targets.append(part)
             spans.append((part - 1) * axis.stride + axis.extent)
             taps = axis.window
         used.append(min(spans[-1], targets[-1] * taps))
         kept.append(min(spans[-1], (taps - 1) * axis.dilation + 1) if taps > 1 else 0)
-    chunks = divided(spans[2], v) + (v > 1) if columns else used[2]
+    chunks = launch.divided(spans[2], v) + (v > 1) if columns else used[2]
     if quantized:
         words = max(v // 2, 1)
         held = (chunks if columns else targets[2]) * words
@@ -133,21 +118,21 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
 def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
     """Outer axes first: there neighbouring lanes read neighbouring elements."""
     bins, launches = request.window is None, []
-    for along in one_axis_at_a_time(request):
-        reach = covering(along.axis)
+    for along in launch.one_axis_at_a_time(request):
+        reach = launch.covering(along.axis)
         sizes = (along.targets, along.source) if request.adjoint else (along.source, along.targets)
-        largest = farthest(*sizes, along.axis)
+        largest = launch.farthest(*sizes, along.axis)
         if bins:
-            bound, largest = widest_bin(along.source, along.targets), (along.source + 1) * (along.targets + 1)
+            bound, largest = launch.widest_bin(along.source, along.targets), (along.source + 1) * (along.targets + 1)
         elif request.adjoint:
-            bound = min(reach.count, divided(along.source, reach.output_step))
+            bound = min(reach.count, launch.divided(along.source, reach.output_step))
         else:
-            bound = min(along.axis.window, divided(along.source, along.axis.dilation))
+            bound = min(along.axis.window, launch.divided(along.source, along.axis.dilation))
         lanes = along.results
         numbers = (lanes, along.inner, along.source, along.targets, *along.axis, reach.gcd, reach.inverse, bound)
         constants = {
             "ADJOINT": request.adjoint, "BINS": bins, "COUNT": count, "DIVISOR": divisor if along.last else 1,
-            "WIDE": wide(largest, lanes, (along.source + bound + 8) * along.inner),
+            "WIDE": launch.wide(largest, lanes, (along.source + bound + 8) * along.inner),
         }  # fmt: skip
         launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, numbers, constants))
     return launches
@@ -175,7 +160,7 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
         "GROUPS": tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2)),
         "WITH_TAPS": with_taps, "EMPTY": with_taps and _has_empty_window(request), "ASM": with_taps and request.asm,
     }  # fmt: skip
-    return (tile_launch("max_pooling.max_tile", request, tile, constants),)
+    return (launch.tile_launch("max_pooling.max_tile", request, tile, constants),)
 
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
@@ -200,7 +185,7 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     while rows > 1 and (
         rows >= 2 * request.targets[1]
         or _steps(axes, rows, columns) > steps
-        or prod(request.shape[:2]) * prod(request.targets) < LANES_ENOUGH * rows * of_lane
+        or prod(request.shape[:2]) * prod(request.targets) < launch.LANES_ENOUGH * rows * of_lane
     ):
         rows //= 2
     while not request.channels_last and columns > 4 and _steps(axes, rows, columns) > steps:
@@ -253,27 +238,27 @@ def _has_empty_window(request: Request) -> bool:
 def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
     """Innermost axis first, so that of equal maxima the first row's first column wins."""
     bins, below, launches = request.window is None, 1, []
-    for along in one_axis_at_a_time(request, innermost_first=True, numbered=bins):
+    for along in launch.one_axis_at_a_time(request, innermost_first=True, numbered=bins):
         axis = along.axis
-        vector = vector_width(request.element_size, request.aligned, along.inner)
+        vector = launch.vector_width(request.element_size, request.aligned, along.inner)
         rows = 1 if bins else shared_rows(axis, along.targets)
         lanes = along.outer * along.inner // vector
-        while rows > 1 and lanes * divided(along.targets, rows) < LANES_ENOUGH:
+        while rows > 1 and lanes * launch.divided(along.targets, rows) < launch.LANES_ENOUGH:
             rows //= 2
-        lanes *= divided(along.targets, rows)
+        lanes *= launch.divided(along.targets, rows)
         if bins:
-            bound = widest_bin(along.source, along.targets)
+            bound = launch.widest_bin(along.source, along.targets)
         elif rows > 1:
             bound = axis.window - (rows - 1) * axis.stride
         else:
-            bound = min(axis.window, divided(along.source, axis.dilation))
+            bound = min(axis.window, launch.divided(along.source, axis.dilation))
         largest = [lanes, max(along.source + axis.window, along.targets + rows) * along.inner]
-        largest.append(farthest(along.source, along.targets, axis))
+        largest.append(launch.farthest(along.source, along.targets, axis))
         if bins:
             largest.append((along.source + 1) * (along.targets + 1))
         constants = {
             "AXIS": axis.uncounted, "BINS": bins, "FIRST": along.first, "LAST": along.last, "R": rows,
-            "V": vector, "WITH_TAPS": with_taps, "WIDE": wide(*largest),
+            "V": vector, "WITH_TAPS": with_taps, "WIDE": launch.wide(*largest),
         }  # fmt: skip
         sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
         below *= along.source if bins else axis.window
@@ -295,7 +280,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
     tile = grad_tile(request)
     if tile is None:
         return tuple(_grad_axes(request))
-    return (tile_launch("max_pooling_grad.grad_tile", request, tile, {"ASM": request.asm}),)
+    return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile, {"ASM": request.asm}),)
 
 
 def grad_tile(request: Request) -> Tile | None:
@@ -309,11 +294,13 @@ def grad_tile(request: Request) -> Tile | None:
         rows, columns, steps = min(rows, 2) if vector > 4 else rows, 2 if broad == 1 else 1, steps // CHANNEL_STEP
     elif vector == 1:
         rows = {1: 8, 2: 2}.get(high, 1)
-    of_row = deep * high * prod(covering(axis).count for axis in axes) * columns * broad
+    of_row = deep * high * prod(launch.covering(axis).count for axis in axes) * columns * broad
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
     while rows > 1 and (
-        rows * of_row > steps or rows * high >= 2 * request.targets[1] or elements < LANES_ENOUGH * rows * of_lane
+        rows * of_row > steps
+        or rows * high >= 2 * request.targets[1]
+        or elements < launch.LANES_ENOUGH * rows * of_lane
     ):
         rows //= 2
     return Tile((1, rows, columns), vector) if rows * of_row <= steps else None
@@ -322,16 +309,16 @@ def grad_tile(request: Request) -> Tile | None:
 def _grad_axes(request: Request) -> list[Launch]:
     """Outermost axis first: the taps that won in one row then agree on their column."""
     below, launches = prod(axis.window for axis in request.axes), []
-    for along in one_axis_at_a_time(request):
+    for along in launch.one_axis_at_a_time(request):
         below //= along.axis.window
-        reach = covering(along.axis)
+        reach = launch.covering(along.axis)
         lanes = along.results
         largest = lanes, (max(along.source, along.targets) + 1) * along.inner
         constants = {
             "AXIS": along.axis.uncounted, "COMMON": reach.gcd, "INVERSE": reach.inverse, "BELOW": below,
-            "LAST": along.last, "WIDE": wide(*largest, farthest(along.targets, along.source, along.axis)),
+            "LAST": along.last, "WIDE": launch.wide(*largest, launch.farthest(along.targets, along.source, along.axis)),
         }  # fmt: skip
-        bound = min(reach.count, divided(along.source, reach.output_step))
+        bound = min(reach.count, launch.divided(along.source, reach.output_step))
         sizes = (lanes, along.inner, along.targets, along.source, bound)
         launches.append(Launch.of_lanes("max_pooling_grad.grad_axis", lanes, sizes, constants))
     return launches
@@ -342,17 +329,17 @@ def tap_lookup(request: Request, with_: Pointed) -> Launch:
     """What dense taps point at: elements of the source (``"values"``), or their indices in a contiguous one."""
     sizes, outputs = request.sizes, request.targets
     batch, channels = request.shape[:2]
-    strides = five_strides(request.shape, request.strides)
+    strides = launch.five_strides(request.shape, request.strides)
     if with_ != "values":
         plane = prod(sizes) if with_ == "indices" else 0
         strides = (channels * plane, plane, sizes[1] * sizes[2], sizes[2], 1)
     vector = gcd(DECODED, channels if request.channels_last else outputs[2])
     ends = (channels // vector, *outputs) if request.channels_last else (channels, *outputs[:2], outputs[2] // vector)
     results = batch * channels * prod(outputs)
-    spans = results // vector, prod(sizes), in_plane_span(sizes, strides[2:])
+    spans = results // vector, prod(sizes), launch.in_plane_span(sizes, strides[2:])
     constants = {
         **request.named_axes(), "RANK": request.rank, "CHANNELS": request.channels_last, "V": vector,
-        "ELEMENTS": with_ == "values", "WIDE": wide(*spans, *map(farthest, sizes, outputs, request.axes)),
+        "ELEMENTS": with_ == "values", "WIDE": launch.wide(*spans, *map(launch.farthest, sizes, outputs, request.axes)),
     }  # fmt: skip
     numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
     return Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants)

@@ -110,9 +110,7 @@ def grad_tile(
     opening, step = addressing.first_vector(first, channel, sc, sw, CHANNELS, V)
     zero = addressing.as_block(tl.zeros([B], SUM), CHANNELS, B, V)
     for e in tl.static_range(DEPTHS):
-        sums = ()
-        for _ in tl.static_range(R * Q // COLUMNS):
-            sums = sums + ((zero if COLUMNS == 1 else tl.join(zero, zero)),)
+        sums = (zero if COLUMNS == 1 else tl.join(zero, zero),) * (R * Q // COLUMNS)
         for z in tl.static_range(first_window(DEPTH), last_window(DEPTH, DEPTHS) + 1):
             if tap_on(DEPTH, ROW, COLUMN, e, z) >= 0:
                 od = dg + z

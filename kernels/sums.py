@@ -75,10 +75,7 @@ def plan(axis, ADJOINT, TILE, V):
 @triton.jit
 def no_levels(PLAN: tl.constexpr):
     LEVELS: tl.constexpr = PLAN.height
-    levels = ()
-    for _ in tl.static_range(LEVELS):
-        levels = levels + ((),)
-    return levels
+    return ((),) * LEVELS
 
 
 @triton.jit

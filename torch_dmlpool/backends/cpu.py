@@ -166,18 +166,11 @@ def planned(
     problem = Problem(planes, lanes, all_axes, counting, DATA_TYPES[dtype], number_dtype.itemsize, numbering)
     sizes, output_sizes = (samples, channels, *spatial_sizes), (samples, channels, *outputs)
     return Plan(
-        ctypes.addressof(problem),
-        memory_format,
-        given.is_contiguous(memory_format=memory_format),
-        0 in sizes + output_sizes,
-        number_dtype,
+        ctypes.addressof(problem), memory_format, given.is_contiguous(memory_format=memory_format),
+        0 in sizes + output_sizes, number_dtype,
         wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None,
-        sizes,
-        _strides_of(sizes, memory_format),
-        output_sizes,
-        _strides_of(output_sizes, memory_format),
-        problem,
-    )
+        sizes, _strides_of(sizes, memory_format), output_sizes, _strides_of(output_sizes, memory_format), problem,
+    )  # fmt: skip
 
 
 def _strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:

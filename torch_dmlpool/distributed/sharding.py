@@ -36,23 +36,21 @@ class Rule(NamedTuple):
 
 QUANTIZATION: dict[str, Side] = dict.fromkeys(PARAMETERS, "channels")
 RULES = {
-    "average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
-    "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
+    "average_pooling": Rule({"input": "input"}, ("output",), "input"),
+    "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), "input_gradient"),
     "max_pooling": Rule({"input": "input"}, ("output",)),
     "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output")),
     "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output")),
     "max_pooling_indices": Rule({"taps": "output"}, ("output",)),
-    "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), linear_in="input_gradient"),
-    "max_pooling_grad_from_taps": Rule(
-        {"input_gradient": "output", "taps": "output"}, ("input",), linear_in="input_gradient"
-    ),
-    "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), linear_in="input"),
+    "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), "input_gradient"),
+    "max_pooling_grad_from_taps": Rule({"input_gradient": "output", "taps": "output"}, ("input",), "input_gradient"),
+    "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), "input"),
     "quantized_linear_average_pooling": Rule({"input": "input", **QUANTIZATION}, ("output",)),
-    "adaptive_average_pooling": Rule({"input": "input"}, ("output",), linear_in="input"),
-    "adaptive_average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), linear_in="input_gradient"),
+    "adaptive_average_pooling": Rule({"input": "input"}, ("output",), "input"),
+    "adaptive_average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), "input_gradient"),
     "adaptive_max_pooling": Rule({"input": "input"}, ("output", "output")),
-    "gather_positions": Rule({"input": "input", "positions": "output"}, ("output",), linear_in="input"),
-    "scatter_positions": Rule({"input": "output", "positions": "output"}, ("input",), linear_in="input"),
+    "gather_positions": Rule({"input": "input", "positions": "output"}, ("output",), "input"),
+    "scatter_positions": Rule({"input": "output", "positions": "output"}, ("input",), "input"),
     "unique_positions": Rule({"positions": "output"}, ("output",)),
 }
 """By the operator's name in the namespace ``dmlpool``. Those without a window know no halo: they gather D, H, W."""
@@ -245,14 +243,24 @@ class _Request:
         return found
 
     def _numbered(self, positions: Tensor, axes: Sequence[ShardedAxis]) -> Tensor:
-        """Positions in the planes at hand as the indices that were asked for (rule M4)."""
+        """Positions in the planes at hand as the indices that were asked for (rule M4); -1 stays -1."""
         per_plane, sizes = self.arguments["per_plane"], self.sizes["input"]
-        if axes or not per_plane:
-            held = [*self._owned("output")[:2], *map(range, sizes[2:])]
-            for axis in axes:
-                held[axis.dimension] = axis.portion.elements
-            positions = whole_indices(positions, sizes, held, per_plane)
-        return positions.to(self.arguments["index_dtype"])
+        if not axes and per_plane:
+            return positions.to(self.arguments["index_dtype"])
+        # The part of every dimension that is at hand: owned of N and C, read of the others.
+        held = [*self._owned("output")[:2], *map(range, sizes[2:])]
+        for axis in axes:
+            held[axis.dimension] = axis.portion.elements
+        rest, whole, step = positions, torch.zeros_like(positions), 1
+        for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
+            whole += (rest % len(part) + part.start) * step
+            rest, step = rest // len(part), step * size
+        for dimension in () if per_plane else (1, 0):
+            part = held[dimension]
+            numbers = torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device)
+            whole += numbers.view([-1 if number == dimension else 1 for number in range(positions.dim())]) * step
+            step *= sizes[dimension]
+        return torch.where(positions < 0, positions, whole).to(self.arguments["index_dtype"])
 
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
         sizes = torch.Size(self.sizes[side])
@@ -266,20 +274,3 @@ class _Request:
 def _local(tensor: DTensor) -> Tensor:
     local = tensor.to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-
-
-def whole_indices(positions: Tensor, sizes: Sequence[int], held: Sequence[range], per_plane: bool) -> Tensor:
-    """Positions in the part of the planes that this rank has read as indices in the whole of ``sizes``; -1 stays -1.
-
-    ``held`` is the part of every dimension: owned of N and C, read of the others.
-    """
-    rest, whole, step = positions, torch.zeros_like(positions), 1
-    for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
-        whole += (rest % len(part) + part.start) * step
-        rest, step = rest // len(part), step * size
-    for dimension in () if per_plane else (1, 0):
-        part = held[dimension]
-        numbers = torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device)
-        whole += numbers.view([-1 if number == dimension else 1 for number in range(positions.dim())]) * step
-        step *= sizes[dimension]
-    return torch.where(positions < 0, positions, whole)

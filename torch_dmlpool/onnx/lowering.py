@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -63,39 +62,6 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
                 f"without padding"
             )
     return list(entries)
-
-
-# Adaptive pooling: every bin's elements side by side, then reduced, as ONNX has no bins of uneven sizes.
-
-
-def bins(input: Any, output_sizes: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
-    """Positions of each bin's elements in their plane, filled up with the first one, and how many there are."""
-    sizes = spatial_sizes(input)
-    if None in sizes or not all(isinstance(size, int) for size in output_sizes):
-        raise ValueError(
-            f"adaptive pooling of spatial sizes {tuple(input.shape[2:])} to {tuple(output_sizes)} has windows that "
-            f"depend on dynamic sizes: export with spatial sizes that are not dynamic, or pool to size 1"
-        )
-    bins = [[0]]
-    for size, outputs in zip(sizes, output_sizes, strict=True):
-        along = [range(bin * size // outputs, -(-(bin + 1) * size // outputs)) for bin in range(outputs)]
-        bins = [
-            [before * size + position for before in outer for position in inner]
-            for outer, inner in itertools.product(bins, along)
-        ]
-    most = max(map(len, bins))
-    return [[*bin, *bin[:1] * (most - len(bin))] for bin in bins], [len(bin) for bin in bins]
-
-
-def elements(emit: Emitter, input: Any, positions: list[list[int]]) -> Any:
-    """``(N, C, bins, elements)``."""
-    places = emit.constant(positions, emit.ir.DataType.INT64)
-    return emit.op.Gather(emit.op.Reshape(input, [0, 0, -1]), places, axis=2)
-
-
-def shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
-    # One -1, because PyTorch's older exporter fails on shapes that copy sizes and have none.
-    return emit.op.Reshape(flat, [0, -1, *output_sizes])
 
 
 class Pool:

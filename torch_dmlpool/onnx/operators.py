@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Emitter, Pool, bins, elements, reducible, shaped, spatial_sizes
+from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
@@ -71,16 +72,6 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     if empty is not None:
         norms = op.Where(empty, emit.constant(0.0, dtype), norms)
     return emit.cast(norms, dtype, input.dtype)
-
-
-def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
-    wide, dtype = emit.widened(input)
-    positions, counts = bins(input, output_sizes)
-    inside = [[place < count for place in range(len(positions[0]))] for count in counts]
-    mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
-    sums = emit.op.ReduceSum(emit.op.Where(mask, elements(emit, wide, positions), zero), [-1], keepdims=0)
-    averages = sums / emit.constant([float(count) for count in counts], dtype)
-    return emit.cast(shaped(emit, averages, output_sizes), dtype, input.dtype)
 
 
 def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -303,17 +294,57 @@ def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], 
     return _numbered(emit, indices, input, index_dtype, per_plane)
 
 
+# Adaptive pooling: every bin's elements side by side, then reduced, as ONNX has no bins of uneven sizes.
+
+
+def _bins(emit: Emitter, input: Any, wide: Any, output_sizes: Sequence[Any]) -> tuple[Any, list[list[int]], list[int]]:
+    """Each bin's elements of ``wide``, ``(N, C, bins, elements)``, their positions, and how many are its own.
+
+    Bins are filled up with their first element.
+    """
+    sizes = spatial_sizes(input)
+    if None in sizes or not all(isinstance(size, int) for size in output_sizes):
+        raise ValueError(
+            f"adaptive pooling of spatial sizes {tuple(input.shape[2:])} to {tuple(output_sizes)} has windows that "
+            f"depend on dynamic sizes: export with spatial sizes that are not dynamic, or pool to size 1"
+        )
+    bins = [[0]]
+    for size, outputs in zip(sizes, output_sizes, strict=True):
+        along = [range(bin * size // outputs, -(-(bin + 1) * size // outputs)) for bin in range(outputs)]
+        pairs = itertools.product(bins, along)
+        bins = [[before * size + position for before in outer for position in inner] for outer, inner in pairs]
+    most = max(map(len, bins))
+    positions = [[*bin, *bin[:1] * (most - len(bin))] for bin in bins]
+    places = emit.constant(positions, emit.ir.DataType.INT64)
+    elements = emit.op.Gather(emit.op.Reshape(wide, [0, 0, -1]), places, axis=2)
+    return elements, positions, [len(bin) for bin in bins]
+
+
+def _shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
+    # One -1, because PyTorch's older exporter fails on shapes that copy sizes and have none.
+    return emit.op.Reshape(flat, [0, -1, *output_sizes])
+
+
+def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
+    wide, dtype = emit.widened(input)
+    elements, positions, counts = _bins(emit, input, wide, output_sizes)
+    inside = [[place < count for place in range(len(positions[0]))] for count in counts]
+    mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
+    sums = emit.op.ReduceSum(emit.op.Where(mask, elements, zero), [-1], keepdims=0)
+    averages = sums / emit.constant([float(count) for count in counts], dtype)
+    return emit.cast(_shaped(emit, averages, output_sizes), dtype, input.dtype)
+
+
 def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
     """Maxima, and the positions of the first of them in their planes."""
     op, types = emit.op, emit.ir.DataType
     dtype = _reduced_type(emit, input.dtype)
-    positions, _ = bins(input, output_sizes)
-    chosen_from = elements(emit, emit.cast(input, input.dtype, dtype), positions)
-    values, first = _greatest(emit, chosen_from, dtype, input.dtype.is_floating_point())
+    elements, positions, _ = _bins(emit, input, emit.cast(input, input.dtype, dtype), output_sizes)
+    values, first = _greatest(emit, elements, dtype, input.dtype.is_floating_point())
     rows = [row * len(positions[0]) for row in range(len(positions))]
     chosen = op.Gather(emit.constant([place for bin in positions for place in bin], types.INT64), first + rows)
     narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
     return (
-        emit.cast(shaped(emit, values, output_sizes), dtype, input.dtype),
-        emit.cast(shaped(emit, chosen, output_sizes), types.INT64, narrow),
+        emit.cast(_shaped(emit, values, output_sizes), dtype, input.dtype),
+        emit.cast(_shaped(emit, chosen, output_sizes), types.INT64, narrow),
     )
