@@ -199,15 +199,10 @@ def taps_before(first, bound, K, D):
 
 
 @triton.jit
-def bin_start(number, size, bins):
-    """First element of a bin; the bins that hold element ``x`` are bin ``x`` of as many bins as there are elements."""
-    return number * size // bins
-
-
-@triton.jit
-def bin_stop(number, size, bins):
-    """The element after a bin's last."""
-    return ((number + 1) * size + bins - 1) // bins
+def bin_of(number, size, bins):
+    """A bin's first element and how many it has; bins that hold element ``x`` are bin ``x`` of ``size`` over them."""
+    start = number * size // bins
+    return start, ((number + 1) * size + bins - 1) // bins - start
 
 
 @triton.jit

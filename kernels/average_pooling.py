@@ -208,7 +208,8 @@ def sum_tile(
 def divisor_of(number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr):
     """The divisor of a window, or bin, along one axis."""
     if BINS:
-        return (addressing.bin_stop(number, size, windows) - addressing.bin_start(number, size, windows)).to(ACC)
+        _, count = addressing.bin_of(number, size, windows)
+        return count.to(ACC)
     else:
         return sums.divisor_along(number, size, axis, COUNT, ACC)
 
@@ -232,8 +233,7 @@ def sum_axis(
     position = lane // INNER % target_size
     base = source + ((lane // INNER // target_size).to(tl.int64) * source_size * INNER + lane % INNER)
     if BINS:
-        first = addressing.bin_start(position, source_size, target_size)
-        left = addressing.bin_stop(position, source_size, target_size) - first
+        first, left = addressing.bin_of(position, source_size, target_size)
         step = 1
     elif ADJOINT:
         tap, output, exists = addressing.first_covering(position + P, S, D, G, INVERSE)

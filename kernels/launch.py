@@ -145,7 +145,7 @@ def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[st
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
     every = {
         "RANK": request.rank, "CHANNELS": request.channels_last, "TILE": tile.sizes, "V": width, "STORE": store,
-        "WIDE": wide(lanes, *spans, *map(farthest, inputs, outputs, axes)), **constants,
+        "WIDE": max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM, **constants,
         **request.named_axes(constants.get("COUNT") == 2),
     }  # fmt: skip
     numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
@@ -195,11 +195,6 @@ def five_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int
     """Strides as ``N, C, D, H, W``; 0 along a dimension of size 1, whose stride means nothing."""
     meant = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
     return (*meant[:2], *([0] * (5 - len(meant))), *meant[2:])  # type: ignore[return-value]
-
-
-def wide(*numbers: int) -> bool:
-    """Whether 32 bits do not hold all the numbers that positions and offsets come to."""
-    return max(numbers) >= WIDE_FROM
 
 
 def in_plane_span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:

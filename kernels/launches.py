@@ -132,7 +132,7 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
         numbers = (lanes, along.inner, along.source, along.targets, *along.axis, reach.gcd, reach.inverse, bound)
         constants = {
             "ADJOINT": request.adjoint, "BINS": bins, "COUNT": count, "DIVISOR": divisor if along.last else 1,
-            "WIDE": launch.wide(largest, lanes, (along.source + bound + 8) * along.inner),
+            "WIDE": max(largest, lanes, (along.source + bound + 8) * along.inner) >= launch.WIDE_FROM,
         }  # fmt: skip
         launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, numbers, constants))
     return launches
@@ -241,9 +241,15 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
     for along in launch.one_axis_at_a_time(request, innermost_first=True, numbered=bins):
         axis = along.axis
         vector = launch.vector_width(request.element_size, request.aligned, along.inner)
-        rows = 1 if bins else shared_rows(axis, along.targets)
         lanes = along.outer * along.inner // vector
-        while rows > 1 and lanes * launch.divided(along.targets, rows) < launch.LANES_ENOUGH:
+        # Outputs of one lane: as many as leave a common core, up to 8 (more need 128 registers).
+        rows = 1 if bins or axis.dilation > 1 else 8
+        while rows > 1 and (
+            (rows - 1) * axis.stride >= axis.window
+            or rows * axis.stride > 16
+            or rows >= 2 * along.targets
+            or lanes * launch.divided(along.targets, rows) < launch.LANES_ENOUGH
+        ):
             rows //= 2
         lanes *= launch.divided(along.targets, rows)
         if bins:
@@ -258,20 +264,12 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
             largest.append((along.source + 1) * (along.targets + 1))
         constants = {
             "AXIS": axis.uncounted, "BINS": bins, "FIRST": along.first, "LAST": along.last, "R": rows,
-            "V": vector, "WITH_TAPS": with_taps, "WIDE": launch.wide(*largest),
+            "V": vector, "WITH_TAPS": with_taps, "WIDE": max(largest) >= launch.WIDE_FROM,
         }  # fmt: skip
         sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
         below *= along.source if bins else axis.window
         launches.append(Launch.of_lanes("max_pooling.max_axis", along.results, sizes, constants))
     return launches
-
-
-def shared_rows(axis: Axis, outputs: int) -> int:
-    """Outputs of one lane along a looped axis: as many as leave a common core, up to 8 (more need 128 registers)."""
-    rows = 8 if axis.dilation == 1 else 1
-    while rows > 1 and ((rows - 1) * axis.stride >= axis.window or rows * axis.stride > 16 or rows >= 2 * outputs):
-        rows //= 2
-    return rows
 
 
 @lru_cache(maxsize=4096)
@@ -313,10 +311,11 @@ def _grad_axes(request: Request) -> list[Launch]:
         below //= along.axis.window
         reach = launch.covering(along.axis)
         lanes = along.results
-        largest = lanes, (max(along.source, along.targets) + 1) * along.inner
+        largest = max(lanes, (max(along.source, along.targets) + 1) * along.inner)
         constants = {
             "AXIS": along.axis.uncounted, "COMMON": reach.gcd, "INVERSE": reach.inverse, "BELOW": below,
-            "LAST": along.last, "WIDE": launch.wide(*largest, launch.farthest(along.targets, along.source, along.axis)),
+            "LAST": along.last,
+            "WIDE": max(largest, launch.farthest(along.targets, along.source, along.axis)) >= launch.WIDE_FROM,
         }  # fmt: skip
         bound = min(reach.count, launch.divided(along.source, reach.output_step))
         sizes = (lanes, along.inner, along.targets, along.source, bound)
@@ -339,7 +338,8 @@ def tap_lookup(request: Request, with_: Pointed) -> Launch:
     spans = results // vector, prod(sizes), launch.in_plane_span(sizes, strides[2:])
     constants = {
         **request.named_axes(), "RANK": request.rank, "CHANNELS": request.channels_last, "V": vector,
-        "ELEMENTS": with_ == "values", "WIDE": launch.wide(*spans, *map(launch.farthest, sizes, outputs, request.axes)),
+        "ELEMENTS": with_ == "values",
+        "WIDE": max(*spans, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM,
     }  # fmt: skip
     numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
     return Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants)

@@ -291,8 +291,7 @@ def max_axis(
     before = ()
     before_taps = ()
     if BINS:
-        start = addressing.bin_start(group, I, O)
-        count = addressing.bin_stop(group, I, O) - start
+        start, count = addressing.bin_of(group, I, O)
         first = group * 0
     else:
         start = group * (R * S) - AXIS.start

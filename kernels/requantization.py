@@ -187,10 +187,8 @@ def requantized(sums, offset, factor, zero):
 @triton.jit
 def clamped(integers, SIGNED: tl.constexpr):
     """Cut off at the ends of int8 or uint8."""
-    if SIGNED:
-        return tl.minimum(tl.maximum(integers, -128), 127)
-    else:
-        return tl.minimum(tl.maximum(integers, 0), 255)
+    LOWEST: tl.constexpr = -128 if SIGNED else 0
+    return tl.minimum(tl.maximum(integers, LOWEST), LOWEST + 255)
 
 
 @triton.jit

@@ -169,22 +169,21 @@ def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
-    indices = operands.empty(taps.shape, taps, operands.suggested_memory_format(taps), index_dtype)
     # Of the input only the shape counts.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
-    return _look_up(input, taps, indices, window, "plane indices" if per_plane else "indices")
+    return _look_up(input, taps, window, "plane indices" if per_plane else "indices", index_dtype)
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
-    gathered = operands.empty(taps.shape, input, operands.suggested_memory_format(taps))
-    return _look_up(input.resolve_neg(), taps, gathered, window, "values")
+    return _look_up(input.resolve_neg(), taps, window, "values", input.dtype)
 
 
-def _look_up(input: Tensor, taps: Tensor, result: Tensor, window: Any, with_: Any) -> Tensor:
-    """Into ``result``: the elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
+def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
+    """The elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
+    memory_format = operands.suggested_memory_format(taps)
+    result = operands.empty(taps.shape, taps, memory_format, dtype)
     if result.numel() > 0:
-        memory_format = operands.suggested_memory_format(result)
         taps = taps.contiguous(memory_format=memory_format)
         request = _request(window, input, result.shape[2:], memory_format, False)
         how = kernel_named("launches", "tap_lookup")(request, with_)
