@@ -172,10 +172,8 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
 # Gradients: an element of the input gathers from the windows that read it.
 
 
-def _readers(
-    gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None
-) -> Callable[..., Any] | None:
-    """What lists the windows that read an element: each one's place, the tap that reads it, and conditions."""
+def _readers(gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None) -> Any:
+    """A function that lists the windows that read an element, if there is one: place, reading tap and conditions."""
     covered, outputs = covered_axes(gradient, sizes, arguments), gradient.get_size()[2:]
     if covered is not None:
 
@@ -226,9 +224,7 @@ def _gathered(gradient: TensorBox, readers: Callable[..., Any], term: Callable[.
     return pointwise(gradient, sizes, dtype, total)
 
 
-def _max_pooling_grad_from_taps(
-    gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any
-) -> TensorBox | None:
+def _max_pooling_grad_from_taps(gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any) -> Any:
     window = _window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
     readers = _readers(gradient, sizes, arguments[:-1], window)
     if readers is None:
