@@ -236,8 +236,11 @@ void Pooling::pool_spans() const {
             const Span *const of_w = g.taps[2].data() + o;
             char *const out = output + (number / tiles * w.outputs + o) * lanes * finish.result_size;
             char *const results = is_in_place ? out : made.data();
-            if (number > begin && tiles == 1 && oh > 0 && g.taps[1][oh] == g.taps[1][oh - 1] && finish.is_uniform) {
-                std::memcpy(out, out - row_bytes, row_bytes);
+            // The row before that reads the same, along H or else along D.
+            const bool is_like_h = oh > 0 && g.taps[1][oh] == g.taps[1][oh - 1], is_like_d = od > 0 && g.taps[0][od] == g.taps[0][od - 1];
+            const int64_t before = is_like_h ? 1 : is_like_d ? h.outputs : number + 1;
+            if (number - begin >= before && tiles == 1 && finish.is_uniform) {
+                std::memcpy(out, out - before * row_bytes, row_bytes);
                 continue;
             }
             int64_t count = 0;
