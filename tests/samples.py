@@ -89,7 +89,7 @@ def results(
 
 def channels_last(tensor: Tensor) -> Tensor:
     """Channels innermost, in PyTorch's format where the rank has one (4-D, 5-D)."""
-    return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    return tensor.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)
 
 
 def _sliced(tensor: Tensor) -> Tensor:
