@@ -75,6 +75,11 @@ def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, de
     counted[..., 0] = 2048
     result = dmlpool.average_pooling(samples.LAYOUTS[layout](counted), (1, 40), divisor_override=1)
     assert (result == torch.tensor(2087.0).to(dtype).item()).all()
+    # And a sum halfway between two numbers there becomes the even one.
+    even = torch.arange(40.0, device=device) * 2 + (2048 if dtype is torch.float16 else 256)
+    pairs = samples.LAYOUTS[layout](torch.stack([even, torch.ones_like(even)], -1).to(dtype).view(1, 40, 1, 2))
+    result = dmlpool.average_pooling(pairs, (1, 2), divisor_override=1)
+    assert torch.equal(result.flatten(), (even + 1).to(dtype))
 
 
 @cases.in_pairs(
