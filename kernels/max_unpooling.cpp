@@ -34,10 +34,11 @@ void for_blocks(const Problem &p, const std::function<void(int64_t, int64_t, int
 // Calls act(i, lane, position) for n lanes at each place of positions from `here` on.
 template <class Act>
 void for_positions(const Problem &p, const Positions &positions, int64_t here, int64_t n, Act act) {
-    const int64_t end = here + p.output_plane();
-    for (int64_t i = here; p.lanes == 1 && i < end; ++i) act(i, int64_t(0), positions[i]);
-    for (int64_t i = here; p.lanes > 1 && i < end; i += p.lanes)
-        for (int64_t lane = 0; lane < n; ++lane) act(i + lane, lane, positions[i + lane]);
+    for (int64_t i = here; i < here + p.output_plane(); i += p.lanes)
+        for (int64_t lane = 0; lane < n; ++lane) {
+            act(i + lane, lane, positions[i + lane]);
+            __asm__("");  // no vectors of what lies anywhere
+        }
 }
 
 // Zeros with each element added at its position.
