@@ -170,20 +170,24 @@ void Pooling::pool_planes() const {
     const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 18) / lanes);
     const int64_t parts = parts_of(size, part);
     // Several positions of few lanes are one row.
-    const int64_t together = std::clamp<int64_t>(1024 / lanes, 1, std::max<int64_t>(1, std::min(part, size) / 4));
-    std::vector<char> results(p.planes * parts * pitch);
+    const int64_t together = std::clamp<int64_t>(256 / lanes, 1, std::max<int64_t>(1, std::min(part, size) / 4));
+    const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
+    std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
     const auto sum = [&](bool are_values, const char *from, int64_t count, int64_t positions, char *to) {
         std::vector<Row> rows(count);
         for (Row &row : rows) row = {from, 0}, from += positions * (are_values ? pitch : lanes * element);
         op.combine(are_values, rows.data(), count, positions * lanes, to);
     };
     parallel(p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
-        std::vector<char> folded((together + 1) * pitch);
-        if (lanes == 1 && parts == 1) op.reduce(false, {input + begin * size * element, 0}, size, results.data() + begin * pitch, end - begin);
+        std::vector<char> folded((together + 1) * pitch), made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
+        char *const out = output + begin * lanes * finish.result_size;
+        char *const results = parts > 1 ? of_parts.data() + begin * pitch : is_in_place ? out : made.data();
+        if (lanes == 1) op.fill(results, end - begin, 0, 1);
+        if (lanes == 1 && parts == 1) op.reduce(false, {input + begin * size * element, 0}, size, results, end - begin);
         for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
             const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from);
             const char *const elements = input + (plane * size + from) * lanes * element;
-            char *const result = results.data() + number * pitch;
+            char *const result = results + (number - begin) * pitch;
             const int64_t rest = count % together;
             if (lanes == 1) op.reduce(false, {elements, 0}, count, result);
             else if (together == 1) sum(false, elements, count, 1, result);
@@ -193,12 +197,11 @@ void Pooling::pool_planes() const {
                 sum(true, folded.data(), together + 1, 1, result);
             }
         }
-        char *const out = output + begin * lanes * finish.result_size;
-        if (parts == 1) finish(begin, 0, 0, 0, 0, (end - begin) * lanes, results.data() + begin * pitch, out);
+        if (parts == 1) finish(begin, 0, 0, 0, 0, (end - begin) * lanes, results, out);
     });
     for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
         std::vector<char> made(pitch);
-        sum(true, results.data() + plane * parts * pitch, parts, 1, made.data());
+        sum(true, of_parts.data() + plane * parts * pitch, parts, 1, made.data());
         finish(plane, 0, 0, 0, 0, lanes, made.data(), output + plane * lanes * finish.result_size);
     }
 }
