@@ -292,7 +292,7 @@ void Pooling::pool() const {
     // Loads and stores of an element: rows first, or all taps at once. Half precision is costly to load.
     const int64_t load = element == 2 ? 4 : 1, rows = d.window * h.window;
     const bool shares_rows = load * rows * w.stride + w.window + w.stride < load * rows * w.window || (p.lanes < 16 && rows > 1);
-    const bool by_rows = p.lanes > 1 ? shares_rows : w.window <= 16 && w.stride <= 16;
+    const bool by_rows = p.lanes > 1 ? shares_rows : w.window < 16 && w.stride <= 16;
     const bool are_compact = is_compact(d) && is_compact(h) && is_compact(w);
     if (are_compact && (by_rows || is_wide(d) || is_wide(h) || is_wide(w))) dmlpool::pool(op, finish, input, output, p);
     else pool_spans();

@@ -254,7 +254,7 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const bool by_range = has_ranges(p) || is_long || w.stride > 16 + 4 * w.extent();
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t bytes = p.lanes == 1 && !by_range ? 4096 : by_range || op.value_size > 4 ? 16384 : 32768;
-    const Blocks blocks(p, by_range, bytes / op.value_size, 1024 / std::min<int64_t>(4, op.value_size));
+    const Blocks blocks(p, by_range, bytes / op.value_size, 4096 / std::min<int64_t>(4, op.value_size));
     const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
     const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
     const double cost = double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window);
