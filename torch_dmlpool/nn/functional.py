@@ -95,7 +95,7 @@ def with_batch(function: str, rank: int, input: Tensor, types: tuple[torch.dtype
     elif dimensions != rank + 2:
         axes, shape = ", ".join(AXIS_NAMES[rank]), tuple(input.shape)
         raise ArgumentError(f"{function}: input must be (N, C, {axes}) or, unbatched, (C, {axes}), got shape {shape}")
-    if rank == 1 and added is None and input.stride(1) == 1 and input.stride(2) != 1:
+    if rank == 1 and added is None and input.stride(1) == 1:
         # Rows in (N, W, C) order stay so, as in PyTorch: they are pooled as images of one row.
         rows = input.unsqueeze(2)
         if operands.is_channels_last(rows):
