@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -85,4 +86,12 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(ext_modules=libraries(), cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel})
+# Pictures of the checkout are no files where packages are listed.
+description = re.sub(r"!\[[^]]*\]\(docs/[^)]*\)\n\n", "", Path("README.md").read_text(encoding="utf-8"))
+
+setup(
+    long_description=description,
+    long_description_content_type="text/markdown",
+    ext_modules=libraries(),
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel},
+)
