@@ -26,13 +26,22 @@ X86_LEVELS = {
 
 
 def libraries() -> list[Extension]:
-    """One library for each level of vector instructions. Where one cannot be built the install succeeds without."""
+    """One library for each level of vector instructions. Where one cannot be built the install succeeds without.
+
+    Not so where a platform is named: such a wheel is built to be handed on.
+    """
+    named = os.environ.get("_PYTHON_HOST_PLATFORM", "")
     # The machine, not sysconfig's platform: a Python for both of a Mac's processors says "universal2".
-    levels = X86_LEVELS if platform.machine().lower() in ("x86_64", "amd64") else {"default": []}
+    machine = named.split("-")[-1] or platform.machine()
+    levels = X86_LEVELS if machine.lower() in ("x86_64", "amd64") else {"default": []}
     depends = ["kernels/pooling.h", "kernels/sums.h", "kernels/requantization.h"]
     return [
         Extension(
-            f"torch_dmlpool.kernels.cpu_{level}", SOURCES, depends=depends, extra_compile_args=flags, optional=True
+            f"torch_dmlpool.kernels.cpu_{level}",
+            SOURCES,
+            depends=depends,
+            extra_compile_args=flags,
+            optional=not named,
         )
         for level, flags in levels.items()
     ]
