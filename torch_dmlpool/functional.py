@@ -377,4 +377,4 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
     if tuple(sizes[:2]) != tuple(input.shape[:2]):
         raise ArgumentError(f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}")
     check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
-    return _unpooling.max_unpooling(input, indices, sizes[2:], per_plane=False)
+    return _unpooling.max_unpooling(input, indices, sizes[2:], False)

@@ -67,22 +67,20 @@ def average(
     input: Tensor, plain_types: dict[torch.dtype, torch.dtype], window: Window, include_padding: bool, *output: Any
 ) -> Tensor:
     """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these types for."""
-    output_scale, output_zero_point, output_dtype = output
+    *parameters, output_dtype = output
     operands.check_flag("include_padding", include_padding)
     asked = input.dtype if output_dtype is None else output_dtype
     output_type = next((quantized for quantized, plain in plain_types.items() if asked in (quantized, plain)), asked)
     operands.check_output_type(output_type, tuple(plain_types))
-    scale, zero_point = _parameters(input)
+    own = _parameters(input)
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
-    inherits = output_scale is None or output_zero_point is None
+    inherits = any(parameter is None for parameter in parameters)
     per_channel = inherits and input.qscheme() is torch.per_channel_affine
-    output_scale = scale if output_scale is None else output_scale
-    output_zero_point = zero_point if output_zero_point is None else output_zero_point
-    given = output_scale, output_zero_point
+    given = [mine if parameter is None else parameter for mine, parameter in zip(own, parameters, strict=True)]
     per_channel |= any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
     integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
-    pooled = average_of_integers(integers, (scale, zero_point, *given), window, include_padding, dtype)
-    return _packed(pooled, *given, output_type, per_channel)
+    pooled = average_of_integers(integers, (*own, *given), window, include_padding, dtype)
+    return _packed(pooled, given[0], given[1], output_type, per_channel)
 
 
 def average_of_integers(

@@ -5,8 +5,6 @@ and layers then take one like any other tensor. Shards of the batch and of the c
 Shards of D, H or W fetch the halo that their windows reach into, and nothing more.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.tensor import DTensor
 

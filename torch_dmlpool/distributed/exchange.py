@@ -3,8 +3,6 @@
 Before halos are moved the ranks make sure that they speak of the same request.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence
@@ -46,7 +44,7 @@ class ShardedAxis:
 
     @property
     def _coordinate(self) -> int:
-        return coordinate_along(self.mesh, self.mesh_dimension)
+        return (self.mesh.get_coordinate() or ())[self.mesh_dimension]
 
     def _owned(self, side: Side) -> tuple[range, ...]:
         size = self.size if side == "input" else self.axis.output_size(self.size)
@@ -125,11 +123,6 @@ def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: ra
 def _part(tensor: Tensor, dimension: int, held: range, part: range) -> Tensor:
     """The numbers ``part`` of a tensor that holds the numbers ``held`` along ``dimension``."""
     return tensor.narrow(dimension, part.start - held.start if part else 0, len(part))
-
-
-def coordinate_along(mesh: DeviceMesh, mesh_dimension: int) -> int:
-    """Where this rank stands in a mesh dimension."""
-    return (mesh.get_coordinate() or ())[mesh_dimension]
 
 
 def agree(request: str, mistake: str | None, like: Tensor, mesh: DeviceMesh, mesh_dimensions: Sequence[int]) -> None:

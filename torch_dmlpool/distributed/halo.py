@@ -5,8 +5,6 @@ windows that cover them. Both are the same :class:`Portion`: windows, the elemen
 as it looks from those elements, in which every divisor, tap number and empty window is what it is in the whole.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -6,8 +6,6 @@ gradient is computed by the rank that owns the element, from the windows that co
 between ranks. Operators are linear or not: ``Partial`` sums pass through a linear one as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +17,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
-from torch_dmlpool.distributed.exchange import ShardedAxis, agree, coordinate_along
+from torch_dmlpool.distributed.exchange import ShardedAxis, agree
 from torch_dmlpool.distributed.halo import Side, shards
 from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.max_pooling import first_indices
 from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.window import AXIS_NAMES, Window
 
@@ -132,8 +131,7 @@ class _Request:
 
     def answer(self) -> Any:
         """The operator's results, as DTensors."""
-        coordinates = self.mesh.get_coordinate()
-        results = self._own_results() if coordinates is not None else self._nothing()
+        results = self._nothing() if self.mesh.get_coordinate() is None else self._own_results()
         wrapped = tuple(self._wrapped(*pair) for pair in zip(results, self.rule.results, strict=True))
         return wrapped if len(wrapped) > 1 else wrapped[0]
 
@@ -177,10 +175,10 @@ class _Request:
     def _owned(self, side: Side) -> list[range]:
         """What this rank owns of a tensor of that side, in every dimension."""
         owned = [range(size) for size in self.sizes[side]]
-        for mesh_dimension, placement in enumerate(self.placements):
+        along = zip(self.placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True)
+        for placement, ranks, coordinate in along:
             if isinstance(placement, Shard):
-                parts = shards(len(owned[placement.dim]), self.mesh.size(mesh_dimension))
-                part = parts[coordinate_along(self.mesh, mesh_dimension)]
+                part = shards(len(owned[placement.dim]), ranks)[coordinate]
                 owned[placement.dim] = owned[placement.dim][part.start : part.stop]
         return owned
 
@@ -255,11 +253,9 @@ class _Request:
         for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
             whole += (rest % len(part) + part.start) * step
             rest, step = rest // len(part), step * size
-        for dimension in () if per_plane else (1, 0):
-            part = held[dimension]
-            numbers = torch.arange(part.start, part.stop, dtype=torch.int64, device=positions.device)
-            whole += numbers.view([-1 if number == dimension else 1 for number in range(positions.dim())]) * step
-            step *= sizes[dimension]
+        if not per_plane:
+            samples, channels = (slice(part.start, part.stop) for part in held[:2])
+            whole += first_indices(positions, sizes)[samples, channels]
         return torch.where(positions < 0, positions, whole).to(self.arguments["index_dtype"])
 
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:

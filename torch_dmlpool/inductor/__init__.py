@@ -5,8 +5,6 @@ more taps, and whatever an expression would compute otherwise than the operator,
 in the layout that Inductor has.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

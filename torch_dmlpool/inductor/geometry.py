@@ -1,7 +1,5 @@
 """What the lowerings know of a window: where its taps lie, which of them may lie outside, how many count."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import operator

@@ -1,7 +1,5 @@
 """The operators as Inductor's expressions: a lowering returns None where the operator is to be called."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -18,8 +16,6 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch_dmlpool.inductor import is_lowering
 from torch_dmlpool.inductor.geometry import Geometry, all_hold, covered_axes, index_type, is_sure, small_window
 from torch_dmlpool.window import Axis, Window
-
-# Loops.
 
 
 def results() -> list[tuple[list[Any], torch.dtype]]:
@@ -65,15 +61,8 @@ def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch
     return make_reduction(kind, result)(pointwise(x, sizes, dtype, few), axes, True, dtype=result)
 
 
-# Maxima.
-
-
-def _lowest(dtype: torch.dtype) -> Any:
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
-    tap_of = geometry.loader(x, _lowest(x.get_dtype()))
+    tap_of = geometry.loader(x, Reduction.default_accumulator("max", x.get_dtype()))
 
     def greatest(index: Sequence[Any]) -> Any:
         return functools.reduce(ops.maximum, (tap_of(index, taps) for taps in geometry.taps))
@@ -83,7 +72,8 @@ def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorB
 
 def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype) -> TensorBox:
     """The numbers of the winning taps (rule M6)."""
-    lowest, tap_of = _lowest(x.get_dtype()), geometry.loader(x, _lowest(x.get_dtype()))
+    lowest: Any = Reduction.default_accumulator("max", x.get_dtype())
+    tap_of = geometry.loader(x, lowest)
 
     def numbered(taps: Sequence[Any]) -> Any:
         return ops.index_expr(_number_of(taps, [axis.window for axis in geometry.axes]), torch.int32)
@@ -169,9 +159,6 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
     return tuple(found) if taps else found[0]
 
 
-# Gradients: an element of the input gathers from the windows that read it.
-
-
 def _readers(gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None) -> Any:
     """A function that lists the windows that read an element, if there is one: place, reading tap and conditions."""
     covered, outputs = covered_axes(gradient, sizes, arguments), gradient.get_size()[2:]
@@ -238,9 +225,6 @@ def _max_pooling_grad_from_taps(gradient: TensorBox, taps: TensorBox, sizes: Seq
         return ops.where(wins, ops.to_dtype(load(place), dtype), ops.constant(0.0, dtype))
 
     return _gathered(gradient, readers, term)
-
-
-# Averages.
 
 
 def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:

@@ -266,7 +266,7 @@ def max_unpool(
         sizes = list(asked)
     sizes = [1] * is_row + sizes
     check_spatial_sizes("the output", sizes, len(sizes))
-    return max_unpooling.max_unpooling(input, indices, sizes, per_plane=True)
+    return max_unpooling.max_unpooling(input, indices, sizes, True)
 
 
 # fmt: off

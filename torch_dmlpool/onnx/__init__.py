@@ -5,8 +5,6 @@ many are sliced off. Where padding is larger than runtimes accept it becomes a P
 window has no words in ONNX it becomes a constant, or is computed in the graph if sizes are dynamic.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Nodes in the graph that is exported, and windows in the words that every runtime reads alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What each operator is written as: AveragePool, LpPool, MaxPool, or exact arithmetic."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -16,8 +14,6 @@ _MOST_EXACT_TAPS = 2**22 // 255
 """With so many taps a sum still survives its average in float32, the product with the taps, and rounding."""
 _TAPS = ("torch_dmlpool", "Taps")
 """A node that no runtime has: it holds the indices that taps stand for until an operator asks for them."""
-
-# Averages and norms.
 
 
 def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -61,16 +57,14 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     if _is_whole(input, window_arguments) and float(p).is_integer():
         return emit.cast(op.GlobalLpPool(wide, p=int(p)), dtype, input.dtype)
     pool = Pool(emit, input, window_arguments)
-    empty = pool.empty_windows()
     if p == math.inf:
-        norms = pool.run("MaxPool", op.Abs(wide), 0.0, dtype)[0]
+        # A runtime may give its lowest number for an empty window.
+        norms = op.Max(pool.run("MaxPool", op.Abs(wide), 0.0, dtype)[0], emit.constant(0.0, dtype))
     elif float(p).is_integer():
         norms = pool.run("LpPool", wide, 0.0, dtype, p=int(p))
     else:
         sums = pool.sums(op.Pow(op.Abs(wide), emit.constant(p, dtype)), dtype)
         norms = op.Pow(sums, emit.constant(1 / p, dtype))
-    if empty is not None:
-        norms = op.Where(empty, emit.constant(0.0, dtype), norms)
     return emit.cast(norms, dtype, input.dtype)
 
 
@@ -137,9 +131,6 @@ def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequenc
     return op.Cast(op.Clip(rounded, least, most), to=output_dtype)
 
 
-# Maxima and their indices.
-
-
 def max_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     if _is_whole(input, arguments) and input.dtype.is_floating_point() and not emit.exact:
         wide, dtype = emit.widened(input)
@@ -154,7 +145,7 @@ def _is_whole(input: Any, arguments: Sequence[Any]) -> bool:
 
 def _whole_maxima(emit: Emitter, input: Any) -> tuple[Any, Any]:
     """Values, and indices into the whole tensor."""
-    op, dtype = emit.op, _reduced_type(emit, input.dtype)
+    op, dtype = emit.op, _pooled_type(emit, input.dtype, True)
     planes = op.Reshape(emit.cast(input, input.dtype, dtype), [0, 0, -1])
     values, positions = _greatest(emit, planes, dtype, input.dtype.is_floating_point())
     # The number of each plane, times its size.
@@ -177,20 +168,13 @@ def _greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple
     return values, op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0))
 
 
-def _reduced_type(emit: Emitter, dtype: Any) -> Any:
-    """The type in which ReduceMax and ArgMax take maxima of ``dtype``."""
-    types = emit.ir.DataType
-    return types.FLOAT if dtype == types.FLOAT16 else _pooled_type(emit, dtype, True)
-
-
 def _pooled_type(emit: Emitter, dtype: Any, with_indices: bool) -> Any:
-    """The type in which maxima of ``dtype`` are taken: one that MaxPool has and that holds every number."""
+    """The type in which maxima of ``dtype`` are taken: one that the nodes have and that holds every number."""
     types = emit.ir.DataType
-    # Some runtimes number no 8-bit integer that is its type's lowest.
-    own = (types.FLOAT, types.DOUBLE, types.FLOAT16, *(() if with_indices else (types.INT8, types.UINT8)))
-    if dtype in own:
+    # Some runtimes number no 8-bit integer that is its type's lowest, and reduce no float16.
+    if dtype in (types.FLOAT, types.DOUBLE, *(() if with_indices else (types.FLOAT16, types.INT8, types.UINT8))):
         return dtype
-    if dtype in (types.BFLOAT16, types.INT8, types.UINT8, types.INT16, types.UINT16):
+    if dtype in (types.FLOAT16, types.BFLOAT16, types.INT8, types.UINT8, types.INT16, types.UINT16):
         return types.FLOAT
     if dtype in (types.INT32, types.UINT32):
         return types.DOUBLE
@@ -294,13 +278,10 @@ def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], 
     return _numbered(emit, indices, input, index_dtype, per_plane)
 
 
-# Adaptive pooling: every bin's elements side by side, then reduced, as ONNX has no bins of uneven sizes.
-
-
 def _bins(emit: Emitter, input: Any, wide: Any, output_sizes: Sequence[Any]) -> tuple[Any, list[list[int]], list[int]]:
     """Each bin's elements of ``wide``, ``(N, C, bins, elements)``, their positions, and how many are its own.
 
-    Bins are filled up with their first element.
+    ONNX has no bins of uneven sizes: elements stand side by side, filled up with the bin's first, to be reduced.
     """
     sizes = spatial_sizes(input)
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
@@ -338,7 +319,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
 def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
     """Maxima, and the positions of the first of them in their planes."""
     op, types = emit.op, emit.ir.DataType
-    dtype = _reduced_type(emit, input.dtype)
+    dtype = _pooled_type(emit, input.dtype, True)
     elements, positions, _ = _bins(emit, input, emit.cast(input, input.dtype, dtype), output_sizes)
     values, first = _greatest(emit, elements, dtype, input.dtype.is_floating_point())
     rows = [row * len(positions[0]) for row in range(len(positions))]

@@ -4,8 +4,6 @@ The exporter asks for a symbolic function by the name of each operator that it h
 operator is first traced for it, so nothing has to be imported for ``dynamo=False``, as with PyTorch's own layers.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence

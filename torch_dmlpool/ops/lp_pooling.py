@@ -10,15 +10,8 @@ from torch_dmlpool.ops import average_pooling, max_pooling, registration
 from torch_dmlpool.window import Window
 
 
-def lp_pooling(input: Tensor, window: Window, p: float) -> Tensor:
-    """The p-norm of every window of ``input``; operands are checked already."""
-    if registration.is_bare(input):
-        window.output_sizes(input.shape[2:])  # refused before any work
-        return _norms(input, window, p, registration.records_gradient(input))
-    return _lp_pooling(input, window, p)
-
-
-def _norms(input: Tensor, window: Window, p: float, has_gradient: bool = True) -> Tensor:
+def _norms(input: Tensor, window: Window, p: float) -> Tensor:
+    window.output_sizes(input.shape[2:])  # refused before any work
     if p == math.inf:
         # An empty window's norm is 0, as for every other p.
         return max_pooling.max_pooling(input.abs(), window).clamp(min=0)
@@ -27,13 +20,14 @@ def _norms(input: Tensor, window: Window, p: float, has_gradient: bool = True) -
     powers = wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
     sums = average_pooling.average_pooling(powers, window, False, 1)
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and not 0 · ∞.
+    has_gradient = registration.records_gradient(input) or not registration.is_bare(input)
     zero = sums == 0 if has_gradient and p != 1 else None
     sums = sums if zero is None else torch.where(zero, 1, sums)
     roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 
-_lp_pooling = registration.Operator(
+lp_pooling = registration.Operator(
     "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
     [operands.FLOAT_TYPES],
     lambda input, window, p: window.output_sizes(input.shape[2:]),

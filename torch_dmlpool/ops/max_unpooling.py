@@ -20,46 +20,41 @@ from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 
 def max_unpooling(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
     """``input`` at ``indices`` of zeros of ``spatial_sizes``; operands are checked already, but not each index."""
-    if not registration.is_bare(input, indices):
-        return _max_unpooling(input, indices, spatial_sizes, per_plane)
-    if indices.is_cpu and indices.numel() > 0:
-        _check_indices(indices, spatial_sizes, per_plane)
-    return _unpooled(input, indices, spatial_sizes, per_plane)
+    if registration.is_bare(input, indices):
+        return _unpooled(input, indices, spatial_sizes, per_plane, indices.is_cpu and indices.numel() > 0)
+    return _max_unpooling(input, indices, spatial_sizes, per_plane)
 
 
-def _unpooled(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
-    unique = unique_positions(_in_planes(indices, spatial_sizes, per_plane), spatial_sizes)
-    return scatter_positions(input, unique, spatial_sizes, False, operands.is_channels_last(input))
-
-
-def _in_planes(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
-    """Indices of any type as int32 or int64 positions in their planes; negative ones, and all ones, as -1."""
+def _unpooled(input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, refuses: bool = False) -> Tensor:
+    """The same; ``refuses`` says whether an index outside its plane is an error."""
     if indices.dtype is torch.uint64:
         indices = indices.view(torch.int64)
     elif indices.dtype is torch.uint32:
         indices = indices.to(torch.int64)
         indices = torch.where(indices == 2**32 - 1, -1, indices)
-    if per_plane:
-        return indices
-    first = first_indices(indices, (*indices.shape[:2], *spatial_sizes))
-    return torch.where(indices < 0, -1, (indices - first).clamp(min=-1))
+    positions = indices
+    if not per_plane:
+        first = first_indices(indices, (*indices.shape[:2], *sizes))
+        positions = torch.where(indices == -1, -1, indices - first)
+    if refuses:
+        _check_positions(positions, indices, math.prod(sizes))
+    unique = unique_positions(positions, sizes)
+    return scatter_positions(input, unique, sizes, False, operands.is_channels_last(input))
 
 
-def _check_indices(indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> None:
-    """Refuse the first index that is neither in its own plane nor -1."""
-    signed, plane = _in_planes(indices, spatial_sizes, True).long(), math.prod(spatial_sizes)
-    within = signed if per_plane else signed - first_indices(indices, (*indices.shape[:2], *spatial_sizes))
-    least, most = within.aminmax()
+def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
+    """Refuse the first of ``indices`` that is neither in its own plane nor -1."""
+    least, most = positions.aminmax()
     if least >= 0 and most < plane:
         return
-    wrong = ((signed != -1) & ((within < 0) | (within >= plane))).nonzero()
+    wrong = ((indices != -1) & ((positions < 0) | (positions >= plane))).nonzero()
     if len(wrong) == 0:
         return
     place = tuple(wrong[0].tolist())
-    low = int(signed[place]) - int(within[place])
+    low = int(indices[place]) - int(positions[place])
     raise ArgumentError(
         f"indices must lie in the output's plane of their own sample and channel, from {low} to {low + plane - 1}, or "
-        f"be -1 for no element; got {int(signed[place])} at {place}"
+        f"be -1 for no element; got {int(indices[place])} at {place}"
     )
 
 

@@ -98,6 +98,8 @@ class Operator:
             if at is not None:
                 arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
             return self.overload(*arguments)
+        if self.is_composite:
+            return self._differentiated(True, arguments)
         if self.has_derivative and is_grad_enabled():
             for tensor in tensors:
                 if tensor.requires_grad:
