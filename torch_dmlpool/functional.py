@@ -306,7 +306,7 @@ def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
     tensor([[[0.5000, 2.0000, 3.5000]]])
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    return _adaptive.adaptive_average_pooling(input, operands.checked_output_size(output_size, input.shape[2:]))
+    return _adaptive.adaptive_average_pooling(input, operands.checked_output_size(output_size, tuple(input.shape[2:])))
 
 
 # fmt: off
@@ -348,7 +348,7 @@ def adaptive_max_pooling(
     """
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
-    sizes = operands.checked_output_size(output_size, input.shape[2:])
+    sizes = operands.checked_output_size(output_size, tuple(input.shape[2:]))
     operands.check_index_type(index_dtype, input.shape)
     return _adaptive.adaptive_max_pooling(input, sizes, *((index_dtype, False) if return_indices else ()))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch import _prims_common as prims
 
-from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer, wrong_type
+from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer, remembering, wrong_type
 from torch_dmlpool.window import check_flag as check_flag
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -86,7 +86,8 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     return sizes
 
 
-def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
+@remembering
+def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps the input's size."""
     if type(sizes[0]) is not int and torch.jit.is_tracing():
         sizes = (-1,) * len(sizes)  # which stands for sizes that are tensors: the operator looks at them

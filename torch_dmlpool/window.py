@@ -10,13 +10,14 @@ import marshal
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
@@ -65,26 +66,26 @@ class Axis:
         return [at for at in range(self.output_size(size)) if self.taps_before(at, size) == self.taps_before(at, 0)]
 
 
-def _remembering(make: "Callable[_P, Window]") -> "Callable[_P, Window]":
-    """Remember windows by the bytes that their arguments are written as: to build one costs microseconds.
+def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Remember what is made of arguments by the bytes that these are written as: to check them costs microseconds.
 
     Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused, is made each time.
     """
 
     @functools.wraps(make)
-    def window(*args: _P.args, **kwargs: _P.kwargs) -> "Window":
-        if not is_compiling():
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not is_dynamo_compiling():
             try:
                 return _remembered(make, marshal.dumps((args, kwargs), 2))  # type: ignore[arg-type]
             except (TypeError, ValueError):
                 pass
         return make(*args, **kwargs)
 
-    return window
+    return made
 
 
 @functools.lru_cache(maxsize=2048)
-def _remembered(make: "Callable[..., Window]", written: bytes) -> "Window":
+def _remembered(make: Callable[..., _R], written: bytes) -> _R:
     args, kwargs = marshal.loads(written)
     if bytes in map(type, (*args, *kwargs.values())):
         raise TypeError("an array is written without its type")
@@ -102,10 +103,10 @@ class Window:
         # A window is the key of caches that every call asks: it hashes its numbers once.
         if self._hash is None:
             object.__setattr__(self, "_hash", hash(self.axes))
-        return cast(int, self._hash)
+        return self._hash  # type: ignore[return-value]
 
     @staticmethod
-    @_remembering
+    @remembering
     def directml(
         rank: int,
         window_size: Any,
@@ -121,7 +122,7 @@ class Window:
         return _window(ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given))
 
     @staticmethod
-    @_remembering
+    @remembering
     def pytorch(
         rank: int,
         kernel_size: Any,

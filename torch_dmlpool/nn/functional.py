@@ -123,7 +123,7 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
 
 
 def _output_size(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
-    sizes = operands.checked_output_size(shared(output_size), batched.shape[-rank:])
+    sizes = operands.checked_output_size(shared(output_size), tuple(batched.shape[-rank:]))
     return sizes if batched.dim() == rank + 2 else (1, *sizes)  # of rows with a height
 
 

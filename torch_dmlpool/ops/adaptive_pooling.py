@@ -48,7 +48,7 @@ def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -
 
 def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return window_of_bins.__wrapped__(sizes, output_sizes)
     if type(sizes[0]) is not int and torch.jit.is_tracing():  # a window would hold the sizes of the traced image
         return None

@@ -28,7 +28,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad, profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from torch_dmlpool import backends, inductor, operands
@@ -253,7 +253,7 @@ _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 
 def is_bare(*tensors: Tensor) -> bool:
     """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or compilation."""
-    if is_compiling():
+    if is_dynamo_compiling():
         return False
     if (
         _len_torch_dispatch_stack()
