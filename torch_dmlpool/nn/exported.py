@@ -123,7 +123,8 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
         averaged = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
         if name == "aten::mean" and not (arguments.get("keepdim") and averaged == set(range(2, rank + 2))):
             return None
-        window = window_of_bins(sizes, outputs) if all(type(size) is int for size in (*sizes, *outputs)) else None
+        are_known = all(type(size) is int for size in (*sizes, *outputs))
+        window = window_of_bins(tuple(sizes), outputs) if are_known else None
         return None if window is None else (*window.arguments, True)
     kernel_size, stride, padding, ceil_mode, counted = list(arguments.values())[1:6]
     return *Window.pytorch(rank, kernel_size, stride, padding, 1, ceil_mode).arguments, counted

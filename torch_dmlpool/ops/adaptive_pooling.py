@@ -5,7 +5,6 @@ Seen from the input it is the same: the bins that read element ``x`` are bin ``x
 the adjoint of adaptive sums is adaptive sums. Where every size divides, the bins are an ordinary window with a stride.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,20 +15,20 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
 from torch_dmlpool.ops.registration import Operator
-from torch_dmlpool.window import Window, check_spatial_sizes
+from torch_dmlpool.window import Window, check_spatial_sizes, remembering
 
 
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+def adaptive_average_pooling(input: Tensor, output_sizes: tuple[int, ...]) -> Tensor:
     """Average of every bin; operands are checked already."""
-    window = _even_window(input.shape[2:], output_sizes)
+    window = window_of_bins(tuple(input.shape[2:]), output_sizes)
     if window is not None:
         return average_pooling.average_pooling(input, window, False, None)
     return _over_bins(_bin_averages, input, output_sizes)
 
 
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int], *numbering: Any) -> Any:
+def adaptive_max_pooling(input: Tensor, output_sizes: tuple[int, ...], *numbering: Any) -> Any:
     """Maximum of every bin, and its index if a data type is given and whether to count in each plane."""
-    window = _even_window(input.shape[2:], output_sizes)
+    window = window_of_bins(tuple(input.shape[2:]), output_sizes)
     if window is not None:
         operator = max_pooling.max_pooling_with_indices if numbering else max_pooling.max_pooling
         return operator(input, window, *numbering)
@@ -46,20 +45,11 @@ def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -
     return results[asked] if isinstance(results, Tensor) else tuple(result[asked] for result in results)
 
 
-def _even_window(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
+@remembering
+def window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
-    if torch.compiler.is_dynamo_compiling():
-        return window_of_bins.__wrapped__(sizes, output_sizes)
     if type(sizes[0]) is not int and torch.jit.is_tracing():  # a window would hold the sizes of the traced image
         return None
-    try:
-        return window_of_bins(sizes, output_sizes)
-    except TypeError:  # symbolic sizes are no keys
-        return window_of_bins.__wrapped__(sizes, output_sizes)
-
-
-@functools.lru_cache(maxsize=1024)
-def window_of_bins(sizes: Sequence[int], output_sizes: Sequence[int]) -> Window | None:
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
         if type(output) is int and output < 1:
