@@ -32,7 +32,7 @@ def row_sums(
         for i in tl.static_range(POSITIONS):
             weighed = weighed + (columns[i] * addressing.as_block(weights[i] * row_weight, CHANNELS, B, V),)
         columns = weighed
-    return sums.sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+    return sums.sliding_sums(columns, COLS)
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def quotients(
             divisor = addressing.as_block(row[0] * divisors[i][0], CHANNELS, B, V)
             total = sums.quotient(total, divisor, addressing.as_block(row[1] * divisors[i][1], CHANNELS, B, V))
         elif COUNT == CONSTANT:
-            total = sums.constant_quotient(total, DIVISOR)
+            total = sums.quotient(total, DIVISOR * 1.0, 1.0 / DIVISOR)
         finished = finished + (total,)
     return finished
 
@@ -70,9 +70,10 @@ def sum_tile(
     """
     QUANTIZED: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 8
     SIGNED: tl.constexpr = source.dtype.element_ty == tl.int8
+    SIGNED_RESULTS: tl.constexpr = target.dtype.element_ty == tl.int8
     PACKED: tl.constexpr = QUANTIZED and V >= 4
     WORDS: tl.constexpr = V // 4 if PACKED else V
-    PAIRS: tl.constexpr = 2 if PACKED else 1  # tensors that hold a vector as it is added up
+    FIELDS: tl.constexpr = V // 2 if PACKED else V  # that hold a vector as it is added up
     FLOAT: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     ACC: tl.constexpr = (tl.uint32 if PACKED else tl.int32) if QUANTIZED else FLOAT
     DIVISORS: tl.constexpr = tl.int32 if QUANTIZED else FLOAT
@@ -86,8 +87,7 @@ def sum_tile(
     T_DEPTHS: tl.constexpr = DEPTHS.targets
     T_ROWS: tl.constexpr = ROWS.targets
     T: tl.constexpr = COLS.targets
-    ROWS_FIRST: tl.constexpr = QUANTIZED and not CHANNELS  # of words, before their columns are apart
-    HELD: tl.constexpr = PAIRS * (N_CHUNKS if ROWS_FIRST else T)
+    HELD: tl.constexpr = N_CHUNKS if QUANTIZED and not CHANNELS else T  # words are added up before their columns
     WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
     COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
 
@@ -101,13 +101,12 @@ def sum_tile(
         base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
     base += addressing.source_plane(outer, C, sn, sc, CHANNELS) * WORDS
     base_target = target + addressing.target_plane(outer, C, TD, TH, TW, CHANNELS) * STORE
-    fill = 0.0
-    each = ()
+    each = (0.0,)
     if QUANTIZED:
         given = (input_scale, input_zero, output_scale, output_zero)
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
-        fill, each = requantization.quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, WORDS)
-    zero = tl.zeros([B, WORDS], ACC)
+        each = requantization.quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, B)
+    zero = tl.zeros([B, FIELDS], ACC)
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
     first_chunk = column * (COLS.advance // CHUNK) + COLS.low // CHUNK
     first_row = row * ROWS.advance + ROWS.low
@@ -129,12 +128,12 @@ def sum_tile(
             counted = sums.divisor_along(column * T + i, W * CHUNK, COLUMN, COUNT, DIVISORS)
             divisors = divisors + ((counted, sums.reciprocal(counted)),)
 
-    planes = (sums.no_levels(DEPTHS),) * T_ROWS  # blocks of depths, for each target row
+    planes = ((),) * T_ROWS  # totals of each depth so far, for each target row
     for d in tl.static_range(N_DEPTHS):
         depth_live = live
         if RANK == 3:
             depth_live = live & (first_depth + d >= 0) & (first_depth + d < D)
-        rows = sums.no_levels(ROWS)
+        rows = ()
         for r in tl.static_range(N_ROWS):
             row_live = depth_live
             if RANK >= 2:
@@ -145,11 +144,11 @@ def sum_tile(
             for c in tl.static_range(N_CHUNKS):
                 if DEPTHS.used[d] and ROWS.used[r] and COLS.used[c]:
                     loaded = addressing.load_filled(
-                        pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], fill, ACC
+                        pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], each[0], ACC
                     )  # fmt: skip
-                    values = values + (requantization.fields(loaded, SIGNED, PACKED) if QUANTIZED else (loaded,))
+                    values = values + ((requantization.fields(loaded, SIGNED, V, B) if QUANTIZED else loaded),)
                 else:
-                    values = values + (zero,) * PAIRS
+                    values = values + (zero,)
             if not QUANTIZED:
                 row_weight = ones
                 if WEIGHED:
@@ -158,18 +157,16 @@ def sum_tile(
                     )
                 values = row_sums(values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V)
             elif CHANNELS:
-                values = requantization.sums_of_fields(values, zero, COLS, PAIRS, N_CHUNKS)
-            rows = sums.with_position(rows, values, ROWS, r, HELD)
-            empty = tl.zeros_like(values[0])
+                values = sums.sliding_sums(values, COLS)
+            rows = rows + values
             new_planes = ()
             for j in tl.static_range(T_ROWS):
                 own_planes = planes[j]
                 if ROWS.lasts[j] == r:
-                    row_totals = sums.target_totals(rows, empty, ROWS, j, HELD)
-                    own_planes = sums.with_position(own_planes, row_totals, DEPTHS, d, HELD)
+                    own_planes = own_planes + sums.target_totals(rows, ROWS, j, HELD)
                     for e in tl.static_range(T_DEPTHS):
                         if DEPTHS.lasts[e] == d:
-                            totals = sums.target_totals(own_planes, empty, DEPTHS, e, HELD)
+                            totals = sums.target_totals(own_planes, DEPTHS, e, HELD)
                             target_row = row * T_ROWS + j
                             target_depth = depth * T_DEPTHS + e
                             out = target_depth * TH + target_row
@@ -184,22 +181,19 @@ def sum_tile(
                                     target_row, target_depth, H, D, ROW, DEPTH, COUNT, DIVISORS
                                 )
                                 counts = (counted, sums.reciprocal(counted))
-                            if not QUANTIZED:
-                                addressing.store_row(
-                                    base_target,
-                                    quotients(totals, counts, divisors, COUNTED, COUNT, DIVISOR, CHANNELS, T, V, B),
-                                    column, out, channel, target_live, C, TW, 0, 1, T, CHANNELS, STORE, B,
-                                )  # fmt: skip
-                            elif CHANNELS:
-                                requantization.store_quantized_channels(
-                                    base_target, totals, each, counts[1], divisors, column, out, channel, target_live,
-                                    C, TW, COUNTED, PACKED, T, V,
+                            if QUANTIZED:
+                                finished = requantization.results(
+                                    totals, each, counts[1], divisors, COLS, COUNTED, CHANNELS, SIGNED_RESULTS, HELD,
+                                    T, V, B,
                                 )  # fmt: skip
                             else:
-                                requantization.store_quantized_columns(
-                                    base_target, totals, each, counts[1], divisors, column, out, target_live, TW,
-                                    COLS, COUNTED, PACKED, N_CHUNKS, T, V, STORE, B,
-                                )  # fmt: skip
+                                finished = quotients(
+                                    totals, counts, divisors, COUNTED, COUNT, DIVISOR, CHANNELS, T, V, B
+                                )
+                            addressing.store_row(
+                                base_target, finished, column, out, channel, target_live, C, TW, 0, 1, T, CHANNELS,
+                                STORE, B,
+                            )  # fmt: skip
                 new_planes = new_planes + (own_planes,)
             planes = new_planes
 
@@ -268,7 +262,7 @@ def sum_axis(
         compensated = total + error
         total = tl.where(compensated == compensated, compensated, total)  # the error of an infinite sum is NaN
         if COUNT == CONSTANT:
-            total = sums.constant_quotient(total, DIVISOR)
+            total = sums.quotient(total, DIVISOR * 1.0, 1.0 / DIVISOR)
         elif not ADJOINT:
             own = divisor_of(position, source_size, target_size, (K, S, P, E, D), COUNT, BINS, ACC)
             total = sums.quotient(total, own, 1.0 / own)

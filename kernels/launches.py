@@ -65,7 +65,7 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
             rows = 8 if tall == 1 else 4
         vectors, across = [*vectors, 1], [2 if broad <= 2 else 1]
     elif columns and (5 < axes[1].window / tall < 9 or widest == 1):
-        rows = 6 if tall == 1 and widest > 1 else 2 * rows
+        rows = 2 * rows
     elif not columns:
         vectors = [v for v in vectors if v * request.element_size >= 4] or vectors[:1]
         if broad == 1 and axes[2].window >= 5:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .addressing import join_columns, split_columns
-from .sums import sliding_sums
+from . import addressing, sums
 
 NUMBER = tl.constexpr(0)
 ONE = tl.constexpr(1)
@@ -42,136 +41,75 @@ def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def parameters_of(channel, given, TAPS: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, SIGNED: tl.constexpr):
-    """``(zero byte, factor, offset, output zero)`` of channels: see ``requantized``; the zero byte is 0 to 255."""
+def quantities(
+    channel, given, TAPS: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, SIGNED: tl.constexpr,
+    CHANNELS: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """``(fill, factor, offset, output zero)`` of channels: padding as it is loaded, and what ``requantized`` takes."""
+    if CHANNELS:
+        channel = (channel * V)[:, None] + tl.arange(0, V)[None, :]
     scale = parameter(given[0], channel, KINDS[0], tl.float32).to(tl.float64)
     factor = scale / (parameter(given[2], channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
+    factor = tl.minimum(factor, LARGEST_FACTOR) + tl.zeros_like(channel).to(tl.float64)
     byte = parameter(given[1], channel, KINDS[1], tl.int32) + tl.zeros_like(channel).to(tl.int32)
+    fill = byte if CHANNELS else byte[:, None]
+    if V >= 4:
+        fill = fill.to(tl.uint32, bitcast=True) & 0xFF
+        if CHANNELS:
+            evens, odds = tl.split(tl.reshape(fill, [B, V // 2, 2]))
+            low, high = tl.split(tl.reshape(evens | (odds << 8), [B, V // 4, 2]))
+            fill = low | (high << 16)
+        else:
+            fill *= 0x01010101
     if SIGNED:
         byte += 128
     offset = (byte * TAPS).to(tl.float64) + 2.0**52  # off the bits of a sum as a float64
-    factor = tl.minimum(factor, LARGEST_FACTOR) + tl.zeros_like(channel).to(tl.float64)
-    return byte, factor, offset, parameter(given[3], channel, KINDS[3], tl.int32)
+    return fill, factor, offset, parameter(given[3], channel, KINDS[3], tl.int32)
 
 
 @triton.jit
-def quantities(
-    channel, given, TAPS: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, SIGNED: tl.constexpr,
-    CHANNELS: tl.constexpr, V: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
-    """What padding is loaded as, and a tuple of ``parameters_of`` for each byte of a word, or for a whole row."""
-    PACKED: tl.constexpr = V >= 4
-    if CHANNELS:
-        each = ()
-        fill = tl.zeros([1, WORDS], tl.int32)
-        for k in tl.static_range(4 if PACKED else 1):
-            own = (channel * V)[:, None] + (4 * tl.arange(0, WORDS)[None, :] + k)
-            one = parameters_of(own, given, TAPS, DIVISOR, KINDS, SIGNED)
-            each = each + (one,)
-            fill = fill | (one[0] << (8 * k))
-    else:
-        each = (parameters_of(channel[:, None], given, TAPS, DIVISOR, KINDS, SIGNED),)
-        fill = each[0][0] * 0x01010101 if PACKED else each[0][0]
-    if PACKED:
-        fill = fill.to(tl.uint32, bitcast=True)
-        if SIGNED:
-            fill = fill ^ SIGNS
-    elif SIGNED:
-        fill = fill - 128
-    return fill, each
-
-
-@triton.jit
-def fields(loaded, SIGNED: tl.constexpr, PACKED: tl.constexpr):
-    """Loaded words as two tensors of 16-bit fields, or single elements as one: numbers from 0 to 255."""
-    if PACKED:
+def fields(loaded, SIGNED: tl.constexpr, V: tl.constexpr, B: tl.constexpr):
+    """Loaded words as 16-bit fields of their even and odd bytes, or single elements: numbers from 0 to 255."""
+    if V >= 4:
         if SIGNED:
             loaded = loaded ^ SIGNS
-        return (loaded & FIELDS, (loaded >> 8) & FIELDS)
+        return tl.reshape(tl.join(loaded & FIELDS, (loaded >> 8) & FIELDS), [B, V // 2])
     else:
-        return (loaded + 128 if SIGNED else loaded,)
+        return loaded + 128 if SIGNED else loaded
 
 
 @triton.jit
-def sums_of_fields(values, zero, COLS: tl.constexpr, PAIRS: tl.constexpr, N: tl.constexpr):
-    """One sum per target column over the ``N`` vectors of channels of a row, of each of their words' halves."""
-    sums = ()
-    for h in tl.static_range(PAIRS):
-        halves = ()
-        for c in tl.static_range(N):
-            halves = halves + (values[c * PAIRS + h],)
-        sums = sums + sliding_sums(halves, zero, COLS)
-    return sums
+def elements(words, V: tl.constexpr, B: tl.constexpr):
+    """Sums of ``fields`` as integers ``[B, V]``, in the order of the elements they came from."""
+    if V >= 4:
+        evens, odds = tl.split(tl.reshape(words, [B, V // 4, 2]))
+        both = tl.join(tl.join(evens & 0xFFFF, evens >> 16), tl.join(odds & 0xFFFF, odds >> 16))
+        return tl.reshape(both, [B, V]).to(tl.int32)
+    else:
+        return words
 
 
 @triton.jit
-def store_quantized_columns(
-    base, totals, each, row_reciprocal, divisors, column, line, live, TW,
-    COLS: tl.constexpr, COUNTED: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr, T: tl.constexpr,
-    V: tl.constexpr, STORE: tl.constexpr, B: tl.constexpr,
+def results(
+    totals, each, row_reciprocal, divisors, COLS: tl.constexpr, COUNTED: tl.constexpr, CHANNELS: tl.constexpr,
+    SIGNED: tl.constexpr, N: tl.constexpr, T: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Add up the columns of one target row of a tile, requantize and write them."""
+    """The results of one target row of a tile: its sums of channels, or of columns from those of N vectors."""
+    LOWEST: tl.constexpr = -128 if SIGNED else 0
     columns = ()
-    reciprocals = ()
     for c in tl.static_range(N):
-        if PACKED:
-            evens = split_columns(totals[2 * c], B, V // 4)
-            odds = split_columns(totals[2 * c + 1], B, V // 4)
-            for w in tl.static_range(V // 4):
-                columns = columns + unpacked(evens[w], odds[w])
-        else:
-            columns = columns + (tl.reshape(totals[c], [B]),)
-    sums = sliding_sums(columns, tl.zeros_like(columns[0]), COLS)
+        own = elements(totals[c], V, B)
+        columns = columns + ((own,) if CHANNELS else addressing.split_columns(own, B, V))
+    if not CHANNELS:
+        columns = sums.sliding_sums(columns, COLS)
+    finished = ()
     for i in tl.static_range(T):
-        reciprocals = reciprocals + (divisors[i][1] if COUNTED else 1,)
-    SIGNED: tl.constexpr = base.dtype.element_ty == tl.int8
-    WORDS: tl.constexpr = STORE // 4 if STORE >= 4 else STORE
-    first = column * (T // STORE)
-    target = base
-    if STORE >= 4:
-        target = base.to(tl.pointer_type(tl.int32), bitcast=True)
-    pointers = (target + (line * TW + first) * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
-    for p in tl.static_range(T // STORE):
-        factor = each[0][1]
+        factor = each[1]
         if COUNTED:
-            factor = (factor * row_reciprocal[:, None]) * join_columns(reciprocals, p * STORE, 1, B, STORE)
-        values = requantized(join_columns(sums, p * STORE, 1, B, STORE), each[0][2], factor, each[0][3])
-        if STORE >= 4:
-            evens, odds = tl.split(tl.reshape(values, [B, WORDS, 2, 2]))
-            first_, third = tl.split(evens)
-            second, fourth = tl.split(odds)
-            values = packed(first_, second, third, fourth, SIGNED)
-        else:
-            values = clamped(values, SIGNED).to(base.dtype.element_ty)
-        tl.store(pointers + p * WORDS, values, mask=(live & (first + p < TW))[:, None])
-
-
-@triton.jit
-def store_quantized_channels(
-    base, totals, each, row_reciprocal, divisors, column, line, channel, live, C, TW,
-    COUNTED: tl.constexpr, PACKED: tl.constexpr, T: tl.constexpr, V: tl.constexpr,
-):  # fmt: skip
-    """Requantize the vectors of channels of one target row of a tile and write them."""
-    SIGNED: tl.constexpr = base.dtype.element_ty == tl.int8
-    WORDS: tl.constexpr = V // 4 if PACKED else 1
-    target = base
-    if PACKED:
-        target = base.to(tl.pointer_type(tl.int32), bitcast=True)
-    first = column * T
-    pointers = (target + ((line * TW + first) * C + channel) * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
-    for j in tl.static_range(T):
-        sums = unpacked(totals[j], totals[T + j]) if PACKED else (totals[j],)
-        bytes_ = ()
-        for k in tl.static_range(4 if PACKED else 1):
-            factor = each[k][1]
-            if COUNTED:
-                factor = factor * (row_reciprocal * divisors[j][1])[:, None]
-            bytes_ = bytes_ + (requantized(sums[k], each[k][2], factor, each[k][3]),)
-        if PACKED:
-            values = packed(bytes_[0], bytes_[1], bytes_[2], bytes_[3], SIGNED)
-        else:
-            values = clamped(bytes_[0], SIGNED).to(base.dtype.element_ty)
-        tl.store(pointers + j * (C * WORDS), values, mask=(live & (first + j < TW))[:, None])
+            factor *= addressing.as_block(row_reciprocal * divisors[i][1], CHANNELS, B, V)
+        integers = requantized(columns[i], each[2], factor, each[3])
+        finished = finished + (tl.minimum(tl.maximum(integers, LOWEST), LOWEST + 255),)
+    return finished
 
 
 @triton.jit
@@ -182,28 +120,3 @@ def requantized(sums, offset, factor, zero):
     real = (bits.to(tl.float64, bitcast=True) - offset) * factor
     whole = (real + SNAP) + TO_INTEGER
     return whole.to(tl.int64, bitcast=True).to(tl.int32) + zero
-
-
-@triton.jit
-def clamped(integers, SIGNED: tl.constexpr):
-    """Cut off at the ends of int8 or uint8."""
-    LOWEST: tl.constexpr = -128 if SIGNED else 0
-    return tl.minimum(tl.maximum(integers, LOWEST), LOWEST + 255)
-
-
-@triton.jit
-def packed(first, second, third, fourth, SIGNED: tl.constexpr):
-    """Four results, cut off at the ends of the type, as the bytes of one word."""
-    low = (clamped(first, SIGNED) & 0xFF) | ((clamped(second, SIGNED) & 0xFF) << 8)
-    return low | ((clamped(third, SIGNED) & 0xFF) << 16) | (clamped(fourth, SIGNED) << 24)
-
-
-@triton.jit
-def unpacked(evens, odds):
-    """Two words of 16-bit fields as four tensors of integers, in the order of the bytes they came from."""
-    return (
-        (evens & 0xFFFF).to(tl.int32),
-        (odds & 0xFFFF).to(tl.int32),
-        (evens >> 16).to(tl.int32),
-        (odds >> 16).to(tl.int32),
-    )

@@ -28,13 +28,11 @@ class Plan(NamedTuple):
     targets: int
     low: int
     length: int
-    height: int  # the most levels of a target's tree
     step: int
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     lasts: tuple[int, ...]
     used: tuple[bool, ...]  # of every vector of positions whether any target adds one
-    needed: tuple[bool, ...]  # of number m * length + i whether some tree has the block of 2 ** m positions from i on
 
 
 @triton.constexpr_function
@@ -57,78 +55,46 @@ def plan(axis, ADJOINT, TILE, V):
     low = min(first for first, _ in spans) // V * V
     length = (max(last for _, last in spans) // V + 1) * V - low
     starts = tuple(0 if first is None else first - low for first in firsts)
-    height = max(counts).bit_length()
-    needed = [[False] * length for _ in range(height)]
-    for start, count in zip(starts, counts, strict=False):
-        for m in range(height):
-            if count >> m & 1:
-                first = start + step * (count >> (m + 1) << (m + 1))
-                for below in range(m + 1):
-                    for i in range(2 ** (m - below)):
-                        needed[below][first + step * 2**below * i] = True
-    used = tuple(any(needed[0][i : i + V]) for i in range(0, length, V))
-    every = tuple(flag for level in needed for flag in level)
-    lasts = tuple(start + (count - 1) * step if count else 0 for start, count in zip(starts, counts, strict=False))
-    return Plan(advance, targets, low, length, height, step, starts, tuple(counts), lasts, used, every)
+    added = {start + step * i for start, count in zip(starts, counts, strict=True) for i in range(count)}
+    used = tuple(not added.isdisjoint(range(i, i + V)) for i in range(0, length, V))
+    lasts = tuple(start + (count - 1) * step if count else 0 for start, count in zip(starts, counts, strict=True))
+    return Plan(advance, targets, low, length, step, starts, tuple(counts), lasts, used)
+
+
+@triton.constexpr_function
+def block_of(count):
+    """The largest power of two below ``count``."""
+    return 1 << (count - 1).bit_length() >> 1
 
 
 @triton.jit
-def no_levels(PLAN: tl.constexpr):
-    LEVELS: tl.constexpr = PLAN.height
-    return ((),) * LEVELS
+def tree(values, FIRST: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
+    """The sum of COUNT entries of a tuple; blocks that trees have in common the compiler adds up once."""
+    if COUNT == 0:
+        return tl.zeros_like(values[0])
+    elif COUNT == 1:
+        return values[FIRST]
+    else:
+        BLOCK: tl.constexpr = block_of(COUNT)
+        return tree(values, FIRST + BLOCK * STEP, STEP, COUNT - BLOCK) + tree(values, FIRST, STEP, BLOCK)
 
 
 @triton.jit
-def with_position(levels, values, PLAN: tl.constexpr, POSITION: tl.constexpr, T: tl.constexpr):
-    """``levels`` with the ``T`` values of one more position, and the blocks that end there.
-
-    ``levels[m]`` holds, ``T`` per position, the sums of ``2 ** m`` positions: blocks that neighbouring targets share.
-    """
-    LEVELS: tl.constexpr = PLAN.height
-    grown = (levels[0] + values,)
-    for m in tl.static_range(1, LEVELS):
-        level = levels[m]
-        if (2**m - 1) * PLAN.step <= POSITION:
-            for c in tl.static_range(T):
-                if PLAN.needed[m * PLAN.length + POSITION - (2**m - 1) * PLAN.step]:
-                    block = (
-                        grown[m - 1][(POSITION - (2**m - 1) * PLAN.step) * T + c]
-                        + grown[m - 1][(POSITION - (2 ** (m - 1) - 1) * PLAN.step) * T + c]
-                    )
-                else:
-                    block = values[c]  # never read
-                level = level + (block,)
-        grown = grown + (level,)
-    return grown
-
-
-@triton.jit
-def target_totals(levels, zero, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.constexpr):
-    """The ``T`` sums of one target: its blocks, the largest first in memory, added up from the smallest."""
-    LEVELS: tl.constexpr = PLAN.height
-    COUNT: tl.constexpr = PLAN.counts[TARGET]
+def target_totals(values, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.constexpr):
+    """The ``T`` sums of one target, of as many values per position."""
     totals = ()
     for c in tl.static_range(T):
-        total = zero
-        for m in tl.static_range(LEVELS):
-            if (COUNT >> m) % 2 == 1:
-                block = levels[m][(PLAN.starts[TARGET] + PLAN.step * ((COUNT >> (m + 1)) << (m + 1))) * T + c]
-                total = block if COUNT % (1 << m) == 0 else block + total
-        totals = totals + (total,)
+        totals = totals + (tree(values, PLAN.starts[TARGET] * T + c, PLAN.step * T, PLAN.counts[TARGET]),)
     return totals
 
 
 @triton.jit
-def sliding_sums(values, zero, PLAN: tl.constexpr):
+def sliding_sums(values, PLAN: tl.constexpr):
     """One sum per target of ``PLAN`` over one value per position."""
-    POSITIONS: tl.constexpr = PLAN.length
     T: tl.constexpr = PLAN.targets
-    levels = no_levels(PLAN)
-    for i in tl.static_range(POSITIONS):
-        levels = with_position(levels, (values[i],), PLAN, i, 1)
     sums = ()
     for j in tl.static_range(T):
-        sums = sums + target_totals(levels, zero, PLAN, j, 1)
+        sums = sums + target_totals(values, PLAN, j, 1)
     return sums
 
 
@@ -139,29 +105,6 @@ def with_group(total, error, terms):
     grown = total + group
     back = grown - total
     return grown, error + ((total - (grown - back)) + (group - back))
-
-
-@triton.constexpr_function
-def reciprocal_parts(divisor):
-    """``1 / divisor`` as two float32 numbers of one sign: the first cut off after 24 bits, the second the rest."""
-    reciprocal, scale = 1.0 / divisor, 1.0
-    while abs(reciprocal) * scale < 2**23:
-        scale *= 2.0
-    first = int(reciprocal * scale) / scale
-    return first, reciprocal - first
-
-
-@triton.jit
-def constant_quotient(total, DIVISOR: tl.constexpr):
-    """``total / DIVISOR`` for a divisor known at compile time, as exact as a division; infinities stay."""
-    PARTS: tl.constexpr = reciprocal_parts(DIVISOR)
-    if PARTS[1] == 0.0:
-        return total * PARTS[0]
-    elif total.dtype == tl.float64:
-        return total / tl.full(total.shape, DIVISOR, tl.float64)
-    else:
-        rest = total * PARTS[1]
-        return tl.fma(total, tl.full(total.shape, PARTS[0], tl.float32), rest)
 
 
 @triton.jit
