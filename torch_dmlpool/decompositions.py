@@ -42,8 +42,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
 
 def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
     name, names = operator._schema.name.split("::")[1], [argument.name for argument in operator._schema.arguments]
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor) and argument.dim() > 2]
-    sizes = [size for tensor in tensors for size in tensor.shape[2:]]
+    sizes = [size for argument in arguments if isinstance(argument, Tensor) for size in argument.shape[2:]]
     sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
     if name not in _DYNAMIC and not are_ints(*sizes):
         return NotImplemented

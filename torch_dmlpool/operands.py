@@ -20,6 +20,7 @@ FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
+PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
@@ -186,20 +187,14 @@ def check_output_type(output_dtype: torch.dtype | None, types: tuple[torch.dtype
 
 def checked_quantization(
     input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
-) -> tuple[tuple[Any, Any, Any, Any], torch.dtype]:
+) -> tuple[tuple[Any, ...], torch.dtype]:
     """Scale and zero point of ``input`` and of the output, and the output's data type, checked (rules Q3 and Q4)."""
-    scale, zero_point, output_scale, output_zero_point = parameters
     check_output_type(output_dtype)
     if output_dtype is None:
-        output_dtype = getattr(output_zero_point, "dtype", None)
+        output_dtype = getattr(parameters[3], "dtype", None)
         output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
-    checked = (
-        checked_parameter("input_scale", scale, torch.float32, input),
-        checked_parameter("input_zero_point", zero_point, input.dtype, input),
-        checked_parameter("output_scale", output_scale, torch.float32, input),
-        checked_parameter("output_zero_point", output_zero_point, output_dtype, input),
-    )
-    return checked, output_dtype
+    dtypes = torch.float32, input.dtype, torch.float32, output_dtype
+    return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,12 +75,10 @@ class ShardedAxis:
         owned, wanted, dimension = self._owned(side), self._wanted(side), self.dimension
         own, want = owned[self._coordinate], wanted[self._coordinate]
         # Groups are in the order of global ranks, a mesh need not be.
-        index: list[Any] = list(self.mesh.get_coordinate() or ())
-        index[self.mesh_dimension] = slice(None)
-        with unset_fake_temporarily():
-            ranks = self.mesh.mesh[tuple(index)].tolist()
         group = self.mesh.get_group(self.mesh_dimension)
-        others = [ranks.index(rank) for rank in dist.get_process_group_ranks(group)]
+        with unset_fake_temporarily():
+            places = [(self.mesh.mesh == rank).nonzero() for rank in dist.get_process_group_ranks(group)]
+            others = [int(place[0, self.mesh_dimension]) for place in places]
         sent = [overlap(own, wanted[other]) if other != self._coordinate else range(0) for other in others]
         received = [overlap(owned[other], want) if other != self._coordinate else range(0) for other in others]
         # Moved as bytes: no backend of torch.distributed knows every data type.

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
 from torch_dmlpool.distributed.exchange import ShardedAxis, agree
-from torch_dmlpool.distributed.halo import Side, shards
+from torch_dmlpool.distributed.halo import Side
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.max_pooling import first_indices
-from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     linear_in: str | None = None
 
 
-QUANTIZATION: dict[str, Side] = dict.fromkeys(PARAMETERS, "channels")
+QUANTIZATION: dict[str, Side] = dict.fromkeys(operands.PARAMETERS, "channels")
 RULES = {
     "average_pooling": Rule({"input": "input"}, ("output",), "input"),
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), "input_gradient"),
@@ -73,7 +73,9 @@ class _Request:
         self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
         self.rule, self.has_indices = RULES[self.name], "index_dtype" in arguments
         self.sides = self.rule.arguments
-        self.tensors: dict[str, DTensor] = {name: arguments[name] for name in self.sides if name not in PARAMETERS}
+        self.tensors: dict[str, DTensor] = {
+            name: arguments[name] for name in self.sides if name not in operands.PARAMETERS
+        }
         self.mesh, self.window = self._common_mesh(), None
         if "window_size" in arguments:
             words = [arguments[word] for word in WINDOW_ARGUMENTS]
@@ -98,10 +100,7 @@ class _Request:
     def _common_mesh(self) -> DeviceMesh:
         for name, tensor in self.tensors.items():
             if not isinstance(tensor, DTensor):
-                raise TypeError(
-                    f"{name} must be a DTensor, as the other tensors of {self.name} are, "
-                    f"got {type(tensor).__name__}: distribute it over the same mesh"
-                )
+                raise TypeError(f"{name} must be a DTensor, as others of {self.name} are, got {type(tensor).__name__}")
         meshes = [tensor.device_mesh for tensor in self.tensors.values()]
         if any(mesh != meshes[0] for mesh in meshes):
             raise ValueError(f"the tensors of {self.name} must be on one device mesh, got {meshes}")
@@ -161,8 +160,7 @@ class _Request:
                 continue
             if placement.dim in mesh_dimensions:
                 raise ValueError(
-                    f"{self.name}: a spatial dimension must be sharded over one mesh dimension, but "
-                    f"{AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, placements "
+                    f"{self.name}: {AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, placements "
                     f"{tuple(self.placements)}: shard another dimension over the second, or make the two one"
                 )
             mesh_dimensions[placement.dim] = mesh_dimension
@@ -174,13 +172,8 @@ class _Request:
 
     def _owned(self, side: Side) -> list[range]:
         """What this rank owns of a tensor of that side, in every dimension."""
-        owned = [range(size) for size in self.sizes[side]]
-        along = zip(self.placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True)
-        for placement, ranks, coordinate in along:
-            if isinstance(placement, Shard):
-                part = shards(len(owned[placement.dim]), ranks)[coordinate]
-                owned[placement.dim] = owned[placement.dim][part.start : part.stop]
-        return owned
+        parts = zip(*compute_local_shape_and_global_offset(self.sizes[side], self.mesh, self.placements), strict=True)
+        return [range(first, first + size) for size, first in parts]
 
     def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
         """Refuse local tensors that are not the shards they should be; before an exchange, on all ranks together."""
@@ -232,7 +225,7 @@ class _Request:
 
     def _of_channels(self, channels: range) -> dict[str, Tensor | None]:
         """The tensors of one entry for all channels or one each, of which these ``channels`` are at hand."""
-        found = {name: self.arguments[name] for name in PARAMETERS if name in self.sides}
+        found = {name: self.arguments[name] for name in operands.PARAMETERS if name in self.sides}
         for name, parameter in found.items():
             if isinstance(parameter, DTensor):
                 parameter = parameter.full_tensor()

@@ -9,7 +9,6 @@ from torch_dmlpool import operands, quantized
 from torch_dmlpool.nn import functional
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.nn.layers import Pool
-from torch_dmlpool.ops.quantized_average_pooling import PARAMETERS
 from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window
 
@@ -66,7 +65,7 @@ class _AvgPool(Pool):
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
         self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
         given = (input_scale, input_zero_point, output_scale, output_zero_point)
-        for name, parameter in zip(PARAMETERS, given, strict=True):
+        for name, parameter in zip(operands.PARAMETERS, given, strict=True):
             inherited = parameter is None and name.startswith("output")
             self.register_buffer(name, None if inherited else self._checked(name, parameter))
 
@@ -131,7 +130,7 @@ class _AvgPool(Pool):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         """Take over what was saved as it is: the layer may have been built with another number of entries, or none."""
-        for name in PARAMETERS:
+        for name in operands.PARAMETERS:
             saved = state_dict.get(prefix + name)
             if saved is not None:
                 setattr(self, name, self._checked(name, saved).to(self.input_scale.device, copy=True))

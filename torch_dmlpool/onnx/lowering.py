@@ -55,9 +55,8 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
     for entry, dimension in zip(entries, AXIS_NAMES[len(entries)], strict=True):
         if not isinstance(entry, int):
             raise ValueError(
-                f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's pooling nodes hold "
-                f"numbers: export with spatial sizes that are not dynamic, or let the window cover whole dimensions "
-                f"without padding"
+                f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's nodes hold numbers: "
+                "export with fixed spatial sizes, or let the window cover whole dimensions without padding"
             )
     return list(entries)
 
@@ -111,9 +110,7 @@ class Pool:
         op = self.emit.op
         attributes |= self.attributes
         if self.is_dilated and operator == "AveragePool" and op.version < 19:
-            raise ValueError(
-                f"dilations of averages need opset 19, got opset_version={op.version}: export with a later one"
-            )
+            raise ValueError(f"dilations of averages need opset 19, got opset_version={op.version}")
         if self.is_padded:
             tensor = self.pad(tensor, self.start, self.end, fill, dtype)
         elif any(self.start) or any(self.end):

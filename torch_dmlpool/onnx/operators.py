@@ -178,10 +178,7 @@ def _pooled_type(emit: Emitter, dtype: Any, with_indices: bool) -> Any:
         return types.FLOAT
     if dtype in (types.INT32, types.UINT32):
         return types.DOUBLE
-    raise TypeError(
-        f"maxima of {dtype.name.lower()} cannot be written for ONNX, whose MaxPool has float types and 8-bit integers: "
-        f"pool integers of up to 32 bits, or cast them to float64 before"
-    )
+    raise TypeError(f"maxima of {dtype.name.lower()} cannot be written for ONNX: cast them to 32 bits or float64")
 
 
 def _maxima(emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: bool) -> tuple[Any, Any]:

@@ -10,8 +10,6 @@ from torch_dmlpool import operands
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import Window
 
-PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
-
 
 def quantized_linear_average_pooling(
     input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, output_dtype: torch.dtype
@@ -27,14 +25,13 @@ def quantized_linear_average_pooling(
         return _pooling.overload(input, *vectors, *window.arguments, include_padding, output_dtype)
     if tensors:
         _check_tensors(parameters)
-    return registration.backend_of(input).quantized_linear_average_pooling(
-        input, *parameters, window, include_padding, output_dtype
-    )
+    pool = registration.implementation("quantized_linear_average_pooling", input)
+    return pool(input, *parameters, window, include_padding, output_dtype)
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
     """Refuse scales and zero points that require ``gradients``, and wrong ``values`` of scales on the CPU."""
-    for name, parameter in zip(PARAMETERS, parameters, strict=True):
+    for name, parameter in zip(operands.PARAMETERS, parameters, strict=True):
         if not isinstance(parameter, Tensor):
             continue
         if gradients and registration.carries_derivative(parameter):

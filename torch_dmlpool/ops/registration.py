@@ -10,7 +10,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ class Operator:
         self.has_derivative = self.recorder is not None or self.differentiable is not None
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-                _library.impl(self.name, self._composed, key)
+                _library.impl(self.name, self._recorded, key)
             return
         _library.impl(self.name, self._computed, "CompositeExplicitAutograd")
         if self.has_derivative or self.refuse is not None:
@@ -104,7 +103,7 @@ class Operator:
             for tensor in tensors:
                 if tensor.requires_grad:
                     return self._differentiated(True, arguments)
-        return getattr(backend_of(arguments[0]), self.name)(*arguments)
+        return implementation(self.name, arguments[0])(*arguments)
 
     def _differentiated(self, are_bare: bool, arguments: tuple[Any, ...]) -> Any:
         recorder = self.recorder
@@ -130,10 +129,7 @@ class Operator:
         return arguments, self.check(*arguments)
 
     def _computed(self, *arguments: Any) -> Any:
-        return getattr(backend_of(arguments[0]), self.name)(*self._checked(arguments)[0])
-
-    def _composed(self, *arguments: Any) -> Any:
-        return self._differentiated(False, self._checked(arguments)[0])
+        return implementation(self.name, arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any) -> Any:
         """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one lacks is said."""
@@ -163,7 +159,7 @@ class Operator:
         tensors = arguments[: self.count]
         if self.refuse is not None:
             self.refuse(*arguments)
-        are_bare, is_recorded = is_bare(*tensors), records_gradient(*tensors)
+        are_bare, is_recorded = is_bare(*tensors), self.is_composite or records_gradient(*tensors)
         if not are_bare and not is_recorded:
             is_recorded = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
             # A graph being traced may have entered forward mode below Python's own count of levels.
@@ -196,7 +192,7 @@ class Derivative:
     @staticmethod
     def forward(ctx: Any, input: Tensor, operator: Operator, are_bare: bool, keeps_choice: bool, *rest: Any) -> Any:
         if are_bare or is_bare(input, *rest[: operator.count - 1]):  # autograd has switched itself off in here
-            output = getattr(backend_of(input), operator.name)(input, *rest)
+            output = implementation(operator.name, input)(input, *rest)
         else:
             with below_autograd():
                 output = operator(input, *rest)
@@ -309,18 +305,8 @@ def carries_derivative(tensor: Tensor) -> bool:
     return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
 
 
-def backend_of(tensor: Tensor) -> Any:
-    """The backend that serves the device of ``tensor``."""
+def implementation(name: str, tensor: Tensor) -> Callable[..., Any]:
+    """The operator of that name for the device of ``tensor``; profilers see it, as a call skips the dispatcher."""
     # Asking for the device's name takes four times as long.
-    backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
-    return _Recorded(backend) if profiler._is_profiler_enabled else backend
-
-
-@dataclass
-class _Recorded:
-    """A backend whose functions a profiler sees by their names; a call that skips the dispatcher has none else."""
-
-    backend: ModuleType
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return profiler.record_function(f"{NAMESPACE}::{name}")(getattr(self.backend, name))
+    function = getattr(backends.serving("cpu" if tensor.is_cpu else tensor.device.type), name)
+    return profiler.record_function(f"{NAMESPACE}::{name}")(function) if profiler._is_profiler_enabled else function
