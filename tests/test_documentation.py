@@ -96,8 +96,9 @@ def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path, p
 
 
 @PYTORCH_ANNOUNCES
-@pytest.mark.parametrize("name", ["", "functional", "quantized", "nn", "nn.functional", "nn.quantized", "nn.conversion",
-                                  "nn.exported"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["", "functional", "quantized", "nn", "nn.functional", "nn.quantized", "nn.conversion"]
+)
 def test_the_examples_of_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
     found = doctest.testmod(module, extraglobs={"torch": torch})

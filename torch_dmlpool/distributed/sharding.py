@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
-from torch_dmlpool.distributed.exchange import ShardedAxis, agree
-from torch_dmlpool.distributed.halo import Side
+from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, shards
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.max_pooling import first_indices
 from torch_dmlpool.window import AXIS_NAMES, Window
@@ -172,8 +170,13 @@ class _Request:
 
     def _owned(self, side: Side) -> list[range]:
         """What this rank owns of a tensor of that side, in every dimension."""
-        parts = zip(*compute_local_shape_and_global_offset(self.sizes[side], self.mesh, self.placements), strict=True)
-        return [range(first, first + size) for size, first in parts]
+        owned = [range(size) for size in self.sizes[side]]
+        along = zip(self.placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True)
+        for placement, ranks, coordinate in along:
+            if isinstance(placement, Shard):
+                part = shards(len(owned[placement.dim]), ranks)[coordinate]
+                owned[placement.dim] = owned[placement.dim][part.start : part.stop]
+        return owned
 
     def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
         """Refuse local tensors that are not the shards they should be; before an exchange, on all ranks together."""

@@ -162,39 +162,32 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
 def _readers(gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None) -> Any:
     """A function that lists the windows that read an element, if there is one: place, reading tap and conditions."""
     covered, outputs = covered_axes(gradient, sizes, arguments), gradient.get_size()[2:]
-    if covered is not None:
-
-        def only(index: Sequence[Any]) -> list[Any]:
-            spatial = list(zip(covered, index[2:], strict=True))
-            place = [sympy.S.Zero if is_covered else element for is_covered, element in spatial]
-            return [([*index[:2], *place], [element if is_covered else 0 for is_covered, element in spatial], [])]
-
-        return only
-
-    if window is None or any(axis.dilation > 1 and axis.window > 1 for axis in window.axes):
+    if covered is None and (window is None or any(axis.dilation > 1 and axis.window > 1 for axis in window.axes)):
         return None
 
-    axes = list(zip(window.axes, sizes, outputs, strict=True))
-    backs = list(itertools.product(*(range((axis.window - 1) // axis.stride + 1) for axis in window.axes)))
-
-    def reader(index: Sequence[Any], back_along: Sequence[int]) -> tuple[list[Any], list[Any], list[Any]]:
-        """The window so many before the last one that reads an element, along each axis."""
-        place, numbers, conditions = list(index[:2]), [], []
-        for (axis, size, count), element, back in zip(axes, index[2:], back_along, strict=True):
-            dtype, padded = index_type(size), element + axis.start_padding
-            output = FloorDiv(padded, axis.stride) - back
+    def along(number: int, element: Any) -> list[tuple[Any, Any, list[Any]]]:
+        if covered is not None:
+            return [(sympy.S.Zero, element, []) if covered[number] else (element, 0, [])]
+        axis, size, count = window.axes[number], sizes[number], outputs[number]  # type: ignore[union-attr]
+        dtype, padded, found = index_type(size), element + axis.start_padding, []
+        for back in range((axis.window - 1) // axis.stride + 1):  # so many before the last window that reads it
+            output, conditions = FloorDiv(padded, axis.stride) - back, []
             tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride
-            place.append(output)
-            numbers.append(tap)
             if axis.start_padding // axis.stride < back:
                 conditions.append(ops.ge(ops.index_expr(output, dtype), ops.constant(0, dtype)))
             if not is_sure(FloorDiv(size - 1 + axis.start_padding, axis.stride) - back < count):
                 conditions.append(ops.lt(ops.index_expr(output, dtype), ops.index_expr(count, dtype)))
             if (back + 1) * axis.stride > axis.window:
                 conditions.append(ops.lt(ops.index_expr(tap, dtype), ops.constant(axis.window, dtype)))
-        return place, numbers, conditions
+            found.append((output, tap, conditions))
+        return found
 
-    return lambda index: [reader(index, back) for back in backs]
+    def readers(index: Sequence[Any]) -> Any:
+        for windows in itertools.product(*itertools.starmap(along, enumerate(index[2:]))):
+            place, taps, conditions = zip(*windows, strict=True)
+            yield [*index[:2], *place], taps, list(itertools.chain(*conditions))
+
+    return readers
 
 
 def _gathered(gradient: TensorBox, readers: Callable[..., Any], term: Callable[..., Any]) -> TensorBox:
