@@ -8,6 +8,7 @@ where it was ended; docs/trust.md has the results.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import multiprocessing
 import os
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +54,6 @@ TESTS = {
     ],
     "triton": ["tests/kernels"],
 }
-SHARE = "--sample=8"
-"""Of Triton's interpreter, whose tests take minutes, this share comes first."""
 COMPILE = ["-std=c++17", "-O1", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fPIC", "-w"]
 """One level of vector instructions, and no more optimization than compiles soon."""
 
@@ -126,6 +126,8 @@ class Copy:
 
     def __init__(self, backend: str, folder: Path) -> None:
         self.backend, self.folder = backend, folder
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[str, list[str]]] = {}
         for name in ("torch_dmlpool", "tests", "benchmarks", "docs"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
         self.kernels = folder / "torch_dmlpool" / "kernels"
@@ -156,10 +158,8 @@ class Copy:
         subprocess.run(["g++", "-shared", *objects.values(), "-o", library], check=True)
         return "" if is_changed else "same program"
 
-    def outcome(self, mutant: Mutant | None, limit: int) -> tuple[str, str]:
-        """What becomes of a mutant, and the test that saw it; None is the package as it is."""
-        if mutant is None:
-            return self.tested(limit)
+    def outcome(self, mutant: Mutant, limit: int, caught: Counter[str]) -> tuple[str, str]:
+        """What becomes of a mutant, and the test that saw it; first come the tests that have ``caught`` most."""
         place = self.place_of(mutant.path)
         given = place.read_text()
         place.write_text(mutant.text)
@@ -168,40 +168,92 @@ class Copy:
                 every = [path.name for path in self.kernels.glob("*.cpp")]
                 if why := self.built([place.name] if place.suffix == ".cpp" else every):
                     return why, ""
-            return self.tested(limit)
+            chosen = self.tests_of(place, mutant.line)
+            order = sorted(chosen, key=lambda test: (-caught[test], self.seconds[test]))
+            return self.tested(limit, order) if order else ("survived", "runs in no test")
         finally:
             place.write_text(given)
 
-    def tested(self, limit: int) -> tuple[str, str]:
-        log = self.folder / "log"
-        for tests in [[SHARE, *TESTS["triton"]]] * (self.backend == "triton") + [TESTS[self.backend]]:
-            child = multiprocessing.get_context("fork").Process(target=run_tests, args=(tests, self.folder, log, limit))
-            child.start()
-            child.join()
-            if child.exitcode:
-                break
-        else:
+    def as_it_is(self, limit: int) -> tuple[str, str]:
+        """The same without a mutant; and what each test takes, and which lines of Python it runs."""
+        result = self.tested(limit, None)
+        self.seconds, self.lines = json.loads((self.folder / "ran").read_text())
+        return result
+
+    def tests_of(self, place: Path, line: int) -> Iterable[str]:
+        """The tests that run a line; all, where it is run before them or is no Python."""
+        if place.suffix != ".py":
+            return self.seconds
+        inside = [
+            range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            for node in ast.walk(ast.parse(place.read_text()))
+            if isinstance(node, ast.stmt)
+        ]
+        known = self.lines.get(str(place), {})
+        statement = min((each for each in inside if line in each), key=len)
+        tests = {test for each in statement for test in known.get(str(each), [])}
+        return self.seconds if "" in tests else tests & self.seconds.keys()
+
+    def tested(self, limit: int, order: list[str] | None) -> tuple[str, str]:
+        given = (self.backend, self.folder, limit, order)
+        child = multiprocessing.get_context("fork").Process(target=run_tests, args=given)
+        child.start()
+        child.join()
+        if not child.exitcode:
             return "survived", ""
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", log.read_text(errors="replace"), re.MULTILINE)
+        log = (self.folder / "log").read_text(errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", log, re.MULTILINE)
         return "caught", failed[1] if failed else f"ends with {child.exitcode}"
 
 
-def run_tests(tests: list[str], folder: Path, log: Path, limit: int) -> None:
-    """In a process of its own, which imports the copy: PyTorch and pytest are imported already."""
+def run_tests(backend: str, folder: Path, limit: int, order: list[str] | None) -> None:
+    """In a process of its own, which imports the copy: PyTorch and pytest are imported already.
+
+    Without an order all tests are run, and the file ``ran`` gets what each takes, and by which a line is run.
+    """
+    import coverage
     import pytest
 
-    class Limited:
+    seconds: dict[str, float] = {}
+    lines = coverage.Coverage(data_file=None, config_file=False, include=[str(folder / "torch_dmlpool" / "*")])
+    is_traced = order is None and backend != "cpu"
+
+    class Chosen:
         """Each test has so much of the processor's time, so that a busy machine makes no hang."""
 
-        def pytest_runtest_logstart(self) -> None:
-            signal.setitimer(signal.ITIMER_PROF, limit)
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            if order is not None:
+                places = {test: number for number, test in enumerate(order)}
+                items[:] = sorted((one for one in items if one.nodeid in places), key=lambda one: places[one.nodeid])
 
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        def pytest_runtest_logstart(self, nodeid: str) -> None:
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            if is_traced:
+                lines.switch_context(nodeid)
+                # What an earlier test has left in a cache is computed again, so that it is seen.
+                for module in [each for name, each in sys.modules.items() if name.startswith("torch_dmlpool.")]:
+                    for function in list(vars(module).values()):
+                        getattr(function, "cache_clear", int)()
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call":
+                seconds[report.nodeid] = report.duration
+
+    output = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1), os.dup2(output, 2)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
+    if is_traced:
+        lines.start()
     options = ["-x", "-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    os._exit(pytest.main([*options, *tests], plugins=[Limited()]))
+    ended = pytest.main([*options, *TESTS[backend]], plugins=[Chosen()])
+    if order is None:
+        lines.stop()
+        data = lines.get_data()
+        found = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
+        (folder / "ran").write_text(json.dumps([seconds, found]))
+    os._exit(ended)
 
 
 def main() -> None:
@@ -225,7 +277,7 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
         copy = Copy(chosen.backend, Path(folder))
-        before = copy.outcome(None, chosen.limit)
+        before = copy.as_it_is(chosen.limit)
         assert before[0] == "survived", f"without a mutant: {before}"
         print(f"the tests take {time.monotonic() - start:.0f} s", flush=True)
         for mutant in filter(lambda one: re.search(chosen.like, one.name), drawn(chosen.backend, chosen.seed)):
@@ -233,7 +285,8 @@ def main() -> None:
                 break
             if mutant.name not in known:
                 began = time.monotonic()
-                known[mutant.name] = list(copy.outcome(mutant, chosen.limit))
+                caught = Counter(test for place, (_, test) in known.items() if place.startswith(f"{mutant.path}:"))
+                known[mutant.name] = list(copy.outcome(mutant, chosen.limit, caught))
                 print(f"{time.monotonic() - began:4.0f} s  {known[mutant.name]}  {mutant.name}", flush=True)
                 kept.parent.mkdir(exist_ok=True)
                 kept.write_text(json.dumps(known, indent=1, ensure_ascii=False))

@@ -263,17 +263,20 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
 
 
 @pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every launch takes the 64-bit form, which tensors of more than 2³¹ elements need."""
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Launches as of large tensors: in 64 bits, as from WIDE_FROM elements on, or rows to a lane as of LANES_ENOUGH."""
     from torch_dmlpool.kernels import launch, launches
 
     caches = [each for each in vars(launches).values() if hasattr(each, "cache_clear")]
-    monkeypatch.setattr(launch, "WIDE_FROM", 0)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
+
+    def are_enough(name: str | None) -> None:
+        if name:
+            monkeypatch.setattr(launch, name, 0)
+        for cache in caches:
+            cache.cache_clear()
+
+    yield are_enough
+    are_enough(None)
 
 
 if __name__ == "__main__":

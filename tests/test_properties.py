@@ -106,7 +106,6 @@ def test_any_geometry_in_any_strides(
     samples.check_average_gradient(gradient, sizes, pooling, *divisor)
 
 
-LOWEST = torch.full((2, 1, 4, 5, 3), -math.inf).contiguous(memory_format=torch.channels_last_3d)
 GAPS = oracle.Pooling((1, 2, 2), (2, 5, 5), (0, 0, 0), (0, 0, 0), (1, 1, 1), False)
 FOUND: dict[str, tuple[Tensor, oracle.Pooling]] = {
     "one channel of several, whose strides look like those of channels_last": (
@@ -114,7 +113,7 @@ FOUND: dict[str, tuple[Tensor, oracle.Pooling]] = {
         oracle.Pooling((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 1, 1), (1, 1, 1), False),
     ),
     "volumes of the lowest value, of which the first inside wins": (
-        LOWEST,
+        samples.channels_last(torch.full((2, 1, 4, 5, 3), -math.inf)),
         oracle.Pooling((2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 1, 2), (1, 1, 1), False),
     ),
     "gaps between windows": (samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16), GAPS),
@@ -149,6 +148,7 @@ LARGE: list[tuple[int, torch.dtype, tuple[tuple[int, ...], ...]]] = [
     (600, torch.float32, ((30, 20), (30, 20), (1, 1), (0, 0))),
     (1, torch.float16, ((3, 17000), (3, 2), (1, 4000), (1, 1))),
     (1, torch.int8, ((40000,), (33000,), (70000,), (34000,))),
+    (3, torch.int8, ((9000,), (3,), (2,), (1,))),
 ]
 """Channels, and sizes, windows, strides and padding."""
 
@@ -157,7 +157,7 @@ LARGE: list[tuple[int, torch.dtype, tuple[tuple[int, ...], ...]]] = [
 def test_what_is_computed_in_parts(
     channels: int, dtype: torch.dtype, asked: tuple[tuple[int, ...], ...], device: torch.device
 ) -> None:
-    """G4 and M4: rows, planes and windows longer than what is worked on at once, or than 16 bits count."""
+    """G4, M4 and Q1: rows, planes and windows longer than what is worked on at once, or than 16 bits count."""
     sizes, window, strides, padding = asked
     pooling = oracle.Pooling(window, strides, padding, padding, (1,) * len(sizes))
     layout = samples.channels_last if channels > 3 else torch.clone
@@ -169,15 +169,8 @@ def test_what_is_computed_in_parts(
         samples.check_maximum_gradient(input, gradient, pooling)
         samples.check_average(layout(samples.normal(batch, channels, *sizes, dtype=dtype).to(device)), pooling)
         samples.check_average_gradient(gradient, sizes, pooling)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=samples.name_of)
-def test_narrow_integers_in_any_layout(dtype: torch.dtype) -> None:
-    """Rows whose strides are not contiguous, and volumes in channels_last."""
-    rows = samples.ties(2, 24, 4, dtype=dtype).transpose(1, 2)
-    samples.check_maximum(rows, oracle.Pooling((3,), (2,), (1,), (1,), (1,), False))
-    volumes = samples.channels_last(samples.ties(2, 3, 4, 5, 6, dtype=dtype))
-    samples.check_maximum(volumes, oracle.Pooling((2, 3, 2), (2, 1, 2), (1, 1, 0), (1, 1, 0), (1, 1, 1), False))
+    elif channels > 1:
+        samples.check_quantized(input, samples.drawn(2, 3, (dtype, dtype)), pooling)
 
 
 @pytest.mark.usefixtures("either_backend")

@@ -19,9 +19,8 @@ def dense(shape: tuple[int, ...], channels_last: bool = False) -> tuple[int, ...
 
 def request(window: Window, shape: tuple[int, ...], **changes: object) -> Request:
     channels_last = bool(changes.get("channels_last", False))
-    made = Request(
-        window, shape, dense(shape, channels_last), window.output_sizes(shape[2:]), 4, True, channels_last
-    )  # fmt: skip
+    outputs = window.output_sizes(shape[2:])
+    made = Request(window, shape, dense(shape, channels_last), outputs, 4, True, channels_last)
     return made._replace(**changes)
 
 

@@ -215,7 +215,8 @@ def every_case() -> list[object]:
             name = f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(" ", "")
             left = j or (not INTERPRETED and (i >= everyday or (o + i) % 5 in (1, 3)))
             marks = [pytest.mark.slow] if left else []
-            rows.append(pytest.param(operator, shape, request, layout, dtype, id=name, marks=marks))
+            many = INTERPRETED and (o + i) % 2 == 1
+            rows.append(pytest.param(operator, shape, request, layout, dtype, many, id=name, marks=marks))
     return rows
 
 
@@ -224,20 +225,23 @@ def hard(operator: Operator, shape: Shape, dtype: torch.dtype) -> Tensor:
     return samples.ties(*shape, dtype=dtype) if finite else samples.special(*shape, dtype=dtype)
 
 
-@pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), every_case())
+@pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "many"), every_case())
 def test_results(
-    operator: Operator, shape: Shape, request_: Request, layout: str, dtype: torch.dtype, launched: list
-) -> None:
-    """E7: the oracle's results; and what is compiled touches no more than it may, and leaves no race."""
+    operator: Operator, shape: Shape, request_: Request, layout: str, dtype: torch.dtype, many: bool, launched: list,
+    large: Callable[[str], None],
+) -> None:  # fmt: skip
+    """E7: the oracle's results, by lanes of one row or of many; what is compiled touches no more than it may."""
+    if many:
+        large("LANES_ENOUGH")
     operator(samples.LAYOUTS[layout](hard(operator, shape, dtype)), request_)
     assert launched
 
 
 @only_interpreted
-@pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_wide_arithmetic(operator: Operator, launched: list) -> None:
+def test_wide_arithmetic(operator: Operator, launched: list, large: Callable[[str], None]) -> None:
     """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need."""
+    large("WIDE_FROM")
     requests = [pooling(2, 3, 1, (4, 1), 1), pooling(2, (70, 3), 1, (40, 1))]
     for request, layout in zip([oracle.Bins((3, 4))] * 2 if operator is bins else requests, LAYOUTS, strict=False):
         operator(samples.LAYOUTS[layout](hard(operator, (1, 4, 7, 8), OPERATORS[operator][0][0])), request)

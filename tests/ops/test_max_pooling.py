@@ -75,8 +75,10 @@ def test_windows_far_apart(layout: str, device: torch.device) -> None:
 
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
-    """G7: any strided input gives the right answer."""
-    samples.check_maximum(samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes).to(device)), case.pooling)
+    """G7: any strided input gives the right answer, of narrow integers too."""
+    for dtype in (torch.float32, torch.int8, torch.uint8, torch.int16):
+        input = samples.ties(2, 3, *case.sizes, dtype=dtype).to(device)
+        samples.check_maximum(samples.LAYOUTS[layout](input), case.pooling)
 
 
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
@@ -178,3 +180,14 @@ def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype, devi
         found = dmlpool.max_pooling_grad(layout(input), layout(gradient), 3)
         assert found[0, 0, 2, 2] == 2
         assert torch.count_nonzero(found) == 1
+
+
+def test_gradients_of_large_volumes(device: torch.device) -> None:
+    """M5: what is added up in parts, by several threads; windows find their maxima in the part after theirs too."""
+    input = samples.normal(1, 2, 30, 200, 200)
+    input[..., 0, 0] = torch.arange(10.0, 40.0)
+    input = input.to(device).requires_grad_()
+    gradient = torch.randint(1, 9, (1, 2, 29, 199, 199), device=device).float()
+    expected = torch.autograd.grad(torch.nn.functional.max_pool3d(input, 2, 1), input, gradient)
+    for _ in range(4):  # threads differ
+        assert torch.equal(*expected, *torch.autograd.grad(dmlpool.max_pooling(input, 2), input, gradient))

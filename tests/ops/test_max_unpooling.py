@@ -57,9 +57,8 @@ def test_indices_outside_write_nothing(device: torch.device) -> None:
     expected = [[[1, 0, 0, 5]]]
     assert operators.max_unpooling(input, wrong, [4], True).tolist() == expected
     assert operators.max_unpooling(input, wrong, [4], False).tolist() == expected
-    assert torch.func.vmap(lambda x, i: operators.max_unpooling(x, i, [4], False))(input[None], wrong[None])[
-        0
-    ].tolist() == (expected)
+    mapped = torch.func.vmap(lambda x, i: operators.max_unpooling(x, i, [4], False))
+    assert mapped(input[None], wrong[None])[0].tolist() == expected
     both = torch.cat([input, input])
     other_sample = torch.tensor([[[4, 5, -1, -1, -1, -1]]] * 2, device=device)
     assert operators.max_unpooling(both, other_sample, [4], False).tolist() == [[[0, 0, 0, 0]], [[1, 2, 0, 0]]]
@@ -83,8 +82,7 @@ def test_vmap_counts_inside_each_sample(device: torch.device) -> None:
     expected = [unpool(*pair) for pair in pairs]
     samples.assert_same(torch.func.vmap(unpool)(values, indices), torch.stack(expected))
     samples.assert_same(torch.func.vmap(unpool, (None, 0))(values[0], indices)[1], unpool(values[0], indices[1]))
-    samples.assert_same(
-        torch.func.vmap(unpool, (1, None), 1)(values.movedim(0, 1), indices[0])[:, 2], unpool(values[2], indices[0])
-    )
+    moved = torch.func.vmap(unpool, (1, None), 1)(values.movedim(0, 1), indices[0])
+    samples.assert_same(moved[:, 2], unpool(values[2], indices[0]))
     narrow = indices.to(torch.uint32)
     samples.assert_same(torch.func.vmap(unpool)(values, narrow), torch.stack(expected))
