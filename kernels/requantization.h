@@ -99,6 +99,7 @@ struct Requantization {
         const float *const factors = scales.data() + channel;
         const float inverse = float(1 / double(divisor)), least = float(low), most = float(high);
         const int32_t taken = int32_t(inside);
+        const Integers lowest = Integers{} + low, highest = Integers{} + high;
         Reals factor = Reals{} + factors[0] * inverse, floor = Reals{} + (least - float(zeros[0])), ceiling = floor + (most - least);
         Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE)), subtracted = Integers{} + taken * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
@@ -113,7 +114,7 @@ struct Requantization {
                     subtracted = vector_at<Integers>(input_zero + i) * taken;
                     floor = least - __builtin_convertvector(zero, Reals), ceiling = floor + (most - least);
                 }
-                if (columns.read) {
+                if (how != DIRECTLY && columns.read) {
                     factor = vector_at<Reals>(columns.inverses + i) * (factors[0] * inverse);
                     subtracted = vector_at<Integers>(columns.read + i) * (taken * input_zero[0]);
                 }
@@ -130,7 +131,7 @@ struct Requantization {
                 }
                 const Reals shifted = real + WHOLE;
                 Integers whole = Integers(shifted) + added;
-                if constexpr (how == DIRECTLY) whole = whole < low ? low : whole, whole = whole > high ? high : whole;
+                if constexpr (how == DIRECTLY) whole = whole < lowest ? lowest : whole, whole = whole > highest ? highest : whole;
                 const auto bytes = __builtin_convertvector(whole, Lanes<uint8_t, BLOCK>);
                 std::memcpy(to + i, &bytes, sizeof(bytes));
                 if constexpr (how == BY_INTEGERS) {
