@@ -94,14 +94,9 @@ def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: t
         sizes = (-1,) * len(sizes)  # which stands for sizes that are tensors: the operator looks at them
     elif 0 in sizes:
         check_spatial_sizes("the input", sizes, len(sizes))
-    return output_sizes(output_size, sizes)
-
-
-def output_sizes(output_size: int | Sequence[int | None] | None, sizes: Sequence[int]) -> tuple[int, ...]:
-    """``output_size`` for an input of spatial ``sizes``."""
     rank = len(sizes)
     if output_size is None:
-        return tuple(sizes)
+        return sizes
     if not isinstance(output_size, Sequence) or isinstance(output_size, str) or len(output_size) != rank:
         return entries("output_size", output_size, rank, 0)
     checked = entries("output_size", [0 if entry is None else entry for entry in output_size], rank, 0)

@@ -1,8 +1,12 @@
-"""The operators as Inductor's expressions: a lowering returns None where the operator is to be called."""
+"""The operators as Inductor's expressions: a lowering returns None where the operator is to be called.
+
+First what they know of a window: where its taps lie, which of them may lie outside, how many count.
+"""
 
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +17,113 @@ from torch._inductor.lowering import fallback_handler, make_reduction, register_
 from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from torch_dmlpool import operands
 from torch_dmlpool.inductor import is_lowering
-from torch_dmlpool.inductor.geometry import Geometry, all_hold, covered_axes, index_type, is_sure, small_window
 from torch_dmlpool.window import Axis, Window
+
+LARGEST_FUSED = 25
+"""Taps of the largest window that is an expression. Each tap is computed from what stands before it once more, which is
+cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No GPU has measured it yet."""
+
+_TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def is_sure(condition: Any) -> bool:
+    return condition is True or (condition is not False and V.graph.sizevars.statically_known_true(condition))
+
+
+def _is_served(x: TensorBox) -> bool:
+    return x.get_dtype() in _TYPES and x.get_device_or_error().type in ("cpu", "cuda")
+
+
+def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
+    """The window, if it has few taps, and one of them at least inside the input wherever it lies."""
+    numbers = [number for entry in arguments[:5] for number in entry]
+    if not _is_served(x) or not all(isinstance(number, (int, sympy.Integer)) for number in numbers):
+        return None
+    lists: list[Any] = [[int(number) for number in entry] for entry in arguments[:5]]
+    window = Window.directml(len(sizes), *lists, *arguments[5:])
+    for axis, size in zip(window.axes, sizes, strict=True):
+        # Taps farther apart than the input is wide may step over it.
+        is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
+        if not is_near or max(axis.start_padding, axis.end_padding) >= axis.extent:
+            return None
+    return window if window.taps <= LARGEST_FUSED else None
+
+
+def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
+    """Of each dimension whether the window covers it in one, if it covers some and leaves the others alone."""
+    windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
+    if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):
+        return None
+    covered = [is_sure(sympy.Eq(*pair)) and step == 1 for *pair, step in zip(windows, sizes, dilations, strict=True)]
+    alone = [window == stride == 1 for window, stride in zip(windows, strides, strict=True)]
+    return covered if any(covered) and all(map(operator.or_, covered, alone)) else None
+
+
+def index_type(*sizes: Any) -> torch.dtype:
+    """int32 where everything near an axis' ends is sure to fit."""
+    return torch.int32 if all(is_sure(size < 2**30) for size in sizes) else torch.int64
+
+
+def all_hold(conditions: Sequence[Any]) -> Any:
+    return functools.reduce(ops.and_, conditions)
+
+
+class Geometry:
+    """Where the taps of a window lie in an input of ``sizes``, and which of them may lie outside."""
+
+    def __init__(self, window: Window, sizes: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.axes, self.sizes, self.outputs = window.axes, sizes, outputs
+        self.taps = list(itertools.product(*(range(axis.window) for axis in window.axes)))
+        self.overlaps = any(axis.window > axis.stride for axis in window.axes)
+
+    def position(self, dimension: int, output: Any, tap: int) -> Any:
+        axis = self.axes[dimension]
+        return output * axis.stride + (tap * axis.dilation - axis.start_padding)
+
+    def conditions(self, dimension: int, output: Any, tap: int, counted: int | None = None) -> list[Any]:
+        """What must hold for a tap to read the input, or to count where padding does; nothing where it always does."""
+        axis, size = self.axes[dimension], self.sizes[dimension] + (counted or 0)
+        position, offset, dtype = self.position(dimension, output, tap), tap * axis.dilation, index_type(size)
+        conditions = []
+        if counted is None and offset < axis.start_padding:
+            conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))
+        last = self.position(dimension, self.outputs[dimension] - 1, tap)
+        is_inside = not axis.ceil_mode and offset + axis.end_padding - (counted or 0) < axis.extent
+        if not is_inside and not is_sure(last < size):
+            conditions.append(ops.lt(ops.index_expr(position, dtype), ops.index_expr(size, dtype)))
+        return conditions
+
+    def loader(self, x: TensorBox, fill: Any) -> Callable[..., Any]:
+        """What reads a tap of ``x``, or ``fill`` where it lies outside."""
+        x.realize_hint()
+        if self.overlaps:  # what is dear to compute is not computed again for each window
+            x.mark_reuse(len(self.taps))
+        load = x.make_loader()
+
+        def tap_of(index: Sequence[Any], taps: Sequence[int]) -> Any:
+            spatial = list(enumerate(zip(index[2:], taps, strict=True)))
+            conditions = [held for i, (output, tap) in spatial for held in self.conditions(i, output, tap)]
+            place = [*index[:2], *(self.position(i, output, tap) for i, (output, tap) in spatial)]
+            return ops.masked(all_hold(conditions), lambda: load(place), fill) if conditions else load(place)
+
+        return tap_of
+
+    def counted(self, index: Sequence[Any], include_padding: bool, dtype: torch.dtype) -> Any:
+        """How many taps of a window count (rules A1 and A2): a number where that is the same for all."""
+        constant, varying = 1, []
+        for i, axis in enumerate(self.axes):
+            padding = axis.end_padding if include_padding else None
+            held = [self.conditions(i, index[2 + i], tap, padding) for tap in range(axis.window)]
+            always = sum(not conditions for conditions in held)
+            if always == axis.window:
+                constant *= always
+                continue
+            one, none = ops.constant(1.0, dtype), ops.constant(0.0, dtype)
+            counts = [ops.where(all_hold(conditions), one, none) for conditions in held if conditions]
+            varying.append(functools.reduce(ops.add, counts, ops.constant(float(always), dtype)))
+        return functools.reduce(ops.mul, varying, ops.constant(float(constant), dtype)) if varying else constant
 
 
 def results() -> list[tuple[list[Any], torch.dtype]]:
@@ -47,18 +155,7 @@ def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Cal
 def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype) -> TensorBox:
     """A reduction of the dimensions that are covered, each of which stays with one element."""
     axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
-    if kind != "sum":
-        return make_reduction(kind, result)(x, axes, True)
-    # Some rows are added as a tree before their sum is added to the others'.
-    sizes, axis, load, dtype = list(x.get_size()), axes[0], x.make_loader(), sum_type(x.get_dtype())
-    rows = max((n for n in range(2, 9) if is_sure(sympy.Eq(sizes[axis] % n, 0))), default=1)
-    sizes[axis] = sizes[axis] // rows
-
-    def few(index: Sequence[Any]) -> Any:
-        places = [[*index[:axis], index[axis] + row * sizes[axis], *index[axis + 1 :]] for row in range(rows)]
-        return tree([ops.to_dtype(load(place), dtype) for place in places])
-
-    return make_reduction(kind, result)(pointwise(x, sizes, dtype, few), axes, True, dtype=result)
+    return make_reduction(kind, result)(x, axes, True, dtype=result if kind == "sum" else None)
 
 
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
@@ -237,10 +334,10 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
         covered = covered_axes(x, sizes[2:], window_arguments)
         if covered is None:
             return None
-        # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
-        wide = torch.float64 if x.get_device_or_error().type == "cpu" else summed
-        total, count = reduced_over(x, covered, "sum", wide).make_loader(), divisor or math.prod(window_arguments[0])
-        return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
+        # Elements are added in a row, which float64 makes exact enough (rule E6).
+        total, count = reduced_over(x, covered, "sum", torch.float64).make_loader(), divisor
+        count = count or math.prod(window_arguments[0])
+        return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, torch.float64))
     geometry = Geometry(window, sizes[2:], outputs[2:])
     tap_of = geometry.loader(x, 0.0)
 

@@ -180,7 +180,7 @@ class _AdaptiveAvgPool(Pool):
 
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
-        operands.output_sizes(shared(output_size), (1,) * self._rank)
+        operands.checked_output_size(shared(output_size), (1,) * self._rank)
 
     def forward(self: Any, input: Tensor) -> Tensor:
         return self._function(input, self.output_size)
@@ -201,7 +201,7 @@ class _AdaptiveMaxPool(Pool):
 
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
-        operands.output_sizes(shared(output_size), (1,) * self._rank)
+        operands.checked_output_size(shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
     def forward(self: Any, input: Tensor) -> Pooled:
