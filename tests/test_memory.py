@@ -91,8 +91,7 @@ def caches() -> dict[str, Callable[..., object]]:
     return found
 
 
-ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._hide_the_warning"}
-ENDLESS |= {"torch_dmlpool.onnx.torchscript.register"}
+ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._hide_the_warning", "torch_dmlpool.onnx.register"}
 """By the name of a device type, and by nothing at all."""
 
 

@@ -262,9 +262,9 @@ def is_bare(*tensors: Tensor) -> bool:
         for tensor in tensors:
             _require_rules(type(tensor))
         if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
-            from torch_dmlpool.onnx import torchscript
+            from torch_dmlpool import onnx
 
-            torchscript.register()
+            onnx.register()
         return False
     for tensor in tensors:
         kind = type(tensor)
