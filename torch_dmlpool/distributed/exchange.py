@@ -138,11 +138,7 @@ class ShardedAxis:
         return assembled(pieces, self.dimension, self.portion.of(side))
 
     def _received(self, local: Tensor, side: Side) -> list[tuple[Tensor, range]]:
-        """What the other ranks own of what this rank wants.
-
-        All ranks take part in one exchange, in which each element that a rank wants and does not own is sent to it
-        once, by its owner.
-        """
+        """What other ranks own of what this rank wants: in one exchange of all, each owner sends an element once."""
         owned, wanted, dimension = self._owned(side), self._wanted(side), self.dimension
         own, want = owned[self._coordinate], wanted[self._coordinate]
         # Groups are in the order of global ranks, a mesh need not be.

@@ -192,10 +192,8 @@ class _Request:
         mesh_dimensions = [axis.mesh_dimension for axis in axes if any(map(axis.exchanges, sides))]
         if mesh_dimensions:
             types = ", ".join(f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps")
-            request = (
-                f"{self.name} of an input {tuple(self.sizes['input'])} with placements {tuple(self.placements)}, "
-                f"{types}, {self.window}"
-            )
+            sizes, placements = tuple(self.sizes["input"]), tuple(self.placements)
+            request = f"{self.name} of an input {sizes} with placements {placements}, {types}, {self.window}"
             agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
         elif mistake is not None:
             raise ValueError(mistake)

@@ -5,7 +5,7 @@ more taps, and whatever an expression would compute otherwise than the operator,
 in the layout that Inductor has.
 """
 
-import importlib
+import contextlib
 import sys
 
 import torch
@@ -35,12 +35,7 @@ def is_lowering() -> bool:
 
 
 def register() -> None:
-    """Give Inductor the lowerings, once it has been loaded; again does nothing.
-
-    An Inductor that lacks a name which they take is left as it is, and calls the operators.
-    """
+    """Give Inductor the lowerings once it is loaded; one that lacks a name which they take calls the operators."""
     if "torch._inductor.lowering" in sys.modules:
-        try:
-            importlib.import_module("torch_dmlpool.inductor.lowerings")
-        except (ImportError, AttributeError):
-            return
+        with contextlib.suppress(ImportError, AttributeError):
+            from torch_dmlpool.inductor import lowerings  # noqa: F401

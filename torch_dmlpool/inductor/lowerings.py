@@ -111,19 +111,15 @@ class Geometry:
         return tap_of
 
     def counted(self, index: Sequence[Any], include_padding: bool, dtype: torch.dtype) -> Any:
-        """How many taps of a window count (rules A1 and A2): a number where that is the same for all."""
-        constant, varying = 1, []
+        """How many taps of a window count (rules A1 and A2)."""
+        one, none, along = ops.constant(1.0, dtype), ops.constant(0.0, dtype), []
         for i, axis in enumerate(self.axes):
             padding = axis.end_padding if include_padding else None
             held = [self.conditions(i, index[2 + i], tap, padding) for tap in range(axis.window)]
-            always = sum(not conditions for conditions in held)
-            if always == axis.window:
-                constant *= always
-                continue
-            one, none = ops.constant(1.0, dtype), ops.constant(0.0, dtype)
-            counts = [ops.where(all_hold(conditions), one, none) for conditions in held if conditions]
-            varying.append(functools.reduce(ops.add, counts, ops.constant(float(always), dtype)))
-        return functools.reduce(ops.mul, varying, ops.constant(float(constant), dtype)) if varying else constant
+            always = ops.constant(float(sum(not conditions for conditions in held)), dtype)
+            varying = [ops.where(all_hold(conditions), one, none) for conditions in held if conditions]
+            along.append(functools.reduce(ops.add, varying, always))
+        return functools.reduce(ops.mul, along)
 
 
 def results() -> list[tuple[list[Any], torch.dtype]]:
@@ -146,9 +142,7 @@ def sum_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]) -> TensorBox:
-    def converted(index: Sequence[Any]) -> Any:
-        return ops.to_dtype(value(index), dtype)
-
+    converted = lambda index: ops.to_dtype(value(index), dtype)  # noqa: E731
     return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
 
 
@@ -161,10 +155,8 @@ def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
     tap_of = geometry.loader(x, Reduction.default_accumulator("max", x.get_dtype()))
 
-    def greatest(index: Sequence[Any]) -> Any:
-        return functools.reduce(ops.maximum, (tap_of(index, taps) for taps in geometry.taps))
-
-    return pointwise(x, outputs, x.get_dtype(), greatest)
+    greatest = functools.partial(functools.reduce, ops.maximum)
+    return pointwise(x, outputs, x.get_dtype(), lambda index: greatest([tap_of(index, taps) for taps in geometry.taps]))
 
 
 def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype) -> TensorBox:

@@ -95,8 +95,7 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     if not isinstance(model, Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     operands.check_flag("inplace", inplace)
-    if not inplace:
-        model = copy.deepcopy(model)
+    model = model if inplace else copy.deepcopy(model)
     named: dict[Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(module, []).append(name)

@@ -54,10 +54,8 @@ class Pool(torch.nn.Module):
         return shown
 
     def __prepare_scriptable__(self) -> NoReturn:
-        raise NotImplementedError(
-            f"torch.jit.script cannot compile {type(self).__module__}.{type(self).__name__}: use torch.compile, "
-            "torch.export or torch.jit.trace"
-        )
+        name = f"{type(self).__module__}.{type(self).__name__}"
+        raise NotImplementedError(f"torch.jit.script cannot compile {name}: use torch.compile, export or jit.trace")
 
 
 class _MaxPool(Pool):

@@ -275,10 +275,7 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
 
 
 def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> Any:
-    """Scale and zero point (numbers, or nodes that hold a constant), type and limits that ``node`` gives ``real``.
-
-    None where the integer operator cannot have them (rules Q3 and Q4).
-    """
+    """Scale and zero point (numbers or nodes), type and limits of ``real``, if rules Q3 and Q4 allow them."""
     arguments = _arguments(node)
     dtype, axis = arguments["dtype"], arguments.get("axis", quantized.CHANNEL_AXIS)
     if dtype not in operands.QUANTIZED_TYPES or axis % real.dim() != quantized.CHANNEL_AXIS:

@@ -20,8 +20,7 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
     powers = wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
     sums = average_pooling.average_pooling(powers, window, False, 1)
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and not 0 · ∞.
-    has_gradient = registration.records_gradient(input) or not registration.is_bare(input)
-    zero = sums == 0 if has_gradient and p != 1 else None
+    zero = sums == 0 if p != 1 and (registration.records_gradient(input) or not registration.is_bare(input)) else None
     sums = sums if zero is None else torch.where(zero, 1, sums)
     roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)

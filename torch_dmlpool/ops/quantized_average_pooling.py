@@ -51,10 +51,8 @@ def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
 def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
     # The dimension that vmap maps over becomes more channels, which have parameters of their own.
     batch = info.batch_size
-    batched = input.unsqueeze(1).expand(-1, batch, *input.shape[1:])
-    if dimensions[0] is not None:
-        batched = input.movedim(dimensions[0], 1)
-    channels = batched.shape[2]
+    batched = input.expand(batch, *input.shape) if dimensions[0] is None else input.movedim(dimensions[0], 0)
+    batched, channels = batched.movedim(0, 1), batched.shape[2]
     vectors = []
     for parameter, dimension in zip(arguments[:4], dimensions[1:5], strict=True):
         if parameter is not None:

@@ -142,9 +142,8 @@ class Operator:
         is_misread = "ScalarType" in self.schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
         if is_misread and virtualized is not None and virtualized.V.aot_compilation:
             raise NotImplementedError(
-                f"dmlpool::{self.name} takes a data type, which AOTInductor of PyTorch {torch.__version__} hands over "
-                "as another one: use PyTorch 2.13, or take the program apart by "
-                "torch_dmlpool.decompositions.decompositions()"
+                f"dmlpool::{self.name} takes a data type, which AOTInductor of PyTorch {torch.__version__} misreads: "
+                "use PyTorch 2.13, or take the program apart by torch_dmlpool.decompositions.decompositions()"
             )
         checked, sizes = self._checked(arguments)
         input = checked[0]
