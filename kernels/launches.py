@@ -278,7 +278,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
     tile = grad_tile(request)
     if tile is None:
         return tuple(_grad_axes(request))
-    return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile, {"ASM": request.asm}),)
+    return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile, {}),)
 
 
 def grad_tile(request: Request) -> Tile | None:
@@ -287,11 +287,9 @@ def grad_tile(request: Request) -> Tile | None:
     if any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
         return None
     deep, high, broad = (axis.stride for axis in axes)
-    rows, columns, steps = {1: 4, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
+    rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
-        rows, columns, steps = min(rows, 2) if vector > 4 else rows, 2 if broad == 1 else 1, steps // CHANNEL_STEP
-    elif vector == 1:
-        rows = {1: 8, 2: 2}.get(high, 1)
+        rows, columns, steps = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1, steps // CHANNEL_STEP
     of_row = deep * high * prod(launch.covering(axis).count for axis in axes) * columns * broad
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)

@@ -45,39 +45,11 @@ def tap_on(depth, row, column, *places):
     return number
 
 
-@triton.jit
-def neighbours(columns, N: tl.constexpr):
-    """Of a tuple of ``N`` columns each beside the next: ``N - 1`` tensors ``[B, 2]``."""
-    pairs = ()
-    for c in tl.static_range(N - 1):
-        pairs = pairs + (tl.join(columns[c], columns[c + 1]),)
-    return pairs
-
-
-@triton.jit
-def with_gradients(sums, taps, gradients, TAP: tl.constexpr, PAIRS: tl.constexpr):
-    """``sums``, and the gradients where ``taps`` is ``TAP``."""
-    if PAIRS:
-        # One instruction compares two halves; as such the numbers of 16 bits below 256 differ.
-        return tl.inline_asm_elementwise(
-            "{.reg .pred p, q; setp.eq.f16x2 p|q, $2, $3; mov.f32 $0, $4; mov.f32 $1, $5;"
-            " @p add.rn.f32 $0, $4, $6; @q add.rn.f32 $1, $5, $7;}",
-            "=&f,=&f,r,r,f,f,f,f",
-            [taps, tl.full(taps.shape, TAP, tl.int16), sums, gradients],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        # In this form, not as the addition of a selected 0, one predicated instruction.
-        return tl.where(taps == TAP, sums + gradients, sums)
-
-
 @addressing.launched(3)
 def grad_tile(
     g, t, dx, lanes, C, OD, OH, OW, sn, sc, sd, sh, sw, D, H, W, column_tiles, row_tiles, depth_tiles,
     DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr, B: tl.constexpr,
+    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times the strides.
 
@@ -89,12 +61,8 @@ def grad_tile(
     Q: tl.constexpr = TILE[2] * COLUMN.stride
     CHUNK: tl.constexpr = 1 if CHANNELS else V
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
-    BYTES: tl.constexpr = t.dtype.element_ty == tl.uint8
-    NO_TAP: tl.constexpr = 255 if BYTES else -1  # read where there is no window: one byte holds taps 0 to 224
-    # Two taps are compared at once: of channels, or of neighbouring windows, on neighbouring columns.
-    PAIRS: tl.constexpr = ASM and BYTES and (V % 2 == 0 if CHANNELS else Q % 2 == 0 and COLUMN.stride == 1)
-    TAP: tl.constexpr = tl.int16 if PAIRS else tl.int32
-    COLUMNS: tl.constexpr = 2 if PAIRS and not CHANNELS else 1  # of a tensor of sums
+    # Read where there is no window: one byte holds taps 0 to 224.
+    NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
     qg, rg, dg, channel, outer = addressing.place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
@@ -110,7 +78,7 @@ def grad_tile(
     opening, step = addressing.first_vector(first, channel, sc, sw, CHANNELS, V)
     zero = addressing.as_block(tl.zeros([B], SUM), CHANNELS, B, V)
     for e in tl.static_range(DEPTHS):
-        sums = (zero if COLUMNS == 1 else tl.join(zero, zero),) * (R * Q // COLUMNS)
+        sums = (zero,) * (R * Q)
         for z in tl.static_range(first_window(DEPTH), last_window(DEPTH, DEPTHS) + 1):
             if tap_on(DEPTH, ROW, COLUMN, e, z) >= 0:
                 od = dg + z
@@ -127,28 +95,19 @@ def grad_tile(
                         g + plane, offset, step, inside, first, OW, COUNT, 0.0, SUM, CHANNELS, V, B
                     )
                     taps = addressing.load_row(
-                        t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, TAP, CHANNELS, V, B
+                        t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, tl.int32, CHANNELS, V, B
                     )
-                    if COLUMNS == 2:
-                        gradients = neighbours(gradients, COUNT * CHUNK)
-                        taps = neighbours(taps, COUNT * CHUNK)
                     new = ()
                     for j in tl.static_range(R):
-                        for v in tl.static_range(0, Q, COLUMNS):
-                            s = sums[(j * Q + v) // COLUMNS]
+                        for v in tl.static_range(Q):
+                            s = sums[j * Q + v]
                             for b in tl.static_range(N):
                                 if tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b) >= 0:
-                                    s = with_gradients(
-                                        s, taps[ORIGIN + b], gradients[ORIGIN + b],
-                                        tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b), PAIRS,
-                                    )  # fmt: skip
+                                    wins = taps[ORIGIN + b] == tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b)
+                                    # In this form, not as the addition of a selected 0, one predicated instruction.
+                                    s = tl.where(wins, s + gradients[ORIGIN + b], s)
                             new = new + (s,)
                     sums = new
-        columns = sums
-        if COLUMNS == 2:
-            columns = ()
-            for i in tl.static_range(R * Q // 2):
-                columns = columns + addressing.split_columns(sums[i], B, 2)
         depth = dg * DEPTHS + e
         for j in tl.static_range(R):
             row_live = live
@@ -157,7 +116,7 @@ def grad_tile(
             if RANK > 2:
                 row_live = row_live & (depth < D)
             line = depth * H + rg * R + j
-            addressing.store_row(target, columns, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
+            addressing.store_row(target, sums, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
 
 
 @addressing.launched(3)

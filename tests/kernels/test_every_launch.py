@@ -266,7 +266,7 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
 
 
 def test_every_kernel_is_launched(launches_of: Collector) -> None:
-    """A new kernel is compiled here, too; ten are enough, with two pieces of inline assembly."""
+    """A new kernel is compiled here, too; ten are enough, with one piece of inline assembly."""
     launched = {
         made.launch.kernel.split(".")[1]
         for family, (_, dtypes) in FAMILIES.items()
@@ -279,4 +279,4 @@ def test_every_kernel_is_launched(launches_of: Collector) -> None:
                 exist.add(one.fn.__name__)
     assert launched == exist
     assert len(exist) <= 10
-    assert sum(path.read_text().count("inline_asm_elementwise(") for path in sources) <= 2
+    assert sum(path.read_text().count("inline_asm_elementwise(") for path in sources) <= 1

@@ -152,7 +152,8 @@ def _maxima(
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if values.numel() == 0:
         return values, codes
-    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, _runs_ptx(input))
+    asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
+    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, asm)
     launches = kernel_named("launches", "max_launches")(request, code_dtype is not None)
     if launches[0].kernel == "max_pooling.max_tile":
         launch(launches[0], input, values, codes)
@@ -208,7 +209,7 @@ def max_pooling_grad_from_taps(
         return gradient
     source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
-    request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True, _runs_ptx(source))
+    request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True)
     launches = kernel_named("launches", "grad_launches")(request)
     if launches[0].kernel == "max_pooling_grad.grad_tile":
         launch(launches[0], source, taps, gradient)
@@ -217,11 +218,6 @@ def max_pooling_grad_from_taps(
         left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
         _in_turn(launches, (source, taps), (gradient, left), (sums, torch.int32))
     return gradient
-
-
-def _runs_ptx(source: Tensor) -> bool:
-    """Whether maxima of this type, and their gradients, have inline assembly for this device."""
-    return source.is_floating_point() and source.itemsize <= 4 and target(source) in ("cuda", "sm_90")
 
 
 def _request(
