@@ -34,22 +34,11 @@ class Reduction(NamedTuple):
     whole: Callable[[Tensors, int], Tensors]  # all elements along a dimension, which keeps the size 1
 
 
-def _sum(tensors: Tensors, dim: int) -> Tensors:
-    """By halves, which is as deep as a tree, and the same in every layout and for every number of threads."""
-    (source,) = tensors
-    length, rest = source.shape[dim], None
-    if type(length) is not int or not source.dtype.is_floating_point:
-        return (source.sum(dim, keepdim=True, dtype=source.dtype),)
-    while length > 1:
-        half = length // 2
-        if length % 2:
-            last = source.narrow(dim, length - 1, 1)
-            rest = last if rest is None else last + rest
-        source, length = source.narrow(dim, 0, half) + source.narrow(dim, half, half), half
-    return (source if rest is None else source + rest,)
-
-
-SUM = Reduction((0,), lambda some, others: (some[0] + others[0],), _sum)
+SUM = Reduction(
+    (0,),
+    lambda some, others: (some[0] + others[0],),
+    lambda tensors, dim: (tensors[0].sum(dim, keepdim=True, dtype=tensors[0].dtype),),
+)
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -191,7 +180,8 @@ def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
     """Every window, or every bin."""
     for dim, part in enumerate(parts(windows), -len(parts(windows))):
         size = tensors[0].shape[dim]
-        if isinstance(part, Axis) and covers(part, size):
+        # Sums of known sizes are trees: the same in every layout and for every number of threads.
+        if isinstance(part, Axis) and covers(part, size) and not (reduction is SUM and are_ints(size)):
             tensors = reduction.whole(tensors, dim)
         else:
             tensors = reduced(tensors, dim, read_by(part, size, tensors[0]), reduction)

@@ -95,17 +95,9 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
         on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
         return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
     window, sizes = arguments[4], input.shape[2:]
-    sum_type = torch.int32 if is_known(_reads(window, sizes) * 255 < 2**31) else torch.int64
+    sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = reductions.pooled((input.to(sum_type),), window, reductions.SUM)
     return _laid_out_like(requantized(sums, sizes, *arguments), input)
-
-
-def _reads(window: Window, sizes: Sequence[int]) -> int:
-    """The most elements that a window reads."""
-    reads = 1
-    for axis, size in zip(window.axes, sizes, strict=True):
-        reads *= min(axis.window, size) if are_ints(axis.window, size) else size if is_known(size > 0) else axis.window
-    return reads
 
 
 def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
@@ -123,7 +115,7 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
     sums = sums - _counts(window, sizes, sums, include_padding=False) * zero
     real = sums.to(torch.float64) * scale / (divisor * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
-    if not is_known(_reads(window, sizes) <= 2**20) or not is_known(window.taps <= 2**20):
+    if not is_known(window.taps <= 2**20):
         real = _on_its_side_of_a_half(real, sums.to(torch.int64), divisor, scale, step)
     limits = torch.iinfo(output_dtype)
     return (real.round() + output_zero).clamp(limits.min, limits.max).to(output_dtype)
@@ -195,14 +187,13 @@ def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
     return _laid_out_like(_elements(input, positions, fill), input)
 
 
-def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor:
+def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int], are_unique: bool = False) -> Tensor:
     """Zeros of ``sizes`` with each element added at its position: half precision in float32, in the elements' order."""
-    flat, wide = positions.flatten(2), _wide(_signed(source))
-    # What has no position adds 0 to the first element.
-    added = wide.flatten(2).where(flat >= 0, 0)
-    total = torch.zeros((*flat.shape[:2], math.prod(sizes)), dtype=wide.dtype, device=source.device)
-    add = torch.Tensor.scatter_add if source.is_cpu else _add_sorted
-    total = add(total, -1, flat.clamp(min=0), added).unflatten(-1, tuple(sizes))
+    flat, wide, plane = positions.flatten(2), _wide(_signed(source)).flatten(2), math.prod(sizes)
+    # One element more takes what has no position.
+    total = wide.new_zeros((*flat.shape[:2], plane + 1))
+    add = torch.Tensor.scatter if are_unique else torch.Tensor.scatter_add if source.is_cpu else _add_sorted
+    total = add(total, -1, flat.where(flat >= 0, plane), wide)[..., :plane].unflatten(-1, tuple(sizes))
     return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
 
 
@@ -327,13 +318,5 @@ def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of bins may coincide and then add up."""
-    plane = math.prod(spatial_sizes)
-    positions = _inside(positions, plane)
-    if bins:
-        total = _scattered(input, positions, spatial_sizes)
-    else:
-        flat, source = positions.flatten(2), _signed(input).flatten(2)
-        # One element more takes what has no position.
-        total = source.new_zeros((*source.shape[:2], plane + 1)).scatter(-1, flat.where(flat >= 0, plane), source)
-        total = total[..., :plane].unflatten(-1, tuple(spatial_sizes)).view(input.dtype)
+    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins)
     return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
