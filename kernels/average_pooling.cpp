@@ -388,7 +388,8 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     const bool repeats = w.window <= w.stride && w.size < 6 * w.stride * w.stride;
     const bool is_small = w.window > 0 && w.stride > 1 && w.stride <= 8 && w.window <= 16 && w.extent() <= 256;
     const bool has_phases = p.lanes == 1 && is_small && !repeats;
-    const bool is_much_more = element == value && 2 * p.output_plane() <= p.plane();  // what is divided fewer times before it is added
+    // What is divided fewer times before it is added: as strides say, not sizes, so that parts of an image have its bits.
+    const bool is_much_more = element == value && p.d().stride * p.h().stride * p.w().stride > 1;
     const auto spread = [&](const SumOperations &op, const char *shares, int64_t divisor) {
         const Geometry adjoint = g.adjoint(divisor), undivided = g.adjoint(1);
         const Divide by(adjoint, value, element, kernels.divide), first(adjoint, value, value, again.divide), last(undivided, value, element, kernels.divide);

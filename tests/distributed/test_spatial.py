@@ -49,7 +49,6 @@ def test_windows_side_by_side_need_no_exchange(ranks: Ranks) -> None:
     assert [exchanges for exchanges, _ in ranks.run(sharded.compare, case.pooling, (1, 1, 8), LINE, (2,))] == [0] * 4
 
 
-@pytest.mark.slow
 def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> None:
     """Past the sizes that ATen pools, a sum is made in the order of its taps wherever its window lies."""
     case = cases.case("uneven padding", "padded")
