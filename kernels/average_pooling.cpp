@@ -227,17 +227,17 @@ void Pooling::pool_spans() const {
     const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
     const bool is_in_place = finish.result_size == op.value_size;  // memory of results is fetched while windows are read
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
-    const double cost = double(most_rows) * row_cost + double(tile * most_taps);
+    const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<const char *> rows(most_rows);
         std::vector<Row> read(most_rows * (lanes == 1 ? 1 : most_taps));
         std::vector<char> staged(lanes == 1 ? w.size * pitch : 0), made(is_in_place ? 0 : tile * pitch);
-        for (int64_t number = begin; number < end; ++number) {
-            const int64_t o = number % tiles * tile, oh = number / tiles % h.outputs;
-            const int64_t od = number / tiles / h.outputs % d.outputs, plane = number / tiles / h.outputs / d.outputs;
+        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
             const int64_t outputs = std::min(tile, w.outputs - o);
             const Span *const of_w = g.taps[2].data() + o;
-            char *const out = output + (number / tiles * w.outputs + o) * lanes * finish.result_size;
+            char *const out = output + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
             char *const results = is_in_place ? out : made.data();
             // The row before that reads the same, along H or else along D.
             const bool is_like_h = oh > 0 && g.taps[1][oh] == g.taps[1][oh - 1], is_like_d = od > 0 && g.taps[0][od] == g.taps[0][od - 1];
@@ -322,7 +322,7 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
         std::vector<Row> taps;
         std::vector<char> sums;
     };
-    const double cost = double(tile) * double(w.window + 2 * stride + g.most_taps(0) * g.most_taps(1));
+    const double cost = ROW_COST + double(tile) * double(w.window + 2 * stride + g.most_taps(0) * g.most_taps(1));
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<char> read(most * size), shares(most * size), joined(tile * stride * size);
         std::vector<Row> rows;
@@ -335,9 +335,9 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
             phase.sums.resize(most * size);
             places[k] = (phase.taps.size() == 1 ? phase.taps[0].from : phase.sums.data()) + (k + w.padding) / stride * size;
         }
-        for (int64_t number = begin; number < end; ++number) {
-            const int64_t j = number % tiles * tile, y = number / tiles % h.outputs, z = number / tiles / h.outputs % d.outputs;
-            const int64_t plane = number / tiles / h.outputs / d.outputs, length = std::min(tile, all - j) + after;
+        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const int64_t j = digits[0] * tile, y = digits[1], z = digits[2], plane = digits[3], length = std::min(tile, all - j) + after;
             // The shares of windows j - before to j + length - 1, as far as they are.
             const int64_t low = std::clamp<int64_t>(j - before, 0, w.outputs);
             const int64_t high = std::clamp<int64_t>(j + length, low, w.outputs);
@@ -350,7 +350,7 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
             for (Phase &phase : phases)
                 if (phase.taps.size() != 1) op.combine(true, phase.taps.data(), int64_t(phase.taps.size()), length, phase.sums.data());
             const int64_t n = std::min(tile * stride, w.size - j * stride);
-            char *const out = output + (number / tiles * w.size + j * stride) * finish.result_size;
+            char *const out = output + (((plane * d.outputs + z) * h.outputs + y) * w.size + j * stride) * finish.result_size;
             (size == 4 ? interleave<uint32_t> : interleave<uint64_t>)(places.data(), stride, n, finish.is_direct ? out : joined.data());
             if (!finish.is_direct) finish(plane, z, y, 0, 0, n, joined.data(), out);
         }

@@ -284,8 +284,9 @@ struct LanePool {
         parallel(p.planes * d.outputs * h.outputs, cost, [&](int64_t begin, int64_t end) {
             std::vector<char> winning(together * position);
             std::vector<Row> taps(d.window * h.window * w.window);
-            for (int64_t row = begin; row < end; ++row) {
-                const int64_t oh = row % h.outputs, od = row / h.outputs % d.outputs, plane = row / h.outputs / d.outputs;
+            Digits<3> digits(begin, {h.outputs, d.outputs, p.planes});
+            for (int64_t row = begin; row < end; ++row, ++digits) {
+                const int64_t oh = digits[0], od = digits[1], plane = digits[2];
                 const auto depth = d.range(od), height = h.range(oh);
                 for (int64_t o = 0; o < w.outputs; ++o) {
                     const auto width = w.range(o);
@@ -495,13 +496,14 @@ void dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indic
     const int tap_bytes = TYPES[p->type].bytes;
     const int64_t plane_size = p->numbering == INDICES ? p->plane() / p->lanes : 0;
     const Taps places(*p, 1, plane_size);
-    const int64_t depths = p->d().outputs, heights = p->h().outputs, width = p->output_row();
-    parallel(p->planes * depths * heights, 4. * double(width), [&](int64_t begin, int64_t end) {
+    const int64_t width = p->output_row();
+    parallel(p->planes * p->d().outputs * p->h().outputs, 4. * double(width), [&](int64_t begin, int64_t end) {
         std::vector<int64_t> found(width);
-        for (int64_t row = begin; row < end; ++row) {
+        Digits<3> digits(begin, {p->h().outputs, p->d().outputs, p->planes});
+        for (int64_t row = begin; row < end; ++row, ++digits) {
             const void *const which = static_cast<const char *>(taps) + row * width * tap_bytes;
-            const int64_t origin = row / heights / depths * p->lanes * plane_size;
-            places.each(which, tap_bytes, row / heights % depths, row % heights, 0, width,
+            const int64_t origin = digits[2] * p->lanes * plane_size;
+            places.each(which, tap_bytes, digits[1], digits[0], 0, width,
                         [&](int64_t i, int64_t place) { found[i] = place < 0 ? -1 : origin + place; });
             write_numbers(found.data(), width, indices, int(p->bytes), row * width);
         }

@@ -111,12 +111,12 @@ struct Blocks {
     struct Block {
         int64_t plane, od, oh, rows, o, outputs, first, low, high;
     };
-    Block operator[](int64_t number) const {
+    Digits<4> digits(int64_t number) const { return {number, {tiles, groups, p.d().outputs, p.planes}}; }
+    Block operator[](const Digits<4> &digits) const {
         const Axis &w = p.w();
         Block b;
-        b.o = number % tiles * tile, number /= tiles, b.outputs = std::min(tile, w.outputs - b.o);
-        b.oh = number % groups * rows, number /= groups, b.rows = std::min(rows, p.h().outputs - b.oh);
-        b.od = number % p.d().outputs, b.plane = number / p.d().outputs;
+        b.o = digits[0] * tile, b.outputs = std::min(tile, w.outputs - b.o);
+        b.oh = digits[1] * rows, b.rows = std::min(rows, p.h().outputs - b.oh), b.od = digits[2], b.plane = digits[3];
         b.first = 0, b.low = w.size, b.high = 0;
         for (int64_t o = b.o; is_by_range && o < b.o + b.outputs; ++o) {
             const auto range = w.range(o);
@@ -258,10 +258,11 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
     const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
     const double cost = double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window);
-    parallel(blocks.count(), double(blocks.rows * p.lanes) * cost, [&](int64_t begin, int64_t end) {
+    parallel(blocks.count(), double(blocks.rows) * (ROW_COST + double(p.lanes) * cost), [&](int64_t begin, int64_t end) {
         RowPool pool(op, finish, p, blocks, input, most);
-        for (int64_t number = begin; number < end; ++number) {
-            const auto b = blocks[number];
+        auto digits = blocks.digits(begin);
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const auto b = blocks[digits];
             const int64_t at = ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * p.lanes;
             char *const out = output + at * finish.result_size;
             by_range ? pool.pool_ranges(b, out) : pool.pool_taps(b, out);
@@ -316,14 +317,10 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
         std::vector<char> workspace((row_size + 2 * most + std::max({tile_d, tile_h, tile_w})) * value);
         char *const row = workspace.data(), *const read = row + row_size * value, *const pooled = read + most * value;
         char *const scratch = pooled + most * value;
-        for (int64_t number = begin; number < end; ++number) {
-            int64_t rest = number;
-            const auto next = [&rest](int64_t count) {
-                const int64_t digit = rest % count;
-                return rest /= count, digit;
-            };
-            const int64_t lane = next(blocks) * block, ow = next(tiles_w) * tile_w, oh = next(tiles_h) * tile_h;
-            const int64_t od = next(tiles_d) * tile_d, plane = rest, b = std::min(block, lanes - lane);
+        Digits<5> digits(begin, {blocks, tiles_w, tiles_h, tiles_d, p.planes});
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const int64_t lane = digits[0] * block, ow = digits[1] * tile_w, oh = digits[2] * tile_h, od = digits[3] * tile_d;
+            const int64_t plane = digits[4], b = std::min(block, lanes - lane);
             const int64_t outputs_d = std::min(tile_d, d.outputs - od), outputs_h = std::min(tile_h, h.outputs - oh);
             const int64_t outputs_w = std::min(tile_w, w.outputs - ow), n = outputs_w * b;
             const int64_t depth = d.span(outputs_d), height = h.span(outputs_h), width = w.span(outputs_w);
