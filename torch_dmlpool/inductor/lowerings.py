@@ -326,10 +326,11 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
         covered = covered_axes(x, sizes[2:], window_arguments)
         if covered is None:
             return None
-        # Elements are added in a row, which float64 makes exact enough (rule E6).
-        total, count = reduced_over(x, covered, "sum", torch.float64).make_loader(), divisor
+        # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
+        wide = torch.float64 if x.get_device_or_error().type == "cpu" else summed
+        total, count = reduced_over(x, covered, "sum", wide).make_loader(), divisor
         count = count or math.prod(window_arguments[0])
-        return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, torch.float64))
+        return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
     geometry = Geometry(window, sizes[2:], outputs[2:])
     tap_of = geometry.loader(x, 0.0)
 
