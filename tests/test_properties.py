@@ -69,9 +69,7 @@ def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
 def laid_out(values: Tensor, layout: Layout) -> Tensor:
     """``values`` in that layout; where a dimension is expanded, those of its first element."""
     dimensions = layout.dimensions
-    sizes = [
-        along.before + size * along.step + along.after for size, along in zip(values.shape, dimensions, strict=True)
-    ]
+    sizes = [one.before + size * one.step + one.after for size, one in zip(values.shape, dimensions, strict=True)]
     memory = torch.zeros([sizes[number] for number in layout.order], dtype=values.dtype, device=values.device)
     memory = samples.fenced(memory, at_end=dimensions[0].stride_of_one % 4 > 0)
     view = memory.permute([layout.order.index(number) for number in range(values.dim())])

@@ -24,7 +24,6 @@ pytestmark = [
     # Python 3.12 and later, of every fork beside threads, which PyTorch always has.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
-THREADS = 8
 IMAGES = [
     samples.normal(2, 3, 11, 12),
     samples.channels_last(samples.normal(2, 3, 9, 8, seed=1)),
@@ -99,7 +98,7 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
     # Quantized tensors are made here under catch_warnings, which no two threads may do at once.
     images = {image.shape: cases.quantized(image) for image in IMAGES}
     monkeypatch.setattr(cases, "quantized", lambda image: images[image.shape])
-    at_once([caller(seed) for seed in range(THREADS)])
+    at_once([caller(seed) for seed in range(8)])
     assert warnings.filters == filters
 
 

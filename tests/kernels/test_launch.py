@@ -76,8 +76,7 @@ def test_a_batch_makes_no_new_kernel() -> None:
 
 def test_strides_decide_about_vectors() -> None:
     shape = (2, 4, 8, 16)
-    sliced_rows = (4 * 8 * 20, 8 * 20, 20, 1)
-    assert only(request(THREE, shape, strides=sliced_rows))["V"] == 4
+    assert only(request(THREE, shape, strides=(4 * 8 * 20, 8 * 20, 20, 1)))["V"] == 4
     assert only(request(THREE, shape, strides=(4 * 8 * 18, 8 * 18, 18, 1)))["V"] == 2
     assert only(request(THREE, shape, strides=(4 * 8 * 32, 8 * 32, 32, 2)))["V"] == 1
     one_row = (2, 4, 1, 16)  # a stride along a dimension of size 1 means nothing

@@ -30,8 +30,7 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "uneven volume": ((5, 4, 7), (2, 3, 3)),
     "volume with one kept": ((3, 5, 6), (3, 4, 1)),
 }
-FEW = ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"]
-few = pytest.mark.parametrize("name", FEW)
+few = pytest.mark.parametrize("name", ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"])
 
 
 def requested(name: str) -> tuple[tuple[int, ...], tuple[int, ...], oracle.Bins]:

@@ -111,8 +111,7 @@ def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.devi
 def test_every_nan_wins(bits: int, device: torch.device) -> None:
     """M3: a NaN's sign and payload make no difference to its winning; the first of several does."""
     input = torch.tensor([1.0, math.inf, 0.0, 2.0, 0.0, -1.0], device=device)
-    input[2] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
-    input[4] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    input[2] = input[4] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
     values, indices = dmlpool.max_pooling(input.view(1, 1, 6), 3, return_indices=True)
     assert values.isnan().all()
     assert indices.tolist() == [[[2, 2, 2, 4]]]
