@@ -54,7 +54,7 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
         return _NotRun(), ()
 
     with (
-        mock.patch.object(backend, "target", return_value="sm_90"),
+        mock.patch.object(backend, "runs_ptx", return_value=True),
         mock.patch.object(backend, "_compiled", not_compiled),
         mock.patch.object(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0)),
     ):

@@ -39,8 +39,8 @@ class Launched:
 
 
 @contextmanager
-def recorded(target: str = "sm_90") -> Iterator[list[Launched]]:
-    """Inside, the backend's launches for ``target`` are recorded instead of run, on whatever device tensors are."""
+def recorded() -> Iterator[list[Launched]]:
+    """Inside, the backend's launches are recorded instead of run, on whatever device tensors are."""
     record: list[Launched] = []
 
     def launch(how: Any, *arguments: Any) -> None:
@@ -55,7 +55,7 @@ def recorded(target: str = "sm_90") -> Iterator[list[Launched]]:
         record.append(Launched(request, how.programs, sum(size_of(each) for each in tensors.values())))
 
     with (
-        mock.patch.object(backend, "target", return_value=target),
+        mock.patch.object(backend, "runs_ptx", return_value=True),
         mock.patch.object(backend, "launch", launch),
     ):
         yield record

@@ -6,8 +6,6 @@ gradient, divided as it is read. ``sum_tile`` unrolls a window and adds up trees
 logarithm of the taps; ``sum_axis`` adds up one axis of a window or bin of any size in a loop, with compensation.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

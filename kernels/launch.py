@@ -4,8 +4,6 @@ A ``window`` here is any object with ``axes``, each of which has ``window``, ``s
 ``end_padding``, ``dilation`` and ``ceil_mode``. Nothing here touches a tensor, so everything is testable without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
@@ -34,7 +32,7 @@ class Launch:
     results: int  # elements that it writes, or of each where it writes two
 
     @classmethod
-    def of_lanes(cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]) -> Launch:
+    def of_lanes(cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]) -> "Launch":
         """Programs of ``LANES`` lanes, as many as cover ``sizes[0]``; constants get ``B``, the lanes of a program."""
         types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in sizes)
         return cls(kernel, divided(sizes[0], LANES), sizes, (*constants.items(), ("B", LANES)), types, results)
@@ -53,11 +51,6 @@ class Axis(NamedTuple):
     def extent(self) -> int:
         """Positions from the first tap to the last."""
         return (self.window - 1) * self.dilation + 1
-
-    @property
-    def uncounted(self) -> Axis:
-        """Without padding at the end."""
-        return self._replace(end=0)
 
 
 class Request(NamedTuple):
@@ -87,7 +80,7 @@ class Request(NamedTuple):
 
     def named_axes(self, counted: bool = False) -> dict[str, Axis]:
         """The axes as constants of kernels; padding at the end, where it is not ``counted``, makes no other kernel."""
-        each = self.axes if counted else [axis.uncounted for axis in self.axes]
+        each = self.axes if counted else [axis._replace(end=0) for axis in self.axes]
         return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
 
     @property
@@ -121,7 +114,7 @@ class Tile(NamedTuple):
     vector: int
 
 
-def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[str, Any]) -> Launch:
+def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[str, Any]) -> "Launch":
     """A launch of one lane for each tile, in vectors of ``V`` columns, or of channels where these are innermost.
 
     The kernel gets sizes and strides of the source in vectors of ``V``, but the stride along a vector of one element as

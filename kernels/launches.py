@@ -1,7 +1,5 @@
 """Which launches serve a request: pure functions of sizes, strides and windows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import gcd, prod
@@ -263,7 +261,7 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
         if bins:
             largest.append((along.source + 1) * (along.targets + 1))
         constants = {
-            "AXIS": axis.uncounted, "BINS": bins, "FIRST": along.first, "LAST": along.last, "R": rows,
+            "AXIS": axis._replace(end=0), "BINS": bins, "FIRST": along.first, "LAST": along.last, "R": rows,
             "V": vector, "WITH_TAPS": with_taps, "WIDE": max(largest) >= launch.WIDE_FROM,
         }  # fmt: skip
         sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
@@ -311,7 +309,7 @@ def _grad_axes(request: Request) -> list[Launch]:
         lanes = along.results
         largest = max(lanes, (max(along.source, along.targets) + 1) * along.inner)
         constants = {
-            "AXIS": along.axis.uncounted, "COMMON": reach.gcd, "INVERSE": reach.inverse, "BELOW": below,
+            "AXIS": along.axis._replace(end=0), "COMMON": reach.gcd, "INVERSE": reach.inverse, "BELOW": below,
             "LAST": along.last,
             "WIDE": max(largest, launch.farthest(along.targets, along.source, along.axis)) >= launch.WIDE_FROM,
         }  # fmt: skip

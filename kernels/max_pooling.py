@@ -9,8 +9,6 @@ product. A tap's number grows by the outer axis' part in each pass; -1 marks wha
 
 # ruff: noqa: E741  (I and O are an axis' sizes)
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

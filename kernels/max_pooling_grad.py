@@ -8,8 +8,6 @@ outside: it sends nothing.
 
 # ruff: noqa: E741  (I and O are an axis' sizes)
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

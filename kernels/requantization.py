@@ -9,8 +9,6 @@ For windows of up to 128 taps two additions round exactly: the float64 product o
 multiple of 2⁻⁴¹ first, then to an integer, turns neither into the other. Of larger windows the kernels give the sums.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -7,8 +7,6 @@ logarithm of the window (rule E6), and neighbouring windows share blocks of 1, 2
 # Triton's compiler has no unpacking of tuples.
 # ruff: noqa: SIM108
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -251,7 +251,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
     if not INTERPRETED:
         from emulator.launches import launch as run
 
-        monkeypatch.setattr(backend, "target", lambda _: "sm_90")
+        monkeypatch.setattr(backend, "runs_ptx", lambda _: True)
         monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: backend)
 
     def recording(how: Any, *arguments: object) -> None:

@@ -28,12 +28,12 @@ from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.window import Window
 
 TARGETS = {
-    "sm_90": (compiler.SM_90, "sm_90"),
-    "sm_80": (GPUTarget("cuda", 80, 32), "cuda"),
-    "sm_100": (GPUTarget("cuda", 100, 32), "sm_90"),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), "hip"),
+    "sm_90": (compiler.SM_90, True),
+    "sm_80": (GPUTarget("cuda", 80, 32), True),
+    "sm_100": (GPUTarget("cuda", 100, 32), True),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), False),
 }
-"""Each with what the launches know it as."""
+"""Each with whether it runs PTX."""
 
 
 class Made(NamedTuple):
@@ -164,8 +164,8 @@ class Collector:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[Made] = []
-        self.target = ""
-        monkeypatch.setattr(backend, "target", lambda _: self.target)
+        self.runs_ptx = False
+        monkeypatch.setattr(backend, "runs_ptx", lambda _: self.runs_ptx)
         monkeypatch.setattr(backend, "launch", self.launch)
 
     def launch(self, launch: Launch, *operands: object) -> None:
@@ -173,10 +173,10 @@ class Collector:
         self.made.append(Made(launch, tuple(names)))
 
     def __call__(
-        self, family: str, dtype: torch.dtype, target: str, alike: Callable[[Made], Hashable], every: bool = False
+        self, family: str, dtype: torch.dtype, runs_ptx: bool, alike: Callable[[Made], Hashable], every: bool = False
     ) -> list[Made]:
         """The first of the launches that are ``alike``: the shortest code, as windows are in order."""
-        self.target, result = target, {}
+        self.runs_ptx, result = runs_ptx, {}
         for input, window in problems(dtype, every):
             FAMILIES[family][0](input, window)
             for made in self.made:
@@ -244,7 +244,7 @@ def test_machine_code_of_some(family: str, dtype: torch.dtype, target: str, laun
 @cases.each("target", TARGETS, ["sm_90"])
 def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: Collector) -> None:
     """E7: a contiguous float16 batch under window 3: maxima, with taps, averages, and their gradients."""
-    launches_of.target = TARGETS[target][1]
+    launches_of.runs_ptx = TARGETS[target][1]
     window = Window.directml(2, 3, 1, 1, 1)
     input = torch.empty((32, 64, 112, 112), dtype=torch.float16, device="meta")
     output, taps = backend.max_pooling_with_taps(input, window)

@@ -1,7 +1,5 @@
 """Implementations of the operators: Triton for GPUs, compiled kernels for CPUs, plain PyTorch for any device."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

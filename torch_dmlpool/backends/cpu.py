@@ -5,8 +5,6 @@ PyTorch. ``library`` is None where none was built for this processor; ``missing`
 operator computes is said in ``reference``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

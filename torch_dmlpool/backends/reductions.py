@@ -8,8 +8,6 @@ The last dimensions of a tensor are spatial; dimensions are counted from the end
 of one shape: values alone, or values with their positions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias

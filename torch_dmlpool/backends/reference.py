@@ -4,8 +4,6 @@ The same functions take exported programs apart into ATen's operators: batch and
 count from 0 inside a plane in row-major order; negative ones stand for no element.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast

@@ -4,8 +4,6 @@ All memory comes from PyTorch's caching allocator and nothing waits for the devi
 call. A launch goes to the tensors' own device and that device's current stream.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Sequence
@@ -32,20 +30,12 @@ def kernel_named(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
 
 
-def target(tensor: Tensor) -> str:
-    """What a tensor's device runs: "interpreter", "hip", or CUDA's "sm_70", "cuda" (sm_80) or "sm_90" and later."""
-    if tensor.device.type != "cuda":
-        return "interpreter"
-    if torch.version.hip:
-        return "hip"
-    generation = _generation(tensor.device.index)
-    return "sm_90" if generation >= 9 else "cuda" if generation == 8 else "sm_70"
+def runs_ptx(tensor: Tensor) -> bool:
+    """Whether a tensor's device runs PTX from sm_80 on."""
+    return tensor.is_cuda and torch.version.hip is None and _capability(tensor.get_device()) >= (8, 0)
 
 
-@lru_cache
-def _generation(device: int) -> int:
-    """The first part of a CUDA device's compute capability."""
-    return torch.cuda.get_device_capability(device)[0]
+_capability = lru_cache(torch.cuda.get_device_capability)
 
 
 def launch(how: Any, *arguments: Any) -> None:
@@ -152,7 +142,7 @@ def _maxima(
     codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
     if values.numel() == 0:
         return values, codes
-    asm = input.is_floating_point() and input.itemsize <= 4 and target(input) in ("cuda", "sm_90")
+    asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
     request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, asm)
     launches = kernel_named("launches", "max_launches")(request, code_dtype is not None)
     if launches[0].kernel == "max_pooling.max_tile":
