@@ -10,8 +10,7 @@
 namespace dmlpool {
 namespace {
 
-// Geometry: which elements a window reads along an axis, and how many taps it counts.
-
+// Which elements a window reads along an axis, and how many taps it counts.
 struct Geometry {
     Problem p;  // an axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from the input
     std::vector<Span> taps[3];
@@ -115,8 +114,6 @@ struct Geometry {
     }
 };
 
-// What becomes of sums.
-
 struct Divide final : Finish {
     const Geometry &g;
     int64_t sum;  // bytes
@@ -136,8 +133,6 @@ struct Divide final : Finish {
         });
     }
 };
-
-// Drivers.
 
 struct Pooling {
     const SumOperations &op;
@@ -424,8 +419,6 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         spread(again.sums, shares.get(), 1);
     }
 }
-
-// Quantized averages.
 
 struct Requantize final : Finish {
     const Geometry &g;

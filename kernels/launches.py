@@ -8,8 +8,6 @@ from typing import Literal
 from . import launch
 from .launch import Axis, Launch, Request, Tile
 
-# Averages, their gradients and quantized averages.
-
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
@@ -135,8 +133,6 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
         launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, numbers, constants))
     return launches
 
-
-# Max pooling, its gradients and what taps point at.
 
 Pointed = Literal["values", "indices", "plane indices"]
 # Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s to compile.

@@ -376,8 +376,6 @@ struct Lane final : LanePool {
     }
 };
 
-// Gradients.
-
 // Rows of float32 or float64 in memory of another type: `row` is where they are summed.
 template <class L>
 struct Gradients {

@@ -198,8 +198,6 @@ inline V vector_at(const void *from) {
     return vector;
 }
 
-// Data types.
-
 struct Half {
     uint16_t bits;
 };

@@ -69,14 +69,14 @@ def average(
     """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these types for."""
     *parameters, output_dtype = output
     operands.check_flag("include_padding", include_padding)
-    asked = input.dtype if output_dtype is None else output_dtype
-    output_type = next((quantized for quantized, plain in plain_types.items() if asked in (quantized, plain)), asked)
+    plain = {kind: quantized for quantized, kind in plain_types.items()}
+    output_type = input.dtype if output_dtype is None else plain.get(output_dtype, output_dtype)
     operands.check_output_type(output_type, tuple(plain_types))
     own = _parameters(input)
+    given = [mine if parameter is None else parameter for mine, parameter in zip(own, parameters, strict=True)]
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     inherits = any(parameter is None for parameter in parameters)
     per_channel = inherits and input.qscheme() is torch.per_channel_affine
-    given = [mine if parameter is None else parameter for mine, parameter in zip(own, parameters, strict=True)]
     per_channel |= any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
     integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
     pooled = average_of_integers(integers, (*own, *given), window, include_padding, dtype)

@@ -184,8 +184,6 @@ def _bins(size: int, count: int, are_averaged: bool) -> tuple[int, ...]:
     return (size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1)
 
 
-# The operators.
-
 try:
     # Half the time of torch.empty_strided.
     from torch._C._dynamo.guards import _empty_strided_cpu as _new  # type: ignore[attr-defined]

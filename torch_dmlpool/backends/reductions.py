@@ -66,9 +66,6 @@ def first_maximum(dtype: torch.dtype) -> Reduction:
     return Reduction((lowest(dtype), NOWHERE), combine, whole)
 
 
-# Which elements belong together.
-
-
 class Steps(NamedTuple):
     """What each result along an axis is made of: ``counts`` elements from ``starts`` on, ``most`` at most."""
 
@@ -143,9 +140,6 @@ def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Ste
     counts = (floored(floored(padded, stride).clamp(max=outputs - 1) - start, step) + 1).clamp(min=0)
     most = -(-min(outputs, (axis.extent - 1) // stride + 1) // step)
     return Steps(start, counts.where(padded % common == 0, 0), step, most)
-
-
-# Reducing.
 
 
 def reduced(tensors: Tensors, dim: int, steps: Steps, reduction: Reduction) -> Tensors:

@@ -29,9 +29,6 @@ def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
     return _laid_out(tensor, operands.suggested_memory_format(like))
 
 
-# Averages.
-
-
 def _wide(tensor: Tensor) -> Tensor:
     """In the type that halves are summed in (rule A4)."""
     return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
@@ -137,8 +134,6 @@ def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Tensor, scale: T
     return torch.where(near, whole + 0.5 + 0.25 * (product - half).sign(), real)
 
 
-# Maxima, and the positions of winners.
-
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Wide unsigned integers, for which PyTorch has few operators, and the types of the same bits."""
 FLOAT_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -201,9 +196,6 @@ def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Te
     return total.view(-1, total.shape[-1]).index_put((rows, positions), added, accumulate=True).view(total.shape)
 
 
-# Taps and positions.
-
-
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
     """Each axis from the last to the first: its size, and where each window's first tap lies."""
     for later, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
@@ -238,9 +230,6 @@ def _numbered(positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_p
         first = (numbers(samples * channels, positions) * math.prod(sizes)).view(samples, channels, *(1 for _ in sizes))
         positions = torch.where(positions < 0, positions, positions + first)
     return positions.to(dtype)
-
-
-# The operators of maxima and positions.
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:

@@ -21,8 +21,6 @@ from torch_dmlpool.backends.reference import scatter_positions as scatter_positi
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.window import Window
 
-# --- How kernels are launched ---
-
 
 @lru_cache
 def kernel_named(module: str, name: str) -> Any:
@@ -103,9 +101,6 @@ def is_aligned(*tensors: Tensor) -> bool:
 def _output_sizes(window: Window, sizes: torch.Size) -> tuple[int, ...]:
     """Remembered, as checks and sizes take a tenth of a call's time on the host."""
     return window.output_sizes(sizes)
-
-
-# --- Max pooling ---
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
@@ -219,9 +214,6 @@ def _request(
         window, tuple(source.shape), source.stride(), tuple(target_sizes), source.itemsize, aligned,
         memory_format is not torch.contiguous_format, *rest,
     )  # fmt: skip
-
-
-# --- Averages ---
 
 
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
