@@ -65,11 +65,11 @@ def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: tor
 
 
 @pytest.mark.parametrize("layout", list(samples.LAYOUTS))
-def test_windows_far_apart(layout: str, device: torch.device) -> None:
-    """G4: strides of many windows along any axis, in every layout."""
-    for strides in ((1, 41), (41, 1), (30, 50)):
-        pooling = oracle.Pooling((2, 3), strides, (1, 1), (0, 1), (1, 2))
-        for channels in (3, 40):
+def test_windows_far_apart_and_long_ones(layout: str, device: torch.device) -> None:
+    """G4: strides of many windows along any axis, and long windows that overlap, in every layout."""
+    for window, strides in ((3, (1, 41)), (3, (41, 1)), (3, (30, 50)), (20, (9, 1))):
+        pooling = oracle.Pooling((2, window), strides, (1, 1), (0, 1), (1, 2))
+        for channels in (3, 70 if window == 20 else 40):
             samples.check_maximum(samples.LAYOUTS[layout](samples.ties(1, channels, 44, 90).to(device)), pooling)
 
 
