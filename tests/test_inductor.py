@@ -9,7 +9,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch._inductor import metrics
+from torch._inductor import config, metrics
 from torch._inductor.utils import run_and_get_code
 
 import torch_dmlpool as dmlpool
@@ -110,10 +110,7 @@ GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
 
 def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> None:
     """NaN wins, and the first of several alike gets the gradient."""
-
-    def all_of(x: Tensor) -> list[Tensor]:
-        return [pool(x) for pool in GLOBAL.values()]
-
+    all_of = lambda x: [pool(x) for pool in GLOBAL.values()]  # noqa: E731
     input = samples.ties(2, 3, 7, 12, dtype=torch.float32)
     input[0, 0, 3, 4] = math.nan
     leaf = input.to(device).requires_grad_()
@@ -147,10 +144,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
     torch._dynamo.reset()
     metrics.reset()
-    with (
-        torch._inductor.config.patch(force_disable_caches=True),
-        torch.compiler.config.patch(force_disable_caches=False),
-    ):
+    with config.patch(force_disable_caches=True), torch.compiler.config.patch(force_disable_caches=False):
         compiled(function)(input)
     return metrics.generated_kernel_count
 
@@ -180,12 +174,20 @@ def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
         assert called(function, input[:1, :8, :9]) == []  # so few windows that a call would take longer
 
 
+def test_maxima_of_many_taps_are_loops_that_equal_the_operators(device: torch.device) -> None:
+    """M1 to M3: padding, an overhang and gaps that no code spells out."""
+    gaps = {"window_size": (4, 5), "strides": (5, 4), "end_padding": 3, "dilations": (2, 1), "ceil_mode": True}
+    maxima = lambda x: [dmlpool.max_pooling(x, 5, 2, 2, 1), dmlpool.max_pooling(x, **gaps)]  # noqa: E731
+    input = samples.channels_last(samples.special(2, 16, 14, 17)).to(device)
+    found, code = run_and_get_code(compiled(maxima), input)
+    assert "= torch.ops.dmlpool" not in "".join(code)
+    for result, expected in zip(found, maxima(input), strict=True):
+        samples.assert_same(result, expected)
+
+
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:
     """No operator of the package is left in either graph."""
-
-    def both(x: Tensor) -> Tensor:
-        return dmlpool.max_pooling(x.sin(), 3, 2, 1, 1) + dmlpool.average_pooling(x.cos(), 3, 2, 1, 1)
-
+    both = lambda x: dmlpool.max_pooling(x.sin(), 3, 2, 1) + dmlpool.average_pooling(x.cos(), 3, 2, 1)  # noqa: E731
     leaf = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device).requires_grad_()
     torch._dynamo.reset()
     function = compiled(both)

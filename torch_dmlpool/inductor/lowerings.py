@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._inductor import config
 from torch._inductor.ir import ComputedBuffer, FlexibleLayout, Pointwise, Reduction, TensorBox
 from torch._inductor.lowering import fallback_handler, make_reduction, register_lowering, to_dtype
 from torch._inductor.virtualized import V, ops
@@ -25,6 +26,7 @@ LARGEST_FUSED = 25
 """Taps of the largest window that is an expression. Each tap is computed from what stands before it once more, which is
 cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No GPU has measured it yet."""
 
+SUM_TYPES = {dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES}
 _TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
@@ -78,19 +80,19 @@ class Geometry:
         self.taps = list(itertools.product(*(range(axis.window) for axis in window.axes)))
         self.overlaps = any(axis.window > axis.stride for axis in window.axes)
 
-    def position(self, dimension: int, output: Any, tap: int) -> Any:
+    def position(self, dimension: int, output: Any, tap: Any) -> Any:
         axis = self.axes[dimension]
         return output * axis.stride + (tap * axis.dilation - axis.start_padding)
 
-    def conditions(self, dimension: int, output: Any, tap: int, counted: int | None = None) -> list[Any]:
+    def conditions(self, dimension: int, output: Any, tap: Any, counted: int | None = None) -> list[Any]:
         """What must hold for a tap to read the input, or to count where padding does; nothing where it always does."""
         axis, size = self.axes[dimension], self.sizes[dimension] + (counted or 0)
         position, offset, dtype = self.position(dimension, output, tap), tap * axis.dilation, index_type(size)
         conditions = []
-        if counted is None and offset < axis.start_padding:
+        if counted is None and not is_sure(offset >= axis.start_padding):
             conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))
         last = self.position(dimension, self.outputs[dimension] - 1, tap)
-        is_inside = not axis.ceil_mode and offset + axis.end_padding - (counted or 0) < axis.extent
+        is_inside = not axis.ceil_mode and is_sure(offset + axis.end_padding - (counted or 0) < axis.extent)
         if not is_inside and not is_sure(last < size):
             conditions.append(ops.lt(ops.index_expr(position, dtype), ops.index_expr(size, dtype)))
         return conditions
@@ -102,7 +104,7 @@ class Geometry:
             x.mark_reuse(len(self.taps))
         load = x.make_loader()
 
-        def tap_of(index: Sequence[Any], taps: Sequence[int]) -> Any:
+        def tap_of(index: Sequence[Any], taps: Sequence[Any]) -> Any:
             spatial = list(enumerate(zip(index[2:], taps, strict=True)))
             conditions = [held for i, (output, tap) in spatial for held in self.conditions(i, output, tap)]
             place = [*index[:2], *(self.position(i, output, tap) for i, (output, tap) in spatial)]
@@ -137,10 +139,6 @@ def tree(terms: Sequence[Any]) -> Any:
     return terms[0]
 
 
-def sum_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize == 2 else dtype
-
-
 def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]) -> TensorBox:
     converted = lambda index: ops.to_dtype(value(index), dtype)  # noqa: E731
     return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
@@ -153,10 +151,14 @@ def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch
 
 
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
-    tap_of = geometry.loader(x, Reduction.default_accumulator("max", x.get_dtype()))
-
-    greatest = functools.partial(functools.reduce, ops.maximum)
-    return pointwise(x, outputs, x.get_dtype(), lambda index: greatest([tap_of(index, taps) for taps in geometry.taps]))
+    device, dtype, windows = x.get_device_or_error(), x.get_dtype(), [axis.window for axis in geometry.axes]
+    tap_of = geometry.loader(x, Reduction.default_accumulator("max", dtype))
+    unrolled = LARGEST_FUSED if len(windows) == 1 else MOST_TAPS  # more are faster in a loop, but for rows
+    with config.patch(unroll_reductions_threshold=unrolled + 1):
+        maxima: Any = Reduction.create(device, dtype, dtype, tap_of, outputs, windows, "max", input_node=x)
+    if isinstance(maxima.data.data, Reduction):
+        maxima.realize()
+    return maxima
 
 
 def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype) -> TensorBox:
@@ -196,8 +198,8 @@ def _number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
 
 
 MOST_TAPS, CHEAPEST_CALL = 16, 2**14
-"""On a CPU: the taps of the largest window of maxima in rows, or with taps, that is an expression (for 25 taps the
-operator takes half of the time), and the taps in all that are computed in less time than a call takes."""
+"""On a CPU: the taps of the largest window of maxima at stride 1, in rows or with taps, that is an expression (for 25
+the operator takes half of the time), and the taps in all that are computed in less time than a call takes."""
 
 
 def _window_of_maxima(
@@ -206,13 +208,13 @@ def _window_of_maxima(
     """The small window, of which there are so many ``windows``, unless a CPU's operator is faster.
 
     Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2 in 64x112x112 take
-    3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6; forward and backward 9.0, 2.6 and 5.3. Averages are no
-    slower, nor are maxima alone of one dimension: the C++ compiler makes vectors.
+    3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6. Averages and maxima of one dimension are no slower.
     """
     window = small_window(x, sizes, arguments)
     if window is None or x.get_device_or_error().type != "cpu":
         return window
-    is_vector = not with_taps and (window.rank == 1 or _has_channels_innermost(x))
+    is_short = window.taps <= MOST_TAPS * math.prod(axis.stride for axis in window.axes)
+    is_vector = not with_taps and (window.rank == 1 or (is_short and _has_channels_innermost(x)))
     if is_vector or is_sure(math.prod(windows) * window.taps <= CHEAPEST_CALL):
         return window
     is_strided = window.axes[-1].stride > 1 and not _has_channels_innermost(x)
@@ -299,7 +301,7 @@ def _max_pooling_grad_from_taps(gradient: TensorBox, taps: TensorBox, sizes: Seq
     if readers is None:
         return None
     gradient.realize_hint()
-    load, number_of, dtype = gradient.make_loader(), taps.make_loader(), sum_type(gradient.get_dtype())
+    load, number_of, dtype = gradient.make_loader(), taps.make_loader(), SUM_TYPES[gradient.get_dtype()]
 
     def term(place: Sequence[Any], taps: Sequence[Any]) -> Any:
         number = ops.index_expr(_number_of(taps, arguments[0]), torch.int32)
@@ -320,7 +322,7 @@ def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:
 
 def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
     *window_arguments, include_padding, divisor = arguments
-    sizes, (outputs, dtype), summed = x.get_size(), results()[0], sum_type(x.get_dtype())
+    sizes, (outputs, dtype), summed = x.get_size(), results()[0], SUM_TYPES[x.get_dtype()]
     window = small_window(x, sizes[2:], window_arguments)
     if window is None:
         covered = covered_axes(x, sizes[2:], window_arguments)
@@ -328,8 +330,7 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
             return None
         # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
         wide = torch.float64 if x.get_device_or_error().type == "cpu" else summed
-        total, count = reduced_over(x, covered, "sum", wide).make_loader(), divisor
-        count = count or math.prod(window_arguments[0])
+        total, count = reduced_over(x, covered, "sum", wide).make_loader(), divisor or math.prod(window_arguments[0])
         return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
     geometry = Geometry(window, sizes[2:], outputs[2:])
     tap_of = geometry.loader(x, 0.0)
@@ -343,14 +344,13 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
 
 def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments: Any) -> TensorBox | None:
     *window_arguments, include_padding, divisor = arguments
-    window, dtype = small_window(gradient, sizes, window_arguments), sum_type(gradient.get_dtype())
+    window, dtype = small_window(gradient, sizes, window_arguments), SUM_TYPES[gradient.get_dtype()]
     readers = _readers(gradient, sizes, window_arguments, window)
     if readers is None:
         return None
     gradient.realize_hint()
-    load, geometry = gradient.make_loader(), None
-    if window is not None and not divisor:
-        geometry = Geometry(window, sizes, gradient.get_size()[2:])
+    load = gradient.make_loader()
+    geometry = Geometry(window, sizes, gradient.get_size()[2:]) if window is not None and not divisor else None
 
     def share(index: Sequence[Any]) -> Any:
         count = geometry.counted(index, include_padding, dtype) if geometry else divisor
