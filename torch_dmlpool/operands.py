@@ -134,7 +134,7 @@ def tap_dtype(taps: int) -> torch.dtype:
     return torch.uint8 if taps <= 225 else torch.int16 if taps <= 2**15 else torch.int32
 
 
-def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Tensor) -> Any:
+def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any) -> Any:
     """A scale in float32 or a zero point of an integer ``dtype``, None for 0 (rules Q3 and Q4).
 
     It is a number, or a vector of one entry for all channels of ``input`` or one each.
@@ -188,8 +188,17 @@ def checked_quantization(
     if output_dtype is None:
         output_dtype = getattr(parameters[3], "dtype", None)
         output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
+    if not any(isinstance(parameter, Tensor) for parameter in parameters):
+        return _checked(input.dtype is torch.int8, output_dtype is torch.int8, *parameters), output_dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
+
+
+@remembering
+def _checked(input_is_signed: bool, output_is_signed: bool, *numbers: Any) -> tuple[Any, ...]:
+    zeros = [torch.int8 if is_signed else torch.uint8 for is_signed in (input_is_signed, output_is_signed)]
+    dtypes = torch.float32, zeros[0], torch.float32, zeros[1]
+    return tuple(map(checked_parameter, PARAMETERS, numbers, dtypes, [None] * 4))
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:

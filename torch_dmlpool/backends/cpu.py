@@ -193,13 +193,15 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
         return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
 
 
-def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor | None = None) -> Tensor:
-    """``output`` with what a function of the library computes from ``source`` and the ``numbers`` of winners."""
+def _filled(
+    output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor | None = None, *more: int | None
+) -> Tensor:
+    """``output`` with what a function of the library computes from ``source``, the ``numbers`` of winners and more."""
     if plan.is_empty:
         return output.zero_()
     if numbers is None:
         source = source if plan.is_laid_out else source.contiguous(memory_format=plan.memory_format)
-        function(plan.problem, source.data_ptr(), output.data_ptr())
+        function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
     else:
         source = source.contiguous(memory_format=plan.memory_format)
         numbers = numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
@@ -210,10 +212,7 @@ def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    if not plan.is_empty:
-        source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        library.dmlpool_max_pooling(plan.problem, source.data_ptr(), values.data_ptr(), None)
-    return values
+    return _filled(values, library.dmlpool_max_pooling, plan, input, None, None)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -340,13 +339,9 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
-    if not plan.is_empty:
-        source = input.contiguous(memory_format=plan.memory_format)
-        are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
-        quantization, _kept = (_remembered if are_numbers else _quantization)(input.shape[1], output_dtype, *parameters)
-        results = output.data_ptr(), ctypes.addressof(quantization)
-        library.dmlpool_quantized_average_pooling(plan.problem, source.data_ptr(), *results)
-    return output
+    are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
+    given, _kept = (_remembered if are_numbers else _quantization)(input.shape[1], output_dtype, *parameters)
+    return _filled(output, library.dmlpool_quantized_average_pooling, plan, input, None, ctypes.addressof(given))
 
 
 def _quantization(channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None) -> tuple[Any, Any]:

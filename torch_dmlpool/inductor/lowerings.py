@@ -27,6 +27,7 @@ LARGEST_FUSED = 25
 cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No GPU has measured it yet."""
 
 SUM_TYPES = {dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES}
+all_hold = functools.partial(functools.reduce, ops.and_)
 _TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
@@ -66,10 +67,6 @@ def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
 def index_type(*sizes: Any) -> torch.dtype:
     """int32 where everything near an axis' ends is sure to fit."""
     return torch.int32 if all(is_sure(size < 2**30) for size in sizes) else torch.int64
-
-
-def all_hold(conditions: Sequence[Any]) -> Any:
-    return functools.reduce(ops.and_, conditions)
 
 
 class Geometry:
