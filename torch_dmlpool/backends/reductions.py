@@ -146,10 +146,9 @@ def reduced(tensors: Tensors, dim: int, steps: Steps, reduction: Reduction) -> T
     """The reduction of the elements of each result along ``dim``."""
     size = tensors[0].shape[dim]
     # One element more, the one that never counts, stands for all that lie outside.
-    ends = [tensor.narrow(dim, 0, 1) for tensor in tensors]
     level = tuple(
-        torch.cat((tensor, torch.full_like(end, fill)), dim)
-        for tensor, end, fill in zip(tensors, ends, reduction.fills, strict=True)
+        torch.cat((tensor, torch.full_like(tensor.narrow(dim, 0, 1), fill)), dim)
+        for tensor, fill in zip(tensors, reduction.fills, strict=True)
     )
     result, position, width = None, steps.starts, 1
     while True:
@@ -172,8 +171,9 @@ def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
     """Every window, or every bin."""
     for dim, part in enumerate(parts(windows), -len(parts(windows))):
         size = tensors[0].shape[dim]
-        # Sums of known sizes are trees: the same in every layout and for every number of threads.
-        if isinstance(part, Axis) and covers(part, size) and not (reduction is SUM and are_ints(size)):
+        # Float sums of known sizes are trees: the same in every layout and for every number of threads.
+        is_tree = reduction is SUM and are_ints(size) and tensors[0].is_floating_point()
+        if isinstance(part, Axis) and covers(part, size) and not is_tree:
             tensors = reduction.whole(tensors, dim)
         else:
             tensors = reduced(tensors, dim, read_by(part, size, tensors[0]), reduction)
