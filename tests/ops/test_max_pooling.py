@@ -51,15 +51,15 @@ def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: torch.device) -> None:
     """M1, M2 and M5 in channels_last, where channels are compared together and the last few beside them."""
-    pooling = oracle.Pooling((3, 2), (stride, 2), (3 if stride == 1 else 1, 0), (1, 1), (1, 2))
-    for channels in (16, 37, 70):
-        # Positions of a wide plane are numbers that one byte does not hold; the first windows may lie in padding.
-        input = samples.ties(2, channels, 5, 70 if stride == 3 else 6, dtype=dtype)
+    numbers = (2, 3, 2), (1, stride, 2), (0, 3 if stride == 1 else 1, 0), (0, 1, 1), (2, 1, 2)
+    # Positions of a wide plane are numbers that one byte does not hold; the first windows may lie in padding.
+    for channels, rank, sizes in ((16, 2, (5, 6)), (37, 2, (5, 70 if stride == 3 else 6)), (70, 3, (4, 5, 6))):
+        pooling = oracle.Pooling(*(along[-rank:] for along in numbers))
+        input = samples.ties(2, channels, *sizes, dtype=dtype)
         if dtype.is_floating_point:
             input[:, 1::3, 1:4, 2] = math.nan
             input[:, ::4, :, :3] = -math.inf
-        input = samples.channels_last(input).to(device)
-        samples.check_maximum(input, pooling)
+        samples.check_maximum(input := samples.channels_last(input).to(device), pooling)
         if dtype.is_floating_point:
             samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
 
