@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
 from torch_dmlpool.ops.registration import Operator
-from torch_dmlpool.window import Window, check_spatial_sizes, remembering
+from torch_dmlpool.window import LARGEST_ARGUMENT, Axis, Window, check_spatial_sizes, remembering
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: tuple[int, ...]) -> Tensor:
@@ -59,10 +59,10 @@ def window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Win
             from torch.fx.experimental.symbolic_shapes import statically_known_true  # whose import takes long
 
             divides = statically_known_true(divides)
-        if not divides:
+        if not divides or (type(size) is int and size > LARGEST_ARGUMENT):
             return None
         steps.append(size // output)
-    return Window.directml(len(steps), steps, steps)
+    return Window(tuple(Axis(step, step, 0, 0, 1, False) for step in steps))
 
 
 def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
