@@ -187,11 +187,11 @@ def test_maxima_of_many_taps_are_loops_that_equal_the_operators(device: torch.de
 
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:
     """No operator of the package is left in either graph."""
-    both = lambda x: dmlpool.max_pooling(x.sin(), 3, 2, 1) + dmlpool.average_pooling(x.cos(), 3, 2, 1)  # noqa: E731
+    window = (3, 2, 1, 1)
+    both = lambda x: dmlpool.max_pooling(x.sin(), *window) + dmlpool.average_pooling(x.cos(), *window)  # noqa: E731
     leaf = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device).requires_grad_()
     torch._dynamo.reset()
-    function = compiled(both)
-    _, code = run_and_get_code(lambda: function(leaf).sum().backward())
+    _, code = run_and_get_code(lambda: compiled(both)(leaf).sum().backward())
     assert len(code) == 2
     assert "torch.ops.dmlpool" not in "".join(code)
     torch.testing.assert_close(leaf.grad, torch.autograd.grad(both(leaf).sum(), leaf)[0])

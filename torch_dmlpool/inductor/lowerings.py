@@ -150,8 +150,8 @@ def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
     device, dtype, windows = x.get_device_or_error(), x.get_dtype(), [axis.window for axis in geometry.axes]
     tap_of = geometry.loader(x, Reduction.default_accumulator("max", dtype))
-    unrolled = LARGEST_FUSED if len(windows) == 1 else MOST_TAPS  # more are faster in a loop, but for rows
-    with config.patch(unroll_reductions_threshold=unrolled + 1):
+    is_looped = device.type == "cpu" and len(windows) > 1  # where more taps were measured to be faster in a loop
+    with config.patch(unroll_reductions_threshold=1 + (MOST_TAPS if is_looped else LARGEST_FUSED)):
         maxima: Any = Reduction.create(device, dtype, dtype, tap_of, outputs, windows, "max", input_node=x)
     if isinstance(maxima.data.data, Reduction):
         maxima.realize()

@@ -59,9 +59,9 @@ def window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Win
             from torch.fx.experimental.symbolic_shapes import statically_known_true  # whose import takes long
 
             divides = statically_known_true(divides)
-        if not divides or (type(size) is int and size > LARGEST_ARGUMENT):
-            return None
         steps.append(size // output)
+        if not divides or (type(steps[-1]) is int and steps[-1] > LARGEST_ARGUMENT):
+            return None
     return Window(tuple(Axis(step, step, 0, 0, 1, False) for step in steps))
 
 
