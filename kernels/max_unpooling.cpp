@@ -109,10 +109,7 @@ void dmlpool_scatter_positions(const Problem *p, const void *input, const void *
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);
     };
     if (type < 4) return with_float_type(type, run);
-    if (TYPES[type].bytes == 1) run(Type<uint8_t>());
-    if (TYPES[type].bytes == 2) run(Type<uint16_t>());
-    if (TYPES[type].bytes == 4) run(Type<uint32_t>());
-    if (TYPES[type].bytes == 8) run(Type<uint64_t>());
+    with_numbers(TYPES[type].bytes, run);  // one at a position: nothing is added
 }
 }
 #pragma GCC visibility pop

@@ -72,13 +72,8 @@ def quantized_planes(scale: float = 0.5) -> Tensor:
     return quietly(lambda: torch.quantize_per_tensor(planes(), scale, 4, torch.quint8))
 
 
-NOT_TENSORS = [
-    Wrong("None", None),
-    Wrong("3", 3),
-    Wrong("'image'", "image"),
-    Wrong("a nested list", [[[[1.0]]]]),
-    Wrong("a NumPy array", planes().numpy()),
-]
+NOT_TENSORS = [*plainly(None, 3, "image"), Wrong("a nested list", [[[[1.0]]]])]
+NOT_TENSORS += [Wrong("a NumPy array", planes().numpy())]
 NOT_DENSE = [
     Wrong("a sparse tensor", quietly(lambda: planes().to_sparse())),
     Wrong("a nested tensor", quietly(lambda: torch.nested.nested_tensor([torch.ones(3, 4, 5)] * 2))),
@@ -126,16 +121,11 @@ NORMS = plainly(0, 0.5, -1, -math.inf, math.nan, True, None, "2", (2,), 2j, 2**1
 INDEX_TYPES = [Wrong(str(value), value) for value in (torch.float32, torch.int8, torch.uint16, torch.bool, int, None)]
 INDEX_TYPES += plainly("int64")
 GRADIENTS = [
-    *NOT_TENSORS,
-    *NOT_DENSE,
-    *UNPOOLED,
+    *NOT_TENSORS, *NOT_DENSE, *UNPOOLED,
     *(of_type(dtype, torch.ones(2, 3, 3, 4)) for dtype in (torch.float64, torch.float16)),
     Wrong("a tensor on another device", torch.ones(2, 3, 3, 4, device="meta")),
-    *(
-        of_shape(*sizes)
-        for sizes in ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4))
-    ),
-]
+    *itertools.starmap(of_shape, ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4))),
+]  # fmt: skip
 SIZES = [
     *plainly(5, None, "size", (), (4, 5), (1, 2, 3, 4, 5), (2, 3, 4.0, 5), (2, True, 4, 5), (2, 3, 4, 6), (1, 3, 4, 5)),
     *plainly((2, -3, 4, 5), (2, 3, 0, 5), (2, 3, -4, 5), (2, 3, 4, 2**62), (2, 3, 4, 2**200)),

@@ -255,12 +255,9 @@ def check_average(
 
 
 def check_average_gradient(
-    gradient: Tensor,
-    sizes: Sequence[int],
-    pooling: oracle.Pooling,
-    include_padding: bool = False,
+    gradient: Tensor, sizes: Sequence[int], pooling: oracle.Pooling, include_padding: bool = False,
     divisor_override: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """The gradient operator, and autograd's backward pass."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
     expected = oracle.average_grad(to_numpy(gradient), sizes, pooling, **divisor)
@@ -342,14 +339,9 @@ def numpy_type(dtype: torch.dtype) -> np.dtype:
 
 
 def check_quantized(
-    input: Tensor,
-    parameters: Parameters,
-    pooling: oracle.Pooling,
-    include_padding: bool = False,
-    *,
-    output_dtype: torch.dtype | None = None,
-    forms: list[str] | None = None,
-) -> Tensor:
+    input: Tensor, parameters: Parameters, pooling: oracle.Pooling, include_padding: bool = False, *,
+    output_dtype: torch.dtype | None = None, forms: list[str] | None = None,
+) -> Tensor:  # fmt: skip
     """Q1, Q2 and G7 for one call: the exact result, in the memory format of the input."""
     forms = ["number"] * 4 if forms is None else forms
     output_dtype = output_dtype or input.dtype

@@ -59,12 +59,10 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "half a window of padding": lambda x: dmlpool.average_pooling(x, 3, 1, x.shape[2] // 4, x.shape[3] // 4),
     "gradients": _gradients,
     "layers": torch.nn.Sequential(
-        nn.MaxPool2d(3, 2, "same"),
-        nn.AvgPool2d(2, 1, ((0, 1), (1, 0)), dilation=2, count_include_pad=False),
-        nn.LPPool2d(2, 2, 1),
-        nn.AdaptiveMaxPool2d((3, None)),
+        nn.MaxPool2d(3, 2, "same"), nn.AvgPool2d(2, 1, ((0, 1), (1, 0)), dilation=2, count_include_pad=False),
+        nn.LPPool2d(2, 2, 1), nn.AdaptiveMaxPool2d((3, None)),
     ),
-}
+}  # fmt: skip
 
 
 def counted(

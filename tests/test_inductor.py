@@ -80,9 +80,8 @@ def test_averages_are_as_exact_as_the_operators(
     """A1 to A6 and E6: halves are summed in float32; a negative divisor."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
     inputs = [samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
-    gradients = [
-        samples.LAYOUTS[layout](samples.normal(2, 3, *case.output_sizes, dtype=dtype)).to(device) for case in chosen
-    ]
+    outputs = [samples.normal(2, 3, *case.output_sizes, dtype=dtype) for case in chosen]
+    gradients = [samples.LAYOUTS[layout](output).to(device) for output in outputs]
 
     def averages(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
         results = []
@@ -183,6 +182,27 @@ def test_maxima_of_many_taps_are_loops_that_equal_the_operators(device: torch.de
     assert "= torch.ops.dmlpool" not in "".join(code)
     for result, expected in zip(found, maxima(input), strict=True):
         samples.assert_same(result, expected)
+
+
+MOVES: dict[str, tuple[Callable[[Tensor], object], list[str]]] = {
+    "tanh": (lambda x: dmlpool.max_pooling(x.tanh(), 2, 2), ["max_pooling", "tanh"]),
+    "sigmoid": (lambda x: dmlpool.max_pooling(x.sigmoid(), 9, 4, 4, 4), ["max_pooling", "sigmoid"]),
+    "as many maxima": (lambda x: dmlpool.max_pooling(x.tanh(), 3, 1, 1, 1), ["tanh", "max_pooling"]),
+    "empty windows": (lambda x: dmlpool.max_pooling(x.tanh(), 2, 3, 3), ["tanh", "max_pooling"]),
+    "returned too": (lambda x: ((y := x.tanh()), dmlpool.max_pooling(y, 2, 2)), ["tanh", "max_pooling"]),
+}
+
+
+@cases.each("move", MOVES, ["tanh", "empty windows"])
+def test_sigmoid_and_tanh_are_computed_of_maxima_alone(move: str, device: torch.device) -> None:
+    """Where that gives the same results, of fewer evaluations."""
+    function, order = MOVES[move]
+    input, seen = samples.special(2, 3, 20, 22).to(device), list[str]()
+    see = lambda graph: seen.extend(str(node.target).split(".")[-2] for node in graph.nodes if "." in str(node.target))  # noqa: E731
+    with config.patch(post_grad_custom_post_pass=see):
+        found = compiled(function)(input)
+    assert [name for name in seen if name in order] == order
+    torch.testing.assert_close(found, function(input), equal_nan=True)
 
 
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:

@@ -28,17 +28,10 @@ Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 @operator("average_pooling")
 def average_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    include_padding: bool = False,
-    *,
-    ceil_mode: bool = False,
+    input: Tensor, window_size: Integers, strides: Integers = 1, start_padding: Integers = 0,
+    end_padding: Integers = 0, dilations: Integers = 1, include_padding: bool = False, *, ceil_mode: bool = False,
     divisor_override: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of ``…POOLING1``).
 
     Args:
@@ -64,18 +57,10 @@ def average_pooling(
 
 @operator("average_pooling_grad")
 def average_pooling_grad(
-    input_gradient: Tensor,
-    input_size: Sequence[int],
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    include_padding: bool = False,
-    *,
-    ceil_mode: bool = False,
-    divisor_override: int | None = None,
-) -> Tensor:
+    input_gradient: Tensor, input_size: Sequence[int], window_size: Integers, strides: Integers = 1,
+    start_padding: Integers = 0, end_padding: Integers = 0, dilations: Integers = 1, include_padding: bool = False,
+    *, ceil_mode: bool = False, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
     """Gradient of :func:`average_pooling` with respect to its input (``DML_AVERAGE_POOLING_GRAD``).
 
     Args:
@@ -125,17 +110,10 @@ def max_pooling(
 
 @operator("max_pooling2")
 def max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    *,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
+    input: Tensor, window_size: Integers, strides: Integers = 1, start_padding: Integers = 0,
+    end_padding: Integers = 0, dilations: Integers = 1, *, ceil_mode: bool = False, return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-) -> Pooled:
+) -> Pooled:  # fmt: skip
     """Maximum of the elements in a sliding window, with its index where wanted (``DML_MAX_POOLING2``).
 
     Args:
@@ -170,16 +148,9 @@ def max_pooling(
 
 @operator("max_pooling_grad")
 def max_pooling_grad(
-    input: Tensor,
-    input_gradient: Tensor,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    *,
-    ceil_mode: bool = False,
-) -> Tensor:
+    input: Tensor, input_gradient: Tensor, window_size: Integers, strides: Integers = 1,
+    start_padding: Integers = 0, end_padding: Integers = 0, dilations: Integers = 1, *, ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
     """Gradient of :func:`max_pooling` with respect to its input (``DML_MAX_POOLING_GRAD``); needs no indices.
 
     Args:
@@ -204,21 +175,11 @@ def max_pooling_grad(
 
 @operator("quantized_linear_average_pooling")
 def quantized_linear_average_pooling(
-    input: Tensor,
-    input_scale: float | Tensor,
-    input_zero_point: int | Tensor | None,
-    output_scale: float | Tensor,
-    output_zero_point: int | Tensor | None,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    include_padding: bool = False,
-    *,
-    ceil_mode: bool = False,
-    output_dtype: torch.dtype | None = None,
-) -> Tensor:
+    input: Tensor, input_scale: float | Tensor, input_zero_point: int | Tensor | None, output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None, window_size: Integers, strides: Integers = 1,
+    start_padding: Integers = 0, end_padding: Integers = 0, dilations: Integers = 1, include_padding: bool = False,
+    *, ceil_mode: bool = False, output_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """Average of integers that stand for ``scale * (integer - zero_point)`` (``DML_QUANTIZED_LINEAR_AVERAGE_POOLING``).
 
     A scale or a zero point is one for all channels (a number, or a tensor of one element) or one for each (a tensor of
@@ -254,16 +215,9 @@ def quantized_linear_average_pooling(
 
 @operator("lp_pooling")
 def lp_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    p: float = 2,
-    *,
-    ceil_mode: bool = False,
-) -> Tensor:
+    input: Tensor, window_size: Integers, strides: Integers = 1, start_padding: Integers = 0,
+    end_padding: Integers = 0, dilations: Integers = 1, p: float = 2, *, ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
     """The p-norm of the elements in a sliding window (``DML_LP_POOLING``, with the dilations of ``…POOLING1``).
 
     Args:
@@ -306,7 +260,7 @@ def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
     tensor([[[0.5000, 2.0000, 3.5000]]])
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    return _adaptive.adaptive_average_pooling(input, operands.checked_output_size(output_size, tuple(input.shape[2:])))
+    return _adaptive.adaptive_average_pooling(input, output_size, input.dim() - 2)
 
 
 # fmt: off
@@ -348,9 +302,9 @@ def adaptive_max_pooling(
     """
     operands.check_pooled("input", input, operands.MAX_TYPES)
     operands.check_flag("return_indices", return_indices)
-    sizes = operands.checked_output_size(output_size, tuple(input.shape[2:]))
     operands.check_index_type(index_dtype, input.shape)
-    return _adaptive.adaptive_max_pooling(input, sizes, *((index_dtype, False) if return_indices else ()))
+    numbering = (index_dtype, False) if return_indices else ()
+    return _adaptive.adaptive_max_pooling(input, output_size, input.dim() - 2, *numbering)
 
 
 @operator("max_unpooling")

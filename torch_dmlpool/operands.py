@@ -87,7 +87,6 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     return sizes
 
 
-@remembering
 def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps the input's size."""
     if type(sizes[0]) is not int and torch.jit.is_tracing():

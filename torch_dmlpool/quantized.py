@@ -22,19 +22,11 @@ CHANNEL_AXIS = 1
 
 @operator("quantized_linear_average_pooling")
 def quantized_average_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = 1,
-    start_padding: Integers = 0,
-    end_padding: Integers = 0,
-    dilations: Integers = 1,
-    include_padding: bool = False,
-    *,
-    ceil_mode: bool = False,
-    output_scale: float | Tensor | None = None,
-    output_zero_point: int | Tensor | None = None,
+    input: Tensor, window_size: Integers, strides: Integers = 1, start_padding: Integers = 0,
+    end_padding: Integers = 0, dilations: Integers = 1, include_padding: bool = False, *, ceil_mode: bool = False,
+    output_scale: float | Tensor | None = None, output_zero_point: int | Tensor | None = None,
     output_dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Average pooling of a quantized tensor: :func:`quantized_linear_average_pooling` with the tensor's own numbers.
 
     Args:

@@ -38,4 +38,4 @@ def register() -> None:
     """Give Inductor the lowerings once it is loaded; one that lacks a name which they take calls the operators."""
     if "torch._inductor.lowering" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):
-            from torch_dmlpool.inductor import lowerings  # noqa: F401
+            from torch_dmlpool.inductor import lowerings, patterns  # noqa: F401

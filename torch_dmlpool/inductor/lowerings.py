@@ -26,6 +26,7 @@ LARGEST_FUSED = 25
 """Taps of the largest window that is an expression. Each tap is computed from what stands before it once more, which is
 cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No GPU has measured it yet."""
 
+LARGEST_TREE = 8  # elements that a CPU adds in float32 before float64 takes over, which costs half as much so, or less
 SUM_TYPES = {dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES}
 all_hold = functools.partial(functools.reduce, ops.and_)
 _TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -39,19 +40,24 @@ def _is_served(x: TensorBox) -> bool:
     return x.get_dtype() in _TYPES and x.get_device_or_error().type in ("cpu", "cuda")
 
 
+def is_never_empty(window: Window, sizes: Sequence[Any]) -> bool:
+    """Whether a tap of the window at least is inside the input wherever it lies."""
+    for axis, size in zip(window.axes, sizes, strict=True):
+        # Taps farther apart than the input is wide may step over it.
+        is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
+        if not is_near or max(axis.start_padding, axis.end_padding) >= axis.extent:
+            return False
+    return True
+
+
 def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
-    """The window, if it has few taps, and one of them at least inside the input wherever it lies."""
+    """The window, if it has few taps and is never empty."""
     numbers = [number for entry in arguments[:5] for number in entry]
     if not _is_served(x) or not all(isinstance(number, (int, sympy.Integer)) for number in numbers):
         return None
     lists: list[Any] = [[int(number) for number in entry] for entry in arguments[:5]]
     window = Window.directml(len(sizes), *lists, *arguments[5:])
-    for axis, size in zip(window.axes, sizes, strict=True):
-        # Taps farther apart than the input is wide may step over it.
-        is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
-        if not is_near or max(axis.start_padding, axis.end_padding) >= axis.extent:
-            return None
-    return window if window.taps <= LARGEST_FUSED else None
+    return window if window.taps <= LARGEST_FUSED and is_never_empty(window, sizes) else None
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
@@ -317,17 +323,32 @@ def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:
     return ops.truediv(total, divisor)
 
 
+def _in_trees(x: TensorBox, axis: int, dtype: torch.dtype) -> TensorBox:
+    """Sums of a few elements along an axis, as many as divide it: there are fewer for float64 to add."""
+    sizes, load = list(x.get_size()), x.make_loader()
+    few = max(count for count in range(1, LARGEST_TREE + 1) if sizes[axis] % count == 0)
+    sizes[axis] //= few
+
+    def total(index: Sequence[Any]) -> Any:
+        places = [[*index[:axis], index[axis] + step * sizes[axis], *index[axis + 1 :]] for step in range(few)]
+        return tree([ops.to_dtype(load(place), dtype) for place in places])
+
+    return pointwise(x, sizes, dtype, total)
+
+
 def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
     *window_arguments, include_padding, divisor = arguments
     sizes, (outputs, dtype), summed = x.get_size(), results()[0], SUM_TYPES[x.get_dtype()]
     window = small_window(x, sizes[2:], window_arguments)
     if window is None:
         covered = covered_axes(x, sizes[2:], window_arguments)
-        if covered is None:
+        # A CPU adds in a row, which is exact enough for float32 alone, and in float64 (rule E6); a GPU adds as a tree.
+        is_in_a_row = x.get_device_or_error().type == "cpu"
+        if covered is None or (is_in_a_row and summed is torch.float64):
             return None
-        # A CPU adds in a row, which only float64 makes exact enough (rule E6); a GPU adds as a tree.
-        wide = torch.float64 if x.get_device_or_error().type == "cpu" else summed
-        total, count = reduced_over(x, covered, "sum", wide).make_loader(), divisor or math.prod(window_arguments[0])
+        wide, count = torch.float64 if is_in_a_row else summed, divisor or math.prod(window_arguments[0])
+        x = _in_trees(x, covered.index(True) + 2, summed) if is_in_a_row else x
+        total = reduced_over(x, covered, "sum", wide).make_loader()
         return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
     geometry = Geometry(window, sizes[2:], outputs[2:])
     tap_of = geometry.loader(x, 0.0)

@@ -122,24 +122,12 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
     return [int(size) if isinstance(size, Tensor) else size for size in sizes]
 
 
-def _output_size(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[int, ...]:
-    sizes = operands.checked_output_size(shared(output_size), tuple(batched.shape[-rank:]))
-    return sizes if batched.dim() == rank + 2 else (1, *sizes)  # of rows with a height
-
-
 @_for_one_to_three(operands.FLOAT_TYPES)
 def avg_pool(
-    rank: int,
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
+    rank: int, input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, *,
     dilation: Sizes = 1,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Averages over windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5)
@@ -154,15 +142,9 @@ def avg_pool(
 
 @_for_one_to_three(operands.MAX_TYPES)
 def max_pool(
-    rank: int,
-    input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Pooled:
+    rank: int, input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0,
+    dilation: Sizes = 1, ceil_mode: bool = False, return_indices: bool = False,
+) -> Pooled:  # fmt: skip
     """Maxima over windows of ``{batched}`` or ``{unbatched}``, with ``return_indices`` as a pair with their indices.
 
     >>> row = torch.tensor([1.0, 3.0, 2.0, 5.0]).view(1, {ones}4)
@@ -180,16 +162,9 @@ def max_pool(
 
 @_for_one_to_three(operands.FLOAT_TYPES)
 def lp_pool(
-    rank: int,
-    input: Tensor,
-    norm_type: float,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    ceil_mode: bool = False,
-    *,
-    padding: Padding = 0,
-    dilation: Sizes = 1,
-) -> Tensor:
+    rank: int, input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None,
+    ceil_mode: bool = False, *, padding: Padding = 0, dilation: Sizes = 1,
+) -> Tensor:  # fmt: skip
     """Norms of windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
 
     The norms are those of DirectML and ONNX: the root of the sum of ``|x| ** p`` over what a window reads. PyTorch adds
@@ -211,7 +186,7 @@ def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tens
     >>> adaptive_avg_pool{rank}d(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
     tensor([2., 4.])
     """
-    return adaptive_pooling.adaptive_average_pooling(input, _output_size(rank, input, output_size))
+    return adaptive_pooling.adaptive_average_pooling(input, shared(output_size), rank)
 
 
 @_for_one_to_three(operands.MAX_TYPES)
@@ -223,19 +198,14 @@ def adaptive_max_pool(rank: int, input: Tensor, output_size: OutputSize, return_
     """
     operands.check_flag("return_indices", return_indices)
     numbering = (torch.int64, True) if return_indices else ()
-    return adaptive_pooling.adaptive_max_pooling(input, _output_size(rank, input, output_size), *numbering)
+    return adaptive_pooling.adaptive_max_pooling(input, shared(output_size), rank, *numbering)
 
 
 @_for_one_to_three(operands.MAX_TYPES)
 def max_unpool(
-    rank: int,
-    input: Tensor,
-    indices: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Padding = 0,
-    output_size: Sequence[int] | None = None,
-) -> Tensor:
+    rank: int, input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None,
+    padding: Padding = 0, output_size: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """Every element of ``{batched}`` or ``{unbatched}`` back at its index, zeros elsewhere.
 
     ``output_size`` is the spatial sizes or all sizes, each less than a stride from what the window gives. Where several

@@ -16,7 +16,7 @@ from torch_dmlpool import operands, quantized
 from torch_dmlpool.nn import functional
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.nn.layers import Pool
-from torch_dmlpool.ops.adaptive_pooling import window_of_bins
+from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window
 
@@ -268,7 +268,7 @@ def _window(pool: fx.Node, sizes: Sequence[int]) -> tuple[Any, ...] | None:
         if name == "aten::mean" and not (arguments.get("keepdim") and averaged == set(range(2, rank + 2))):
             return None
         are_known = all(type(size) is int for size in (*sizes, *outputs))
-        window = window_of_bins(tuple(sizes), outputs) if are_known else None
+        window = bins(outputs, tuple(sizes), rank)[1] if are_known else None
         return None if window is None else (*window.arguments, True)
     kernel_size, stride, padding, ceil_mode, counted = list(arguments.values())[1:6]
     return *Window.pytorch(rank, kernel_size, stride, padding, 1, ceil_mode).arguments, counted

@@ -18,17 +18,17 @@ from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import LARGEST_ARGUMENT, Axis, Window, check_spatial_sizes, remembering
 
 
-def adaptive_average_pooling(input: Tensor, output_sizes: tuple[int, ...]) -> Tensor:
-    """Average of every bin; operands are checked already."""
-    window = window_of_bins(tuple(input.shape[2:]), output_sizes)
+def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tensor:
+    """Average of every bin; operands but for ``output_size`` are checked already."""
+    output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
         return average_pooling.average_pooling(input, window, False, None)
     return _over_bins(_bin_averages, input, output_sizes)
 
 
-def adaptive_max_pooling(input: Tensor, output_sizes: tuple[int, ...], *numbering: Any) -> Any:
+def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering: Any) -> Any:
     """Maximum of every bin, and its index if a data type is given and whether to count in each plane."""
-    window = window_of_bins(tuple(input.shape[2:]), output_sizes)
+    output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
         operator = max_pooling.max_pooling_with_indices if numbering else max_pooling.max_pooling
         return operator(input, window, *numbering)
@@ -46,7 +46,16 @@ def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -
 
 
 @remembering
-def window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
+def bins(output_size: Any, sizes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], Window | None]:
+    """The output's spatial sizes, and the window that the bins are where it is one.
+
+    Of the input's spatial ``sizes`` ``output_size`` is about the last ``rank``; the height of rows stays 1.
+    """
+    output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(output_size, sizes[-rank:])
+    return output_sizes, _window_of_bins(sizes, output_sizes)
+
+
+def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
     """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
     if type(sizes[0]) is not int and torch.jit.is_tracing():  # a window would hold the sizes of the traced image
         return None

@@ -1,0 +1,49 @@
+"""Graphs in which maxima are taken first, and sigmoid or tanh, which never decrease, are computed of them alone.
+
+Results are the same ones, of fewer evaluations. Where gradients flow nothing moves, as they are computed from the
+function's own results. ReLU and its like cost too little for it to matter.
+"""
+
+from typing import Any
+
+import torch
+from torch._inductor.fx_passes.post_grad import pass_patterns
+from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, Match, register_graph_pattern
+from torch.fx import Node
+
+from torch_dmlpool.inductor import is_lowering
+from torch_dmlpool.inductor.lowerings import is_never_empty
+from torch_dmlpool.window import Window
+
+_POOLING, _SIGMOID = torch.ops.dmlpool.max_pooling.default, torch.ops.aten.sigmoid.default
+
+
+def _is_faster_and_same(match: Match) -> bool:
+    """Whether there are half as many maxima or fewer, laid out alike, and each of an element (f(-inf) is another)."""
+    pooling: Any = match.output_node()
+    x, function, arguments = match.kwargs["x"], pooling.args[0], pooling.args[1:]
+    before, between, after = (node.meta["val"] for node in (x, function, pooling))
+    numbers = [*before.shape, *after.shape, *(number for entry in arguments[:5] for number in entry)]
+    are_known = is_lowering() and all(type(number) is int for number in numbers)
+    are_alike = before.dtype is between.dtype and before.stride() == between.stride()
+    if not are_known or not are_alike or before.numel() < 2 * after.numel():
+        return False
+    window = Window.directml(before.dim() - 2, *arguments)
+    # Measured .8 to 1.0 times as fast; all others up to 4 times.
+    is_slower = function.target is _SIGMOID and window.taps <= 4 and before.stride(1) == 1
+    return not is_slower and is_never_empty(window, before.shape[2:])
+
+
+def _pool_first(match: Match, x: Node) -> None:
+    pooling: Any = match.output_node()
+    with match.graph.inserting_before(pooling):
+        maxima = match.graph.call_function(_POOLING, (x, *pooling.args[1:]))
+        results = match.graph.call_function(pooling.args[0].target, (maxima,))
+    maxima.meta, results.meta = {**pooling.meta}, {**pooling.meta}
+    pooling.replace_all_uses_with(results)
+    match.erase_nodes()
+
+
+_FUNCTION = CallFunction([_SIGMOID, torch.ops.aten.tanh.default], KeywordArg("x"))
+_PATTERN = CallFunction(_POOLING, _FUNCTION, *(Ignored() for _ in range(6)))
+register_graph_pattern(_PATTERN, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(_pool_first)
