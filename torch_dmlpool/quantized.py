@@ -59,20 +59,22 @@ def average(
     input: Tensor, plain_types: dict[torch.dtype, torch.dtype], window: Window, include_padding: bool, *output: Any
 ) -> Tensor:
     """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these types for."""
-    *parameters, output_dtype = output
+    scale, zero_point, output_dtype = output
     operands.check_flag("include_padding", include_padding)
-    plain = {kind: quantized for quantized, kind in plain_types.items()}
-    output_type = input.dtype if output_dtype is None else plain.get(output_dtype, output_dtype)
-    operands.check_output_type(output_type, tuple(plain_types))
+    output_type = input.dtype
+    if output_dtype is not None:
+        plain = {kind: quantized for quantized, kind in plain_types.items()}
+        output_type = plain.get(output_dtype, output_dtype)
+        operands.check_output_type(output_type, tuple(plain_types))
     own = _parameters(input)
-    given = [mine if parameter is None else parameter for mine, parameter in zip(own, parameters, strict=True)]
+    given = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
-    inherits = any(parameter is None for parameter in parameters)
-    per_channel = inherits and input.qscheme() is torch.per_channel_affine
-    per_channel |= any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
+    per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)
+    if not per_channel and not operands.are_numbers(given):
+        per_channel = any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
     integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
     pooled = average_of_integers(integers, (*own, *given), window, include_padding, dtype)
-    return _packed(pooled, given[0], given[1], output_type, per_channel)
+    return _packed(pooled, *given, output_type, per_channel)
 
 
 def average_of_integers(

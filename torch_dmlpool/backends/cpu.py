@@ -339,8 +339,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
     output = _new(plan.output_sizes, plan.output_strides, output_dtype)
-    are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
-    given, _kept = (_remembered if are_numbers else _quantization)(input.shape[1], output_dtype, *parameters)
+    given, _kept = (_remembered if operands.are_numbers(parameters) else _quantization)(input.shape[1], output_dtype, *parameters)
     return _filled(output, library.dmlpool_quantized_average_pooling, plan, input, None, ctypes.addressof(given))
 
 
