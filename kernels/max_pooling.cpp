@@ -178,8 +178,8 @@ enum Numbering { TAPS, POSITIONS, INDICES };
 
 template <class From>
 void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes, int64_t at) {
-    with_numbers(bytes, [=](auto type) {
-        using N = typename decltype(type)::type;
+    with_numbers(bytes, [=](auto number) {
+        using N = decltype(number);
         N *__restrict out = static_cast<N *>(numbers) + at;
         VECTORIZE
         for (int64_t i = 0; i < count; ++i) out[i] = N(from[i]);
@@ -483,10 +483,7 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
         else pool_as(int64_t(), int64_t(), __int128());
     } else if (p->type == 0) pool_values(float());
     else if (p->type == 1) pool_values(double());
-    else if (data_type.bytes == 1) pool_values(int8_t());
-    else if (data_type.bytes == 2) pool_values(int16_t());
-    else if (data_type.bytes == 4) pool_values(int32_t());
-    else pool_values(int64_t());
+    else with_numbers(data_type.bytes, pool_values);
 }
 
 void dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indices) {

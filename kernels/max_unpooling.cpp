@@ -88,8 +88,8 @@ void dmlpool_unique_positions(const Problem *p, const void *positions, void *uni
 void dmlpool_gather_positions(const Problem *p, const void *input, const void *positions, void *output) {
     using namespace dmlpool;
     const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
-    with_numbers(TYPES[p->type].bytes, [&](auto type) {
-        using T = typename decltype(type)::type;
+    with_numbers(TYPES[p->type].bytes, [&](auto element) {
+        using T = decltype(element);
         const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
         for_blocks(*p, [&](int64_t here, int64_t there, int64_t n) {
@@ -104,12 +104,15 @@ void dmlpool_scatter_positions(const Problem *p, const void *input, const void *
     using namespace dmlpool;
     const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
     const int type = int(p->type);
-    const auto run = [&](auto t) {
-        using T = typename decltype(t)::type;
+    const auto run = [&](auto element) {
+        using T = decltype(element);
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);
     };
-    if (type < 4) return with_float_type(type, run);
-    with_numbers(TYPES[type].bytes, run);  // one at a position: nothing is added
+    if (type == 0) run(float());
+    else if (type == 1) run(double());
+    else if (type == 2) run(Half());
+    else if (type == 3) run(BFloat16());
+    else with_numbers(TYPES[type].bytes, run);  // one at a position: nothing is added
 }
 }
 #pragma GCC visibility pop

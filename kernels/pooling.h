@@ -245,11 +245,6 @@ inline T narrow(Wide<T> value) {
         return value;
 }
 
-template <class T>
-struct Type {
-    using type = T;
-};
-
 // By their numbers, those of DATA_TYPES in backends/cpu.py.
 struct DataType {
     int bytes;
@@ -261,22 +256,13 @@ constexpr DataType TYPES[] = {
     {1, 0, false}, {2, 0, false}, {4, 0, false}, {8, 0, false}, {1, 0, true}, {2, 0, true}, {4, 0, true}, {8, 0, true},
 };
 
-// Calls act(Type<T>()) with the floating-point type of a number.
-template <class Act>
-void with_float_type(int type, Act act) {
-    if (type == 0) act(Type<float>());
-    if (type == 1) act(Type<double>());
-    if (type == 2) act(Type<Half>());
-    if (type == 3) act(Type<BFloat16>());
-}
-
 // Integers in memory of 1, 2, 4 or 8 bytes.
 template <class Act>
 void with_numbers(int bytes, Act act) {
-    if (bytes == 1) act(Type<uint8_t>());
-    if (bytes == 2) act(Type<int16_t>());
-    if (bytes == 4) act(Type<int32_t>());
-    if (bytes == 8) act(Type<int64_t>());
+    if (bytes == 1) act(int8_t());
+    if (bytes == 2) act(int16_t());
+    if (bytes == 4) act(int32_t());
+    if (bytes == 8) act(int64_t());
 }
 
 // Elements, or the values that elements are combined as; where winners are numbered, so far after the first tap of a window.

@@ -61,6 +61,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "whole": lambda tensor: tensor,
     "sliced": lambda tensor: tensor[..., 1:, ::2],
     "a sample": lambda tensor: tensor[1:],
+    "no sample": lambda tensor: tensor[:0],
     "channels_last": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
     "channels_last, sliced": lambda tensor: tensor.contiguous(memory_format=torch.channels_last)[..., 1:, ::2],
     # PyTorch neither transposes nor expands a tensor quantized per channel.
@@ -71,7 +72,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize(
     ("scheme", "view"),
-    [(scheme, view) for scheme in QUANTIZED for view in list(VIEWS)[: 7 if scheme == "per tensor" else 5]],
+    [(scheme, view) for scheme in QUANTIZED for view in list(VIEWS)[: 8 if scheme == "per tensor" else 6]],
 )
 @types
 def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:

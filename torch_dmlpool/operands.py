@@ -189,7 +189,7 @@ def checked_quantization(
         output_dtype = getattr(parameters[3], "dtype", None)
         output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
     if are_numbers(parameters):
-        return _checked_numbers(input.dtype is torch.int8, output_dtype is torch.int8, *parameters), output_dtype
+        return checked_numbers(input.dtype is torch.int8, output_dtype is torch.int8, *parameters), output_dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
 
@@ -200,7 +200,8 @@ def are_numbers(parameters: Sequence[Any]) -> bool:
 
 
 @remembering
-def _checked_numbers(input_is_signed: bool, output_is_signed: bool, *numbers: Any) -> tuple[Any, ...]:
+def checked_numbers(input_is_signed: bool, output_is_signed: bool, *numbers: Any) -> tuple[Any, ...]:
+    """Numbers alone, checked."""
     zeros = [torch.int8 if is_signed else torch.uint8 for is_signed in (input_is_signed, output_is_signed)]
     dtypes = torch.float32, zeros[0], torch.float32, zeros[1]
     return tuple(map(checked_parameter, PARAMETERS, numbers, dtypes, [None] * 4))

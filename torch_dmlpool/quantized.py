@@ -5,6 +5,7 @@ PyTorch has announced their end: this module alone touches them, and names nothi
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.docstrings import operator, typed_as
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
-from torch_dmlpool.ops.quantized_average_pooling import quantized_linear_average_pooling
+from torch_dmlpool.ops.quantized_average_pooling import of_quantized_tensor, quantized_linear_average_pooling
 from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window
 
@@ -68,12 +69,17 @@ def average(
         operands.check_output_type(output_type, tuple(plain_types))
     own = _parameters(input)
     given = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
+    dtypes = plain_types[input.dtype], plain_types[output_type]
+    if operands.are_numbers((*own, *given)):
+        numbers = operands.checked_numbers(dtypes[0] is torch.int8, dtypes[1] is torch.int8, *own, *given)
+        empty = functools.partial(_empty, *given, output_type, input.device)
+        pooled = of_quantized_tensor(input, numbers, window, include_padding, output_type, empty)
+        if pooled is not None:
+            return pooled
     # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
     per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)
-    if not per_channel and not operands.are_numbers(given):
-        per_channel = any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
-    integers, dtype = _integers(input, plain_types[input.dtype]), plain_types[output_type]
-    pooled = average_of_integers(integers, (*own, *given), window, include_padding, dtype)
+    per_channel |= any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
+    pooled = average_of_integers(_integers(input, dtypes[0]), (*own, *given), window, include_padding, dtypes[1])
     return _packed(pooled, *given, output_type, per_channel)
 
 
@@ -158,11 +164,21 @@ def _integers(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def _empty(
+    scale: Any, zero_point: Any, dtype: torch.dtype, device: torch.device, sizes: Sequence[int],
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:  # fmt: skip
+    """A quantized tensor, whose integers are still to be written."""
+    _hide_the_warning()
+    given: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
+    return torch._empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **given)
+
+
 def _packed(integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool) -> Tensor:
     """``integers`` as a quantized tensor, which takes their memory over."""
-    _hide_the_warning()
     given: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
+        _hide_the_warning()
         channels = integers.shape[1]
         given["scales"], given["zero_points"] = (
             torch.as_tensor(parameter, dtype=kind, device=integers.device).reshape(-1).expand(channels).contiguous()
@@ -170,7 +186,7 @@ def _packed(integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, p
         )
         packed = torch._empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **given)
     else:
-        packed = torch._empty_affine_quantized([0], scale=float(scale), zero_point=int(zero_point), **given)
+        packed = _empty(scale, zero_point, dtype, integers.device, [0])
     return packed.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
 
 

@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ DATA_TYPES = {dtype: number for number, dtype in enumerate((
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 ))}  # fmt: skip
 """The numbers of the data types in kernels/pooling.h."""
+QUANTIZED_TYPES = [torch.quint8, torch.qint8] if hasattr(torch, "quint8") else []
+"""Of quantized tensors, which are taken as they are: to take one apart and make one takes a third of a small call."""
+DATA_TYPES.update(zip(QUANTIZED_TYPES, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False))
 TAPS, POSITIONS, INDICES = range(3)
 """What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
@@ -333,13 +336,20 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:], False, None)
 
 
-def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
+def quantized_linear_average_pooling(
+    input: Tensor, *arguments: Any, empty: Callable[..., Tensor] | None = None
+) -> Tensor:
+    """Of integers, or of a quantized tensor into one that ``empty`` makes of sizes and a memory format."""
     *parameters, window, include_padding, output_dtype = arguments
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))  # refuses bad windows
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
-    output = _new(plan.output_sizes, plan.output_strides, output_dtype)
-    given, _kept = (_remembered if operands.are_numbers(parameters) else _quantization)(input.shape[1], output_dtype, *parameters)
+    if empty is None:
+        output = _new(plan.output_sizes, plan.output_strides, output_dtype)
+    else:
+        output = empty(plan.output_sizes, plan.memory_format)
+    quantization = _remembered if operands.are_numbers(parameters) else _quantization
+    given, _kept = quantization(input.shape[1], output_dtype, *parameters)
     return _filled(output, library.dmlpool_quantized_average_pooling, plan, input, None, ctypes.addressof(given))
 
 

@@ -73,14 +73,9 @@ class _MaxPool(Pool):
     __call__: Callable[..., Any]  # a tensor, or with return_indices a pair
 
     def __init__(
-        self: Any,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
+        self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0, dilation: Sizes = 1,
+        return_indices: bool = False, ceil_mode: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("return_indices", return_indices)
@@ -107,16 +102,9 @@ class _AvgPool(Pool):
     dilation: Sizes = 1
 
     def __init__(
-        self: Any,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        *,
-        dilation: Sizes = 1,
-    ) -> None:
+        self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None, *, dilation: Sizes = 1,
+    ) -> None:  # fmt: skip
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
             vars(self)["padding"] = padding
@@ -147,15 +135,9 @@ class _LPPool(Pool):
     dilation: Sizes = 1
 
     def __init__(
-        self: Any,
-        norm_type: float,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        ceil_mode: bool = False,
-        *,
-        padding: Padding = 0,
-        dilation: Sizes = 1,
-    ) -> None:
+        self: Any, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False, *,
+        padding: Padding = 0, dilation: Sizes = 1,
+    ) -> None:  # fmt: skip
         operands.check_norm("norm_type", norm_type)  # first: PyTorch 2.14 checks it too, in other words
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         self.padding, self.dilation = padding, dilation

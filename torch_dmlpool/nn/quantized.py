@@ -61,20 +61,11 @@ class _AvgPool(Pool):
     output_zero_point: Tensor | None
 
     def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        dilation: Sizes = 1,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
+        self, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, *, dilation: Sizes = 1, input_scale: float | Tensor = 1.0,
+        input_zero_point: int | Tensor = 0, output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None, output_dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("count_include_pad", count_include_pad)

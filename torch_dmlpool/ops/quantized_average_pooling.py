@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import backends, operands
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import Window
 
@@ -27,6 +27,20 @@ def quantized_linear_average_pooling(
         _check_tensors(parameters)
     pool = registration.implementation("quantized_linear_average_pooling", input)
     return pool(input, *parameters, window, include_padding, output_dtype)
+
+
+def of_quantized_tensor(
+    input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *made: Any
+) -> Tensor | None:
+    """The same of a quantized tensor, to one that is ``made`` of a type and a function; None where no backend has it.
+
+    The function takes sizes and a memory format.
+    """
+    known = getattr(backends.serving(input.device.type), "QUANTIZED_TYPES", ())
+    if input.dtype not in known or not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
+        return None
+    pool, (output_dtype, empty) = registration.implementation("quantized_linear_average_pooling", input), made
+    return pool(input, *parameters, window, include_padding, output_dtype, empty=empty)
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
