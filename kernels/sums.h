@@ -201,7 +201,8 @@ L sum_elements(const T *elements, int64_t count) {
             VECTORIZE
             for (int64_t i = 0; i < n; ++i) sums[i] += part[i];
         }
-        sum = sum_of(sums, n);
+        if constexpr (std::is_same_v<L, float>) sum = sum_of<double, n>(vector_at<Lanes<double, n>>(sums));
+        else sum = sum_of(sums, n);
     }
     Vector<L> few = {};
     for (; count >= n; elements += n, count -= n) few += load<L>(elements);
