@@ -346,7 +346,7 @@ def element(
         number = position if BINS else (position - start) // J
         i = (i + (number.to(CODE) * below)[:, None]).to(CODE)
         if not FIRST:
-            so_far = tl.load(inner + at, mask=ok, other=-1).to(CODE)
+            so_far = tl.load(inner + at, mask=ok, other=0).to(CODE)
             ok = ok & (so_far >= 0)
             i = i + so_far
         i = tl.where(ok, i, -1).to(CODE)
