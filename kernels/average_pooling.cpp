@@ -201,16 +201,16 @@ void Pooling::pool_planes() const {
     }
 }
 
-// Makes so many copies of the lanes of one position, which memory begins with.
+// Makes so many copies of the lanes of one position, which memory begins with: at once of as many as make a page.
 template <class Bits>
 void fill(char *memory, int64_t count) {
     Bits *const elements = reinterpret_cast<Bits *>(memory);
     std::fill_n(elements, count, elements[0]);
 }
 void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
-    if (lanes == 1) (element == 2 ? fill<uint16_t> : element == 4 ? fill<uint32_t> : fill<uint64_t>)(memory, count);
-    else
-        for (int64_t i = 1; i < count; ++i) std::memcpy(memory + i * lanes * element, memory, lanes * element);
+    const int64_t bytes = lanes * element, all = count * bytes, page = std::max<int64_t>(1, 4096 / bytes) * bytes;
+    if (lanes == 1) return (element == 2 ? fill<uint16_t> : element == 4 ? fill<uint32_t> : fill<uint64_t>)(memory, count);
+    for (int64_t done = bytes; done < all; done += std::min(done, page)) std::memcpy(memory + done, memory, std::min({done, page, all - done}));
 }
 
 // Any windows, from the tables of their taps. The rows that an output row reads are summed into one, of which each window

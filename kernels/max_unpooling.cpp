@@ -103,16 +103,15 @@ void dmlpool_gather_positions(const Problem *p, const void *input, const void *p
 void dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions, void *output) {
     using namespace dmlpool;
     const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
-    const int type = int(p->type);
     const auto run = [&](auto element) {
         using T = decltype(element);
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);
     };
-    if (type == 0) run(float());
-    else if (type == 1) run(double());
-    else if (type == 2) run(Half());
-    else if (type == 3) run(BFloat16());
-    else with_numbers(TYPES[type].bytes, run);  // one at a position: nothing is added
+    if (p->type == 0) run(float());
+    else if (p->type == 1) run(double());
+    else if (p->type == 2) run(Half());
+    else if (p->type == 3) run(BFloat16());
+    else with_numbers(TYPES[p->type].bytes, run);  // one at a position: nothing is added
 }
 }
 #pragma GCC visibility pop

@@ -135,8 +135,7 @@ struct Digits {
     }
 };
 
-// The operations that a row costs, however short it is: with these two a request of 10,000 to 400,000 elements takes .88 of the
-// time (geometric mean of 238).
+// The operations that a row costs, however short it is: with them 10,000 to 400,000 elements take .88 of the time.
 constexpr double ROW_COST = 64;
 
 // All of this memory is about to be written. So much of it is new from the system, page by page: large pages take a third
@@ -198,12 +197,8 @@ inline V vector_at(const void *from) {
     return vector;
 }
 
-struct Half {
-    uint16_t bits;
-};
-struct BFloat16 {
-    uint16_t bits;
-};
+struct Half { uint16_t bits; };
+struct BFloat16 { uint16_t bits; };
 
 template <class To, class From>
 inline To bits_as(From from) {

@@ -67,6 +67,8 @@ struct Compensated {
     }
     explicit operator double() const { return lost == lost ? sum + lost : sum; }
 };
+template <int count>
+using Count = std::integral_constant<int, count>;
 template <class L>
 using Long = std::conditional_t<std::is_same_v<L, float>, double, std::conditional_t<std::is_same_v<L, double>, Compensated, L>>;
 
@@ -178,7 +180,7 @@ inline Vector<L> load_last(const T *end, int64_t count) {
     return lane < Integer(n - count) ? Vector<L>{} : load<L>(end - n);
 }
 
-// The sum of contiguous elements: long sums of trees of eight vectors, and of what is left of those.
+// The sum of contiguous elements: long sums of trees of sixteen vectors and of eight, and what is left of those as trees.
 template <class L, class T>
 L sum_elements(const T *elements, int64_t count) {
     constexpr int64_t n = LANES<L>;
@@ -190,22 +192,30 @@ L sum_elements(const T *elements, int64_t count) {
         }
         return count == 0 ? L(0) : sum_of(part, count);
     }
+    const auto take = [&](auto vectors) {
+        constexpr int k = decltype(vectors)::value;
+        const T *each[k];
+        for (T const *&from : each) from = elements, elements += n;
+        count -= k * n;
+        return tree<Vector<L>, L, 0, k>(each, 0);
+    };
     Long<L> sum = Long<L>();
     if (count >= 8 * n) {
         Long<L> sums[n] = {};
-        for (; count >= 8 * n; elements += 8 * n, count -= 8 * n) {
-            const T *each[8];
-            for (int k = 0; k < 8; ++k) each[k] = elements + k * n;
-            const auto eight = tree<Vector<L>, L, 0, 8>(each, 0);
-            std::memcpy(part, &eight, sizeof(eight));
+        const auto add = [&](Vector<L> vector) {
+            std::memcpy(part, &vector, sizeof(vector));
             VECTORIZE
             for (int64_t i = 0; i < n; ++i) sums[i] += part[i];
-        }
+        };
+        while (count >= 16 * n) add(take(Count<16>()));
+        if (count >= 8 * n) add(take(Count<8>()));
         if constexpr (std::is_same_v<L, float>) sum = sum_of<double, n>(vector_at<Lanes<double, n>>(sums));
         else sum = sum_of(sums, n);
     }
     Vector<L> few = {};
-    for (; count >= n; elements += n, count -= n) few += load<L>(elements);
+    if (count >= 4 * n) few += take(Count<4>());
+    if (count >= 2 * n) few += take(Count<2>());
+    if (count >= n) few += take(Count<1>());
     if (count > 0) few += load_last<L>(elements + count, count);
     sum += sum_of<L, n>(few);
     return L(sum);

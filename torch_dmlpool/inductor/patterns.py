@@ -1,7 +1,7 @@
 """Graphs in which maxima are taken first, and sigmoid or tanh, which never decrease, are computed of them alone.
 
-Results are the same ones, of fewer evaluations. Where gradients flow nothing moves, as they are computed from the
-function's own results. ReLU and its like cost too little for it to matter.
+Results are the same, of fewer evaluations. Gradients need the function's own results: where they flow it stays. ReLU
+and its like cost too little for it to matter.
 """
 
 from typing import Any
@@ -44,6 +44,6 @@ def _pool_first(match: Match, x: Node) -> None:
     match.erase_nodes()
 
 
-_FUNCTION = CallFunction([_SIGMOID, torch.ops.aten.tanh.default], KeywordArg("x"))
-_PATTERN = CallFunction(_POOLING, _FUNCTION, *(Ignored() for _ in range(6)))
-register_graph_pattern(_PATTERN, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(_pool_first)
+_RISING = CallFunction([_SIGMOID, torch.ops.aten.tanh.default], KeywordArg("x"))
+pattern = CallFunction(_POOLING, _RISING, *(Ignored() for _ in range(6)))
+register_graph_pattern(pattern, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(_pool_first)
