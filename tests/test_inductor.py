@@ -119,6 +119,7 @@ def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> 
     sums = [sum(value.sum() * number for number, value in enumerate(values, 1)) for values in (found, expected)]
     torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in sums), equal_nan=True)
     assert called(lambda x: [GLOBAL["average"](x), GLOBAL["max"](x)], samples.normal(2, 3, 7, 12)) == []
+    assert called(GLOBAL["average"], samples.normal(2, 3, 7, 12, dtype=torch.float64)) == ["average_pooling"]  # E6
 
 
 @pytest.mark.slow

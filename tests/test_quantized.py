@@ -89,9 +89,8 @@ def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
     samples.assert_same(average.int_repr(), expected)
     samples.assert_same(maximum.int_repr(), dmlpool.max_pooling(plain, *window))
     assert torch.equal(tensor.int_repr(), before)
-    channels_last = view.startswith("channels_last")
-    for result in (average, maximum):
-        assert result.is_contiguous(memory_format=[torch.contiguous_format, torch.channels_last][channels_last])
+    memory_format = torch.channels_last if view.startswith("channels_last") else torch.contiguous_format
+    assert all(result.is_contiguous(memory_format=memory_format) for result in (average, maximum))
 
 
 @cases.in_pairs(case=cases.FEW, scheme=list(QUANTIZED), dtype=list(TYPES))

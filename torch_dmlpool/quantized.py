@@ -1,6 +1,6 @@
 """Quantized tensors (``torch.quint8``, ``torch.qint8``): their integers pooled by the integer operator, packed again.
 
-PyTorch has announced their end: this module alone touches them, and names nothing of them before it is called.
+PyTorch has announced their end: this module and the CPU backend alone know them, and load where PyTorch has none.
 """
 
 import functools

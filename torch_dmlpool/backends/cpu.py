@@ -28,9 +28,9 @@ DATA_TYPES = {dtype: number for number, dtype in enumerate((
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 ))}  # fmt: skip
 """The numbers of the data types in kernels/pooling.h."""
-QUANTIZED_TYPES = [torch.quint8, torch.qint8] if hasattr(torch, "quint8") else []
+QUANTIZED_TENSORS = [torch.quint8, torch.qint8] if hasattr(torch, "quint8") else []
 """Of quantized tensors, which are taken as they are: to take one apart and make one takes a third of a small call."""
-DATA_TYPES.update(zip(QUANTIZED_TYPES, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False))
+DATA_TYPES.update(zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False))
 TAPS, POSITIONS, INDICES = range(3)
 """What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}

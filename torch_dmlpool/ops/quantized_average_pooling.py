@@ -33,7 +33,7 @@ def of_quantized_tensor(
     input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *made: Any
 ) -> Tensor | None:
     """The same of a quantized tensor, ``made`` of a type and a function of sizes; None where no backend takes it."""
-    known = getattr(backends.serving(input.device.type), "QUANTIZED_TYPES", ())
+    known = getattr(backends.serving(input.device.type), "QUANTIZED_TENSORS", ())
     if input.dtype not in known or not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
     pool, (output_dtype, empty) = registration.implementation("quantized_linear_average_pooling", input), made
