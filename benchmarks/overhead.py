@@ -7,12 +7,14 @@ would ask the driver to load or to launch a kernel does nothing: Triton's C laun
 from __future__ import annotations
 
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from torch_dmlpool import backends, nn
 from torch_dmlpool.backends import triton as triton_backend
 from torch_dmlpool.window import Window
 
@@ -69,6 +71,9 @@ def main() -> None:
             output, taps, (32, 32), window, False
         ),
     }
+    backends.serving = lambda _: triton_backend
+    for layer in (nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(3, 2, 1)):
+        calls[f"nn.{type(layer).__name__}"] = partial(layer, input)
     print(f"Triton {triton.__version__}, PyTorch {torch.__version__}; microseconds on the host, without the driver")
     for name, call in calls.items():
         print(f"{name:28} {microseconds(call):6.1f}")

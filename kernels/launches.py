@@ -1,7 +1,6 @@
 """Which launches serve a request: pure functions of sizes, strides and windows."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import gcd, prod
 from typing import Literal
 
@@ -19,7 +18,6 @@ Kinds = tuple[int, ...]
 """How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per channel (2)."""
 
 
-@lru_cache(maxsize=4096)
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
     """The launches of averages or their gradient; each but the last writes a workspace, which the next reads.
 
@@ -134,7 +132,6 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
     return launches
 
 
-Pointed = Literal["values", "indices", "plane indices"]
 # Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s to compile.
 FORWARD_STEPS = 480, 360
 CHANNEL_STEP = 5  # what a step on vectors of 8 channels costs the compiler, compared with one on columns
@@ -144,7 +141,6 @@ GRADIENT_STEPS = 512  # conditional additions in a lane's straight-line code: mo
 DECODED = 16  # outputs for which a lane that looks up taps finds its place once
 
 
-@lru_cache(maxsize=4096)
 def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
     """The launches of a max pooling; each but the last writes values and numbers that the next reads."""
     tile = None if request.window is None else max_tile(request, with_taps)
@@ -266,7 +262,6 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
     return launches
 
 
-@lru_cache(maxsize=4096)
 def grad_launches(request: Request) -> tuple[Launch, ...]:
     """The launches of a max pooling's gradient from dense taps and gradients."""
     tile = grad_tile(request)
@@ -315,8 +310,7 @@ def _grad_axes(request: Request) -> list[Launch]:
     return launches
 
 
-@lru_cache(maxsize=4096)
-def tap_lookup(request: Request, with_: Pointed) -> Launch:
+def tap_lookup(request: Request, with_: Literal["values", "indices", "plane indices"]) -> tuple[Launch, ...]:
     """What dense taps point at: elements of the source (``"values"``), or their indices in a contiguous one."""
     sizes, outputs = request.sizes, request.targets
     batch, channels = request.shape[:2]
@@ -334,4 +328,4 @@ def tap_lookup(request: Request, with_: Pointed) -> Launch:
         "WIDE": max(*spans, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM,
     }  # fmt: skip
     numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
-    return Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants)
+    return (Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants),)

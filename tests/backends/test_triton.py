@@ -10,6 +10,7 @@ triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels")
 
 from torch_dmlpool.kernels import launches  # noqa: E402
+from torch_dmlpool.kernels.launch import Request  # noqa: E402
 
 from benchmarks import overhead  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
@@ -41,7 +42,7 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
 
 def a_launch(input: torch.Tensor) -> object:
     window = Window.directml(2, 2, 2)
-    request = backend._request(window, input, (4, 8), torch.contiguous_format, True)
+    request = Request(window, tuple(input.shape), input.stride(), (4, 8), input.itemsize, True, False)
     return launches.max_launches(request, False)[0]
 
 

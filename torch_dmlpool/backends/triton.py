@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,15 +92,36 @@ def _in_turn(
     launch(launches[-1], *sources, *results)
 
 
-def is_aligned(*tensors: Tensor) -> bool:
-    """Whether every tensor starts at a multiple of 16 bytes: only then Triton emits its widest loads and stores."""
-    return all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+class Plan(NamedTuple):
+    """How an operator's results lie in memory, and the launches that make them."""
+
+    memory_format: torch.memory_format
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    launches: tuple[Any, ...]  # none where there are no results
+    is_tile: bool  # one launch, which reads its source whatever the strides
 
 
 @lru_cache(maxsize=4096)
-def _output_sizes(window: Window, sizes: torch.Size) -> tuple[int, ...]:
-    """Remembered, as checks and sizes take a tenth of a call's time on the host."""
-    return window.output_sizes(sizes)
+def planned(
+    function: str, own: tuple[Any, ...], window: Window | None, shape: tuple[int, ...], strides: tuple[int, ...],
+    element_size: int, aligned: bool, target_sizes: tuple[int, ...] | None, channels_last: bool | None, *rest: Any,
+) -> Plan:  # fmt: skip
+    """The plan of a function of kernels/launches.py, with its ``own`` arguments; the rest are those of a request.
+
+    Without target sizes they are what the window gives, and without a layout results have the source's.
+    """
+    source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
+    channels_last = operands.is_channels_last(source) if channels_last is None else channels_last
+    memory_format = operands.named_memory_format(channels_last, len(target_sizes))
+    results = operands.empty((*shape[:2], *target_sizes), source, memory_format)
+    launches: tuple[Any, ...] = ()
+    if results.numel() > 0:
+        given = window, tuple(shape), strides, target_sizes, element_size, aligned, channels_last, *rest
+        launches = kernel_named("launches", function)(kernel_named("launch", "Request")(*given), *own)
+    is_tile = bool(launches) and launches[0].kernel.endswith("_tile")
+    return Plan(memory_format, tuple(results.shape), results.stride(), launches, is_tile)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
@@ -121,33 +142,29 @@ def max_pooling_with_indices(input: Tensor, window: Window, *numbering: Any) -> 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
-    dtype = operands.position_dtype(math.prod(input.shape[2:]))
-    return _maxima(input, None, dtype, (*input.shape[:2], *output_sizes))
+    return _maxima(input, None, operands.position_dtype(math.prod(input.shape[2:])), tuple(output_sizes))
 
 
 def _maxima(
-    input: Tensor, window: Window | None, code_dtype: torch.dtype | None, sizes: Sequence[int] = ()
+    input: Tensor, window: Window | None, code_dtype: torch.dtype | None, sizes: tuple[int, ...] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Values, and taps (of bins positions) of ``code_dtype``, or the values once more."""
-    memory_format = operands.suggested_memory_format(input)
     input = input.resolve_neg()  # kernels read raw memory
-    if window is not None:
-        sizes = (*input.shape[:2], *_output_sizes(window, input.shape[2:]))
-    values = operands.empty(sizes, input, memory_format)
-    codes = values if code_dtype is None else operands.empty(sizes, input, memory_format, code_dtype)
-    if values.numel() == 0:
-        return values, codes
     asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
-    request = _request(window, input, sizes[2:], memory_format, is_aligned(input), False, asm)
-    launches = kernel_named("launches", "max_launches")(request, code_dtype is not None)
-    if launches[0].kernel == "max_pooling.max_tile":
-        launch(launches[0], input, values, codes)
-        return values, codes
-    input, between = input.contiguous(memory_format=memory_format), [input.dtype]
-    if code_dtype is not None:
-        # Numbers in between are signed: -1 marks a window that has been empty so far.
-        between.append(torch.int64 if code_dtype is torch.int64 else torch.int32)
-    _in_turn(launches, (input, input), (values, codes), between)
+    plan = planned(
+        "max_launches", (code_dtype is not None,), window, input.shape, input.stride(), input.itemsize,
+        input.data_ptr() % 16 == 0, sizes, None, False, asm,
+    )  # fmt: skip
+    values = input.new_empty_strided(plan.sizes, plan.strides)
+    codes = values if code_dtype is None else input.new_empty_strided(plan.sizes, plan.strides, dtype=code_dtype)
+    if plan.is_tile:
+        launch(plan.launches[0], input, values, codes)
+    elif plan.launches:
+        input, between = input.contiguous(memory_format=plan.memory_format), [input.dtype]
+        if code_dtype is not None:
+            # Numbers in between are signed: -1 marks a window that has been empty so far.
+            between.append(torch.int64 if code_dtype is torch.int64 else torch.int32)
+        _in_turn(plan.launches, (input, input), (values, codes), between)
     return values, codes
 
 
@@ -167,13 +184,14 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 
 def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
     """The elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
-    memory_format = operands.suggested_memory_format(taps)
-    result = operands.empty(taps.shape, taps, memory_format, dtype)
-    if result.numel() > 0:
-        taps = taps.contiguous(memory_format=memory_format)
-        request = _request(window, input, result.shape[2:], memory_format, False)
-        how = kernel_named("launches", "tap_lookup")(request, with_)
-        launch(how, input if with_ == "values" else taps, taps, result)
+    plan = planned(
+        "tap_lookup", (with_,), window, input.shape, input.stride(), dtype.itemsize, False, tuple(taps.shape[2:]),
+        operands.is_channels_last(taps),
+    )  # fmt: skip
+    result = taps.new_empty_strided(plan.sizes, plan.strides, dtype=dtype)
+    if plan.launches:
+        taps = taps.contiguous(memory_format=plan.memory_format)
+        launch(plan.launches[0], input if with_ == "values" else taps, taps, result)
     return result
 
 
@@ -189,36 +207,25 @@ def max_pooling_grad_from_taps(
 ) -> Tensor:
     """Each window's gradient at its winning tap, overlaps added up (rule M5): ``(N, C, *spatial_sizes)``."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    gradient = operands.empty((*input_gradient.shape[:2], *spatial_sizes), input_gradient, memory_format)
-    if gradient.numel() == 0:
-        return gradient
     source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
-    request = _request(window, source, spatial_sizes, memory_format, is_aligned(source, taps), True)
-    launches = kernel_named("launches", "grad_launches")(request)
-    if launches[0].kernel == "max_pooling_grad.grad_tile":
-        launch(launches[0], source, taps, gradient)
-    else:
+    plan = planned(
+        "grad_launches", (), window, source.shape, source.stride(), source.itemsize,
+        source.data_ptr() % 16 == taps.data_ptr() % 16 == 0, tuple(spatial_sizes), channels_last, True,
+    )  # fmt: skip
+    gradient = source.new_empty_strided(plan.sizes, plan.strides)
+    if plan.is_tile:
+        launch(plan.launches[0], source, taps, gradient)
+    elif plan.launches:
         sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
         left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
-        _in_turn(launches, (source, taps), (gradient, left), (sums, torch.int32))
+        _in_turn(plan.launches, (source, taps), (gradient, left), (sums, torch.int32))
     return gradient
-
-
-def _request(
-    window: Window | None, source: Tensor, target_sizes: Sequence[int], memory_format: torch.memory_format,
-    aligned: bool, *rest: Any,
-) -> Any:  # fmt: skip
-    """A ``kernels.launch.Request``; ``rest`` are its last fields, from ``adjoint`` on."""
-    return kernel_named("launch", "Request")(
-        window, tuple(source.shape), source.stride(), tuple(target_sizes), source.itemsize, aligned,
-        memory_format is not torch.contiguous_format, *rest,
-    )  # fmt: skip
 
 
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
     """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where that is given."""
-    return _averages(input, _output_sizes(window, input.shape[2:]), window, False, *counted)
+    return _averages(input, None, window, False, *counted)
 
 
 def average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any) -> Tensor:
@@ -240,33 +247,30 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the kernels as numbers."""
     *given, window, include_padding, output_dtype = arguments
     parameters = [each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given]
-    sizes = _output_sizes(window, input.shape[2:])
-    return _averages(input, sizes, window, False, include_padding, dtype=output_dtype, parameters=parameters)
+    return _averages(input, None, window, False, include_padding, dtype=output_dtype, parameters=parameters)
 
 
 def _averages(
-    source: Tensor, target_sizes: Sequence[int], window: Window | None, adjoint: bool, *counted: Any,
+    source: Tensor, target_sizes: Sequence[int] | None, window: Window | None, adjoint: bool, *counted: Any,
     dtype: torch.dtype | None = None, parameters: Sequence[Any] = (0, 0, 0, 0),
 ) -> Tensor:  # fmt: skip
     """Averages or their adjoint over windows, or over bins where there is no window; with a ``dtype``, quantized."""
-    memory_format = operands.suggested_memory_format(source)
-    target = operands.empty((*source.shape[:2], *target_sizes), source, memory_format, dtype)
-    if target.numel() == 0:
-        return target
     source = source.resolve_neg()  # kernels read raw memory
-    request = _request(
-        window, source, target_sizes, memory_format, is_aligned(source, target), adjoint, False, *counted
-    )
-    kinds = tuple((2 if each.numel() > 1 else 1) if isinstance(each, Tensor) else 0 for each in parameters)
-    launches = kernel_named("launches", "average_launches")(request, kinds)
-    if launches[0].kernel == "average_pooling.sum_tile":
-        launch(launches[0], source, target, *parameters)
+    kinds = parameters if dtype is None else [min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters]
+    plan = planned(
+        "average_launches", (tuple(kinds),), window, source.shape, source.stride(), source.itemsize,
+        source.data_ptr() % 16 == 0, target_sizes and tuple(target_sizes), None, adjoint, False, *counted,
+    )  # fmt: skip
+    target = source.new_empty_strided(plan.sizes, plan.strides, dtype=dtype or source.dtype)
+    if plan.is_tile:
+        launch(plan.launches[0], source, target, *parameters)
+    if plan.is_tile or not plan.launches:
         return target
-    source = source.contiguous(memory_format=memory_format)
+    source = source.contiguous(memory_format=plan.memory_format)
     if dtype is None or window is None:
-        _in_turn(launches, [source], [target], [torch.float64 if source.dtype is torch.float64 else torch.float32])
+        _in_turn(plan.launches, [source], [target], [torch.float64 if source.dtype is torch.float64 else torch.float32])
         return target
     accumulated = torch.int32 if window.taps * 255 < 2**31 else torch.int64
-    sums = operands.empty(target.shape, source, memory_format, accumulated)
-    _in_turn(launches, [source], [sums], [accumulated])
+    sums = torch.empty_like(target, dtype=accumulated)
+    _in_turn(plan.launches, [source], [sums], [accumulated])
     return requantized(sums, source.shape[2:], *parameters, window, *counted, dtype)
