@@ -22,6 +22,7 @@ struct Geometry {
         const Counting &counting = p.counting;
         for (int a = 0; a < 3; ++a) {
             const Axis &axis = p.axes[a];
+            taps[a].reserve(axis.outputs), counted[a].reserve(axis.outputs);
             for (int64_t o = 0; o < axis.outputs; ++o) {
                 const auto range = axis.range(o);
                 const int64_t room = axis.size + counting.end_padding[a] - axis.first(o) + axis.dilation - 1;
