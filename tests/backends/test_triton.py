@@ -9,8 +9,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels")
 
-from torch_dmlpool.kernels import launches  # noqa: E402
-from torch_dmlpool.kernels.launch import Request  # noqa: E402
+from torch_dmlpool.kernels.launches import Request, max_launches  # noqa: E402
 
 from benchmarks import overhead  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
@@ -40,16 +39,15 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
         triton.runtime.driver.set_active(before)
 
 
-def a_launch(input: torch.Tensor) -> object:
+def a_launch() -> object:
     window = Window.directml(2, 2, 2)
-    request = Request(window, tuple(input.shape), input.stride(), (4, 8), input.itemsize, True, False)
-    return launches.max_launches(request, False)[0]
+    return max_launches(Request(window, (1, 1, 8, 16), (128, 128, 16, 1), (4, 8), 4, True, False), False)[0]
 
 
 def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launched: list[tuple[object, ...]]) -> None:
     """``JITFunction.warmup`` and ``arg_names``, ``CompiledKernel.__getitem__``: a launch by hand is Triton's own."""
     input = torch.zeros(1, 1, 8, 16)
-    how = a_launch(input)
+    how = a_launch()
     for _ in range(2):
         backend._run(how, (input, input, input), 0)
     kernel = backend.kernel_named(*how.kernel.split("."))
@@ -64,7 +62,7 @@ def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launche
 @pytest.mark.usefixtures("launched")
 def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
     """Triton compiles from a data type and an address: aligned pointers are read 16 bytes at a time, others are not."""
-    how = a_launch(torch.zeros(1, 1, 8, 16))
+    how = a_launch()
     for aligned in (True, False):
         kinds = ((torch.float32, aligned),) * 3
         compiled, _ = backend._compiled(how.kernel, how.constants, how.size_types, 0, kinds)
