@@ -53,8 +53,8 @@ def torch_calls(pool: Pool, problem: Problem) -> list[Bound]:
 def our_pool(workload: Workload) -> Pool:
     """Our operator as a user calls it; indices as PyTorch counts them, so that they can be compared."""
     if workload.mode == "indices":
-        name = f"max_pool{workload.rank}d_with_indices"
-        return functools.partial(getattr(dmlpool.nn.functional, name), **_torch_arguments(workload))
+        pool = getattr(dmlpool.nn.functional, f"max_pool{workload.rank}d")
+        return functools.partial(pool, **_torch_arguments(workload), return_indices=True)
     arguments: dict[str, Any] = {
         "window_size": workload.window,
         "strides": workload.stride,

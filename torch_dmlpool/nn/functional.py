@@ -74,8 +74,9 @@ def _with_indices(pool: _Pool[_P, Pooled]) -> _Pool[_P, tuple[Tensor, Tensor]]:
     before = list(inspect.signature(pool).parameters).index("return_indices") - 1
 
     def both(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        kwargs["return_indices"] = True
-        return pool(input, *args[:before], *args[before + 1 :], **kwargs)
+        if len(args) > before:
+            args = (*args[:before], *args[before + 1 :])
+        return pool(input, *args, **{**kwargs, "return_indices": True})
 
     both.__name__ = both.__qualname__ = f"{pool.__name__}_with_indices"
     both.__doc__ = f":func:`{pool.__name__}` with ``return_indices=True``, whatever is given for it."
