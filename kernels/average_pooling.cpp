@@ -11,31 +11,30 @@ namespace dmlpool {
 namespace {
 
 // Which elements a window reads along an axis, and how many taps it counts.
-struct Geometry {
-    Problem p;  // an axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from the input
-    std::vector<Span> taps[3];
+// An axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from the input.
+struct Geometry : Windows {
     std::vector<int64_t> counted[3];
     std::vector<int64_t> same;  // of each output along W, the first after it that counts, or reads too, another number of taps
     bool is_uniform;            // all windows are the same in that
 
-    Geometry(const Problem &problem, bool are_read) : p(problem) {
+    Geometry(const Problem &problem, bool are_read) : Windows{problem, {}} {
         const Counting &counting = p.counting;
         for (int a = 0; a < 3; ++a) {
             const Axis &axis = p.axes[a];
-            taps[a].reserve(axis.outputs), counted[a].reserve(axis.outputs);
+            spans[a].reserve(axis.outputs), counted[a].reserve(axis.outputs);
             for (int64_t o = 0; o < axis.outputs; ++o) {
-                const auto range = axis.range(o);
+                const Span span = axis.span_of(o);
                 const int64_t room = axis.size + counting.end_padding[a] - axis.first(o) + axis.dilation - 1;
                 const bool with_padding = counting.include_padding && axis.window > 0;
-                const int64_t count = with_padding ? std::clamp<int64_t>(room / axis.dilation, 0, axis.window) : range.count;
-                taps[a].push_back({range.start, range.count, 1});
+                const int64_t count = with_padding ? std::clamp<int64_t>(room / axis.dilation, 0, axis.window) : span.count;
+                spans[a].push_back(span);
                 counted[a].push_back(counting.divisor == 0 ? std::max<int64_t>(count, 1) : a ? 1 : counting.divisor);
             }
         }
         // A row that is read as a whole, and those before it, are one row: a window over everything is one long sum.
         merge(2), merge(2), merge(1);
         const auto agree = [this, are_read](int a, int64_t o, int64_t other) {
-            return counted[a][o] == counted[a][other] && (!are_read || taps[a][o].count == taps[a][other].count);
+            return counted[a][o] == counted[a][other] && (!are_read || spans[a][o].count == spans[a][other].count);
         };
         is_uniform = true;
         for (int a = 0; a < 3; ++a)
@@ -55,16 +54,16 @@ struct Geometry {
             Axis &back = result.p.axes[a];
             back = {axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding, axis.dilation};
             if (axis.stride != 1 || axis.window == 0) back.window = 0, back.dilation /= std::gcd(axis.dilation, axis.stride);
-            result.taps[a].clear(), result.counted[a].assign(axis.size, a == 0 ? divisor : 1);
-            const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : taps[a][o].begin; };
-            const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : taps[a][o].count; };
+            result.spans[a].clear(), result.counted[a].assign(axis.size, a == 0 ? divisor : 1);
+            const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : spans[a][o].begin; };
+            const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : spans[a][o].count; };
             int64_t begin = 0, end = 0;
             for (int64_t x = 0; x < axis.size; ++x) {
                 while (begin < axis.outputs && first(begin) + extent(begin) <= x) ++begin;
                 while (end < axis.outputs && first(end) <= x) ++end;
                 int64_t from = begin;
                 while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
-                result.taps[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0, 1});
+                result.spans[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0, 0, 1});
             }
         }
         result.count_alike();
@@ -72,8 +71,8 @@ struct Geometry {
     }
 
     void count_alike() {
-        std::vector<Span> &w = taps[2];
-        for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) w[o].alike = w[o] == w[o + 1] ? w[o + 1].alike + 1 : 1;
+        std::vector<Span> &w = spans[2];
+        for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) w[o].alike = w[o].reads(w[o + 1]) ? w[o + 1].alike + 1 : 1;
     }
     int64_t divisor(int64_t d, int64_t h, int64_t w) const { return counted[0][d] * counted[1][h] * counted[2][w]; }
     double largest_divisor() const {
@@ -81,12 +80,9 @@ struct Geometry {
         for (const auto &each : counted) largest *= double(*std::max_element(each.begin(), each.end()));
         return largest;
     }
-    int64_t most_taps(int a) const {
-        return std::max_element(taps[a].begin(), taps[a].end(), [](Span x, Span y) { return x.count < y.count; })->count;
-    }
     bool reads_all(int a) const {
         const Axis &axis = p.axes[a];
-        return axis.outputs == 1 && taps[a][0].count == axis.size && (axis.dilation == 1 || axis.size == 1);
+        return axis.outputs == 1 && spans[a][0].count == axis.size && (axis.dilation == 1 || axis.size == 1);
     }
     bool is_one_sum() const {
         return p.d().size * p.h().size == 1 && reads_all(0) && reads_all(1) && reads_all(2);
@@ -107,11 +103,11 @@ struct Geometry {
         if (!reads_all(a) || (inner.size > 1 && (outer.window == 0 || outer.dilation > 1))) return;
         const int64_t size = inner.size, count = counted[a][0];
         inner = {outer.size * size, outer.outputs, outer.window * size, outer.stride * size, outer.padding * size, outer.dilation};
-        taps[a] = taps[a - 1], counted[a] = counted[a - 1];
-        for (Span &each : taps[a]) each.begin *= size, each.count *= size;
+        spans[a] = spans[a - 1], counted[a] = counted[a - 1];
+        for (Span &each : spans[a]) each.begin *= size, each.count *= size;
         for (int64_t &each : counted[a]) each *= count;
-        if (a == 2) p.axes[1] = p.axes[0], taps[1] = taps[0], counted[1] = counted[0];
-        p.axes[0] = {1, 1, 1, 1, 0, 1}, taps[0] = {{0, 1, 1}}, counted[0] = {1};
+        if (a == 2) p.axes[1] = p.axes[0], spans[1] = spans[0], counted[1] = counted[0];
+        p.axes[0] = {1, 1, 1, 1, 0, 1}, spans[0] = {{0, 1, 0, 1}}, counted[0] = {1};
     }
 };
 
@@ -146,13 +142,12 @@ struct Pooling {
 
     void pool() const;
     void pool_planes() const;
-    void pool_spans() const;
     void spread(const Axis &w, const Finish &divide) const;
 
     // Calls act(element) for the first element of each row that the outputs of a row read.
     template <class Act>
     void for_rows(int64_t plane, int64_t od, int64_t oh, Act act) const {
-        const Span &of_d = g.taps[0][od], &of_h = g.taps[1][oh];
+        const Span &of_d = g.spans[0][od], &of_h = g.spans[1][oh];
         for (int64_t td = 0; td < of_d.count; ++td)
             for (int64_t th = 0; th < of_h.count; ++th) {
                 const int64_t z = of_d.begin + td * p.d().dilation, y = of_h.begin + th * p.h().dilation;
@@ -178,14 +173,13 @@ void Pooling::pool_planes() const {
         std::vector<char> folded((together + 1) * pitch), made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
         char *const out = output + begin * lanes * finish.result_size;
         char *const results = parts > 1 ? of_parts.data() + begin * pitch : is_in_place ? out : made.data();
-        if (lanes == 1) op.fill(results, end - begin, 0, 1);
-        if (lanes == 1 && parts == 1) op.reduce(false, {input + begin * size * element, 0}, size, results, end - begin);
+        if (lanes == 1 && parts == 1) op.sum_runs(input + begin * size * element, size, end - begin, results);
         for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
             const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from);
             const char *const elements = input + (plane * size + from) * lanes * element;
             char *const result = results + (number - begin) * pitch;
             const int64_t rest = count % together;
-            if (lanes == 1) op.reduce(false, {elements, 0}, count, result);
+            if (lanes == 1) op.sum_runs(elements, count, 1, result);
             else if (together == 1) sum(false, elements, count, 1, result);
             else {
                 sum(false, elements, count / together, together, folded.data());
@@ -214,71 +208,6 @@ void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
     for (int64_t done = bytes; done < all; done += std::min(done, page)) std::memcpy(memory + done, memory, std::min({done, page, all - done}));
 }
 
-// Any windows, from the tables of their taps. The rows that an output row reads are summed into one, of which each window
-// sums a part; with lanes all elements of a window are summed at once.
-void Pooling::pool_spans() const {
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const int64_t lanes = p.lanes, most_rows = g.most_taps(0) * g.most_taps(1), most_taps = std::max<int64_t>(1, g.most_taps(2));
-    const int64_t tile = std::clamp<int64_t>((lanes == 1 ? 16384 : 65536) * w.outputs / (w.size * lanes), 1, w.outputs);
-    const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
-    const bool is_in_place = finish.result_size == op.value_size;  // memory of results is fetched while windows are read
-    const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
-    const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
-    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
-        std::vector<const char *> rows(most_rows);
-        std::vector<Row> read(most_rows * (lanes == 1 ? 1 : most_taps));
-        std::vector<char> staged(lanes == 1 ? w.size * pitch : 0), made(is_in_place ? 0 : tile * pitch);
-        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
-            const int64_t outputs = std::min(tile, w.outputs - o);
-            const Span *const of_w = g.taps[2].data() + o;
-            char *const out = output + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
-            char *const results = is_in_place ? out : made.data();
-            // The row before that reads the same, along H or else along D.
-            const bool is_like_h = oh > 0 && g.taps[1][oh] == g.taps[1][oh - 1], is_like_d = od > 0 && g.taps[0][od] == g.taps[0][od - 1];
-            const int64_t before = is_like_h ? 1 : is_like_d ? h.outputs : number + 1;
-            if (number - begin >= before && tiles == 1 && finish.is_uniform) {
-                std::memcpy(out, out - before * row_bytes, row_bytes);
-                continue;
-            }
-            int64_t count = 0;
-            for_rows(plane, od, oh, [&](const char *row) { rows[count++] = row; });
-            if (lanes == 1) {
-                int64_t low = w.size, high = 0;
-                for (int64_t k = 0; k < outputs; k += of_w[k].alike)
-                    if (of_w[k].count > 0) {
-                        low = std::min(low, of_w[k].begin);
-                        high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
-                    }
-                for (int64_t r = 0; r < count; ++r) read[r] = {rows[r] + low * element, 0};
-                const bool is_plain = op.is_plain && count == 1;
-                if (low < high && !is_plain) op.combine(false, read.data(), count, high - low, staged.data() + low * pitch);
-                op.sum_windows(is_plain ? rows[0] : staged.data(), of_w, outputs, w.dilation, results);
-                if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs, results, out);
-                continue;
-            }
-            for (int64_t k = 0, done = 0, alike; k < outputs; k += alike) {
-                const int64_t first = of_w[k].begin * lanes * element, step = w.dilation * lanes * element;
-                const int64_t end_of_taps = first + of_w[k].count * step;
-                Row *next = read.data();
-                for (int64_t r = 0; r < count; ++r) {
-                    // What the next window reads first: 2/2 and 3/2 take a tenth less time on memory, 4/4 too, and 7/7 a tenth more.
-                    if (w.stride <= 4) prefetch(rows[r] + end_of_taps, w.stride * lanes * element);
-                    for (int64_t at = first; at < end_of_taps; at += step) *next++ = {rows[r] + at, 0};
-                }
-                op.combine(false, read.data(), next - read.data(), lanes, results + k * pitch);
-                alike = std::min(of_w[k].alike, outputs - k);
-                for (int64_t i = 1; i < alike; ++i) std::memcpy(results + (k + i) * pitch, results + k * pitch, pitch);
-                const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache
-                if (finish.is_direct || (ready * lanes < 512 && k + alike < outputs)) continue;
-                finish(plane, od, oh, o + done, 0, ready * lanes, results + done * pitch, out + done * lanes * finish.result_size);
-                done += ready;
-            }
-        }
-    });
-}
-
 // Whether the scratch rows of an axis, padding and all, are not much longer than the input.
 bool is_compact(const Axis &axis) { return axis.window > 0 && axis.extent() <= 2 * (axis.size + 64); }
 
@@ -291,7 +220,7 @@ void Pooling::pool() const {
     const bool by_rows = p.lanes > 1 ? shares_rows : w.window < 16 && w.stride <= 16;
     const bool are_compact = is_compact(d) && is_compact(h) && is_compact(w);
     if (are_compact && (by_rows || is_wide(d) || is_wide(h) || is_wide(w))) dmlpool::pool(op, finish, input, output, p);
-    else pool_spans();
+    else pool_windows(op, finish, input, output, g);
 }
 
 // Gradients: sums over the windows that read an element, divided once where all divide by the same number, else before.
@@ -318,7 +247,7 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
         std::vector<Row> taps;
         std::vector<char> sums;
     };
-    const double cost = ROW_COST + double(tile) * double(w.window + 2 * stride + g.most_taps(0) * g.most_taps(1));
+    const double cost = ROW_COST + double(tile) * double(w.window + 2 * stride + g.most(0) * g.most(1));
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<char> read(most * size), shares(most * size), joined(tile * stride * size);
         std::vector<Row> rows;
@@ -434,14 +363,14 @@ struct Requantize final : Finish {
         if (g.p.lanes > 1 || g.is_uniform) return;
         for (int64_t o = 0; o < g.p.w().outputs + by.BLOCK; ++o) {
             const int64_t output = std::min(o, g.p.w().outputs - 1);
-            counted.push_back(int32_t(g.counted[2][output])), read.push_back(int32_t(g.taps[2][output].count));
+            counted.push_back(int32_t(g.counted[2][output])), read.push_back(int32_t(g.spans[2][output].count));
             inverses.push_back(1 / float(counted[o]));
         }
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const void *sums, void *to) const override {
         // Each of the channels of one window, or windows of one channel.
         const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.is_one_sum());
-        const int64_t rows_read = g.taps[0][d].count * g.taps[1][h].count, rows_counted = g.counted[0][d] * g.counted[1][h];
+        const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count, rows_counted = g.counted[0][d] * g.counted[1][h];
         const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads, int64_t counts, Columns columns) {
             const auto run = [&](auto sum) {
                 const auto *const values = static_cast<const decltype(sum) *>(sums) + at;
@@ -455,7 +384,7 @@ struct Requantize final : Finish {
             for (int64_t at = from, n; at < from + length; at += n) {
                 const int64_t channel = (g.p.lanes > 1 ? lane + at : plane + (is_lane ? at : 0)) % by.channels;
                 n = is_lane ? std::min(from + length - at, by.channels - channel) : length;
-                store(at, n, channel, g.taps[2][output].count, g.counted[2][output], {});
+                store(at, n, channel, g.spans[2][output].count, g.counted[2][output], {});
             }
         });
     }
@@ -490,7 +419,7 @@ void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void
     const bool is_signed = p->type == 4;
     const Geometry g(*p, true);
     double most = 255;  // sums, from the taps that windows read
-    for (int a = 0; a < 3; ++a) most *= double(g.most_taps(a));
+    for (int a = 0; a < 3; ++a) most *= double(g.most(a));
     const auto pool = [&](auto sum) {
         using L = decltype(sum);
         const Sums<L, int8_t> of_signed;

@@ -206,7 +206,7 @@ struct Numbers {
     }
     // The position that numbers along an axis count from.
     static int64_t begin(const Axis &axis, int64_t output) {
-        return axis.window == 0 ? axis.range(output).start : axis.first(output);
+        return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);
     }
     // The number of windows without an element.
     int none() const { return p.numbering == TAPS ? 0 : -1; }
@@ -255,75 +255,29 @@ struct Winners final : Finish {
 };
 
 // Windows over many lanes, each compared as a whole: the numbers of winning taps are in lanes as wide as elements.
-struct LanePool {
-    static constexpr int64_t TOGETHER = 256;
-    const Numbers &numbers;
-    int64_t size;  // bytes of an element
-
-    // The values of so many taps' winners, and their numbers, for all lanes.
-    virtual void compare(const Row *taps, int64_t count, void *values, void *winning) const = 0;
-    virtual void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const void *winning) const = 0;
-
-    // Whether it suits: sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
-    bool suits() const {
-        const Problem &p = numbers.p;
-        const int64_t vector = BYTES / size;
-        double taps = 1, last = 0;
-        for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * numbers.units[a]);
-        if (p.lanes < vector || taps == 0 || taps > 1 << 14 || last >= std::ldexp(1., int(8 * size - 1))) return false;
-        const double vectors = double(parts_of(p.lanes, vector) * vector) / double(p.lanes), w = double(p.w().window);
-        return vectors * taps < 2 * (taps / w * double(p.w().stride) + w);
-    }
-    void pool(const char *input, char *output) const {
-        const Problem &p = numbers.p;
-        const int64_t (&units)[3] = numbers.units;
-        const Axis &d = p.d(), &h = p.h(), &w = p.w();
-        const int64_t lanes = p.lanes, length = p.output_row(), position = lanes * size;
-        const int64_t together = parts_of(TOGETHER, lanes);  // windows: results are written while the next ones are read
-        const double cost = double(length * d.window * h.window * w.window);
-        parallel(p.planes * d.outputs * h.outputs, cost, [&](int64_t begin, int64_t end) {
-            std::vector<char> winning(together * position);
-            std::vector<Row> taps(d.window * h.window * w.window);
-            Digits<3> digits(begin, {h.outputs, d.outputs, p.planes});
-            for (int64_t row = begin; row < end; ++row, ++digits) {
-                const int64_t oh = digits[0], od = digits[1], plane = digits[2];
-                const auto depth = d.range(od), height = h.range(oh);
-                for (int64_t o = 0; o < w.outputs; ++o) {
-                    const auto width = w.range(o);
-                    Row *next = taps.data();
-                    for (int64_t td = 0; td < depth.count; ++td)
-                        for (int64_t th = 0; th < height.count; ++th) {
-                            const int64_t z = depth.start + td * depth.step, y = height.start + th * height.step;
-                            const char *from = input + (((plane * d.size + z) * h.size + y) * w.size + width.start) * position;
-                            int64_t number = (depth.tap + td) * units[0] + (height.tap + th) * units[1] + width.tap * units[2];
-                            for (int64_t tw = 0; tw < width.count; ++tw, from += w.dilation * position, number += units[2])
-                                *next++ = {from, number};
-                            prefetch(from, w.stride * position);
-                        }
-                    const int64_t first = o / together * together;
-                    char *const values = output == nullptr ? nullptr : output + (row * w.outputs + o) * position;
-                    compare(taps.data(), next - taps.data(), values, winning.data() + (o - first) * position);
-                    if (o + 1 == w.outputs || o + 1 == first + together)
-                        write(plane, od, oh, first * lanes, (o + 1 - first) * lanes, winning.data());
-                }
-            }
-        });
-    }
-
-  protected:
-    LanePool(const Numbers &numbers, int64_t size) : numbers(numbers), size(size) {}
-    ~LanePool() = default;
-};
-
 // E: float32 as it is, others by their keys.
 template <class E, class S, class P>
-struct Lane final : LanePool {
+struct Lane final : WindowOperations {
     static constexpr int64_t n = LANES<S>;
     using V = Lanes<E, n>;
     using N = Lanes<S, n>;
     const Winner<S, P> op;
+    const int none;
+    const bool has_values;
 
-    Lane(const Numbers &numbers, const Winner<S, P> &op) : LanePool(numbers, sizeof(S)), op(op) {}
+    Lane(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
+        : WindowOperations(sizeof(S), sizeof(S), numbers.units), op(op), none(numbers.none()), has_values(has_values) {
+        writes_results = true;
+    }
+    // Whether it suits: sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
+    bool suits(const Problem &p) const {
+        double taps = 1, last = 0;
+        for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * units[a]);
+        if (p.lanes < n || taps == 0 || taps > 1 << 14 || last > double(HIGHEST<S>)) return false;
+        const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes), w = double(p.w().window);
+        return vectors * taps < 2 * (taps / w * double(p.w().stride) + w);
+    }
+    void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
 
     N turned(N element) const {
         using U = Lanes<std::make_unsigned_t<S>, n>;
@@ -360,19 +314,26 @@ struct Lane final : LanePool {
         }
         std::memcpy(winning + at, which, sizeof(which));
     }
-    void compare(const Row *taps, int64_t count, void *to, void *winning) const override {
-        const int64_t lanes = numbers.p.lanes;
-        E *const values = static_cast<E *>(to);
-        S *const which = static_cast<S *>(winning);
+    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result, char *) const override {
+        E *const values = has_values ? reinterpret_cast<E *>(result) : nullptr;
+        S *const which = reinterpret_cast<S *>(made);
         int64_t at = 0;
         for (; count > 0 && at + 2 * n <= lanes; at += 2 * n) compare_at<2>(taps, count, at, values, which);
         for (; count > 0 && at < lanes; at += n) compare_at<1>(taps, count, std::min(at, lanes - n), values, which);
         if (count > 0) return;
-        std::fill_n(which, lanes, S(numbers.none()));
-        if (to != nullptr) std::fill_n(static_cast<S *>(to), lanes, op.value_of_key(op.lowest()));
+        std::fill_n(which, lanes, S(none));
+        if (has_values) std::fill_n(reinterpret_cast<S *>(result), lanes, op.value_of_key(op.lowest()));
     }
-    void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count, const void *winning) const override {
-        numbers.write(plane, od, oh, from, count, static_cast<const S *>(winning));
+};
+
+// Writes the numbers of their winners.
+template <class S>
+struct WinningTaps final : Finish {
+    const Numbers &numbers;
+
+    explicit WinningTaps(const Numbers &numbers) : Finish(sizeof(S), false, false), numbers(numbers) {}
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t lane, int64_t count, const void *winning, void *) const override {
+        numbers.write(plane, od, oh, o * numbers.p.lanes + lane, count, static_cast<const S *>(winning));
     }
 };
 
@@ -471,9 +432,9 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
             using S = decltype(element);
             using P = decltype(wide);
             const Winner<S, P> op(data_type);
-            const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op);
-            if (lanes.suits()) return lanes.pool(static_cast<const char *>(input), static_cast<char *>(output));
             void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
+            const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
+            if (lanes.suits(*p)) return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {*p, {}});
             pool(Rows<Winner<S, P>, S>(op, false, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, *p);
         };
         if (p->type == 0) pool_as(float(), int32_t(), int64_t());

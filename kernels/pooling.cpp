@@ -85,23 +85,21 @@ void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64
 // A window or a stride that is much larger than what is pooled: nothing may cost what it spans.
 bool is_huge(const Axis &axis) { return std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
 
-// Whether outputs have bins or windows of which little lies inside the input.
-bool has_ranges(const Problem &p) { return p.w().window == 0 || is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w()); }
+bool has_huge(const Problem &p) { return is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w()); }
 
 // Blocks of outputs that are made at once: short rows together, as every loop has a price; long rows in tiles that stay
 // in the first-level cache.
 struct Blocks {
     const Problem &p;
-    bool is_by_range;
     int64_t tile, tiles, rows, groups, pitch;
 
     // About `elements` input elements of a row in a tile, and short rows up to `together` of them.
-    Blocks(const Problem &p, bool is_by_range, int64_t elements, int64_t together) : p(p), is_by_range(is_by_range) {
+    Blocks(const Problem &p, int64_t elements, int64_t together) : p(p) {
         const Axis &w = p.w();
         tile = std::clamp<int64_t>(elements / p.lanes / w.stride, 1, w.outputs);
         tiles = parts_of(w.outputs, tile);
-        pitch = is_by_range ? 0 : parts_of(w.span(tile), w.stride) * w.stride;  // positions of a scratch row
-        rows = is_by_range ? 1 : std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
+        pitch = parts_of(w.span(tile), w.stride) * w.stride;  // positions of a scratch row
+        rows = std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
         groups = parts_of(p.h().outputs, rows);
     }
     int64_t count() const { return p.planes * p.d().outputs * groups * tiles; }
@@ -113,20 +111,10 @@ struct Blocks {
     };
     Digits<4> digits(int64_t number) const { return {number, {tiles, groups, p.d().outputs, p.planes}}; }
     Block operator[](const Digits<4> &digits) const {
-        const Axis &w = p.w();
-        Block b;
-        b.o = digits[0] * tile, b.outputs = std::min(tile, w.outputs - b.o);
-        b.oh = digits[1] * rows, b.rows = std::min(rows, p.h().outputs - b.oh), b.od = digits[2], b.plane = digits[3];
-        b.first = 0, b.low = w.size, b.high = 0;
-        for (int64_t o = b.o; is_by_range && o < b.o + b.outputs; ++o) {
-            const auto range = w.range(o);
-            if (range.count > 0) b.low = std::min(b.low, range.start), b.high = std::max(b.high, range.end());
-        }
-        if (is_by_range) return b;
-        b.first = w.first(b.o);
-        const int64_t last = b.first + w.span(b.outputs);
-        b.low = std::clamp<int64_t>(0, b.first, last), b.high = std::clamp<int64_t>(w.size, b.low, last);
-        return b;
+        const int64_t o = digits[0] * tile, oh = digits[1] * rows, outputs = std::min(tile, p.w().outputs - o);
+        const int64_t first = p.w().first(o), last = first + p.w().span(outputs), low = std::clamp<int64_t>(0, first, last);
+        const int64_t high = std::clamp<int64_t>(p.w().size, low, last);
+        return {digits[3], digits[2], oh, std::min(rows, p.h().outputs - oh), o, outputs, first, low, high};
     }
 };
 
@@ -141,7 +129,7 @@ struct RowPool {
     const char *const input, *const end_of_input;
     const int64_t lanes, element, value, row_bytes;
     const int64_t vector = 64 / value;  // scratch is written in whole vectors
-    const int64_t pitch, made_pitch, chunk;
+    const int64_t pitch, made_pitch;
     std::vector<Row> rows, taps;
     std::vector<char> workspace;
     char *staged, *made, *scratch;
@@ -149,56 +137,26 @@ struct RowPool {
     RowPool(const RowOperations &op, const Finish &finish, const Problem &p, const Blocks &blocks, const char *input, int64_t most)
         : op(op), finish(finish), p(p), blocks(blocks), d(p.d()), h(p.h()), w(p.w()), input(input),
           end_of_input(input + p.planes * p.plane() * op.element_size), lanes(p.lanes), element(op.element_size),
-          value(op.value_size), row_bytes(p.row() * element), pitch(blocks.pitch * lanes),
-          made_pitch(blocks.is_by_range ? 0 : pitch / w.stride), chunk(std::clamp<int64_t>(4096 / lanes, 1, w.size)), rows(most) {
-        for (int64_t t = 0; !blocks.is_by_range && t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
-        const int64_t staged_size = (blocks.is_by_range ? chunk * lanes : blocks.rows * pitch) + vector;
-        const int64_t made_size = blocks.is_by_range ? blocks.tile * lanes : blocks.rows * pitch;
+          value(op.value_size), row_bytes(p.row() * element), pitch(blocks.pitch * lanes), made_pitch(pitch / w.stride), rows(most) {
+        for (int64_t t = 0; t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
+        const int64_t size = blocks.rows * pitch, staged_size = size + vector;
         const int64_t levels = 1 + tree_rows(std::max<int64_t>(most, taps.size()));
-        workspace.resize((staged_size + made_size + (staged_size + vector) * levels) * value);
-        staged = workspace.data(), made = staged + staged_size * value, scratch = made + made_size * value;
+        workspace.resize((staged_size + size + (staged_size + vector) * levels) * value);
+        staged = workspace.data(), made = staged + staged_size * value, scratch = made + size * value;
     }
 
     // The rows that an output row reads, from position `low` on.
     __attribute__((noinline)) int64_t find_rows(int64_t plane, int64_t od, int64_t oh, int64_t low) {
-        const auto depth = d.range(od), height = h.range(oh);
-        const int64_t unit = op.units[1], step = height.step * row_bytes;
+        const Span depth = d.span_of(od), height = h.span_of(oh);
+        const int64_t unit = op.units[1], step = h.dilation * row_bytes;
         Row *to = rows.data();
         for (int64_t td = 0; td < depth.count; ++td) {
-            const int64_t z = depth.start + td * depth.step;
-            Row row = {input + ((plane * d.size + z) * h.size + height.start) * row_bytes + low * lanes * element,
+            const int64_t z = depth.begin + td * d.dilation;
+            Row row = {input + ((plane * d.size + z) * h.size + height.begin) * row_bytes + low * lanes * element,
                        (depth.tap + td) * op.units[0] + height.tap * unit};
             for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
         }
         return to - rows.data();
-    }
-
-    // Windows along W that are combined each for itself.
-    void pool_ranges(const Blocks::Block &b, char *out) {
-        const int64_t count = find_rows(b.plane, b.od, b.oh, b.low);
-        const bool is_one_row = count == 1 && lanes == 1 && w.dilation == 1;
-        op.fill(made, b.outputs * lanes, 0, 1);
-        for (int64_t start = b.low; count > 0 && start < b.high; start += chunk) {
-            const int64_t stop = std::min(start + chunk, b.high);
-            const Row only = rows[0];
-            if (!is_one_row) combine(op, false, rows.data(), count, (stop - start) * lanes, staged, scratch);
-            for (int64_t r = 0; r < count; ++r) rows[r].from += chunk * lanes * element;
-            for (int64_t o = 0; o < b.outputs; ++o) {
-                const auto range = w.range(b.o + o);
-                const int64_t skipped = std::max<int64_t>(0, parts_of(start - range.start, range.step));
-                const int64_t first = range.start + skipped * range.step - start;
-                const int64_t taken = std::min(range.count - skipped, parts_of(stop - start - first, range.step));
-                const int64_t at = (skipped + range.tap) * op.units[2];
-                char *const to = made + o * lanes * value;
-                if (taken <= 0) continue;
-                if (is_one_row) op.reduce(false, {only.from + first * element, only.number + at}, taken, to);
-                else if (lanes == 1 && range.step == 1) op.reduce(true, {staged + first * value, at}, taken, to);
-                else
-                    for (int64_t t = 0; t < taken; ++t)
-                        op.add({staged + (first + t * range.step) * lanes * value, at + t * op.units[2]}, lanes, to);
-            }
-        }
-        finish(b.plane, b.od, b.oh, b.o, 0, b.outputs * lanes, made, out);
     }
 
     void pool_taps(const Blocks::Block &b, char *out) {
@@ -249,23 +207,18 @@ struct RowPool {
 
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    // Long windows are combined each for itself too, and those that leave out most of a row.
-    const bool is_long = p.lanes == 1 && w.dilation == 1 && w.window >= 16;
-    const bool by_range = has_ranges(p) || is_long || w.stride > 16 + 4 * w.extent();
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
-    const int64_t bytes = p.lanes == 1 && !by_range ? 4096 : by_range || op.value_size > 4 ? 16384 : 32768;
-    const Blocks blocks(p, by_range, bytes / op.value_size, 4096 / std::min<int64_t>(4, op.value_size));
+    const int64_t bytes = p.lanes == 1 ? 4096 : op.value_size > 4 ? 16384 : 32768;
+    const Blocks blocks(p, bytes / op.value_size, 4096 / std::min<int64_t>(4, op.value_size));
     const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
-    const int64_t columns = by_range ? std::min(w.size, std::max(w.stride * blocks.tile, w.extent())) : blocks.tile * w.stride;
-    const double cost = double(most) * double(columns) + double(by_range ? columns : blocks.tile * w.window);
+    const double cost = double(most) * double(blocks.tile * w.stride) + double(blocks.tile * w.window);
     parallel(blocks.count(), double(blocks.rows) * (ROW_COST + double(p.lanes) * cost), [&](int64_t begin, int64_t end) {
         RowPool pool(op, finish, p, blocks, input, most);
         auto digits = blocks.digits(begin);
         for (int64_t number = begin; number < end; ++number, ++digits) {
             const auto b = blocks[digits];
             const int64_t at = ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * p.lanes;
-            char *const out = output + at * finish.result_size;
-            by_range ? pool.pool_ranges(b, out) : pool.pool_taps(b, out);
+            pool.pool_taps(b, output + at * finish.result_size);
         }
     });
 }
@@ -364,9 +317,99 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
 
 }  // namespace
 
-void pool(const RowOperations &operations, const Finish &finish, const void *input, void *output, const Problem &p) {
-    const bool is_boxes = !has_ranges(p) && (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w()));
-    (is_boxes ? pool_boxes : pool_rows)(operations, finish, static_cast<const char *>(input), static_cast<char *>(output), p);
+void RowOperations::combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *, char *scratch) const {
+    count > 0 ? dmlpool::combine(*this, false, taps, count, lanes, made, scratch) : fill(made, lanes, 0, 1);
+}
+
+// The rows that an output row reads are combined into one, of which each window reduces a part; with lanes all elements of
+// a window are combined at once.
+void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
+    const Problem &p = windows.p;
+    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, position = lanes * element, pitch = lanes * value;
+    const int64_t most_rows = windows.most(0) * windows.most(1), most_taps = std::max<int64_t>(1, windows.most(2));
+    const int64_t elements = lanes == 1 ? 65536 / value : 65536, levels = tree_rows(most_rows * (lanes == 1 ? 1 : most_taps));
+    const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * lanes), 1, w.outputs);
+    const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
+    const bool is_table = !windows.spans[2].empty();
+    const bool is_in_place = finish.result_size == value && !op.writes_results;  // memory of results is fetched while windows are read
+    const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
+    const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
+    const char *const input = static_cast<const char *>(from);
+    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
+        std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : most_rows * most_taps);
+        std::vector<Span> spans(is_table ? 0 : tile);
+        std::vector<char> staged, made(is_in_place ? 0 : tile * pitch), scratch(lanes == 1 ? 0 : levels * pitch);
+        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
+            const int64_t outputs = std::min(tile, w.outputs - o);
+            const Span depth = windows.at(0, od), height = windows.at(1, oh);
+            char *const out = static_cast<char *>(to) + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
+            char *const results = is_in_place ? out : made.data();
+            // The row before that reads the same, along H or else along D.
+            if (is_table && tiles == 1 && finish.is_uniform) {
+                const bool is_like_h = oh > 0 && height.reads(windows.at(1, oh - 1)), is_like_d = od > 0 && depth.reads(windows.at(0, od - 1));
+                const int64_t before = is_like_h ? 1 : is_like_d ? h.outputs : number + 1;
+                if (number - begin >= before) {
+                    std::memcpy(out, out - before * row_bytes, row_bytes);
+                    continue;
+                }
+            }
+            const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
+            for (int64_t k = 0; !is_table && k < outputs; ++k) spans[k] = w.span_of(o + k);
+            Row *next = rows.data();
+            for (int64_t td = 0; td < depth.count; ++td)
+                for (int64_t th = 0; th < height.count; ++th) {
+                    const int64_t z = depth.begin + td * d.dilation, y = height.begin + th * h.dilation;
+                    *next++ = {input + ((plane * d.size + z) * h.size + y) * w.size * position,
+                               (depth.tap + td) * op.units[0] + (height.tap + th) * op.units[1]};
+                }
+            const int64_t count = next - rows.data();
+            if (lanes == 1) {
+                const bool is_direct = count == 1 && op.reduces_elements;
+                int64_t low = w.size, high = 0;
+                for (int64_t k = 0; !is_direct && k < outputs; k += of_w[k].alike)
+                    if (of_w[k].count > 0) {
+                        low = std::min(low, of_w[k].begin);
+                        high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
+                    }
+                const int64_t length = std::max<int64_t>(0, high - low) * value;
+                if (int64_t(staged.size()) < (1 + levels) * length) staged.resize((1 + levels) * length);
+                for (int64_t r = 0; r < count && length; ++r) rows[r].from += low * element;
+                if (length) op.combine_window(rows.data(), count, high - low, staged.data(), nullptr, staged.data() + length);
+                op.reduce_windows(!is_direct, is_direct ? rows[0] : Row{staged.data(), 0}, is_direct ? 0 : low, of_w, outputs, w.dilation, results);
+                if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs, results, out);
+                continue;
+            }
+            for (int64_t k = 0, done = 0, alike; k < outputs; k += alike) {
+                const Span &span = of_w[k];
+                next = read.data();
+                for (int64_t r = 0; r < count; ++r) {
+                    Row tap = {rows[r].from + span.begin * position, rows[r].number + span.tap * op.units[2]};
+                    for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * position, tap.number += op.units[2]) *next++ = tap;
+                    prefetch(tap.from, w.stride * position);
+                }
+                char *const result = results + k * pitch;
+                op.combine_window(read.data(), next - read.data(), lanes, result, out + k * lanes * finish.result_size, scratch.data());
+                alike = std::min(span.alike, outputs - k);
+                for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
+                const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache
+                if (finish.is_direct || (ready * lanes < 512 && k + alike < outputs)) continue;
+                finish(plane, od, oh, o + done, 0, ready * lanes, results + done * pitch, out + done * lanes * finish.result_size);
+                done += ready;
+            }
+        }
+    });
+}
+
+void pool(const RowOperations &op, const Finish &finish, const void *input, void *output, const Problem &p) {
+    const bool has_bins = p.w().window == 0, is_boxes = !has_bins && !has_huge(p) && (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w()));
+    // Long windows, and those that leave out most of a row.
+    const bool is_long = p.lanes == 1 && p.w().dilation == 1 && p.w().window >= 16;
+    if (!is_boxes && (has_bins || has_huge(p) || is_long || p.w().stride > 16 + 4 * p.w().extent()))
+        return pool_windows(op, finish, input, output, {p, {}});
+    (is_boxes ? pool_boxes : pool_rows)(op, finish, static_cast<const char *>(input), static_cast<char *>(output), p);
 }
 
 }  // namespace dmlpool

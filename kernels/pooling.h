@@ -32,6 +32,14 @@
 
 inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 
+// The positions inside the input that a window reads along an axis, every dilation-th from the first on, the number of the
+// first one's tap, and how many windows from this one on are known to read the same.
+struct Span {
+    int64_t begin, count, tap, alike;
+
+    bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
+};
+
 struct Axis {
     int64_t size, outputs, window, stride, padding, dilation;
 
@@ -48,19 +56,15 @@ struct Axis {
         return room >= extent() ? window : room <= 0 ? 0 : parts_of(room, dilation);
     }
     bool is_empty(int64_t output) const { return low(output) >= high(output); }
-    // The positions that an output reads inside the input, and the number of the first one's tap. Adaptive pooling has
-    // no window but bins: from floor(o * size / outputs) to ceil((o + 1) * size / outputs).
-    struct Range {
-        int64_t start, count, tap, step;
-        int64_t end() const { return start + (count - 1) * step + 1; }
-    };
-    Range range(int64_t output) const {
+    // What an output reads. Adaptive pooling has no window but bins: from floor(o * size / outputs) to
+    // ceil((o + 1) * size / outputs).
+    Span span_of(int64_t output) const {
         if (window == 0) {
-            const int64_t start = output * size / outputs;
-            return {start, parts_of((output + 1) * size, outputs) - start, 0, 1};
+            const int64_t begin = output * size / outputs;
+            return {begin, parts_of((output + 1) * size, outputs) - begin, 0, 1};
         }
         const int64_t tap = low(output), count = high(output) - tap;
-        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, dilation};
+        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, 1};
     }
 };
 
@@ -86,6 +90,21 @@ struct Problem {
 };
 
 namespace dmlpool {
+
+// A problem, and tables of what its windows read along those axes whose windows the problem does not say.
+struct Windows {
+    Problem p;
+    std::vector<Span> spans[3];
+
+    Span at(int axis, int64_t output) const { return spans[axis].empty() ? p.axes[axis].span_of(output) : spans[axis][output]; }
+    // The most elements that one reads along an axis.
+    int64_t most(int a) const {
+        const Axis &axis = p.axes[a];
+        int64_t count = spans[a].empty() ? std::min(axis.size, axis.window ? axis.window : axis.extent()) : 0;
+        for (const Span &span : spans[a]) count = std::max(count, span.count);
+        return count;
+    }
+};
 
 // Threads: PyTorch's own, through C functions of libtorch, so that there is one pool of them.
 
@@ -266,13 +285,29 @@ struct Row {
     int64_t number;
 };
 
-// What the drivers in pooling.cpp call for each row.
-struct RowOperations {
+// What the drivers in pooling.cpp call for each window.
+struct WindowOperations {
     int64_t element_size, value_size;  // bytes
     int64_t units[3];                  // of the numbers along each axis
-    bool is_plain;                     // elements are values
-    bool takes_twice;                  // what is combined twice changes nothing
-    int64_t most_rows = 4;             // that are combined at once
+    bool reduces_elements = true;      // not their values alone
+    bool writes_results = false;       // beside what is made
+
+    // Along a row of elements or values, of which the first is position `origin`, what windows read of it.
+    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const = 0;
+    // The combination of so many taps, for all lanes.
+    virtual void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result, char *scratch) const = 0;
+
+  protected:
+    WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
+        : element_size(element_size), value_size(value_size), units{units[0], units[1], units[2]} {}
+    ~WindowOperations() = default;
+};
+
+// And for each row.
+struct RowOperations : WindowOperations {
+    bool is_plain;          // elements are values
+    bool takes_twice;       // what is combined twice changes nothing
+    int64_t most_rows = 4;  // that are combined at once
 
     // The value that changes nothing, so many times at places `pitch` values apart.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
@@ -280,17 +315,13 @@ struct RowOperations {
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
-    // The same with the combination of contiguous elements or values, each a tap after the one before; of so many runs of
-    // `count`, one after the other, for a value each.
-    virtual void reduce(bool are_values, const Row &row, int64_t count, void *into, int64_t runs = 1) const = 0;
     // out = windows of two or three values, every second of which begins one.
     virtual void combine_pairs(const char *values, int64_t window, int64_t outputs, void *out) const = 0;
+    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result, char *scratch) const override;
 
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3], bool is_plain, bool takes_twice)
-        : element_size(element_size), value_size(value_size), units{units[0], units[1], units[2]}, is_plain(is_plain),
-          takes_twice(takes_twice) {}
-    ~RowOperations() = default;
+        : WindowOperations(element_size, value_size, units), is_plain(is_plain), takes_twice(takes_twice) {}
 };
 
 // They are made from an Op:
@@ -300,20 +331,45 @@ inline const T *elements(const Row &row) {
     return reinterpret_cast<const T *>(row.from);
 }
 
-template <class Op, class T>
-struct Rows final : RowOperations {
+template <class Op, class Base = RowOperations>
+struct RowsOfValues : Base {
     using L = typename Op::Value;
     const Op op;
 
-    Rows(const Op &op, bool is_plain, const int64_t (&units)[3] = {0, 0, 0})
-        : RowOperations(sizeof(T), sizeof(L), units, is_plain, Op::takes_twice), op(op) {}
+    RowsOfValues(const Op &op, int64_t element_size, bool is_plain, const int64_t (&units)[3] = {0, 0, 0})
+        : Base(element_size, sizeof(L), units, is_plain, Op::takes_twice), op(op) {}
 
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
-        L *const to = static_cast<L *>(values);
-        for (int64_t i = 0; places == 1 && i < count; ++i) to[i] = Op::identity();
-        for (int64_t i = 0; places > 1 && i < count; ++i)
-            for (int64_t k = 0; k < places; ++k) to[k * pitch + i] = Op::identity();
+        for (int64_t k = 0; k < places; ++k) std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
+    void add(const Row &values, int64_t length, void *into) const override {
+        const Op by = op;
+        const L *const from = elements<L>(values);
+        L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
+        const int64_t number = values.number;
+        VECTORIZE
+        for (int64_t i = 0; i < length; ++i) to[i] = Op::of(to[i], by.later(from[i], number));
+    }
+    void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
+        const Op by = op;
+        const L *__restrict row = elements<L>({values, 0});
+        L *__restrict out = static_cast<L *>(to);
+        const auto first = [=](int64_t i) { return Op::of(row[2 * i], by.later(row[2 * i + 1], 1)); };
+        if (window == 2)
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i) out[i] = first(i);
+        else
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i) out[i] = Op::of(first(i), by.later(row[2 * i + 2], 2));
+    }
+};
+
+template <class Op, class T>
+struct Rows final : RowsOfValues<Op> {
+    using L = typename Op::Value;
+    using RowsOfValues<Op>::op;
+
+    Rows(const Op &op, bool is_plain, const int64_t (&units)[3] = {0, 0, 0}) : RowsOfValues<Op>(op, sizeof(T), is_plain, units) {}
 
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         const auto load = [by = op](T element, int64_t number) { return by.load(element, number); };
@@ -335,20 +391,16 @@ struct Rows final : RowOperations {
         else each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), Op::of(c(i), d(i))); });
     }
 
-    void add(const Row &values, int64_t length, void *into) const override {
-        const Op by = op;
-        const L *const from = elements<L>(values);
-        L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
-        const int64_t number = values.number;
-        VECTORIZE
-        for (int64_t i = 0; i < length; ++i) to[i] = Op::of(to[i], by.later(from[i], number));
-    }
-
-    void reduce(bool are_values, const Row &row, int64_t count, void *into, int64_t runs) const override {
-        for (int64_t run = 0, at = 0; run < runs; ++run, at += count) {
-            L &result = static_cast<L *>(into)[run];
-            const L reduced = are_values ? reduced_values(elements<L>(row) + at, count) : reduced_elements(elements<T>(row) + at, count);
-            result = Op::of(result, op.later(reduced, row.number));
+    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {
+        for (int64_t o = 0; o < outputs; ++o) {
+            const int64_t count = windows[o].count, at = windows[o].begin - origin, unit = this->units[2];
+            const L *const values = elements<L>(row) + at;
+            const T *const from = elements<T>(row) + at;
+            L result = Op::identity();
+            if (step == 1 && count > 0) result = are_values ? reduced_values(values, count) : reduced_elements(from, count);
+            for (int64_t t = 0; step > 1 && t < count; ++t)
+                result = Op::of(result, op.later(are_values ? values[t * step] : op.load(from[t * step], 0), t * unit));
+            static_cast<L *>(made)[o] = count > 0 ? op.later(result, row.number + windows[o].tap * unit) : result;
         }
     }
     L reduced_elements(const T *row, int64_t count) const {
@@ -380,19 +432,6 @@ struct Rows final : RowOperations {
             for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
         return total[0];
     }
-
-    void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
-        const Op by = op;
-        const L *__restrict row = elements<L>({values, 0});
-        L *__restrict out = static_cast<L *>(to);
-        const auto first = [=](int64_t i) { return Op::of(row[2 * i], by.later(row[2 * i + 1], 1)); };
-        if (window == 2)
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = first(i);
-        else
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = Op::of(first(i), by.later(row[2 * i + 2], 2));
-    }
 };
 
 // Makes results of values: so many, which begin at a lane of output o of a row.
@@ -413,6 +452,8 @@ struct Finish {
 // Windows along which an axis is better pooled by doubling.
 bool is_wide(const Axis &axis);
 
-void pool(const RowOperations &operations, const Finish &finish, const void *input, void *output, const Problem &p);
+void pool(const RowOperations &op, const Finish &finish, const void *input, void *output, const Problem &p);
+// Each window for itself.
+void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output, const Windows &windows);
 
 }  // namespace dmlpool

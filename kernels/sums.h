@@ -221,39 +221,40 @@ L sum_elements(const T *elements, int64_t count) {
     return L(sum);
 }
 
-// The elements that a window reads along an axis, every step-th from the first, and how many windows from it on read them.
-struct Span {
-    int64_t begin, count, alike;
-
-    bool operator==(const Span &other) const { return begin == other.begin && count == other.count; }
+template <class L>
+struct Sum {
+    using Value = L;
+    static constexpr bool takes_twice = false;
+    static constexpr L identity() { return L(0); }
+    static L of(L first, L second) { return L(first + second); }
+    static L later(L value, int64_t) { return value; }
 };
 
+// Operations on rows of sums: they combine any number of rows.
 struct SumOperations : RowOperations {
     using RowOperations::RowOperations;
-    // out = the sums of windows along a row of values.
-    virtual void sum_windows(const char *row, const Span *windows, int64_t outputs, int64_t step, void *out) const = 0;
+    // The sums of contiguous elements: of so many runs of `count`, one after the other.
+    virtual void sum_runs(const char *row, int64_t count, int64_t runs, void *out) const = 0;
 };
-
-// Operations on rows of sums L, and of elements T. They combine any number of rows.
-template <class L>
-struct RowsOfSums : SumOperations {
-    RowsOfSums(int64_t element_size, bool is_plain) : SumOperations(element_size, sizeof(L), {0, 0, 0}, is_plain, false) {
-        most_rows = std::numeric_limits<int64_t>::max();
+template <class L, class T>
+struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
+    Sums() : RowsOfValues<Sum<L>, SumOperations>({}, sizeof(T), std::is_same_v<T, L>) {
+        this->most_rows = std::numeric_limits<int64_t>::max(), this->reduces_elements = this->is_plain;
     }
-    void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
-        for (int64_t k = 0; k < places; ++k) std::fill_n(static_cast<L *>(values) + k * pitch, count, L(0));
+    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
+        (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
     }
-    void add(const Row &values, int64_t length, void *into) const override {
-        const L *const from = elements<L>(values);
-        L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
-        VECTORIZE
-        for (int64_t i = 0; i < length; ++i) to[i] += from[i];
+    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *, char *) const override {
+        sum_rows<L, T>(taps, count, lanes, reinterpret_cast<L *>(made));
     }
-    void sum_windows(const char *row, const Span *windows, int64_t outputs, int64_t step, void *to) const override {
-        const L *const values = reinterpret_cast<const L *>(row);
-        L *const out = static_cast<L *>(to);
+    void sum_runs(const char *row, int64_t count, int64_t runs, void *out) const override {
+        const T *const from = reinterpret_cast<const T *>(row);
+        for (int64_t run = 0; run < runs; ++run) static_cast<L *>(out)[run] = sum_elements<L>(from + run * count, count);
+    }
+    void reduce_windows(bool, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {
+        L *const out = static_cast<L *>(made);
         for (int64_t o = 0; o < outputs; ++o) {
-            const L *const first = values + windows[o].begin;
+            const L *const first = elements<L>(row) + windows[o].begin - origin;
             const int64_t count = windows[o].count;
             if (count == 1) out[o] = *first;
             else if (step == 1 && count >= 8) out[o] = sum_elements<L>(first, count);
@@ -267,28 +268,6 @@ struct RowsOfSums : SumOperations {
             std::fill_n(out + o, alike, out[o]);
             o += alike - 1;
         }
-    }
-    void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
-        const L *__restrict row = elements<L>({values, 0});
-        L *__restrict out = static_cast<L *>(to);
-        if (window == 2)
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = L(row[2 * i] + row[2 * i + 1]);
-        else
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = L(row[2 * i] + row[2 * i + 1] + row[2 * i + 2]);
-    }
-};
-template <class L, class T>
-struct Sums final : RowsOfSums<L> {
-    Sums() : RowsOfSums<L>(sizeof(T), std::is_same_v<T, L>) {}
-
-    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
-        (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
-    }
-    void reduce(bool are_values, const Row &row, int64_t count, void *into, int64_t runs) const override {
-        for (int64_t run = 0, at = 0; run < runs; ++run, at += count)
-            static_cast<L *>(into)[run] += are_values ? sum_elements<L>(elements<L>(row) + at, count) : sum_elements<L>(elements<T>(row) + at, count);
     }
 };
 
