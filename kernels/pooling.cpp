@@ -55,6 +55,18 @@ void take_each(int64_t size, int64_t stride, const void *row, int64_t count, voi
     if (size == 16) run(__int128());
 }
 
+// The rows of a plane that an output row reads, from position `low` on.
+__attribute__((noinline)) int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth, const Span &height, int64_t low, Row *to) {
+    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes, unit = op.units[1];
+    const Row *const first = to;
+    for (int64_t td = 0; td < depth.count; ++td) {
+        const int64_t y = (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
+        Row row = {input + y * row_bytes + low * p.lanes * op.element_size, (depth.tap + td) * op.units[0] + height.tap * unit};
+        for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
+    }
+    return to - first;
+}
+
 bool are_pairs(const Axis &w, int64_t lanes) {
     return lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3);
 }
@@ -87,138 +99,73 @@ bool is_huge(const Axis &axis) { return std::max(axis.extent(), axis.stride) > 6
 
 bool has_huge(const Problem &p) { return is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w()); }
 
-// Blocks of outputs that are made at once: short rows together, as every loop has a price; long rows in tiles that stay
-// in the first-level cache.
-struct Blocks {
-    const Problem &p;
-    int64_t tile, tiles, rows, groups, pitch;
-
-    // About `elements` input elements of a row in a tile, and short rows up to `together` of them.
-    Blocks(const Problem &p, int64_t elements, int64_t together) : p(p) {
-        const Axis &w = p.w();
-        tile = std::clamp<int64_t>(elements / p.lanes / w.stride, 1, w.outputs);
-        tiles = parts_of(w.outputs, tile);
-        pitch = parts_of(w.span(tile), w.stride) * w.stride;  // positions of a scratch row
-        rows = std::clamp<int64_t>(together / (pitch * p.lanes), 1, p.h().outputs);
-        groups = parts_of(p.h().outputs, rows);
-    }
-    int64_t count() const { return p.planes * p.d().outputs * groups * tiles; }
-
-    // Outputs [o, o + outputs) of the rows [oh, oh + rows). They read input positions from `first` on, of which
-    // [low, high) lie inside the input.
-    struct Block {
-        int64_t plane, od, oh, rows, o, outputs, first, low, high;
-    };
-    Digits<4> digits(int64_t number) const { return {number, {tiles, groups, p.d().outputs, p.planes}}; }
-    Block operator[](const Digits<4> &digits) const {
-        const int64_t o = digits[0] * tile, oh = digits[1] * rows, outputs = std::min(tile, p.w().outputs - o);
-        const int64_t first = p.w().first(o), last = first + p.w().span(outputs), low = std::clamp<int64_t>(0, first, last);
-        const int64_t high = std::clamp<int64_t>(p.w().size, low, last);
-        return {digits[3], digits[2], oh, std::min(rows, p.h().outputs - oh), o, outputs, first, low, high};
-    }
-};
-
-// For each output row the input rows are combined into one scratch row, and that row's taps into outputs. This is what a
-// thread works with.
-struct RowPool {
-    const RowOperations &op;
-    const Finish &finish;
-    const Problem &p;
-    const Blocks &blocks;
-    const Axis d, h, w;
-    const char *const input, *const end_of_input;
-    const int64_t lanes, element, value, row_bytes;
-    const int64_t vector = 64 / value;  // scratch is written in whole vectors
-    const int64_t pitch, made_pitch;
-    std::vector<Row> rows, taps;
-    std::vector<char> workspace;
-    char *staged, *made, *scratch;
-
-    RowPool(const RowOperations &op, const Finish &finish, const Problem &p, const Blocks &blocks, const char *input, int64_t most)
-        : op(op), finish(finish), p(p), blocks(blocks), d(p.d()), h(p.h()), w(p.w()), input(input),
-          end_of_input(input + p.planes * p.plane() * op.element_size), lanes(p.lanes), element(op.element_size),
-          value(op.value_size), row_bytes(p.row() * element), pitch(blocks.pitch * lanes), made_pitch(pitch / w.stride), rows(most) {
+// Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles that stay in the
+// first-level cache. For each output row the input rows are combined into one scratch row, and that row's taps into outputs.
+void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
+    const Axis d = p.d(), h = p.h(), w = p.w();
+    const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
+    // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
+    const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value, together = 4096 / std::min<int64_t>(4, value);
+    const int64_t tile = std::clamp<int64_t>(elements / lanes / w.stride, 1, w.outputs), tiles = parts_of(w.outputs, tile);
+    const int64_t made_row = parts_of(w.span(tile), w.stride), made_pitch = made_row * lanes, pitch = made_pitch * w.stride;
+    const int64_t group = std::clamp<int64_t>(together / pitch, 1, h.outputs), groups = parts_of(h.outputs, group);
+    const int64_t vector = 64 / value;                                                 // scratch is written in whole vectors
+    const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
+    const int64_t out_pitch = p.output_row() * finish.result_size;
+    const bool is_together = tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
+    const char *const end_of_input = input + p.planes * p.plane() * element;
+    const double cost = double(most) * double(tile * w.stride) + double(tile * w.window);
+    parallel(p.planes * d.outputs * groups * tiles, double(group) * (ROW_COST + double(lanes) * cost), [=, &op, &finish, &p](int64_t begin, int64_t end) {
+        std::vector<Row> rows(most), taps;
         for (int64_t t = 0; t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
-        const int64_t size = blocks.rows * pitch, staged_size = size + vector;
-        const int64_t levels = 1 + tree_rows(std::max<int64_t>(most, taps.size()));
-        workspace.resize((staged_size + size + (staged_size + vector) * levels) * value);
-        staged = workspace.data(), made = staged + staged_size * value, scratch = made + size * value;
-    }
-
-    // The rows that an output row reads, from position `low` on.
-    __attribute__((noinline)) int64_t find_rows(int64_t plane, int64_t od, int64_t oh, int64_t low) {
-        const Span depth = d.span_of(od), height = h.span_of(oh);
-        const int64_t unit = op.units[1], step = h.dilation * row_bytes;
-        Row *to = rows.data();
-        for (int64_t td = 0; td < depth.count; ++td) {
-            const int64_t z = depth.begin + td * d.dilation;
-            Row row = {input + ((plane * d.size + z) * h.size + height.begin) * row_bytes + low * lanes * element,
-                       (depth.tap + td) * op.units[0] + height.tap * unit};
-            for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
-        }
-        return to - rows.data();
-    }
-
-    void pool_taps(const Blocks::Block &b, char *out) {
-        const int64_t inside = (b.high - b.low) * lanes, before = (b.low - b.first) * lanes;
-        const int64_t vectors = (inside + vector - 1) & -vector;
-        const char *source = staged;
-        for (int64_t r = 0; r < b.rows; ++r) {
-            const int64_t count = find_rows(b.plane, b.od, b.oh + r, b.low);
-            char *const into = staged + r * pitch * value;
-            if (count == 0) {
-                op.fill(into, pitch, 0, 1);
+        const int64_t size = group * pitch, staged_size = size + vector, levels = 1 + tree_rows(std::max(most, w.window));
+        std::vector<char> workspace((staged_size + size + (staged_size + vector) * levels) * value);
+        char *const staged = workspace.data(), *const made = staged + staged_size * value, *const scratch = made + size * value;
+        Digits<4> digits(begin, {tiles, groups, d.outputs, p.planes});
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const int64_t o = digits[0] * tile, oh = digits[1] * group, od = digits[2], plane = digits[3];
+            const int64_t outputs = std::min(tile, w.outputs - o), count = std::min(group, h.outputs - oh);
+            // They read input positions from `first` on, of which [low, high) lie inside the input.
+            const int64_t first = w.first(o), last = first + w.span(outputs);
+            const int64_t low = std::clamp<int64_t>(0, first, last), high = std::clamp<int64_t>(w.size, low, last);
+            const int64_t inside = (high - low) * lanes, before = (low - first) * lanes, vectors = (inside + vector - 1) & -vector;
+            const Span depth = d.span_of(od);
+            const char *source = staged;
+            for (int64_t r = 0; r < count; ++r) {
+                char *const into = staged + r * pitch * value;
+                const int64_t found = find_rows(op, p, input, plane, depth, h.span_of(oh + r), low, rows.data());
+                if (found == 0) {
+                    op.fill(into, pitch, 0, 1);
+                    continue;
+                }
+                const char *const latest = rows[found - 1].from;
+                if (tiles == 1) prefetch(latest + 2 * h.stride * row_bytes, h.stride * row_bytes);
+                else if (found > 1)
+                    for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
+                        prefetch(rows[t].from + inside * element, inside * element);
+                if (op.is_plain && found == 1 && count == 1 && inside == w.span(outputs) * lanes) source = latest;
+                else
+                    combine(op, false, rows.data(), found, latest + vectors * element <= end_of_input ? vectors : inside,
+                            into + before * value, scratch);
+            }
+            if (source == staged && inside < pitch) {
+                // What follows a row goes on before the next one.
+                op.fill(staged, before, 0, 1);
+                op.fill(staged + (before + inside) * value, pitch - inside, pitch, count - 1);
+                op.fill(staged + ((count - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
+            }
+            char *const out = output + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
+            if (finish.is_direct && !is_together && are_pairs(w, lanes)) {
+                for (int64_t r = 0; r < count; ++r) op.combine_pairs(source + r * pitch * value, w.window, outputs, out + r * out_pitch);
                 continue;
             }
-            const char *const last = rows[count - 1].from;
-            if (blocks.tiles == 1) prefetch(last + 2 * h.stride * row_bytes, h.stride * row_bytes);
-            else if (count > 1)
-                for (int64_t t = std::max<int64_t>(0, count - h.stride); t < count; ++t)
-                    prefetch(rows[t].from + inside * element, inside * element);
-            if (op.is_plain && count == 1 && b.rows == 1 && inside == w.span(b.outputs) * lanes) source = last;
+            const bool is_stored = finish.is_direct && (count == 1 || is_together);
+            combine_taps(op, source, w, (count - 1) * made_row + outputs, lanes, taps.data(), is_stored ? out : made, scratch);
+            if (is_stored) continue;
+            if (is_together) finish(plane, od, oh, 0, 0, count * made_pitch, made, out);
             else
-                combine(op, false, rows.data(), count, last + vectors * element <= end_of_input ? vectors : inside,
-                        into + before * value, scratch);
-        }
-        if (source == staged && inside < pitch) {
-            // What follows a row goes on before the next one.
-            op.fill(staged, before, 0, 1);
-            op.fill(staged + (before + inside) * value, pitch - inside, pitch, b.rows - 1);
-            op.fill(staged + ((b.rows - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
-        }
-        const int64_t out_pitch = p.output_row() * finish.result_size;
-        const bool is_together = blocks.tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
-        if (finish.is_direct && !is_together && are_pairs(w, lanes)) {
-            for (int64_t r = 0; r < b.rows; ++r)
-                op.combine_pairs(source + r * pitch * value, w.window, b.outputs, out + r * out_pitch);
-            return;
-        }
-        const bool is_stored = finish.is_direct && (b.rows == 1 || is_together);
-        combine_taps(op, source, w, (b.rows - 1) * blocks.pitch / w.stride + b.outputs, lanes, taps.data(),
-                     is_stored ? out : made, scratch);
-        if (is_stored) return;
-        if (is_together) finish(b.plane, b.od, b.oh, 0, 0, b.rows * made_pitch, made, out);
-        else
-            for (int64_t r = 0; r < b.rows; ++r)
-                finish(b.plane, b.od, b.oh + r, b.o, 0, b.outputs * lanes, made + r * made_pitch * value,
-                       out + r * out_pitch);
-    }
-};
-
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
-    const int64_t bytes = p.lanes == 1 ? 4096 : op.value_size > 4 ? 16384 : 32768;
-    const Blocks blocks(p, bytes / op.value_size, 4096 / std::min<int64_t>(4, op.value_size));
-    const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
-    const double cost = double(most) * double(blocks.tile * w.stride) + double(blocks.tile * w.window);
-    parallel(blocks.count(), double(blocks.rows) * (ROW_COST + double(p.lanes) * cost), [&](int64_t begin, int64_t end) {
-        RowPool pool(op, finish, p, blocks, input, most);
-        auto digits = blocks.digits(begin);
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const auto b = blocks[digits];
-            const int64_t at = ((b.plane * d.outputs + b.od) * h.outputs + b.oh) * p.output_row() + b.o * p.lanes;
-            pool.pool_taps(b, output + at * finish.result_size);
+                for (int64_t r = 0; r < count; ++r)
+                    finish(plane, od, oh + r, o, 0, outputs * lanes, made + r * made_pitch * value, out + r * out_pitch);
         }
     });
 }
@@ -358,14 +305,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             }
             const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
             for (int64_t k = 0; !is_table && k < outputs; ++k) spans[k] = w.span_of(o + k);
-            Row *next = rows.data();
-            for (int64_t td = 0; td < depth.count; ++td)
-                for (int64_t th = 0; th < height.count; ++th) {
-                    const int64_t z = depth.begin + td * d.dilation, y = height.begin + th * h.dilation;
-                    *next++ = {input + ((plane * d.size + z) * h.size + y) * w.size * position,
-                               (depth.tap + td) * op.units[0] + (height.tap + th) * op.units[1]};
-                }
-            const int64_t count = next - rows.data();
+            const int64_t count = find_rows(op, p, input, plane, depth, height, 0, rows.data());
             if (lanes == 1) {
                 const bool is_direct = count == 1 && op.reduces_elements;
                 int64_t low = w.size, high = 0;
@@ -384,7 +324,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             }
             for (int64_t k = 0, done = 0, alike; k < outputs; k += alike) {
                 const Span &span = of_w[k];
-                next = read.data();
+                Row *next = read.data();
                 for (int64_t r = 0; r < count; ++r) {
                     Row tap = {rows[r].from + span.begin * position, rows[r].number + span.tap * op.units[2]};
                     for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * position, tap.number += op.units[2]) *next++ = tap;
