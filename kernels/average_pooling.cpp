@@ -143,17 +143,6 @@ struct Pooling {
     void pool() const;
     void pool_planes() const;
     void spread(const Axis &w, const Finish &divide) const;
-
-    // Calls act(element) for the first element of each row that the outputs of a row read.
-    template <class Act>
-    void for_rows(int64_t plane, int64_t od, int64_t oh, Act act) const {
-        const Span &of_d = g.spans[0][od], &of_h = g.spans[1][oh];
-        for (int64_t td = 0; td < of_d.count; ++td)
-            for (int64_t th = 0; th < of_h.count; ++th) {
-                const int64_t z = of_d.begin + td * p.d().dilation, y = of_h.begin + th * p.h().dilation;
-                act(input + ((plane * p.d().size + z) * p.h().size + y) * p.row() * element);
-            }
-    }
 };
 
 // One window over each plane. Planes of many elements are summed in parts that depend on nothing but their size.
@@ -219,7 +208,7 @@ void Pooling::pool() const {
     const bool shares_rows = load * rows * w.stride + w.window + w.stride < load * rows * w.window || (p.lanes < 16 && rows > 1);
     const bool by_rows = p.lanes > 1 ? shares_rows : w.window < 16 && w.stride <= 16;
     const bool are_compact = is_compact(d) && is_compact(h) && is_compact(w);
-    if (are_compact && (by_rows || is_wide(d) || is_wide(h) || is_wide(w))) dmlpool::pool(op, finish, input, output, p);
+    if (are_compact && (by_rows || is_wide(d) || is_wide(h) || is_wide(w))) dmlpool::pool(op, finish, input, output, g);
     else pool_windows(op, finish, input, output, g);
 }
 
@@ -250,7 +239,7 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
     const double cost = ROW_COST + double(tile) * double(w.window + 2 * stride + g.most(0) * g.most(1));
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
         std::vector<char> read(most * size), shares(most * size), joined(tile * stride * size);
-        std::vector<Row> rows;
+        std::vector<Row> rows(g.most(0) * g.most(1));
         std::vector<const char *> places(stride);
         std::vector<Phase> phases(stride);
         for (int64_t t = w.window - 1; t >= 0; --t)
@@ -266,11 +255,10 @@ void Pooling::spread(const Axis &w, const Finish &divide) const {
             // The shares of windows j - before to j + length - 1, as far as they are.
             const int64_t low = std::clamp<int64_t>(j - before, 0, w.outputs);
             const int64_t high = std::clamp<int64_t>(j + length, low, w.outputs);
-            rows.clear();
-            for_rows(plane, z, y, [&](const char *row) { rows.push_back({row + low * element, 0}); });
+            const int64_t found = find_rows(op, p, input, plane, g.spans[0][z], g.spans[1][y], low, rows.data());
             char *const share = shares.data() + (low - j + before) * size, *const end_of_shares = share + (high - low) * size;
             std::fill(shares.data(), share, 0), std::fill(end_of_shares, shares.data() + (before + length) * size, 0);
-            op.combine(false, rows.data(), int64_t(rows.size()), high - low, divide.is_direct ? share : read.data());
+            op.combine(false, rows.data(), found, high - low, divide.is_direct ? share : read.data());
             if (!divide.is_direct) divide(0, 0, 0, 0, 0, high - low, read.data(), share);
             for (Phase &phase : phases)
                 if (phase.taps.size() != 1) op.combine(true, phase.taps.data(), int64_t(phase.taps.size()), length, phase.sums.data());

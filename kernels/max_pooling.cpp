@@ -424,7 +424,7 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>, S>(op, op.is_plain()), Values<S>(op), input, output, *p);
+        pool(Rows<Max<S>, S>(op, op.is_plain()), Values<S>(op), input, output, {*p, {}});
     };
     if (winners != nullptr) {
         const Numbers numbers(*p, winners);
@@ -435,7 +435,7 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
             void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
             const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
             if (lanes.suits(*p)) return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {*p, {}});
-            pool(Rows<Winner<S, P>, S>(op, false, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, *p);
+            pool(Rows<Winner<S, P>, S>(op, false, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, {*p, {}});
         };
         if (p->type == 0) pool_as(float(), int32_t(), int64_t());
         else if (data_type.bytes == 1) pool_as(int8_t(), int8_t(), int32_t());

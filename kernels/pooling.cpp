@@ -11,6 +11,18 @@ bool is_wide(const Axis &axis) {
     return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
+__attribute__((noinline)) int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane,
+                                            const Span &depth, const Span &height, int64_t low, Row *to) {
+    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes, unit = op.units[1];
+    const Row *const first = to;
+    for (int64_t td = 0; td < depth.count; ++td) {
+        const int64_t y = (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
+        Row row = {input + y * row_bytes + low * p.lanes * op.element_size, (depth.tap + td) * op.units[0] + height.tap * unit};
+        for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
+    }
+    return to - first;
+}
+
 namespace {
 
 // out = the combination of rows, as a tree, so that the error of a sum grows with the logarithm of its terms; scratch
@@ -55,18 +67,6 @@ void take_each(int64_t size, int64_t stride, const void *row, int64_t count, voi
     if (size == 16) run(__int128());
 }
 
-// The rows of a plane that an output row reads, from position `low` on.
-__attribute__((noinline)) int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth, const Span &height, int64_t low, Row *to) {
-    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes, unit = op.units[1];
-    const Row *const first = to;
-    for (int64_t td = 0; td < depth.count; ++td) {
-        const int64_t y = (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
-        Row row = {input + y * row_bytes + low * p.lanes * op.element_size, (depth.tap + td) * op.units[0] + height.tap * unit};
-        for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
-    }
-    return to - first;
-}
-
 bool are_pairs(const Axis &w, int64_t lanes) {
     return lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3);
 }
@@ -96,8 +96,6 @@ void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64
 
 // A window or a stride that is much larger than what is pooled: nothing may cost what it spans.
 bool is_huge(const Axis &axis) { return std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
-
-bool has_huge(const Problem &p) { return is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w()); }
 
 // Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles that stay in the
 // first-level cache. For each output row the input rows are combined into one scratch row, and that row's taps into outputs.
@@ -272,7 +270,7 @@ void RowOperations::combine_window(const Row *taps, int64_t count, int64_t lanes
 // a window are combined at once.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
     const Problem &p = windows.p;
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
+    const Axis d = p.d(), h = p.h(), w = p.w();
     const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, position = lanes * element, pitch = lanes * value;
     const int64_t most_rows = windows.most(0) * windows.most(1), most_taps = std::max<int64_t>(1, windows.most(2));
     const int64_t elements = lanes == 1 ? 65536 / value : 65536, levels = tree_rows(most_rows * (lanes == 1 ? 1 : most_taps));
@@ -283,7 +281,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
     const char *const input = static_cast<const char *>(from);
-    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
+    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
         std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : most_rows * most_taps);
         std::vector<Span> spans(is_table ? 0 : tile);
         std::vector<char> staged, made(is_in_place ? 0 : tile * pitch), scratch(lanes == 1 ? 0 : levels * pitch);
@@ -291,12 +289,12 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
         for (int64_t number = begin; number < end; ++number, ++digits) {
             const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
             const int64_t outputs = std::min(tile, w.outputs - o);
-            const Span depth = windows.at(0, od), height = windows.at(1, oh);
             char *const out = static_cast<char *>(to) + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
             char *const results = is_in_place ? out : made.data();
             // The row before that reads the same, along H or else along D.
             if (is_table && tiles == 1 && finish.is_uniform) {
-                const bool is_like_h = oh > 0 && height.reads(windows.at(1, oh - 1)), is_like_d = od > 0 && depth.reads(windows.at(0, od - 1));
+                const bool is_like_h = oh > 0 && windows.at(1, oh).reads(windows.at(1, oh - 1));
+                const bool is_like_d = od > 0 && windows.at(0, od).reads(windows.at(0, od - 1));
                 const int64_t before = is_like_h ? 1 : is_like_d ? h.outputs : number + 1;
                 if (number - begin >= before) {
                     std::memcpy(out, out - before * row_bytes, row_bytes);
@@ -305,7 +303,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             }
             const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
             for (int64_t k = 0; !is_table && k < outputs; ++k) spans[k] = w.span_of(o + k);
-            const int64_t count = find_rows(op, p, input, plane, depth, height, 0, rows.data());
+            const int64_t count = find_rows(op, p, input, plane, windows.at(0, od), windows.at(1, oh), 0, rows.data());
             if (lanes == 1) {
                 const bool is_direct = count == 1 && op.reduces_elements;
                 int64_t low = w.size, high = 0;
@@ -343,13 +341,16 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     });
 }
 
-void pool(const RowOperations &op, const Finish &finish, const void *input, void *output, const Problem &p) {
-    const bool has_bins = p.w().window == 0, is_boxes = !has_bins && !has_huge(p) && (is_wide(p.d()) || is_wide(p.h()) || is_wide(p.w()));
+void pool(const RowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
+    const Axis &d = windows.p.d(), &h = windows.p.h(), &w = windows.p.w();
+    const char *const input = static_cast<const char *>(from);
+    char *const output = static_cast<char *>(to);
+    const bool are_few = w.window == 0 || is_huge(d) || is_huge(h) || is_huge(w);  // bins, or windows of which little lies inside
+    if (!are_few && (is_wide(d) || is_wide(h) || is_wide(w))) return pool_boxes(op, finish, input, output, windows.p);
     // Long windows, and those that leave out most of a row.
-    const bool is_long = p.lanes == 1 && p.w().dilation == 1 && p.w().window >= 16;
-    if (!is_boxes && (has_bins || has_huge(p) || is_long || p.w().stride > 16 + 4 * p.w().extent()))
-        return pool_windows(op, finish, input, output, {p, {}});
-    (is_boxes ? pool_boxes : pool_rows)(op, finish, static_cast<const char *>(input), static_cast<char *>(output), p);
+    const bool is_long = windows.p.lanes == 1 && w.dilation == 1 && w.window >= 16;
+    if (are_few || is_long || w.stride > 16 + 4 * w.extent()) return pool_windows(op, finish, input, output, windows);
+    pool_rows(op, finish, input, output, windows.p);
 }
 
 }  // namespace dmlpool

@@ -452,8 +452,11 @@ struct Finish {
 // Windows along which an axis is better pooled by doubling.
 bool is_wide(const Axis &axis);
 
-void pool(const RowOperations &op, const Finish &finish, const void *input, void *output, const Problem &p);
+void pool(const RowOperations &op, const Finish &finish, const void *input, void *output, const Windows &windows);
 // Each window for itself.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output, const Windows &windows);
+// The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
+int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth,
+                  const Span &height, int64_t low, Row *to);
 
 }  // namespace dmlpool

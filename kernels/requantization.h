@@ -59,9 +59,6 @@ struct Requantization {
     std::vector<int32_t> input_zeros, output_zeros;
     int32_t low, high;
     bool are_certain;  // whether float32 tells halves from what lies next to them
-    bool are_powers = true;  // whether the ratios are powers of two
-    int least_exponent = 128;
-    float largest_scale = 0;
 
     Requantization(const Quantization &q, double largest_divisor) : low(int32_t(q.low)), high(int32_t(q.high)) {
         channels = q.input_scales * q.output_scales * q.input_zeros * q.output_zeros == 1 ? 1 : q.channels;
@@ -70,8 +67,6 @@ struct Requantization {
         for (int64_t c = 0; c < channels; ++c) {
             if (c > 0 && q.input_scales * q.output_scales == 1) ratios.push_back(ratios[0]);
             else ratios.emplace_back(entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c));
-            are_powers &= ratios[c].numerator == 1 && ratios[c].denominator == 1;
-            least_exponent = std::min(least_exponent, ratios[c].exponent), largest_scale = std::max(largest_scale, float(ratios[c].value()));
             scales.push_back(float(std::min(ratios[c].value(), 0x1p60))), parts = std::max(parts, ratios[c].parts());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
@@ -80,16 +75,10 @@ struct Requantization {
         scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK), output_zeros.resize(channels + BLOCK);
     }
 
-    // Whether no result is a half, or all are exact.
-    bool is_direct(int64_t divisor) const {
-        const int twos = __builtin_ctzll(uint64_t(divisor));
-        return twos <= least_exponent || (are_powers && divisor == int64_t(1) << twos);
-    }
     // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved next to a half becomes
     // it on a grid of 2^-11: results between -400 and 400 move by less than 2^-12. Where more than halves may, integers tell.
     // Whole blocks, the last of which may begin inside the one before.
-    enum How { DIRECTLY, ON_GRID, BY_INTEGERS };
-    template <How how, class L>
+    template <bool by_integers, class L>
     void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, Columns columns, uint8_t *to) const {
         using Reals = Lanes<float, BLOCK>;
         using Integers = Lanes<int32_t, BLOCK>;
@@ -99,7 +88,6 @@ struct Requantization {
         const float *const factors = scales.data() + channel;
         const float inverse = float(1 / double(divisor)), least = float(low), most = float(high);
         const int32_t taken = int32_t(inside);
-        const Integers lowest = Integers{} + low, highest = Integers{} + high;
         Reals factor = Reals{} + factors[0] * inverse, floor = Reals{} + (least - float(zeros[0])), ceiling = floor + (most - least);
         Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE)), subtracted = Integers{} + taken * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
@@ -114,7 +102,7 @@ struct Requantization {
                     subtracted = vector_at<Integers>(input_zero + i) * taken;
                     floor = least - __builtin_convertvector(zero, Reals), ceiling = floor + (most - least);
                 }
-                if (how != DIRECTLY && columns.read) {
+                if (columns.read) {
                     factor = vector_at<Reals>(columns.inverses + i) * (factors[0] * inverse);
                     subtracted = vector_at<Integers>(columns.read + i) * (taken * input_zero[0]);
                 }
@@ -125,21 +113,17 @@ struct Requantization {
 #endif
                     from = __builtin_convertvector(vector_at<Lanes<L, BLOCK>>(sums + i), Integers);
                 Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
-                if constexpr (how != DIRECTLY) {
-                    real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
-                    real = (real + GRID) - GRID;
-                }
+                real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
+                real = (real + GRID) - GRID;
                 const Reals shifted = real + WHOLE;
-                Integers whole = Integers(shifted) + added;
-                if constexpr (how == DIRECTLY) whole = whole < lowest ? lowest : whole, whole = whole > highest ? highest : whole;
-                const auto bytes = __builtin_convertvector(whole, Lanes<uint8_t, BLOCK>);
+                const auto bytes = __builtin_convertvector(Integers(shifted) + added, Lanes<uint8_t, BLOCK>);
                 std::memcpy(to + i, &bytes, sizeof(bytes));
-                if constexpr (how == BY_INTEGERS) {
+                if constexpr (by_integers) {
                     const Reals rest = real - (shifted - WHOLE);
                     near[k] = real, halves[k] = Integers(rest * rest == .25f), any |= halves[k];
                 }
             }
-            if (how != BY_INTEGERS || sum_of<int32_t, BLOCK>(any) == 0) continue;
+            if (!by_integers || sum_of<int32_t, BLOCK>(any) == 0) continue;
             for (int64_t at = 0; at < blocks * BLOCK; ++at) {
                 const int64_t k = at / BLOCK, lane = at % BLOCK, i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
                 if (!halves[k][lane]) continue;
@@ -160,10 +144,8 @@ struct Requantization {
             std::copy_n(results, count, to);
             return;
         }
-        const auto store_as = [&](auto few) { (this->*few)(sums, count, of_channels, channel, inside, divisor, columns, to); };
-        if (!are_certain || sizeof(L) > 2) store_as(&Requantization::store_few<BY_INTEGERS, L>);
-        else if (!columns.read && largest_scale < 64 && is_direct(divisor)) store_as(&Requantization::store_few<DIRECTLY, L>);  // below 2^21
-        else store_as(&Requantization::store_few<ON_GRID, L>);
+        const auto few = !are_certain || sizeof(L) > 2 ? &Requantization::store_few<true, L> : &Requantization::store_few<false, L>;
+        (this->*few)(sums, count, of_channels, channel, inside, divisor, columns, to);
     }
 };
 
