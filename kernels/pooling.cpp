@@ -320,16 +320,22 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs, results, out);
                 continue;
             }
-            for (int64_t k = 0, done = 0, alike; k < outputs; k += alike) {
-                const Span &span = of_w[k];
-                Row *next = read.data();
-                for (int64_t r = 0; r < count; ++r) {
-                    Row tap = {rows[r].from + span.begin * position, rows[r].number + span.tap * op.units[2]};
-                    for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * position, tap.number += op.units[2]) *next++ = tap;
-                    prefetch(tap.from, w.stride * position);
+            for (int64_t k = 0, done = 0, taps = 0, alike; k < outputs; k += alike) {
+                const Span &span = of_w[k], &last = of_w[std::max<int64_t>(0, k - 1)];
+                if (k > 0 && span.count == last.count && span.tap == last.tap) {
+                    const int64_t step = (span.begin - last.begin) * position;
+                    for (int64_t i = 0; i < taps; ++i) read[i].from += step;
+                } else {
+                    taps = 0;
+                    for (int64_t r = 0; r < count; ++r) {
+                        Row tap = {rows[r].from + span.begin * position, rows[r].number + span.tap * op.units[2]};
+                        for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * position, tap.number += op.units[2]) read[taps++] = tap;
+                    }
                 }
+                for (int64_t at = span.count; at > 0 && at <= taps; at += span.count)  // what the next window reads first
+                    prefetch(read[at - 1].from + w.dilation * position, w.stride * position);
                 char *const result = results + k * pitch;
-                op.combine_window(read.data(), next - read.data(), lanes, result, out + k * lanes * finish.result_size, scratch.data());
+                op.combine_window(read.data(), taps, lanes, result, out + k * lanes * finish.result_size, scratch.data());
                 alike = std::min(span.alike, outputs - k);
                 for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
                 const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache
