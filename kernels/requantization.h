@@ -114,13 +114,13 @@ struct Requantization {
                     from = __builtin_convertvector(vector_at<Lanes<L, BLOCK>>(sums + i), Integers);
                 Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
                 real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
-                real = (real + GRID) - GRID;
-                const Reals shifted = real + WHOLE;
+                const Reals on_grid = real + GRID, shifted = on_grid + (WHOLE - GRID);
                 const auto bytes = __builtin_convertvector(Integers(shifted) + added, Lanes<uint8_t, BLOCK>);
                 std::memcpy(to + i, &bytes, sizeof(bytes));
                 if constexpr (by_integers) {
-                    const Reals rest = real - (shifted - WHOLE);
-                    near[k] = real, halves[k] = Integers(rest * rest == .25f), any |= halves[k];
+                    near[k] = on_grid - GRID;
+                    const Reals rest = near[k] - (shifted - WHOLE);
+                    halves[k] = Integers(rest * rest == .25f), any |= halves[k];
                 }
             }
             if (!by_integers || sum_of<int32_t, BLOCK>(any) == 0) continue;
