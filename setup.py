@@ -12,7 +12,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = [f"kernels/{name}.cpp" for name in ("pooling", "max_pooling", "max_unpooling", "average_pooling")]
+SOURCES = [f"kernels/{name}.cpp" for name in ("pooling", "max_pooling", "average_pooling")]
 # -O2 with vectors is as fast as -O3 (112 rows, geometric mean 1.01), a third smaller, and takes two thirds of the time.
 FLAGS = ["-std=c++17", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 FLAGS += ["-fvisibility=hidden", "-s"]
@@ -34,7 +34,7 @@ def libraries() -> list[Extension]:
     # The machine, not sysconfig's platform: a Python for both of a Mac's processors says "universal2".
     machine = named.split("-")[-1] or platform.machine()
     levels = X86_LEVELS if machine.lower() in ("x86_64", "amd64") else {"default": []}
-    depends = ["kernels/pooling.h", "kernels/sums.h", "kernels/requantization.h"]
+    depends = ["kernels/pooling.h", "kernels/sums.h"]
     return [
         Extension(
             f"torch_dmlpool.kernels.cpu_{level}",

@@ -1,8 +1,8 @@
-// Max pooling on the CPU: values, winning taps or indices, and the gradient that flows to the winners.
+// Max pooling on the CPU: values, winning taps or indices, the gradient that flows to the winners, and unpooling.
 
 #include "sums.h"
 
-#include <cmath>
+#include <functional>
 
 namespace dmlpool {
 namespace {
@@ -337,37 +337,13 @@ struct WinningTaps final : Finish {
     }
 };
 
-// Rows of float32 or float64 in memory of another type: `row` is where they are summed.
-template <class L>
-struct Gradients {
-    int type;  // 0, 1: that type
-    std::vector<L> sums;
-
-    Gradients(int type, int64_t size) : type(type), sums(type < 2 ? 0 : size) {}
-    L *zeros(void *gradient, int64_t at, int64_t size) {
-        L *const row = type < 2 ? static_cast<L *>(gradient) + at : sums.data();
-        std::fill_n(row, size, L(0));
-        return row;
-    }
-    void store(void *gradient, int64_t at, int64_t size) const {
-        if (type == 2) divide<Half>(sums.data(), size, 1, nullptr, static_cast<Half *>(gradient) + at);
-        if (type == 3) divide<BFloat16>(sums.data(), size, 1, nullptr, static_cast<BFloat16 *>(gradient) + at);
-    }
-    // Elements as L, which are put into `into` if they are not.
-    const L *load(const void *from, int64_t at, int64_t count, L *__restrict into) const {
-        if (type < 2) return static_cast<const L *>(from) + at;
-        const Row row = {static_cast<const char *>(from) + at * 2, 0};
-        if (type == 2) sum_few<float, 1, Half>(&row, 0, count, reinterpret_cast<float *>(into));
-        else sum_few<float, 1, BFloat16>(&row, 0, count, reinterpret_cast<float *>(into));
-        return into;
-    }
-};
-
 // What arrives at each window, added to its winner in the order of the windows: a plane at a time, or where that is large
 // a part of one, whose neighbours then visit the windows on the border too.
-template <class L>
+template <class T>
 void spread(const Problem &p, const void *arriving, const void *numbers, void *gradient) {
-    const int type = int(p.type), bytes = int(p.bytes);
+    using L = Wide<T>;
+    constexpr bool is_direct = std::is_same_v<T, L>;
+    const int bytes = int(p.bytes);
     const Taps taps(p, p.lanes, 1);
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t lanes = p.lanes, number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
@@ -376,12 +352,12 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     const int64_t step = std::clamp<int64_t>((1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
     const int64_t parts = parts_of(parted.size, step);
     parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
-        Gradients<L> sums(type, step * slab);
-        std::vector<L> loaded(type < 2 ? 0 : p.output_row());
+        std::vector<L> sums(is_direct ? 0 : step * slab), loaded(is_direct ? 0 : p.output_row());
         for (int64_t task = begin; task < end; ++task) {
             const int64_t plane = task / parts, start = task % parts * step, stop = std::min(parted.size, start + step);
             const int64_t size = (stop - start) * slab, origin = plane * p.plane() + start * slab;
-            L *const sum = sums.zeros(gradient, origin, size);
+            L *const sum = is_direct ? static_cast<L *>(gradient) + origin : sums.data();
+            std::fill_n(sum, size, L(0));
             int64_t low[3] = {0, 0, 0}, high[3] = {d.outputs, h.outputs, w.outputs};
             const int64_t before = start + parted.padding - parted.extent() + parted.stride;
             low[number] = before < 0 ? 0 : std::min(before / parted.stride, parted.outputs);
@@ -390,15 +366,72 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
                 for (int64_t oh = low[1]; oh < high[1]; ++oh) {
                     const int64_t row = ((plane * d.outputs + od) * h.outputs + oh) * p.output_row();
                     const void *const which = static_cast<const char *>(numbers) + row * bytes;
-                    const L *const from = sums.load(arriving, row, p.output_row(), loaded.data());
-                    if (type < 2) prefetch(from + 4 * p.output_row(), p.output_row());
+                    const Row shares = {static_cast<const char *>(arriving) + row * int64_t(sizeof(T)), 0};
+                    const L *const from = is_direct ? elements<L>(shares) : loaded.data();
+                    if constexpr (is_direct) prefetch(from + 4 * p.output_row(), p.output_row());
+                    else sum_few<L, 1, T>(&shares, 0, p.output_row(), loaded.data());
                     taps.each(which, bytes, od, oh, low[2] * lanes, high[2] * lanes, [=](int64_t i, int64_t place) {
                         const int64_t at = place - start * slab;
                         if (uint64_t(at) < uint64_t(size)) sum[at] += from[i];
                     });
                 }
-            sums.store(gradient, origin, size);
+            if constexpr (!is_direct) divide<T>(sum, size, 1, nullptr, static_cast<T *>(gradient) + origin);
         }
+    });
+}
+
+// Max unpooling, and what gathers and scatters by indices: elements by their positions.
+
+// Positions of 4 or 8 bytes in a plane of `size`, or -1.
+struct Positions {
+    const void *positions;
+    int bytes;
+    int64_t size;
+
+    int64_t operator[](int64_t i) const {
+        const int64_t position = bytes == 4 ? static_cast<const int32_t *>(positions)[i] : static_cast<const int64_t *>(positions)[i];
+        return uint64_t(position) < uint64_t(size) ? position : -1;
+    }
+};
+
+// Calls visit(from, to, n) for blocks of n lanes of each plane: where their positions begin, and their elements.
+void for_blocks(const Problem &p, const std::function<void(int64_t, int64_t, int64_t)> &visit) {
+    const int64_t block = std::min<int64_t>(p.lanes, 64), blocks = parts_of(p.lanes, block);
+    const double cost = 4. * double(p.output_plane() + p.plane()) / double(blocks);
+    parallel(p.planes * blocks, cost, [&](int64_t begin, int64_t end) {
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t plane = number / blocks, lane = number % blocks * block;
+            visit(plane * p.output_plane() + lane, plane * p.plane() + lane, std::min(block, p.lanes - lane));
+        }
+    });
+}
+
+// Calls act(i, lane, position) for n lanes at each place of positions from `here` on.
+template <class Act>
+void for_positions(const Problem &p, const Positions &positions, int64_t here, int64_t n, Act act) {
+    for (int64_t i = here; i < here + p.output_plane(); i += p.lanes)
+        for (int64_t lane = 0; lane < n; ++lane) {
+            act(i + lane, lane, positions[i + lane]);
+            __asm__("");  // no vectors of what lies anywhere
+        }
+}
+
+// Zeros with each element added at its position.
+template <class T>
+void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
+    using L = Wide<T>;
+    constexpr bool is_direct = std::is_same_v<T, L>;
+    for_blocks(p, [&](int64_t here, int64_t there, int64_t n) {
+        std::vector<L> sums(is_direct ? 0 : size_t(positions.size * n));
+        const int64_t pitch = is_direct ? p.lanes : n;
+        L *const to = is_direct ? reinterpret_cast<L *>(output + there) : sums.data();
+        if (pitch == n) std::fill_n(to, positions.size * n, L(0));
+        for (int64_t i = 0; pitch > n && i < positions.size; ++i) std::fill_n(to + i * pitch, n, L(0));
+        for_positions(p, positions, here, n, [=](int64_t i, int64_t lane, int64_t position) {
+            if (position >= 0) to[position * pitch + lane] += widen(input[i]);
+        });
+        for (int64_t i = 0; !is_direct && i < positions.size; ++i)
+            for (int64_t lane = 0; lane < n; ++lane) output[there + i * p.lanes + lane] = narrow<T>(to[i * n + lane]);
     });
 }
 
@@ -467,10 +500,57 @@ void dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indic
 }
 
 void dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void *taps, void *gradient) {
-    dmlpool::expect_all(gradient, p->planes * p->plane() * dmlpool::TYPES[p->type].bytes);
-    if (p->type == 1) dmlpool::spread<double>(*p, arriving, taps, gradient);
-    else dmlpool::spread<float>(*p, arriving, taps, gradient);
+    using namespace dmlpool;
+    expect_all(gradient, p->planes * p->plane() * TYPES[p->type].bytes);
+    const auto run = p->type == 0 ? spread<float> : p->type == 1 ? spread<double> : p->type == 2 ? spread<Half> : spread<BFloat16>;
+    run(*p, arriving, taps, gradient);
 }
 
+// Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs where they are.
+// Those inside the plane, and -1 for all but the last of several alike.
+void dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
+    using namespace dmlpool;
+    const Positions all{positions, TYPES[p->type].bytes, p->plane() / p->lanes};
+    for_blocks(*p, [&](int64_t here, int64_t, int64_t n) {
+        std::vector<int64_t> last(size_t(all.size * n), -1);
+        for_positions(*p, all, here, n, [&](int64_t i, int64_t lane, int64_t position) {
+            if (position >= 0) last[size_t(position * n + lane)] = i;
+        });
+        for_positions(*p, all, here, n, [&](int64_t i, int64_t lane, int64_t position) {
+            position = position >= 0 && last[size_t(position * n + lane)] == i ? position : -1;
+            if (p->bytes == 4) static_cast<int32_t *>(unique)[i] = int32_t(position);
+            else static_cast<int64_t *>(unique)[i] = position;
+        });
+    });
+}
+
+void dmlpool_gather_positions(const Problem *p, const void *input, const void *positions, void *output) {
+    using namespace dmlpool;
+    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
+    with_numbers(TYPES[p->type].bytes, [&](auto element) {
+        using T = decltype(element);
+        const T *const from = static_cast<const T *>(input);
+        T *const to = static_cast<T *>(output);
+        for_blocks(*p, [&](int64_t here, int64_t there, int64_t n) {
+            for_positions(*p, all, here, n, [=](int64_t i, int64_t lane, int64_t position) {
+                to[i] = position < 0 ? T(0) : from[there + position * p->lanes + lane];
+            });
+        });
+    });
+}
+
+void dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions, void *output) {
+    using namespace dmlpool;
+    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
+    const auto run = [&](auto element) {
+        using T = decltype(element);
+        scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);
+    };
+    if (p->type == 0) run(float());
+    else if (p->type == 1) run(double());
+    else if (p->type == 2) run(Half());
+    else if (p->type == 3) run(BFloat16());
+    else with_numbers(TYPES[p->type].bytes, run);  // one at a position: nothing is added
+}
 }
 #pragma GCC visibility pop

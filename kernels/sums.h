@@ -134,21 +134,11 @@ __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t 
     }
 }
 
-template <class L, class T>
+template <class L, class T, int most = std::is_same_v<L, int32_t> ? 0 : 9>
 void sum_rows(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
-    if constexpr (!std::is_same_v<L, int32_t>)
-        switch (count) {
-            case 1: return sum_few<L, 1, T>(rows, 0, length, out);
-            case 2: return sum_few<L, 2, T>(rows, 0, length, out);
-            case 3: return sum_few<L, 3, T>(rows, 0, length, out);
-            case 4: return sum_few<L, 4, T>(rows, 0, length, out);
-            case 5: return sum_few<L, 5, T>(rows, 0, length, out);
-            case 6: return sum_few<L, 6, T>(rows, 0, length, out);
-            case 7: return sum_few<L, 7, T>(rows, 0, length, out);
-            case 8: return sum_few<L, 8, T>(rows, 0, length, out);
-            case 9: return sum_few<L, 9, T>(rows, 0, length, out);
-        }
-    sum_many<L, T>(rows, count, length, out);
+    if constexpr (most == 0) sum_many<L, T>(rows, count, length, out);
+    else if (count == most) sum_few<L, most, T>(rows, 0, length, out);
+    else sum_rows<L, T, most - 1>(rows, count, length, out);
 }
 
 // The sum of a vector, and of a few elements, which are used up: trees.

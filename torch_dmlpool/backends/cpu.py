@@ -47,7 +47,7 @@ Axis = _struct("Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
 _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
 Problem = _struct("Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST)
-"""The next is of kernels/requantization.h."""
+"""The next is of kernels/average_pooling.cpp."""
 Quantization = _struct(
     "Quantization",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
