@@ -134,11 +134,11 @@ __attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t 
     }
 }
 
-template <class L, class T, int most = std::is_same_v<L, int32_t> ? 0 : 9>
+template <class L, class T, int few = 1>
 void sum_rows(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
-    if constexpr (most == 0) sum_many<L, T>(rows, count, length, out);
-    else if (count == most) sum_few<L, most, T>(rows, 0, length, out);
-    else sum_rows<L, T, most - 1>(rows, count, length, out);
+    if constexpr (few > 9 || std::is_same_v<L, int32_t>) sum_many<L, T>(rows, count, length, out);
+    else if (count == few) sum_few<L, few, T>(rows, 0, length, out);
+    else sum_rows<L, T, few + 1>(rows, count, length, out);
 }
 
 // The sum of a vector, and of a few elements, which are used up: trees.
@@ -170,7 +170,7 @@ inline Vector<L> load_last(const T *end, int64_t count) {
     return lane < Integer(n - count) ? Vector<L>{} : load<L>(end - n);
 }
 
-// The sum of contiguous elements: long sums of trees of sixteen vectors and of eight, and what is left of those as trees.
+// The sum of contiguous elements: long sums of trees of eight vectors, and what is left of those as trees.
 template <class L, class T>
 L sum_elements(const T *elements, int64_t count) {
     constexpr int64_t n = LANES<L>;
@@ -197,8 +197,7 @@ L sum_elements(const T *elements, int64_t count) {
             VECTORIZE
             for (int64_t i = 0; i < n; ++i) sums[i] += part[i];
         };
-        while (count >= 16 * n) add(take(Count<16>()));
-        if (count >= 8 * n) add(take(Count<8>()));
+        while (count >= 8 * n) add(take(Count<8>()));
         if constexpr (std::is_same_v<L, float>) sum = sum_of<double, n>(vector_at<Lanes<double, n>>(sums));
         else sum = sum_of(sums, n);
     }
