@@ -11,8 +11,7 @@ bool is_wide(const Axis &axis) {
     return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
-__attribute__((noinline)) int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane,
-                                            const Span &depth, const Span &height, int64_t low, Row *to) {
+int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth, const Span &height, int64_t low, Row *to) {
     const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes, unit = op.units[1];
     const Row *const first = to;
     for (int64_t td = 0; td < depth.count; ++td) {
@@ -24,24 +23,6 @@ __attribute__((noinline)) int64_t find_rows(const WindowOperations &op, const Pr
 }
 
 namespace {
-
-// out = the combination of rows, as a tree, so that the error of a sum grows with the logarithm of its terms; scratch
-// holds a row for each level.
-void combine(const RowOperations &op, bool are_values, const Row *rows, int64_t count, int64_t length, char *out,
-             char *scratch) {
-    if (count <= op.most_rows) return op.combine(are_values, rows, count, length, out);
-    int64_t part = 4;
-    while (2 * part < count) part *= 2;
-    combine(op, are_values, rows, part, length, out, scratch);
-    combine(op, are_values, rows + part, count - part, length, scratch, scratch + length * op.value_size);
-    op.add({scratch, 0}, length, out);
-}
-
-int64_t tree_rows(int64_t count) {
-    int64_t rows = 1;
-    for (; count > 4; count = (count + 1) / 2) ++rows;
-    return rows;
-}
 
 // Every stride-th of so many values.
 template <int64_t fixed, class V>
@@ -78,7 +59,7 @@ void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64
     if (are_pairs(w, lanes)) op.combine_pairs(row, count, outputs, out);
     else if (w.stride == 1) {
         for (int64_t t = 0; t < count; ++t) taps[t].from = row + t * w.dilation * lanes * size;
-        combine(op, true, taps, count, outputs * lanes, out, scratch);
+        op.combine(true, taps, count, outputs * lanes, out);
     } else if (lanes == 1) {
         // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
         const int64_t length = outputs + (w.extent() - 1) / w.stride;
@@ -86,11 +67,11 @@ void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64
             take_each(size, w.stride, row + phase * size, parts_of(w.span(outputs) - phase, w.stride), scratch + phase * length * size);
         for (int64_t t = 0; t < count; ++t)
             taps[t].from = scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * size;
-        combine(op, true, taps, count, outputs, out, scratch + w.stride * length * size);
+        op.combine(true, taps, count, outputs, out);
     } else
         for (int64_t o = 0; o < outputs; ++o) {
             for (int64_t t = 0; t < count; ++t) taps[t].from = row + (o * w.stride + t * w.dilation) * lanes * size;
-            combine(op, true, taps, count, lanes, out + o * lanes * size, scratch);
+            op.combine(true, taps, count, lanes, out + o * lanes * size);
         }
 }
 
@@ -116,8 +97,8 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     parallel(p.planes * d.outputs * groups * tiles, double(group) * (ROW_COST + double(lanes) * cost), [=, &op, &finish, &p](int64_t begin, int64_t end) {
         std::vector<Row> rows(most), taps;
         for (int64_t t = 0; t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
-        const int64_t size = group * pitch, staged_size = size + vector, levels = 1 + tree_rows(std::max(most, w.window));
-        std::vector<char> workspace((staged_size + size + (staged_size + vector) * levels) * value);
+        const int64_t size = group * pitch, staged_size = size + vector;
+        std::vector<char> workspace((2 * staged_size + size) * value);
         char *const staged = workspace.data(), *const made = staged + staged_size * value, *const scratch = made + size * value;
         Digits<4> digits(begin, {tiles, groups, d.outputs, p.planes});
         for (int64_t number = begin; number < end; ++number, ++digits) {
@@ -143,8 +124,7 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
                         prefetch(rows[t].from + inside * element, inside * element);
                 if (op.is_plain && found == 1 && count == 1 && inside == w.span(outputs) * lanes) source = latest;
                 else
-                    combine(op, false, rows.data(), found, latest + vectors * element <= end_of_input ? vectors : inside,
-                            into + before * value, scratch);
+                    op.combine(false, rows.data(), found, latest + vectors * element <= end_of_input ? vectors : inside, into + before * value);
             }
             if (source == staged && inside < pitch) {
                 // What follows a row goes on before the next one.
@@ -262,10 +242,6 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
 
 }  // namespace
 
-void RowOperations::combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *, char *scratch) const {
-    count > 0 ? dmlpool::combine(*this, false, taps, count, lanes, made, scratch) : fill(made, lanes, 0, 1);
-}
-
 // The rows that an output row reads are combined into one, of which each window reduces a part; with lanes all elements of
 // a window are combined at once.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
@@ -273,7 +249,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const Axis d = p.d(), h = p.h(), w = p.w();
     const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, position = lanes * element, pitch = lanes * value;
     const int64_t most_rows = windows.most(0) * windows.most(1), most_taps = std::max<int64_t>(1, windows.most(2));
-    const int64_t elements = lanes == 1 ? 65536 / value : 65536, levels = tree_rows(most_rows * (lanes == 1 ? 1 : most_taps));
+    const int64_t elements = lanes == 1 ? 65536 / value : 65536;
     const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * lanes), 1, w.outputs);
     const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
     const bool is_table = !windows.spans[2].empty();
@@ -284,7 +260,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
         std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : most_rows * most_taps);
         std::vector<Span> spans(is_table ? 0 : tile);
-        std::vector<char> staged, made(is_in_place ? 0 : tile * pitch), scratch(lanes == 1 ? 0 : levels * pitch);
+        std::vector<char> staged, made(is_in_place ? 0 : tile * pitch);
         Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
         for (int64_t number = begin; number < end; ++number, ++digits) {
             const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
@@ -313,9 +289,9 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                         high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
                     }
                 const int64_t length = std::max<int64_t>(0, high - low) * value;
-                if (int64_t(staged.size()) < (1 + levels) * length) staged.resize((1 + levels) * length);
+                if (int64_t(staged.size()) < length) staged.resize(length);
                 for (int64_t r = 0; r < count && length; ++r) rows[r].from += low * element;
-                if (length) op.combine_window(rows.data(), count, high - low, staged.data(), nullptr, staged.data() + length);
+                if (length) op.combine_window(rows.data(), count, high - low, staged.data(), nullptr);
                 op.reduce_windows(!is_direct, is_direct ? rows[0] : Row{staged.data(), 0}, is_direct ? 0 : low, of_w, outputs, w.dilation, results);
                 if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs, results, out);
                 continue;
@@ -335,7 +311,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 for (int64_t at = span.count; at > 0 && at <= taps; at += span.count)  // what the next window reads first
                     prefetch(read[at - 1].from + w.dilation * position, w.stride * position);
                 char *const result = results + k * pitch;
-                op.combine_window(read.data(), taps, lanes, result, out + k * lanes * finish.result_size, scratch.data());
+                op.combine_window(read.data(), taps, lanes, result, out + k * lanes * finish.result_size);
                 alike = std::min(span.alike, outputs - k);
                 for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
                 const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache

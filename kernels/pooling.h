@@ -294,7 +294,7 @@ struct WindowOperations {
     // Along a row of elements or values, of which the first is position `origin`, what windows read of it.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const = 0;
     // The combination of so many taps, for all lanes.
-    virtual void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result, char *scratch) const = 0;
+    virtual void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
@@ -304,19 +304,20 @@ struct WindowOperations {
 
 // And for each row.
 struct RowOperations : WindowOperations {
-    bool is_plain;          // elements are values
-    bool takes_twice;       // what is combined twice changes nothing
-    int64_t most_rows = 4;  // that are combined at once
+    bool is_plain;     // elements are values
+    bool takes_twice;  // what is combined twice changes nothing
 
     // The value that changes nothing, so many times at places `pitch` values apart.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
-    // out = the combination of one to `most_rows` rows.
+    // out = the combination of rows.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
     // out = windows of two or three values, every second of which begins one.
     virtual void combine_pairs(const char *values, int64_t window, int64_t outputs, void *out) const = 0;
-    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result, char *scratch) const override;
+    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
+        count > 0 ? combine(false, taps, count, lanes, made) : fill(made, lanes, 0, 1);
+    }
 
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3], bool is_plain, bool takes_twice)
@@ -373,21 +374,27 @@ struct Rows final : RowsOfValues<Op> {
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         const auto load = [by = op](T element, int64_t number) { return by.load(element, number); };
         const auto later = [by = op](L value, int64_t number) { return by.later(value, number); };
-        if (are_values || std::is_floating_point_v<T>) combine_few<L>(rows, count, length, static_cast<L *>(out), later);
-        else combine_few<T>(rows, count, length, static_cast<L *>(out), load);
+        for (int64_t k = 0; k < count; k += 4) {
+            const int64_t few = std::min<int64_t>(4, count - k);
+            if (are_values || std::is_floating_point_v<T>) combine_few<L>(rows + k, few, k > 0, length, static_cast<L *>(out), later);
+            else combine_few<T>(rows + k, few, k > 0, length, static_cast<L *>(out), load);
+        }
     }
+    // One to four rows, which come after what is there already where there is something.
     template <class S, class Load>
-    static void combine_few(const Row *rows, int64_t count, int64_t length, L *__restrict out, Load load) {
+    static void combine_few(const Row *rows, int64_t count, bool are_more, int64_t length, L *__restrict out, Load load) {
         const auto row = [&](int64_t k) {
             k = k < count ? k : 0;
             return [load, from = elements<S>(rows[k]), number = rows[k].number](int64_t i) { return load(from[i], number); };
         };
         const auto a = row(0), b = row(1), c = row(2), d = row(3);
         const auto each = [=](auto value) { for_vectors<sizeof(L) <= 8 ? LANES<S> : 1>(length, [=](int64_t i) { out[i] = value(i); }); };
-        if (count == 1) each(a);
+        const auto all = [=](int64_t i) { return Op::of(Op::of(a(i), b(i)), Op::of(c(i), d(i))); };
+        if (are_more) each([=](int64_t i) { return Op::of(out[i], all(i)); });
+        else if (count == 1) each(a);
         else if (count == 2) each([=](int64_t i) { return Op::of(a(i), b(i)); });
         else if (count == 3) each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), c(i)); });
-        else each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), Op::of(c(i), d(i))); });
+        else each(all);
     }
 
     void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {

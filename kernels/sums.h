@@ -228,12 +228,12 @@ struct SumOperations : RowOperations {
 template <class L, class T>
 struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
     Sums() : RowsOfValues<Sum<L>, SumOperations>({}, sizeof(T), std::is_same_v<T, L>) {
-        this->most_rows = std::numeric_limits<int64_t>::max(), this->reduces_elements = this->is_plain;
+        this->reduces_elements = this->is_plain;
     }
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
     }
-    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *, char *) const override {
+    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
         sum_rows<L, T>(taps, count, lanes, reinterpret_cast<L *>(made));
     }
     void sum_runs(const char *row, int64_t count, int64_t runs, void *out) const override {
