@@ -20,36 +20,32 @@ namespace {
 // Which elements a window reads along an axis, and how many taps it counts.
 // An axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from the input.
 struct Geometry : Windows {
-    std::vector<int64_t> counted[3];
-    std::vector<int64_t> same;  // of each output along W, the first after it that counts, or reads too, another number of taps
-    bool is_uniform;            // all windows are the same in that
+    bool are_read, is_uniform = true;  // whether the number of taps that windows read matters; whether all windows agree
 
-    Geometry(const Problem &problem, bool are_read) : Windows{problem, {}} {
+    Geometry(const Problem &problem, bool are_read) : Windows{problem, {}}, are_read(are_read) {
         const Counting &counting = p.counting;
         for (int a = 0; a < 3; ++a) {
             const Axis &axis = p.axes[a];
-            spans[a].reserve(axis.outputs), counted[a].reserve(axis.outputs);
+            spans[a].reserve(axis.outputs);
             for (int64_t o = 0; o < axis.outputs; ++o) {
-                const Span span = axis.span_of(o);
+                Span span = axis.span_of(o);
                 const int64_t room = axis.size + counting.end_padding[a] - axis.first(o) + axis.dilation - 1;
                 const bool with_padding = counting.include_padding && axis.window > 0;
                 const int64_t count = with_padding ? std::clamp<int64_t>(room / axis.dilation, 0, axis.window) : span.count;
+                span.counted = counting.divisor == 0 ? std::max<int64_t>(count, 1) : a ? 1 : counting.divisor;
                 spans[a].push_back(span);
-                counted[a].push_back(counting.divisor == 0 ? std::max<int64_t>(count, 1) : a ? 1 : counting.divisor);
             }
         }
         // A row that is read as a whole, and those before it, are one row: a window over everything is one long sum.
         merge(2), merge(2), merge(1);
-        const auto agree = [this, are_read](int a, int64_t o, int64_t other) {
-            return counted[a][o] == counted[a][other] && (!are_read || spans[a][o].count == spans[a][other].count);
-        };
-        is_uniform = true;
         for (int a = 0; a < 3; ++a)
             for (int64_t o = 1; o < p.axes[a].outputs; ++o) is_uniform &= agree(a, o, 0);
         count_alike();
-        same.resize(p.w().outputs);
-        for (int64_t o = p.w().outputs - 1; o >= 0; --o)
-            same[o] = o + 1 < p.w().outputs && agree(2, o, o + 1) ? same[o + 1] : o + 1;
+    }
+    // Whether two windows count as many taps, and read as many where that matters.
+    bool agree(int a, int64_t o, int64_t other) const {
+        const Span &one = spans[a][o], &two = spans[a][other];
+        return one.counted == two.counted && (!are_read || one.count == two.count);
     }
 
     // The windows seen from the input: which outputs read each of its elements; all divide by the same number.
@@ -61,7 +57,7 @@ struct Geometry : Windows {
             Axis &back = result.p.axes[a];
             back = {axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding, axis.dilation};
             if (axis.stride != 1 || axis.window == 0) back.window = 0, back.dilation /= std::gcd(axis.dilation, axis.stride);
-            result.spans[a].clear(), result.counted[a].assign(axis.size, a == 0 ? divisor : 1);
+            result.spans[a].clear();
             const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : spans[a][o].begin; };
             const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : spans[a][o].count; };
             int64_t begin = 0, end = 0;
@@ -70,7 +66,7 @@ struct Geometry : Windows {
                 while (end < axis.outputs && first(end) <= x) ++end;
                 int64_t from = begin;
                 while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
-                result.spans[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0, 0, 1});
+                result.spans[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0, 0, 1, a == 0 ? divisor : 1});
             }
         }
         result.count_alike();
@@ -81,10 +77,13 @@ struct Geometry : Windows {
         std::vector<Span> &w = spans[2];
         for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) w[o].alike = w[o].reads(w[o + 1]) ? w[o + 1].alike + 1 : 1;
     }
-    int64_t divisor(int64_t d, int64_t h, int64_t w) const { return counted[0][d] * counted[1][h] * counted[2][w]; }
+    int64_t divisor(int64_t d, int64_t h, int64_t w) const { return spans[0][d].counted * spans[1][h].counted * spans[2][w].counted; }
     double largest_divisor() const {
         double largest = 1;
-        for (const auto &each : counted) largest *= double(*std::max_element(each.begin(), each.end()));
+        for (const auto &axis : spans) {
+            const auto counts_less = [](const Span &one, const Span &two) { return one.counted < two.counted; };
+            largest *= double(std::max_element(axis.begin(), axis.end(), counts_less)->counted);
+        }
         return largest;
     }
     bool reads_all(int a) const {
@@ -100,21 +99,21 @@ struct Geometry : Windows {
         if (is_uniform) return act(0, count, 0);
         for (int64_t at = 0, n; at < count; at += n) {
             const int64_t output = o + at / p.lanes;
-            n = std::min(count - at, (same[output] - output) * p.lanes - at % p.lanes);
-            act(at, n, output);
+            n = p.lanes - at % p.lanes;
+            for (int64_t next = output + 1; at + n < count && agree(2, next, output); ++next) n += p.lanes;
+            act(at, n = std::min(n, count - at), output);
         }
     }
 
     void merge(int a) {
         Axis &inner = p.axes[a], &outer = p.axes[a - 1];
         if (!reads_all(a) || (inner.size > 1 && (outer.window == 0 || outer.dilation > 1))) return;
-        const int64_t size = inner.size, count = counted[a][0];
+        const int64_t size = inner.size, counted = spans[a][0].counted;
         inner = {outer.size * size, outer.outputs, outer.window * size, outer.stride * size, outer.padding * size, outer.dilation};
-        spans[a] = spans[a - 1], counted[a] = counted[a - 1];
-        for (Span &each : spans[a]) each.begin *= size, each.count *= size;
-        for (int64_t &each : counted[a]) each *= count;
-        if (a == 2) p.axes[1] = p.axes[0], spans[1] = spans[0], counted[1] = counted[0];
-        p.axes[0] = {1, 1, 1, 1, 0, 1}, spans[0] = {{0, 1, 0, 1}}, counted[0] = {1};
+        spans[a] = spans[a - 1];
+        for (Span &each : spans[a]) each.begin *= size, each.count *= size, each.counted *= counted;
+        if (a == 2) p.axes[1] = p.axes[0], spans[1] = spans[0];
+        p.axes[0] = {1, 1, 1, 1, 0, 1}, spans[0] = {{0, 1, 0, 1, 1}};
     }
 };
 
@@ -126,11 +125,11 @@ struct Divide final : Finish {
 
     Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor(0, 0, 0) == 1), g(g), sum(sum), divide(divide) {
-        if (!is_uniform && g.p.lanes == 1)
-            columns.assign(g.counted[2].begin(), g.counted[2].end());
+        if (is_uniform || g.p.lanes > 1) return;
+        for (const Span &span : g.spans[2]) columns.push_back(double(span.counted));
     }
     void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t, int64_t count, const void *sums, void *to) const override {
-        if (columns.size()) return divide(sums, count, double(g.counted[0][d] * g.counted[1][h]), columns.data() + o, to);
+        if (columns.size()) return divide(sums, count, double(g.spans[0][d].counted * g.spans[1][h].counted), columns.data() + o, to);
         g.for_runs(o, count, [&](int64_t at, int64_t n, int64_t output) {
             divide(static_cast<const char *>(sums) + at * sum, n, double(g.divisor(d, h, output)), nullptr,
                    static_cast<char *>(to) + at * result_size);
@@ -491,14 +490,14 @@ struct Requantize final : Finish {
         if (g.p.lanes > 1 || g.is_uniform) return;
         for (int64_t o = 0; o < g.p.w().outputs + by.BLOCK; ++o) {
             const int64_t output = std::min(o, g.p.w().outputs - 1);
-            counted.push_back(int32_t(g.counted[2][output])), read.push_back(int32_t(g.spans[2][output].count));
+            counted.push_back(int32_t(g.spans[2][output].counted)), read.push_back(int32_t(g.spans[2][output].count));
             inverses.push_back(1 / float(counted[o]));
         }
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const void *sums, void *to) const override {
         // Each of the channels of one window, or windows of one channel.
         const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.is_one_sum());
-        const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count, rows_counted = g.counted[0][d] * g.counted[1][h];
+        const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count, rows_counted = g.spans[0][d].counted * g.spans[1][h].counted;
         const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads, int64_t counts, Columns columns) {
             const auto run = [&](auto sum) {
                 const auto *const values = static_cast<const decltype(sum) *>(sums) + at;
@@ -512,7 +511,7 @@ struct Requantize final : Finish {
             for (int64_t at = from, n; at < from + length; at += n) {
                 const int64_t channel = (g.p.lanes > 1 ? lane + at : plane + (is_lane ? at : 0)) % by.channels;
                 n = is_lane ? std::min(from + length - at, by.channels - channel) : length;
-                store(at, n, channel, g.spans[2][output].count, g.counted[2][output], {});
+                store(at, n, channel, g.spans[2][output].count, g.spans[2][output].counted, {});
             }
         });
     }

@@ -33,9 +33,9 @@
 inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 
 // The positions inside the input that a window reads along an axis, every dilation-th from the first on, the number of the
-// first one's tap, and how many windows from this one on are known to read the same.
+// first one's tap, how many windows from this one on are known to read the same, and how many taps an average counts.
 struct Span {
-    int64_t begin, count, tap, alike;
+    int64_t begin, count, tap, alike, counted;
 
     bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
 };
@@ -61,10 +61,10 @@ struct Axis {
     Span span_of(int64_t output) const {
         if (window == 0) {
             const int64_t begin = output * size / outputs;
-            return {begin, parts_of((output + 1) * size, outputs) - begin, 0, 1};
+            return {begin, parts_of((output + 1) * size, outputs) - begin, 0, 1, 0};
         }
         const int64_t tap = low(output), count = high(output) - tap;
-        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, 1};
+        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, 1, 0};
     }
 };
 
