@@ -260,7 +260,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
         std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : most_rows * most_taps);
         std::vector<Span> spans(is_table ? 0 : tile);
-        std::vector<char> staged, made(is_in_place ? 0 : tile * pitch);
+        std::vector<char> staged(1), made(is_in_place ? 0 : tile * pitch);
         Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
         for (int64_t number = begin; number < end; ++number, ++digits) {
             const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
