@@ -2,6 +2,7 @@
 
 #include "sums.h"
 
+#include <cmath>
 #include <functional>
 
 namespace dmlpool {
@@ -161,11 +162,9 @@ struct Taps {
         const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
         const int64_t first = is_empty ? std::numeric_limits<int64_t>::min() / 2 : (y * p.w().size - p.w().padding) * unit;
         const int64_t *__restrict column = columns.data(), *__restrict offset = offsets.data();
+        const bool has_table = !offsets.empty();
         const auto visit_all = [&](const auto *which) {
-            if (offsets.empty())
-                for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + computed_offset(which[i]));
-            else
-                for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + offset[which[i]]);
+            for (int64_t i = from; i < to; ++i) visit(i, first + column[i] + (has_table ? offset[which[i]] : computed_offset(which[i])));
         };
         if (bytes == 1) visit_all(static_cast<const uint8_t *>(taps));
         else if (bytes == 2) visit_all(static_cast<const int16_t *>(taps));
@@ -255,6 +254,18 @@ struct Winners final : Finish {
 };
 
 // Windows over many lanes, each compared as a whole: the numbers of winning taps are in lanes as wide as elements.
+
+// Whether that suits: sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
+__attribute__((noinline)) bool suits_lanes(const Numbers &numbers, int size) {
+    const Problem &p = numbers.p;
+    const int64_t n = BYTES / size;
+    double taps = 1, last = 0;
+    for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * numbers.units[a]);
+    if (p.lanes < n || taps == 0 || taps > 1 << 14 || last >= std::ldexp(1., 8 * size - 1)) return false;
+    const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes), w = double(p.w().window);
+    return vectors * taps < 2 * (taps / w * double(p.w().stride) + w);
+}
+
 // E: float32 as it is, others by their keys.
 template <class E, class S, class P>
 struct Lane final : WindowOperations {
@@ -268,14 +279,6 @@ struct Lane final : WindowOperations {
     Lane(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
         : WindowOperations(sizeof(S), sizeof(S), numbers.units), op(op), none(numbers.none()), has_values(has_values) {
         writes_results = true;
-    }
-    // Whether it suits: sharing rows between windows saves little, lanes fill vectors and hold the numbers of all taps.
-    bool suits(const Problem &p) const {
-        double taps = 1, last = 0;
-        for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * units[a]);
-        if (p.lanes < n || taps == 0 || taps > 1 << 14 || last > double(HIGHEST<S>)) return false;
-        const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes), w = double(p.w().window);
-        return vectors * taps < 2 * (taps / w * double(p.w().stride) + w);
     }
     void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
 
@@ -466,8 +469,10 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
             using P = decltype(wide);
             const Winner<S, P> op(data_type);
             void *const to = output != nullptr ? output : winners;  // an address, not used where there is no output
-            const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
-            if (lanes.suits(*p)) return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {*p, {}});
+            if (suits_lanes(numbers, sizeof(S))) {
+                const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
+                return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {*p, {}});
+            }
             pool(Rows<Winner<S, P>, S>(op, false, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, {*p, {}});
         };
         if (p->type == 0) pool_as(float(), int32_t(), int64_t());

@@ -225,6 +225,25 @@ struct SumOperations : RowOperations {
     // The sums of contiguous elements: of so many runs of `count`, one after the other.
     virtual void sum_runs(const char *row, int64_t count, int64_t runs, void *out) const = 0;
 };
+template <class L>
+void sum_windows(const L *row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, L *out) {
+    for (int64_t o = 0; o < outputs; ++o) {
+        const L *const first = row + (windows[o].begin - origin);
+        const int64_t count = windows[o].count;
+        if (count == 1) out[o] = *first;
+        else if (step == 1 && count >= 8) out[o] = sum_elements<L>(first, count);
+        else {
+            Long<L> sum = Long<L>();
+            for (int64_t t = 0; t < count; ++t) sum += first[t * step];
+            out[o] = L(sum);
+        }
+        if (windows[o].alike < 8) continue;
+        const int64_t alike = std::min(windows[o].alike, outputs - o);
+        std::fill_n(out + o, alike, out[o]);
+        o += alike - 1;
+    }
+}
+
 template <class L, class T>
 struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
     Sums() : RowsOfValues<Sum<L>, SumOperations>({}, sizeof(T), std::is_same_v<T, L>) {
@@ -241,22 +260,7 @@ struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
         for (int64_t run = 0; run < runs; ++run) static_cast<L *>(out)[run] = sum_elements<L>(from + run * count, count);
     }
     void reduce_windows(bool, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {
-        L *const out = static_cast<L *>(made);
-        for (int64_t o = 0; o < outputs; ++o) {
-            const L *const first = elements<L>(row) + windows[o].begin - origin;
-            const int64_t count = windows[o].count;
-            if (count == 1) out[o] = *first;
-            else if (step == 1 && count >= 8) out[o] = sum_elements<L>(first, count);
-            else {
-                Long<L> sum = Long<L>();
-                for (int64_t t = 0; t < count; ++t) sum += first[t * step];
-                out[o] = L(sum);
-            }
-            if (windows[o].alike < 8) continue;
-            const int64_t alike = std::min(windows[o].alike, outputs - o);
-            std::fill_n(out + o, alike, out[o]);
-            o += alike - 1;
-        }
+        sum_windows(elements<L>(row), origin, windows, outputs, step, static_cast<L *>(made));
     }
 };
 
