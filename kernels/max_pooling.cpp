@@ -180,8 +180,9 @@ void write_numbers(const From *__restrict from, int64_t count, void *numbers, in
     with_numbers(bytes, [=](auto number) {
         using N = decltype(number);
         N *__restrict out = static_cast<N *>(numbers) + at;
-        VECTORIZE
-        for (int64_t i = 0; i < count; ++i) out[i] = N(from[i]);
+        if constexpr (sizeof(N) < 8 || sizeof(From) == 8)  // taps have four bytes at most
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) out[i] = N(from[i]);
     });
 }
 
