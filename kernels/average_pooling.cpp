@@ -203,19 +203,9 @@ void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
     for (int64_t done = bytes; done < all; done += std::min(done, page)) std::memcpy(memory + done, memory, std::min({done, page, all - done}));
 }
 
-// Whether the scratch rows of an axis, padding and all, are not much longer than the input.
-bool is_compact(const Axis &axis) { return axis.window > 0 && axis.extent() <= 2 * (axis.size + 64); }
-
 void Pooling::pool() const {
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    if (g.is_one_sum()) return pool_planes();
-    // Loads and stores of an element: rows first, or all taps at once. Half precision is costly to load.
-    const int64_t load = element == 2 ? 4 : 1, rows = d.window * h.window;
-    const bool shares_rows = load * rows * w.stride + w.window + w.stride < load * rows * w.window || (p.lanes < 16 && rows > 1);
-    const bool by_rows = p.lanes > 1 ? shares_rows : w.window < 16 && w.stride <= 16;
-    const bool are_compact = is_compact(d) && is_compact(h) && is_compact(w);
-    if (are_compact && (by_rows || is_wide(d) || is_wide(h) || is_wide(w))) dmlpool::pool(op, finish, input, output, g);
-    else pool_windows(op, finish, input, output, g);
+    if (g.is_one_sum()) pool_planes();
+    else dmlpool::pool(op, finish, input, output, g);
 }
 
 // Gradients: sums over the windows that read an element, divided once where all divide by the same number, else before.

@@ -318,7 +318,7 @@ struct Lane final : WindowOperations {
         }
         std::memcpy(winning + at, which, sizeof(which));
     }
-    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
+    void combine_window(bool, const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
         E *const values = has_values ? reinterpret_cast<E *>(result) : nullptr;
         S *const which = reinterpret_cast<S *>(made);
         int64_t at = 0;

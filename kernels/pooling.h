@@ -195,8 +195,10 @@ using Vector = Lanes<L, LANES<L>>;
 
 // Calls act(i) for each i below `count`, in vectors of n, the last of which may begin inside the one before: as fast as
 // the compiler's own remainders, and the library is a twentieth smaller.
-template <int64_t n, class Act>
+template <int64_t n, int64_t least, class Act>
 inline void for_vectors(int64_t count, Act act) {
+    if constexpr (n / 4 >= least)
+        if (count < n) return for_vectors<n / 4, least>(count, act);
     for (int64_t i = 0; count < n && i < count; ++i) {
         act(i);
         __asm__("");  // no vectors of these few
@@ -293,8 +295,8 @@ struct WindowOperations {
 
     // Along a row of elements or values, of which the first is position `origin`, what windows read of it.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const = 0;
-    // The combination of so many taps, for all lanes.
-    virtual void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
+    // The combination of so many taps, elements or values, for all lanes.
+    virtual void combine_window(bool are_values, const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
@@ -309,14 +311,14 @@ struct RowOperations : WindowOperations {
 
     // The value that changes nothing, so many times at places `pitch` values apart.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
-    // out = the combination of rows.
+    // out = the combination of rows, one at least.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
     // out = windows of two or three values, every second of which begins one.
     virtual void combine_pairs(const char *values, int64_t window, int64_t outputs, void *out) const = 0;
-    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
-        count > 0 ? combine(false, taps, count, lanes, made) : fill(made, lanes, 0, 1);
+    void combine_window(bool are_values, const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
+        count > 0 ? combine(are_values, taps, count, lanes, made) : fill(made, lanes, 0, 1);
     }
 
   protected:
@@ -374,11 +376,15 @@ struct Rows final : RowsOfValues<Op> {
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         const auto load = [by = op](T element, int64_t number) { return by.load(element, number); };
         const auto later = [by = op](L value, int64_t number) { return by.later(value, number); };
-        for (int64_t k = 0; k < count; k += 4) {
-            const int64_t few = std::min<int64_t>(4, count - k);
-            if (are_values || std::is_floating_point_v<T>) combine_few<L>(rows + k, few, k > 0, length, static_cast<L *>(out), later);
-            else combine_few<T>(rows + k, few, k > 0, length, static_cast<L *>(out), load);
-        }
+        if (are_values || std::is_floating_point_v<T>) combine<L>(rows, count, length, static_cast<L *>(out), later);
+        else combine<T>(rows, count, length, static_cast<L *>(out), load);
+    }
+    template <class S, class Load>
+    static void combine(const Row *rows, int64_t count, int64_t length, L *__restrict out, Load load) {
+        if (count <= 4) return combine_few<S>(rows, count, false, length, out, load);
+        if (length * int64_t(sizeof(L)) <= 1024)
+            return combine_short<(std::is_floating_point_v<L> ? 256 : 64) / sizeof(L), S>(rows, count, length, out, load);
+        for (int64_t k = 0; k < count; k += 4) combine_few<S>(rows + k, std::min<int64_t>(4, count - k), k > 0, length, out, load);
     }
     // One to four rows, which come after what is there already where there is something.
     template <class S, class Load>
@@ -388,13 +394,39 @@ struct Rows final : RowsOfValues<Op> {
             return [load, from = elements<S>(rows[k]), number = rows[k].number](int64_t i) { return load(from[i], number); };
         };
         const auto a = row(0), b = row(1), c = row(2), d = row(3);
-        const auto each = [=](auto value) { for_vectors<sizeof(L) <= 8 ? LANES<S> : 1>(length, [=](int64_t i) { out[i] = value(i); }); };
         const auto all = [=](int64_t i) { return Op::of(Op::of(a(i), b(i)), Op::of(c(i), d(i))); };
-        if (are_more) each([=](int64_t i) { return Op::of(out[i], all(i)); });
-        else if (count == 1) each(a);
+        constexpr int64_t VECTOR = sizeof(L) <= 8 ? LANES<S> : 1;
+        constexpr int64_t LEAST = Op::has_numbers ? VECTOR : 16 / sizeof(S);  // what loads winners is large
+        const auto each = [=](auto value) { for_vectors<VECTOR, LEAST>(length, [=](int64_t i) { out[i] = value(i); }); };
+        if (are_more) for_vectors<VECTOR, VECTOR>(length, [=](int64_t i) { out[i] = Op::of(out[i], all(i)); });
+        else if (count == 1) for_vectors<VECTOR, VECTOR>(length, [=](int64_t i) { out[i] = a(i); });
         else if (count == 2) each([=](int64_t i) { return Op::of(a(i), b(i)); });
         else if (count == 3) each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), c(i)); });
         else each(all);
+    }
+    // Rows of a few vectors, which stay in registers.
+    template <int64_t n, class S, class Load>
+    __attribute__((noinline)) static void combine_short(const Row *rows, int64_t count, int64_t length, L *__restrict out, Load load) {
+        constexpr bool are_pairs = std::is_floating_point_v<L>;  // comparisons of numbers wait for each other
+        constexpr int64_t FEWER = sizeof(L) <= 8 && n / 4 * sizeof(L) >= 16 ? n / 4 : 1;
+        if constexpr (n > 1)
+            if (length < n) return combine_short<FEWER, S>(rows, count, length, out, load);
+        for (int64_t begin = 0; begin < length; begin += n) {
+            const int64_t at = std::min(begin, length - n);
+            L total[n];
+            for (int64_t i = 0; i < n; ++i) total[i] = load(elements<S>(rows[0])[at + i], rows[0].number);
+            for (int64_t k = 1; k < count; k += are_pairs ? 2 : 1) {
+                const Row &a = rows[k], &b = rows[std::min(k + 1, count - 1)];
+                const S *const as = elements<S>(a) + at, *const bs = elements<S>(b) + at;
+                const auto value = [=](int64_t i) { return load(as[i], a.number); };
+                const auto pair = [=](int64_t i) { return Op::of(value(i), load(bs[i], b.number)); };
+                if constexpr (n == 1) __asm__("");  // no vectors of these few
+                for (int64_t i = 0; i < n; ++i)
+                    if constexpr (are_pairs) total[i] = Op::of(total[i], pair(i));
+                    else total[i] = Op::of(total[i], value(i));
+            }
+            for (int64_t i = 0; i < n; ++i) out[at + i] = total[i];
+        }
     }
 
     void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {

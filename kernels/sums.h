@@ -252,8 +252,8 @@ struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
     void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
         (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
     }
-    void combine_window(const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
-        sum_rows<L, T>(taps, count, lanes, reinterpret_cast<L *>(made));
+    void combine_window(bool are_values, const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
+        combine(are_values, taps, count, lanes, made);
     }
     void sum_runs(const char *row, int64_t count, int64_t runs, void *out) const override {
         const T *const from = reinterpret_cast<const T *>(row);
