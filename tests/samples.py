@@ -334,10 +334,6 @@ def integers(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randint(ends.min, ends.max + 1, sizes, generator=generator).to(dtype)
 
 
-def numpy_type(dtype: torch.dtype) -> np.dtype:
-    return torch.empty(0, dtype=dtype).numpy().dtype
-
-
 def check_quantized(
     input: Tensor, parameters: Parameters, pooling: oracle.Pooling, include_padding: bool = False, *,
     output_dtype: torch.dtype | None = None, forms: list[str] | None = None,
@@ -354,7 +350,7 @@ def check_quantized(
     )
     expected = oracle.quantized_average(
         to_numpy(input), *vars(parameters.understood(forms)).values(), pooling, include_padding,
-        numpy_type(output_dtype),
+        torch.empty(0, dtype=output_dtype).numpy().dtype,
     )  # fmt: skip
     assert result.dtype == output_dtype
     assert_same(result, expected)

@@ -38,16 +38,13 @@ def requested(name: str) -> tuple[tuple[int, ...], tuple[int, ...], oracle.Bins]
     return sizes, outputs, oracle.Bins(outputs)
 
 
-def taps_of(sizes: tuple[int, ...], bins: oracle.Bins) -> int:
-    return max(len(reading.taps) for reading in oracle.readings(bins, sizes))
-
-
 def check_average(input: Tensor, outputs: tuple[int, ...]) -> None:
     """The average within the bound of E6."""
     bins = oracle.Bins(outputs)
     result = dmlpool.adaptive_average_pooling(input, outputs)
     assert result.dtype is input.dtype
-    samples.assert_average(result, *oracle.average(samples.to_numpy(input), bins), taps_of(input.shape[2:], bins))
+    taps = max(len(reading.taps) for reading in oracle.readings(bins, input.shape[2:]))
+    samples.assert_average(result, *oracle.average(samples.to_numpy(input), bins), taps)
 
 
 def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
@@ -77,6 +74,13 @@ def test_bins_of_every_kind(name: str, device: torch.device) -> None:
     whole = samples.ties(2, 3, *outputs, seed=2).to(device)
     (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(input, outputs), input, whole)
     samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins))
+
+
+def test_wide_rows_in_channels_last(device: torch.device) -> None:
+    """M2 and A6: those are pooled in parts, each of which reads columns of its own."""
+    input = samples.ties(1, 2, 8, 35000).to(device, memory_format=torch.channels_last)
+    check_average(input, (1, 5))
+    check_maximum(input, (1, 5))
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
