@@ -295,6 +295,14 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     const Axis &w = p.w();
     // In rows of few windows that do not overlap what they spread is repeated: 5/5 on 28x28 takes .6 of the time.
     const bool repeats = w.window <= w.stride && w.size < 6 * w.stride * w.stride;
+    bool are_apart = true, read_all = true;
+    for (int a = 0; a < 3; ++a) {
+        const Axis &axis = p.axes[a];
+        int64_t read = 0;
+        for (const Span &span : g.spans[a]) read += span.count;
+        are_apart &= axis.window > 0 && axis.window <= axis.stride && (axis.dilation == 1 || axis.window == 1);
+        read_all &= read == axis.size;
+    }
     const bool is_small = w.window > 0 && w.stride > 1 && w.stride <= 8 && w.window <= 16 && w.extent() <= 256;
     const bool has_phases = p.lanes == 1 && is_small && !repeats;
     // What is divided fewer times before it is added: as strides say, not sizes, so that parts of an image have its bits.
@@ -316,6 +324,43 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
                 char *const out = gradient + plane * size * n * element;
                 std::memcpy(out, shares.data() + (plane - begin) * n * element, n * element);
                 repeat(out, element, n, size);
+            }
+        });
+    } else if (are_apart && !has_phases) {
+        // An output row fills the rows of the gradient up to those of the next one.
+        const auto first_of = [](const Axis &axis, int64_t output) {
+            return output == 0 ? 0 : output == axis.outputs ? axis.size : std::clamp<int64_t>(axis.first(output), 0, axis.size);
+        };
+        const Axis &d = p.d(), &h = p.h();
+        const Divide by(g, value, element, kernels.divide);
+        const int64_t position = p.lanes * element, row_bytes = w.size * position;
+        parallel(rows, ROW_COST + double(p.planes * p.plane() / rows), [&](int64_t begin, int64_t end) {
+            std::vector<char> values(n * value), shares(n * element);
+            Digits<3> digits(begin, {h.outputs, d.outputs, p.planes});
+            for (int64_t row = begin; row < end; ++row, ++digits) {
+                const int64_t oh = digits[0], od = digits[1];
+                load(row, n, values.data());
+                by(0, od, oh, 0, 0, n, values.data(), shares.data());
+                const Span &depth = g.spans[0][od], &height = g.spans[1][oh];
+                const int64_t low = first_of(h, oh), high = first_of(h, oh + 1);
+                const char *made = nullptr;
+                for (int64_t z = first_of(d, od); z < first_of(d, od + 1); ++z) {
+                    char *const plane = gradient + (digits[2] * d.size + z) * h.size * row_bytes;
+                    if (!read_all) std::memset(plane + low * row_bytes, 0, (high - low) * row_bytes);
+                    if (z < depth.begin || z >= depth.begin + depth.count) continue;
+                    for (int64_t y = height.begin; y < height.begin + height.count; ++y) {
+                        char *const out = plane + y * row_bytes;
+                        if (made != nullptr) std::memcpy(out, made, row_bytes);
+                        for (int64_t o = 0; made == nullptr && o < w.outputs; ++o) {
+                            const Span &window = g.spans[2][o];
+                            if (window.count <= 0) continue;
+                            char *const to = out + window.begin * position;
+                            std::memcpy(to, shares.data() + o * position, position);
+                            repeat(to, element, p.lanes, window.count);
+                        }
+                        made = out;
+                    }
+                }
             }
         });
     } else if (g.is_uniform && (has_phases || !is_much_more)) spread(kernels.sums, arriving, g.divisor(0, 0, 0));

@@ -260,11 +260,12 @@ struct Winners final : Finish {
 __attribute__((noinline)) bool suits_lanes(const Numbers &numbers, int size) {
     const Problem &p = numbers.p;
     const int64_t n = BYTES / size;
+    const auto window_of = [](const Axis &axis) { return double(axis.window ? axis.window : std::min(axis.extent(), axis.size)); };
     double taps = 1, last = 0;
-    for (int a = 0; a < 3; ++a) taps *= double(p.axes[a].window), last += double((p.axes[a].window - 1) * numbers.units[a]);
-    if (p.lanes < n || taps == 0 || taps > 1 << 14 || last >= std::ldexp(1., 8 * size - 1)) return false;
-    const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes), w = double(p.w().window);
-    return vectors * taps < 2 * (taps / w * double(p.w().stride) + w);
+    for (int a = 0; a < 3; ++a) taps *= window_of(p.axes[a]), last += (window_of(p.axes[a]) - 1) * double(numbers.units[a]);
+    if (p.lanes < n || taps > 1 << 14 || last >= std::ldexp(1., 8 * size - 1)) return false;
+    const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes), w = window_of(p.w());
+    return vectors * taps < (size == 8 ? 8 : 2) * (taps / w * double(p.w().stride) + w);
 }
 
 // E: float32 as it is, others by their keys.
@@ -508,8 +509,10 @@ void dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indic
 void dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void *taps, void *gradient) {
     using namespace dmlpool;
     expect_all(gradient, p->planes * p->plane() * TYPES[p->type].bytes);
-    const auto run = p->type == 0 ? spread<float> : p->type == 1 ? spread<double> : p->type == 2 ? spread<Half> : spread<BFloat16>;
-    run(*p, arriving, taps, gradient);
+    const auto is_apart = [](const Axis &axis) { return axis.extent() <= axis.stride; };
+    const bool adds = !is_apart(p->d()) || !is_apart(p->h()) || !is_apart(p->w());  // more than one to an element
+    const auto run = p->type == 2 ? spread<Half> : spread<BFloat16>;
+    (p->type == 0 ? spread<float> : p->type == 1 ? spread<double> : adds ? run : spread<int16_t>)(*p, arriving, taps, gradient);
 }
 
 // Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs where they are.

@@ -248,8 +248,8 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const Problem &p = windows.p;
     const Axis d = p.d(), h = p.h(), w = p.w();
     const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, position = lanes * element, pitch = lanes * value;
-    const int64_t most_rows = windows.most(0) * windows.most(1), most_taps = std::max<int64_t>(1, windows.most(2));
-    const int64_t elements = lanes == 1 ? 65536 / value : 65536;
+    const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1)), most_taps = std::max<int64_t>(1, windows.most(2));
+    const int64_t elements = lanes == 1 ? 65536 / value : 65536 / most_rows;
     const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * lanes), 1, w.outputs);
     const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
     const bool shares_columns = lanes * w.stride < 64 * w.extent() && most_rows >= 8 && !op.writes_results;
@@ -259,7 +259,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
     const char *const input = static_cast<const char *>(from);
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
-        std::vector<Row> rows(std::max<int64_t>(1, most_rows)), read(lanes == 1 ? 0 : shares_columns ? most_taps : most_rows * most_taps);
+        std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : shares_columns ? most_taps : most_rows * most_taps);
         std::vector<Span> spans(is_table ? 0 : tile);
         std::vector<char> staged(1), made(is_in_place ? 0 : tile * pitch);
         Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
