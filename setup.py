@@ -66,13 +66,14 @@ class BuildLibraries(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
         # Clang's cost model is the dynamic one. GCC's calls of memcpy for loops that copy are slow in rows of some KB:
-        # without, max 16x128x2048 window 5/2 takes half the time. Without its second scheduling and without aligned
-        # loops GCC's code is as fast (182 rows, geometric mean 1.00), a fifteenth smaller; with registers chosen for
+        # without, max 16x128x2048 window 5/2 takes half the time. Without its second scheduling and without anything
+        # aligned GCC's code is as fast (182 rows, geometric mean 1.00), a fifteenth smaller; with registers chosen for
         # whole functions it is a twenty-fifth smaller again (225 rows, 1.00). Without partial redundancies moved out of
         # loops it is a fiftieth smaller, and indices of windows 32/32 take .8 of the time (126 rows, 1.02); with jumps
         # as they are written, another thirtieth (225 rows, 1.00).
         of_gcc = ["-fvect-cost-model=dynamic", "-fno-tree-loop-distribute-patterns", "-fno-schedule-insns2"]
-        of_gcc += ["-falign-jumps=1", "-falign-loops=1", "-fira-region=one", "-fno-tree-pre", "-fno-thread-jumps"]
+        of_gcc += ["-falign-functions=1", "-falign-jumps=1", "-falign-loops=1"]
+        of_gcc += ["-fira-region=one", "-fno-tree-pre", "-fno-thread-jumps"]
         of_compiler = [] if "clang" in version else of_gcc
         command = [
             compiler,

@@ -88,8 +88,9 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const int64_t tile = std::clamp<int64_t>(elements / lanes / w.stride, 1, w.outputs), tiles = parts_of(w.outputs, tile);
     const int64_t made_row = parts_of(w.span(tile), w.stride), made_pitch = made_row * lanes, pitch = made_pitch * w.stride;
     const int64_t group = std::clamp<int64_t>(together / pitch, 1, h.outputs), groups = parts_of(h.outputs, group);
-    const int64_t vector = 64 / value;                                                 // scratch is written in whole vectors
     const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
+    // Scratch is written in whole vectors: of elements, where rows are combined four at a time.
+    const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
     const int64_t out_pitch = p.output_row() * finish.result_size;
     const bool is_together = tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
     const char *const end_of_input = input + p.planes * p.plane() * element;
