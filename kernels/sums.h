@@ -3,24 +3,30 @@
 
 #include "pooling.h"
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512BW__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
 namespace dmlpool {
 namespace {
 
-// The processor's own conversions of a vector of half precision.
-#if defined(__AVX512F__)
+// The processor's own conversions of a vector of half precision, and of bytes to 16 bits and those to 32.
+#if defined(__AVX512BW__)
 #define HAS_HALVES
 using Halves = __m256i;
 inline __m512 widened(Halves halves) { return _mm512_maskz_cvtph_ps(0xffff, halves); }
 inline Halves narrowed(__m512 values) { return _mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT); }
-#elif defined(__F16C__)
+inline __m512i signed_words(Halves bytes) { return _mm512_cvtepi8_epi16(bytes); }
+inline __m512i unsigned_words(Halves bytes) { return _mm512_cvtepu8_epi16(bytes); }
+inline __m512i integers(Halves words) { return _mm512_cvtepi16_epi32(words); }
+#elif defined(__AVX2__) && defined(__F16C__)
 #define HAS_HALVES
 using Halves = __m128i;
 inline __m256 widened(Halves halves) { return _mm256_cvtph_ps(halves); }
 inline Halves narrowed(__m256 values) { return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT); }
+inline __m256i signed_words(Halves bytes) { return _mm256_cvtepi8_epi16(bytes); }
+inline __m256i unsigned_words(Halves bytes) { return _mm256_cvtepu8_epi16(bytes); }
+inline __m256i integers(Halves words) { return _mm256_cvtepi16_epi32(words); }
 #endif
 
 template <class L, class T>
@@ -37,10 +43,10 @@ inline Vector<L> load(const T *from) {
         for (int64_t i = 0; i < n; ++i) values[i] = widen(from[i]);
         return values;
 #endif
-#ifdef __AVX512BW__
+#ifdef HAS_HALVES
     } else if constexpr (std::is_same_v<L, int16_t>) {
-        const auto bytes = vector_at<__m256i>(from);
-        return Vector<L>(std::is_signed_v<T> ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+        const auto bytes = vector_at<Halves>(from);
+        return Vector<L>(std::is_signed_v<T> ? signed_words(bytes) : unsigned_words(bytes));
 #endif
     } else {
         // Step by step: GCC takes lanes apart where they become four times as wide.
