@@ -48,7 +48,8 @@ struct Geometry : Windows {
         return one.counted == two.counted && (!are_read || one.count == two.count);
     }
 
-    // The windows seen from the input: which outputs read each of its elements; all divide by the same number.
+    // The windows seen from the input: which outputs read each of its elements; all divide by the same number. Small windows
+    // with a stride along W are windows with a stride of 1 over rows of outputs that lie apart.
     Geometry adjoint(int64_t divisor) const {
         Geometry result(*this);
         result.is_uniform = true;
@@ -56,7 +57,9 @@ struct Geometry : Windows {
             const Axis &axis = p.axes[a];
             Axis &back = result.p.axes[a];
             back = {axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding, axis.dilation};
-            if (axis.stride != 1 || axis.window == 0) back.window = 0, back.dilation /= std::gcd(axis.dilation, axis.stride);
+            const bool is_small = axis.window > 0 && axis.stride <= 8 && axis.window <= 16 && axis.extent() <= 256;
+            if (a == 2 && p.lanes == 1 && is_small) result.apart = axis.stride;
+            else if (axis.stride != 1 || axis.window == 0) back.window = 0, back.dilation /= std::gcd(axis.dilation, axis.stride);
             result.spans[a].clear();
             const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : spans[a][o].begin; };
             const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : spans[a][o].count; };
@@ -148,7 +151,6 @@ struct Pooling {
 
     void pool() const;
     void pool_planes() const;
-    void spread(const Axis &w, const Finish &divide) const;
 };
 
 // One window over each plane. Planes of many elements are summed in parts that depend on nothing but their size.
@@ -210,62 +212,6 @@ void Pooling::pool() const {
 
 // Gradients: sums over the windows that read an element, divided once where all divide by the same number, else before.
 
-// out[i * stride + phase] = phases[phase][i]
-template <class Bits>
-void interleave(const char *const *phases, int64_t stride, int64_t length, void *to) {
-    Bits *__restrict out = static_cast<Bits *>(to);
-    const Bits *const first = reinterpret_cast<const Bits *>(phases[0]), *const second = reinterpret_cast<const Bits *>(phases[1]);
-    const int64_t pairs = stride == 2 ? length / 2 : 0;
-    VECTORIZE
-    for (int64_t i = 0; i < pairs; ++i) out[2 * i] = first[i], out[2 * i + 1] = second[i];
-    for (int64_t k = 0; k < stride; ++k)
-        for (int64_t i = pairs; i * stride + k < length; ++i) out[i * stride + k] = reinterpret_cast<const Bits *>(phases[k])[i];
-}
-
-// Small windows with a stride along the axis w: elements a stride apart, a phase, see the same taps of the windows over them.
-void Pooling::spread(const Axis &w, const Finish &divide) const {
-    const Axis &d = p.d(), &h = p.h();
-    const int64_t stride = w.stride, before = (w.extent() - 1) / stride, after = parts_of(w.padding, stride);
-    const int64_t all = parts_of(w.size, stride), tile = std::min<int64_t>(2048, all), tiles = parts_of(all, tile);
-    const int64_t size = op.value_size, most = before + tile + after;
-    struct Phase {
-        std::vector<Row> taps;
-        std::vector<char> sums;
-    };
-    const double cost = ROW_COST + double(tile) * double(w.window + 2 * stride + g.most(0) * g.most(1));
-    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [&](int64_t begin, int64_t end) {
-        std::vector<char> read(most * size), shares(most * size), joined(tile * stride * size);
-        std::vector<Row> rows(g.most(0) * g.most(1));
-        std::vector<const char *> places(stride);
-        std::vector<Phase> phases(stride);
-        for (int64_t t = w.window - 1; t >= 0; --t)
-            phases[t * w.dilation % stride].taps.push_back({shares.data() + (before - t * w.dilation / stride) * size, 0});
-        for (int64_t k = 0; k < stride; ++k) {
-            Phase &phase = phases[(k + w.padding) % stride];
-            phase.sums.resize(most * size);
-            places[k] = (phase.taps.size() == 1 ? phase.taps[0].from : phase.sums.data()) + (k + w.padding) / stride * size;
-        }
-        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t j = digits[0] * tile, y = digits[1], z = digits[2], plane = digits[3], length = std::min(tile, all - j) + after;
-            // The shares of windows j - before to j + length - 1, as far as they are.
-            const int64_t low = std::clamp<int64_t>(j - before, 0, w.outputs);
-            const int64_t high = std::clamp<int64_t>(j + length, low, w.outputs);
-            const int64_t found = find_rows(op, p, input, plane, g.spans[0][z], g.spans[1][y], low, rows.data());
-            char *const share = shares.data() + (low - j + before) * size, *const end_of_shares = share + (high - low) * size;
-            std::fill(shares.data(), share, 0), std::fill(end_of_shares, shares.data() + (before + length) * size, 0);
-            op.combine(false, rows.data(), found, high - low, divide.is_direct ? share : read.data());
-            if (!divide.is_direct) divide(0, 0, 0, 0, 0, high - low, read.data(), share);
-            for (Phase &phase : phases)
-                if (phase.taps.size() != 1) op.combine(true, phase.taps.data(), int64_t(phase.taps.size()), length, phase.sums.data());
-            const int64_t n = std::min(tile * stride, w.size - j * stride);
-            char *const out = output + (((plane * d.outputs + z) * h.outputs + y) * w.size + j * stride) * finish.result_size;
-            (size == 4 ? interleave<uint32_t> : interleave<uint64_t>)(places.data(), stride, n, finish.is_direct ? out : joined.data());
-            if (!finish.is_direct) finish(plane, z, y, 0, 0, n, joined.data(), out);
-        }
-    });
-}
-
 // Float data types by their numbers in backends/cpu.py.
 template <class U>
 const SumOperations &float_sums() {
@@ -292,26 +238,10 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         const Row first = {arriving + row * n * element, 0};
         kernels.sums.combine(false, &first, 1, count, values);
     };
-    const Axis &w = p.w();
-    // In rows of few windows that do not overlap what they spread is repeated: 5/5 on 28x28 takes .6 of the time.
-    const bool repeats = w.window <= w.stride && w.size < 6 * w.stride * w.stride;
-    bool are_apart = true, read_all = true;
-    for (int a = 0; a < 3; ++a) {
-        const Axis &axis = p.axes[a];
-        int64_t read = 0;
-        for (const Span &span : g.spans[a]) read += span.count;
-        are_apart &= axis.window > 0 && axis.window <= axis.stride && (axis.dilation == 1 || axis.window == 1);
-        read_all &= read == axis.size;
-    }
-    const bool is_small = w.window > 0 && w.stride > 1 && w.stride <= 8 && w.window <= 16 && w.extent() <= 256;
-    const bool has_phases = p.lanes == 1 && is_small && !repeats;
-    // What is divided fewer times before it is added: as strides say, not sizes, so that parts of an image have its bits.
-    const bool is_much_more = element == value && p.d().stride * p.h().stride * p.w().stride > 1;
     const auto spread = [&](const SumOperations &op, const char *shares, int64_t divisor) {
-        const Geometry adjoint = g.adjoint(divisor), undivided = g.adjoint(1);
-        const Divide by(adjoint, value, element, kernels.divide), first(adjoint, value, value, again.divide), last(undivided, value, element, kernels.divide);
-        if (has_phases) Pooling{op, last, shares, gradient, undivided}.spread(p.w(), first);
-        else Pooling{op, by, shares, gradient, adjoint}.pool();
+        const Geometry adjoint = g.adjoint(divisor);
+        const Divide by(adjoint, value, element, kernels.divide);
+        Pooling{op, by, shares, gradient, adjoint}.pool();
     };
     if (g.is_one_sum()) {
         const Divide by(g, value, element, kernels.divide);
@@ -326,44 +256,9 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
                 repeat(out, element, n, size);
             }
         });
-    } else if (are_apart && !has_phases) {
-        // An output row fills the rows of the gradient up to those of the next one.
-        const auto first_of = [](const Axis &axis, int64_t output) {
-            return output == 0 ? 0 : output == axis.outputs ? axis.size : std::clamp<int64_t>(axis.first(output), 0, axis.size);
-        };
-        const Axis &d = p.d(), &h = p.h();
-        const Divide by(g, value, element, kernels.divide);
-        const int64_t position = p.lanes * element, row_bytes = w.size * position;
-        parallel(rows, ROW_COST + double(p.planes * p.plane() / rows), [&](int64_t begin, int64_t end) {
-            std::vector<char> values(n * value), shares(n * element);
-            Digits<3> digits(begin, {h.outputs, d.outputs, p.planes});
-            for (int64_t row = begin; row < end; ++row, ++digits) {
-                const int64_t oh = digits[0], od = digits[1];
-                load(row, n, values.data());
-                by(0, od, oh, 0, 0, n, values.data(), shares.data());
-                const Span &depth = g.spans[0][od], &height = g.spans[1][oh];
-                const int64_t low = first_of(h, oh), high = first_of(h, oh + 1);
-                const char *made = nullptr;
-                for (int64_t z = first_of(d, od); z < first_of(d, od + 1); ++z) {
-                    char *const plane = gradient + (digits[2] * d.size + z) * h.size * row_bytes;
-                    if (!read_all) std::memset(plane + low * row_bytes, 0, (high - low) * row_bytes);
-                    if (z < depth.begin || z >= depth.begin + depth.count) continue;
-                    for (int64_t y = height.begin; y < height.begin + height.count; ++y) {
-                        char *const out = plane + y * row_bytes;
-                        if (made != nullptr) std::memcpy(out, made, row_bytes);
-                        for (int64_t o = 0; made == nullptr && o < w.outputs; ++o) {
-                            const Span &window = g.spans[2][o];
-                            if (window.count <= 0) continue;
-                            char *const to = out + window.begin * position;
-                            std::memcpy(to, shares.data() + o * position, position);
-                            repeat(to, element, p.lanes, window.count);
-                        }
-                        made = out;
-                    }
-                }
-            }
-        });
-    } else if (g.is_uniform && (has_phases || !is_much_more)) spread(kernels.sums, arriving, g.divisor(0, 0, 0));
+        return;
+    }
+    if (g.is_uniform) spread(kernels.sums, arriving, g.divisor(0, 0, 0));
     else {
         const Divide by(g, value, value, again.divide);
         const std::unique_ptr<char[]> shares(new char[rows * n * value]);

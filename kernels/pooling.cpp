@@ -24,6 +24,23 @@ int64_t find_rows(const WindowOperations &op, const Problem &p, const char *inpu
 
 namespace {
 
+// A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from `begin` on.
+template <class Bits>
+__attribute__((noinline)) void put_apart(const void *values, int64_t count, int64_t apart, int64_t begin, void *to, int64_t length) {
+    const Bits *__restrict from = static_cast<const Bits *>(values);
+    Bits *__restrict out = static_cast<Bits *>(to);
+    if (apart != 2) {
+        std::fill_n(out, length, Bits(0));
+        for (int64_t i = 0; i < count; ++i) out[begin + i * apart] = from[i];
+        return;
+    }
+    const int64_t end = begin + 2 * count;
+    std::fill_n(out, begin, Bits(0));
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i) out[begin + 2 * i] = from[i], out[begin + 2 * i + 1] = 0;
+    if (end < length) std::fill(out + end, out + length, Bits(0));
+}
+
 // Every stride-th of so many values.
 template <int64_t fixed, class V>
 void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
@@ -78,24 +95,37 @@ void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64
 // Bins, or windows of which little lies inside what is pooled: nothing may cost what they span.
 bool is_huge(const Axis &axis) { return axis.window == 0 || std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
 
+// Rows of outputs, each repeated up to where the next one starts.
+void repeat_rows(char *out, int64_t pitch, int64_t bytes, const int64_t *starts, int64_t count) {
+    for (int64_t k = 0; k < count; ++k)
+        for (int64_t row = starts[k] + 1; row < starts[k + 1]; ++row)
+            std::memcpy(out + (row - starts[0]) * pitch, out + (starts[k] - starts[0]) * pitch, bytes);
+}
+
 // Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles that stay in the
 // first-level cache. For each output row the input rows are combined into one scratch row, and that row's taps into outputs.
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
-    const Axis d = p.d(), h = p.h(), w = p.w();
+void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Windows &windows) {
+    const Problem &p = windows.p;
+    const int64_t apart = windows.apart;
+    const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
     const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value, together = 4096 / std::min<int64_t>(4, value);
     const int64_t tile = std::clamp<int64_t>(elements / lanes / w.stride, 1, w.outputs), tiles = parts_of(w.outputs, tile);
     const int64_t made_row = parts_of(w.span(tile), w.stride), made_pitch = made_row * lanes, pitch = made_pitch * w.stride;
-    const int64_t group = std::clamp<int64_t>(together / pitch, 1, h.outputs), groups = parts_of(h.outputs, group);
-    const int64_t most = std::min(d.size, d.extent()) * std::min(h.size, h.extent());  // rows that a window reads
+    const std::vector<int64_t> distinct = windows.distinct(1);
+    const Span *const heights = windows.spans[1].data();
+    const int64_t different = heights == nullptr ? h.outputs : int64_t(distinct.size()) - 1;
+    const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
+    const int64_t group = std::clamp<int64_t>(together / pitch, 1, different), groups = parts_of(different, group);
+    const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, where rows are combined four at a time.
     const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
     const int64_t out_pitch = p.output_row() * finish.result_size;
-    const bool is_together = tiles == 1 && made_pitch == p.output_row() && finish.is_uniform;
+    const bool is_together = tiles == 1 && made_pitch == p.output_row() && finish.is_uniform && different == h.outputs;
     const char *const end_of_input = input + p.planes * p.plane() * element;
     const double cost = double(most) * double(tile * w.stride) + double(tile * w.window);
-    parallel(p.planes * d.outputs * groups * tiles, double(group) * (ROW_COST + double(lanes) * cost), [=, &op, &finish, &p](int64_t begin, int64_t end) {
+    parallel(p.planes * d.outputs * groups * tiles, double(group) * (ROW_COST + double(lanes) * cost), [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
         std::vector<Row> rows(most), taps;
         for (int64_t t = 0; t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
         const int64_t size = group * pitch, staged_size = size + vector;
@@ -103,17 +133,20 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
         char *const staged = workspace.data(), *const made = staged + staged_size * value, *const scratch = made + size * value;
         Digits<4> digits(begin, {tiles, groups, d.outputs, p.planes});
         for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t o = digits[0] * tile, oh = digits[1] * group, od = digits[2], plane = digits[3];
-            const int64_t outputs = std::min(tile, w.outputs - o), count = std::min(group, h.outputs - oh);
+            const int64_t o = digits[0] * tile, begin_h = digits[1] * group, oh = starts ? starts[begin_h] : begin_h, od = digits[2], plane = digits[3];
+            const int64_t outputs = std::min(tile, w.outputs - o), count = std::min(group, different - begin_h);
             // They read input positions from `first` on, of which [low, high) lie inside the input.
             const int64_t first = w.first(o), last = first + w.span(outputs);
             const int64_t low = std::clamp<int64_t>(0, first, last), high = std::clamp<int64_t>(w.size, low, last);
             const int64_t inside = (high - low) * lanes, before = (low - first) * lanes, vectors = (inside + vector - 1) & -vector;
-            const Span depth = d.span_of(od);
+            const int64_t from = parts_of(low, apart), elements = parts_of(high, apart) - from;
+            const Span depth = windows.at(0, od);
             const char *source = staged;
+            Span height;
             for (int64_t r = 0; r < count; ++r) {
                 char *const into = staged + r * pitch * value;
-                const int64_t found = find_rows(op, p, input, plane, depth, h.span_of(oh + r), low, rows.data());
+                if (heights == nullptr) height = h.span_of(oh + r);
+                const int64_t found = find_rows(op, p, input, plane, depth, heights == nullptr ? height : heights[starts ? starts[begin_h + r] : oh + r], from, rows.data());
                 if (found == 0) {
                     op.fill(into, pitch, 0, 1);
                     continue;
@@ -123,11 +156,14 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
                 else if (found > 1)
                     for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
                         prefetch(rows[t].from + inside * element, inside * element);
-                if (op.is_plain && found == 1 && count == 1 && inside == w.span(outputs) * lanes) source = latest;
+                if (apart > 1) {
+                    op.combine(false, rows.data(), found, elements, scratch);
+                    (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(scratch, elements, apart, from * apart - first, into, pitch);
+                } else if (op.is_plain && found == 1 && count == 1 && inside == w.span(outputs) * lanes) source = latest;
                 else
                     op.combine(false, rows.data(), found, latest + vectors * element <= end_of_input ? vectors : inside, into + before * value);
             }
-            if (source == staged && inside < pitch) {
+            if (apart == 1 && source == staged && inside < pitch) {
                 // What follows a row goes on before the next one.
                 op.fill(staged, before, 0, 1);
                 op.fill(staged + (before + inside) * value, pitch - inside, pitch, count - 1);
@@ -138,13 +174,16 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
                 for (int64_t r = 0; r < count; ++r) op.combine_pairs(source + r * pitch * value, w.window, outputs, out + r * out_pitch);
                 continue;
             }
-            const bool is_stored = finish.is_direct && (count == 1 || is_together);
+            const bool is_stored = finish.is_direct && (count == 1 || is_together) && starts == nullptr;
             combine_taps(op, source, w, (count - 1) * made_row + outputs, lanes, taps.data(), is_stored ? out : made, scratch);
             if (is_stored) continue;
             if (is_together) finish(plane, od, oh, 0, 0, count * made_pitch, made, out);
             else
-                for (int64_t r = 0; r < count; ++r)
-                    finish(plane, od, oh + r, o, 0, outputs * lanes, made + r * made_pitch * value, out + r * out_pitch);
+                for (int64_t r = 0; r < count; ++r) {
+                    const int64_t row = starts ? starts[begin_h + r] : oh + r;
+                    finish(plane, od, row, o, 0, outputs * lanes, made + r * made_pitch * value, out + (row - oh) * out_pitch);
+                }
+            if (starts) repeat_rows(out, out_pitch, outputs * lanes * finish.result_size, starts + begin_h, count);
         }
     });
 }
@@ -336,6 +375,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
+    if (windows.apart > 1) return pool_rows(op, finish, input, output, windows);
     if (!are_huge && (is_wide(d) || is_wide(h) || is_wide(w))) return pool_boxes(op, finish, input, output, windows.p);
     // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
     // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests.
@@ -343,7 +383,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < rows * window * (bytes + 128)
                                    : w.stride <= 16 && (w.window < 16 || w.dilation > 1);
     if (are_huge || !by_rows) return pool_windows(op, finish, input, output, windows);
-    pool_rows(op, finish, input, output, windows.p);
+    pool_rows(op, finish, input, output, windows);
 }
 
 }  // namespace dmlpool

@@ -95,8 +95,17 @@ namespace dmlpool {
 struct Windows {
     Problem p;
     std::vector<Span> spans[3];
+    int64_t apart = 1;  // the elements of a row are so far apart for windows along W, with zeros between them
 
     Span at(int axis, int64_t output) const { return spans[axis].empty() ? p.axes[axis].span_of(output) : spans[axis][output]; }
+    // By the table, outputs along an axis that do not read what the one before reads, and the end.
+    std::vector<int64_t> distinct(int axis) const {
+        std::vector<int64_t> result;
+        for (int64_t o = 0; o < int64_t(spans[axis].size()); ++o)
+            if (o == 0 || !spans[axis][o].reads(spans[axis][o - 1])) result.push_back(o);
+        result.push_back(p.axes[axis].outputs);
+        return result;
+    }
     // The most elements that one reads along an axis.
     int64_t most(int a) const {
         const Axis &axis = p.axes[a];
