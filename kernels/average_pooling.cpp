@@ -48,30 +48,21 @@ struct Geometry : Windows {
         return one.counted == two.counted && (!are_read || one.count == two.count);
     }
 
-    // The windows seen from the input: which outputs read each of its elements; all divide by the same number. Small windows
-    // with a stride along W are windows with a stride of 1 over rows of outputs that lie apart.
+    // The windows seen from the input, which all divide by the same number. Along W small windows with a stride are windows
+    // with a stride of 1 over rows of outputs that lie apart.
     Geometry adjoint(int64_t divisor) const {
         Geometry result(*this);
-        result.is_uniform = true;
+        static_cast<Windows &>(result) = adjoint_of(*this);
         for (int a = 0; a < 3; ++a) {
             const Axis &axis = p.axes[a];
-            Axis &back = result.p.axes[a];
-            back = {axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding, axis.dilation};
             const bool is_small = axis.window > 0 && axis.stride <= 8 && axis.window <= 16 && axis.extent() <= 256;
-            if (a == 2 && p.lanes == 1 && is_small) result.apart = axis.stride;
-            else if (axis.stride != 1 || axis.window == 0) back.window = 0, back.dilation /= std::gcd(axis.dilation, axis.stride);
-            result.spans[a].clear();
-            const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : spans[a][o].begin; };
-            const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : spans[a][o].count; };
-            int64_t begin = 0, end = 0;
-            for (int64_t x = 0; x < axis.size; ++x) {
-                while (begin < axis.outputs && first(begin) + extent(begin) <= x) ++begin;
-                while (end < axis.outputs && first(end) <= x) ++end;
-                int64_t from = begin;
-                while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
-                result.spans[a].push_back({from, from < end ? parts_of(end - from, back.dilation) : 0, 0, 1, a == 0 ? divisor : 1});
-            }
+            const bool is_apart = a == 2 && p.lanes == 1 && is_small;
+            if (is_apart) result.apart = axis.stride;
+            if (is_apart || (axis.window > 0 && axis.stride == 1))
+                result.p.axes[a] = {axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding, axis.dilation};
         }
+        for (Span &span : result.spans[0]) span.counted = divisor;
+        result.is_uniform = true;
         result.count_alike();
         return result;
     }

@@ -280,7 +280,7 @@ struct Lane final : WindowOperations {
 
     Lane(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
         : WindowOperations(sizeof(S), sizeof(S), numbers.units), op(op), none(numbers.none()), has_values(has_values) {
-        writes_results = true;
+        writes_results = true, is_separable = false;
     }
     void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
 
@@ -342,6 +342,45 @@ struct WinningTaps final : Finish {
     }
 };
 
+// Of lanes: what arrives at the windows whose winner an element is, added in their order. Each reads it as another tap.
+template <class T>
+struct LaneGradient final : WindowOperations {
+    using L = Wide<T>;
+    using Integer = std::conditional_t<sizeof(L) == 2, int16_t, std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>;
+    const char *arriving;
+    const uint8_t *winners;
+
+    LaneGradient(const Problem &p, const void *arriving, const void *winners)
+        : WindowOperations(sizeof(T), sizeof(L), {p.h().window * p.w().window, p.w().window, 1}),
+          arriving(static_cast<const char *>(arriving)), winners(static_cast<const uint8_t *>(winners)) {
+        is_separable = false;
+        for (int a = 0; a < 3; ++a) steps[a] = -units[a] * (p.axes[a].stride / std::gcd(p.axes[a].stride, p.axes[a].dilation));
+    }
+    void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
+    void combine_window(bool, const Row *windows, int64_t count, int64_t lanes, char *made, char *) const override {
+        constexpr int64_t n = LANES<L>;
+        for (int64_t begin = 0; begin < lanes; begin += n) {
+            const int64_t at = std::min(begin, lanes - n);
+            Vector<L> sum = {};
+            for (int64_t k = 0; k < count; ++k) {
+                const T *const from = elements<T>(windows[k]);
+                const auto winner = load<Integer>(winners + (from - reinterpret_cast<const T *>(arriving)) + at);
+                sum += winner == Integer(windows[k].number) ? load<L>(from + at) : Vector<L>{};
+            }
+            std::memcpy(made + at * sizeof(L), &sum, sizeof(sum));
+        }
+    }
+};
+
+// Writes sums as elements.
+template <class T>
+struct Narrowed final : Finish {
+    Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums, void *to) const override {
+        if constexpr (!std::is_same_v<T, Wide<T>>) divide<T>(sums, count, 1, nullptr, to);
+    }
+};
+
 // What arrives at each window, added to its winner in the order of the windows: a plane at a time, or where that is large
 // a part of one, whose neighbours then visit the windows on the border too.
 template <class T>
@@ -349,9 +388,17 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     using L = Wide<T>;
     constexpr bool is_direct = std::is_same_v<T, L>;
     const int bytes = int(p.bytes);
-    const Taps taps(p, p.lanes, 1);
+    // Nanoseconds for an element of the gradient, from all windows that read it or from the winners of all windows.
+    double taps = 1, strides = 1;
+    for (const Axis &axis : p.axes) taps *= double(axis.window), strides *= double(axis.stride);
+    const double vectors = double(parts_of(p.lanes, LANES<L>)), lanes = double(p.lanes);
+    if (taps <= 64 && p.lanes >= LANES<L> && 18 + 1.3 * vectors * taps / strides < lanes * (1.5 / strides + .4)) {
+        const LaneGradient<T> op(p, arriving, numbers);
+        return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of({p, {}}));
+    }
+    const Taps places(p, p.lanes, 1);
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const int64_t lanes = p.lanes, number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
+    const int64_t number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
     const Axis &parted = p.axes[number];
     const int64_t slab = p.plane() / parted.size;
     const int64_t step = std::clamp<int64_t>((1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
@@ -375,7 +422,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
                     const L *const from = is_direct ? elements<L>(shares) : loaded.data();
                     if constexpr (is_direct) prefetch(from + 4 * p.output_row(), p.output_row());
                     else sum_few<L, 1, T>(&shares, 0, p.output_row(), loaded.data());
-                    taps.each(which, bytes, od, oh, low[2] * lanes, high[2] * lanes, [=](int64_t i, int64_t place) {
+                    places.each(which, bytes, od, oh, low[2] * p.lanes, high[2] * p.lanes, [=](int64_t i, int64_t place) {
                         const int64_t at = place - start * slab;
                         if (uint64_t(at) < uint64_t(size)) sum[at] += from[i];
                     });

@@ -11,13 +11,34 @@ bool is_wide(const Axis &axis) {
     return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
+Windows adjoint_of(const Windows &windows) {
+    Windows result{windows.p, {}};
+    for (int a = 0; a < 3; ++a) {
+        const Axis &axis = windows.p.axes[a];
+        const int64_t step = axis.dilation / std::gcd(axis.dilation, axis.stride);
+        const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : windows.spans[a][o].begin; };
+        const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : windows.spans[a][o].count; };
+        result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
+        int64_t begin = 0, end = 0;
+        for (int64_t x = 0; x < axis.size; ++x) {
+            while (begin < axis.outputs && first(begin) + extent(begin) <= x) ++begin;
+            while (end < axis.outputs && first(end) <= x) ++end;
+            int64_t from = begin;
+            while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
+            const int64_t count = from >= end ? 0 : step == 1 ? end - from : parts_of(end - from, step);
+            result.spans[a].push_back({from, count, count ? (x - first(from)) / axis.dilation : 0, 1, 1});
+        }
+    }
+    return result;
+}
+
 int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth, const Span &height, int64_t low, Row *to) {
-    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes, unit = op.units[1];
+    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes;
     const Row *const first = to;
     for (int64_t td = 0; td < depth.count; ++td) {
         const int64_t y = (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
-        Row row = {input + y * row_bytes + low * p.lanes * op.element_size, (depth.tap + td) * op.units[0] + height.tap * unit};
-        for (Row *const end = to + height.count; to < end; row.from += step, row.number += unit) *to++ = row;
+        Row row = {input + y * row_bytes + low * p.lanes * op.element_size, depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
+        for (Row *const end = to + height.count; to < end; row.from += step, row.number += op.steps[1]) *to++ = row;
     }
     return to - first;
 }
@@ -115,7 +136,7 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const int64_t made_row = parts_of(w.span(tile), w.stride), made_pitch = made_row * lanes, pitch = made_pitch * w.stride;
     const std::vector<int64_t> distinct = windows.distinct(1);
     const Span *const heights = windows.spans[1].data();
-    const int64_t different = heights == nullptr ? h.outputs : int64_t(distinct.size()) - 1;
+    const int64_t different = heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
     const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
     const int64_t group = std::clamp<int64_t>(together / pitch, 1, different), groups = parts_of(different, group);
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
@@ -292,7 +313,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const int64_t elements = lanes == 1 ? 65536 / value : 65536 / most_rows;
     const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * lanes), 1, w.outputs);
     const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
-    const bool shares_columns = lanes * w.stride < 64 * w.extent() && most_rows >= 8 && !op.writes_results;
+    const bool shares_columns = lanes * w.stride < 64 * w.extent() && most_rows >= 8 && op.is_separable;
     const bool is_table = !windows.spans[2].empty();
     const bool is_in_place = finish.result_size == value && !op.writes_results;  // memory of results is fetched while windows are read
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
@@ -350,11 +371,12 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                     taps = 0;
                     for (int64_t r = 0; r < count; ++r) {
                         Row tap = {rows[r].from + (span.begin - low) * step, rows[r].number + span.tap * op.units[2]};
-                        for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * step, tap.number += op.units[2]) read[taps++] = tap;
+                        for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * step, tap.number += op.steps[2]) read[taps++] = tap;
                     }
                 }
-                // What the next window reads first: 2/2 and 3/2 take a tenth less time on memory, 4/4 too, and 7/7 a tenth more.
-                for (int64_t at = span.count; w.stride <= 4 && at > 0 && at <= taps; at += span.count)
+                // What the next window reads first: 2/2 and 3/2 take a tenth less time on memory, 4/4 too, and 7/7 a tenth more,
+                // bins up to a tenth.
+                for (int64_t at = span.count; w.window > 0 && w.stride <= 4 && at > 0 && at <= taps; at += span.count)
                     prefetch(read[at - 1].from + w.dilation * step, w.stride * step);
                 char *const result = results + k * pitch;
                 op.combine_window(are_shared, read.data(), taps, lanes, result, out + k * lanes * finish.result_size);

@@ -182,7 +182,7 @@ inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t b
 template <class T>
 __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elements) {
     const int64_t bytes = elements * int64_t(sizeof(T));
-    if (bytes > 16384) return;
+    if (bytes > 32768) return;
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(reinterpret_cast<const char *>(row) + byte);
 }
 
@@ -298,9 +298,10 @@ struct Row {
 // What the drivers in pooling.cpp call for each window.
 struct WindowOperations {
     int64_t element_size, value_size;  // bytes
-    int64_t units[3];                  // of the numbers along each axis
+    int64_t units[3], steps[3];        // of the numbers along each axis, from one that a window reads to the next
     bool reduces_elements = true;      // not their values alone
     bool writes_results = false;       // beside what is made
+    bool is_separable = true;          // what windows share can be combined first
 
     // Along a row of elements or values, of which the first is position `origin`, what windows read of it.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const = 0;
@@ -309,7 +310,7 @@ struct WindowOperations {
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
-        : element_size(element_size), value_size(value_size), units{units[0], units[1], units[2]} {}
+        : element_size(element_size), value_size(value_size), units{units[0], units[1], units[2]}, steps{units[0], units[1], units[2]} {}
     ~WindowOperations() = default;
 };
 
@@ -496,6 +497,8 @@ struct Finish {
     ~Finish() = default;
 };
 
+// The windows seen from the input, along each axis: which outputs read each of its elements, and as which tap the first does.
+Windows adjoint_of(const Windows &windows);
 // Windows along which an axis is better pooled by doubling.
 bool is_wide(const Axis &axis);
 

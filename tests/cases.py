@@ -134,6 +134,8 @@ EDGES = [
         _overhangs(edge) and edge.dilation > 1),
     Edge("ceil window between gaps", 5, window=2, stride=4, ceil_mode=True, claim=lambda edge:
         edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge)),
+    Edge("equal reads, other counts", 5, window=9, start=4, end=1, stride=2, ceil_mode=True, claim=lambda edge:
+        edge.inside(edge.taps[0]) == edge.inside(edge.taps[1]) and edge.taps[0][-1] < 6 <= edge.taps[1][-1]),
     Edge("stride, dilation of one factor", 14, window=3, stride=6, start=8, end=8, dilation=9, claim=lambda edge:
         edge.stride % 3 == 0 == edge.dilation % 3 and edge.outputs > 1),
 ]  # fmt: skip
@@ -174,20 +176,16 @@ class Case:
     @property
     def aten(self) -> dict[str, object] | None:
         """Keyword arguments of torch.nn.functional's max pooling, where it can express the request."""
-        window, stride, start, end = (
-            self.pooling.window_size,
-            self.pooling.strides,
-            self.pooling.start_padding,
-            self.pooling.end_padding,
-        )
-        if start != end or any(2 * padding > size for padding, size in zip(start, window, strict=True)):
+        asked = self.pooling
+        pads = zip(asked.start_padding, asked.window_size, strict=True)
+        if asked.start_padding != asked.end_padding or any(2 * padding > size for padding, size in pads):
             return None
         return {
-            "kernel_size": window,
-            "stride": stride,
-            "padding": start,
-            "dilation": self.pooling.dilations,
-            "ceil_mode": self.pooling.ceil_mode,
+            "kernel_size": asked.window_size,
+            "stride": asked.strides,
+            "padding": asked.start_padding,
+            "dilation": asked.dilations,
+            "ceil_mode": asked.ceil_mode,
         }
 
     @property
