@@ -226,7 +226,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     const int64_t n = p.output_row(), rows = p.planes * p.d().outputs * p.h().outputs;
     const int64_t element = kernels.sums.element_size, value = kernels.sums.value_size;
     const auto load = [&](int64_t row, int64_t count, char *values) {
-        const Row first = {arriving + row * n * element, 0};
+        Row first = {arriving + row * n * element, 0};
         kernels.sums.combine(false, &first, 1, count, values);
     };
     const auto spread = [&](const SumOperations &op, const char *shares, int64_t divisor) {

@@ -319,7 +319,7 @@ struct Lane final : WindowOperations {
         }
         std::memcpy(winning + at, which, sizeof(which));
     }
-    void combine_window(bool, const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
+    void combine_window(bool, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
         E *const values = has_values ? reinterpret_cast<E *>(result) : nullptr;
         S *const which = reinterpret_cast<S *>(made);
         int64_t at = 0;
@@ -357,7 +357,7 @@ struct LaneGradient final : WindowOperations {
         for (int a = 0; a < 3; ++a) steps[a] = -units[a] * (p.axes[a].stride / std::gcd(p.axes[a].stride, p.axes[a].dilation));
     }
     void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
-    void combine_window(bool, const Row *windows, int64_t count, int64_t lanes, char *made, char *) const override {
+    void combine_window(bool, Row *windows, int64_t count, int64_t lanes, char *made, char *) const override {
         constexpr int64_t n = LANES<L>;
         for (int64_t begin = 0; begin < lanes; begin += n) {
             const int64_t at = std::min(begin, lanes - n);

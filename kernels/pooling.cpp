@@ -106,11 +106,10 @@ void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64
         for (int64_t t = 0; t < count; ++t)
             taps[t].from = scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * size;
         op.combine(true, taps, count, outputs, out);
-    } else
-        for (int64_t o = 0; o < outputs; ++o) {
-            for (int64_t t = 0; t < count; ++t) taps[t].from = row + (o * w.stride + t * w.dilation) * lanes * size;
-            op.combine(true, taps, count, lanes, out + o * lanes * size);
-        }
+    } else {
+        for (int64_t t = 0; t < count; ++t) taps[t].from = row + t * w.dilation * lanes * size;
+        op.combine(true, taps, count, lanes, out, {outputs, w.stride * lanes * size, lanes});
+    }
 }
 
 // Bins, or windows of which little lies inside what is pooled: nothing may cost what they span.
@@ -144,6 +143,9 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
     const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
     const int64_t out_pitch = p.output_row() * finish.result_size;
     const bool is_together = tiles == 1 && made_pitch == p.output_row() && finish.is_uniform && different == h.outputs;
+    // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
+    const bool may_repeat = apart == 1 && starts == nullptr && tiles == 1 && h.window > 0 && h.size + h.padding >= h.extent();
+    const int64_t inner_begin = parts_of(h.padding, h.stride), inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
     const char *const end_of_input = input + p.planes * p.plane() * element;
     const double cost = double(most) * double(tile * w.stride) + double(tile * w.window);
     parallel(p.planes * d.outputs * groups * tiles, double(group) * (ROW_COST + double(lanes) * cost), [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
@@ -164,17 +166,17 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
             const Span depth = windows.at(0, od);
             const char *source = staged;
             Span height;
-            for (int64_t r = 0; r < count; ++r) {
+            for (int64_t r = 0, alike; r < count; r += alike) {
                 char *const into = staged + r * pitch * value;
+                alike = may_repeat && oh + r >= inner_begin && oh + r < inner_end ? std::min(count - r, inner_end - oh - r) : 1;
                 if (heights == nullptr) height = h.span_of(oh + r);
                 const int64_t found = find_rows(op, p, input, plane, depth, heights == nullptr ? height : heights[starts ? starts[begin_h + r] : oh + r], from, rows.data());
                 if (found == 0) {
-                    op.fill(into, pitch, 0, 1);
+                    op.fill(into, alike * pitch, 0, 1);
                     continue;
                 }
-                const char *const latest = rows[found - 1].from;
-                if (tiles == 1) prefetch(latest + 2 * h.stride * row_bytes, h.stride * row_bytes);
-                else if (found > 1)
+                const char *const latest = rows[found - 1].from, *const last_row = latest + (alike - 1) * h.stride * row_bytes;
+                if (tiles > 1 && found > 1)
                     for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
                         prefetch(rows[t].from + inside * element, inside * element);
                 if (apart > 1) {
@@ -182,7 +184,8 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
                     (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(scratch, elements, apart, from * apart - first, into, pitch);
                 } else if (op.is_plain && found == 1 && count == 1 && inside == w.span(outputs) * lanes) source = latest;
                 else
-                    op.combine(false, rows.data(), found, latest + vectors * element <= end_of_input ? vectors : inside, into + before * value);
+                    op.combine(false, rows.data(), found, last_row + vectors * element <= end_of_input ? vectors : inside, into + before * value,
+                               {alike, h.stride * row_bytes, pitch, tiles == 1});
             }
             if (apart == 1 && source == staged && inside < pitch) {
                 // What follows a row goes on before the next one.
@@ -224,7 +227,7 @@ void pool_by_doubling(const RowOperations &op, char *data, int64_t n, const Axis
         }
         const int64_t together = axis.stride == 1 ? outputs : 1;
         for (int64_t o = 0; o < outputs; o += together) {
-            const Row row = {part + o * axis.stride * n * size, number};
+            Row row = {part + o * axis.stride * n * size, number};
             if (tap == 0) op.combine(true, &row, 1, together * n, out + o * n * size);
             else op.add(row, together * n, out + o * n * size);
         }
@@ -275,7 +278,7 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
                 op.fill(row, low * b, 0, 1), op.fill(row + high * b * value, (width - high) * b, 0, 1);
                 const int64_t together = b == lanes ? high - low : 1;
                 for (int64_t x = low; x < high; x += together) {
-                    const Row from = {input + ((((plane * d.size + z) * h.size + y) * w.size + first + x) * lanes + lane) * element, 0};
+                    Row from = {input + ((((plane * d.size + z) * h.size + y) * w.size + first + x) * lanes + lane) * element, 0};
                     op.combine(false, &from, 1, together * b, row + x * b * value);
                 }
                 pool_by_doubling(op, row, b, w, op.units[2], outputs_w, out, scratch);

@@ -295,6 +295,17 @@ struct Row {
     int64_t number;
 };
 
+// So many combinations: the rows of each lie `step` bytes after those of the one before, itself `pitch` values after it.
+struct Times {
+    int64_t count = 1, step = 0, pitch = 0;
+    bool reads_ahead = false;  // what the next ones need
+
+    void advance(int64_t t, Row *rows, int64_t taps) const {
+        for (int64_t k = 0; t > 0 && k < taps; ++k) rows[k].from += step;
+        if (reads_ahead) prefetch(rows[taps - 1].from + 2 * step, step);
+    }
+};
+
 // What the drivers in pooling.cpp call for each window.
 struct WindowOperations {
     int64_t element_size, value_size;  // bytes
@@ -306,7 +317,7 @@ struct WindowOperations {
     // Along a row of elements or values, of which the first is position `origin`, what windows read of it.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const = 0;
     // The combination of so many taps, elements or values, for all lanes.
-    virtual void combine_window(bool are_values, const Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
+    virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
@@ -321,13 +332,13 @@ struct RowOperations : WindowOperations {
 
     // The value that changes nothing, so many times at places `pitch` values apart.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
-    // out = the combination of rows, one at least.
-    virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const = 0;
+    // out = the combination of rows, one at least, which advance with the times.
+    virtual void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *out, const Times &times = {}) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
     // out = windows of two or three values, every second of which begins one.
     virtual void combine_pairs(const char *values, int64_t window, int64_t outputs, void *out) const = 0;
-    void combine_window(bool are_values, const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
+    void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
         count > 0 ? combine(are_values, taps, count, lanes, made) : fill(made, lanes, 0, 1);
     }
 
@@ -383,11 +394,15 @@ struct Rows final : RowsOfValues<Op> {
 
     Rows(const Op &op, bool is_plain, const int64_t (&units)[3] = {0, 0, 0}) : RowsOfValues<Op>(op, sizeof(T), is_plain, units) {}
 
-    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
+    void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *to, const Times &times) const override {
         const auto load = [by = op](T element, int64_t number) { return by.load(element, number); };
         const auto later = [by = op](L value, int64_t number) { return by.later(value, number); };
-        if (are_values || std::is_floating_point_v<T>) combine<L>(rows, count, length, static_cast<L *>(out), later);
-        else combine<T>(rows, count, length, static_cast<L *>(out), load);
+        L *out = static_cast<L *>(to);
+        for (int64_t t = 0; t < times.count; ++t, out += times.pitch) {
+            times.advance(t, rows, count);
+            if (are_values || std::is_floating_point_v<T>) combine<L>(rows, count, length, out, later);
+            else combine<T>(rows, count, length, out, load);
+        }
     }
     template <class S, class Load>
     static void combine(const Row *rows, int64_t count, int64_t length, L *__restrict out, Load load) {

@@ -255,11 +255,15 @@ struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
     Sums() : RowsOfValues<Sum<L>, SumOperations>({}, sizeof(T), std::is_same_v<T, L>) {
         this->reduces_elements = this->is_plain;
     }
-    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out) const override {
-        (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, static_cast<L *>(out));
+    void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *to, const Times &times) const override {
+        L *out = static_cast<L *>(to);
+        for (int64_t t = 0; t < times.count; ++t, out += times.pitch) {
+            times.advance(t, rows, count);
+            (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, out);
+        }
     }
-    void combine_window(bool are_values, const Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
-        combine(are_values, taps, count, lanes, made);
+    void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
+        combine(are_values, taps, count, lanes, made, {});
     }
     void sum_runs(const char *row, int64_t count, int64_t runs, void *out) const override {
         const T *const from = reinterpret_cast<const T *>(row);
