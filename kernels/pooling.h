@@ -179,11 +179,14 @@ inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t b
 
 // The processor's own prefetching stops at the end of a short row: reads ahead what the next output rows need first.
 // Inlined: GCC takes a call that only prefetches for pure, and drops it.
-template <class T>
+template <bool is_slow = false, class T>
 __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elements) {
     const int64_t bytes = elements * int64_t(sizeof(T));
     if (bytes > 32768) return;
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(reinterpret_cast<const char *>(row) + byte);
+    for (int64_t byte = 0; byte < bytes; byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const char *>(row) + byte);
+        if constexpr (is_slow) __asm__ volatile(".rept 16\n\tnop\n\t.endr");
+    }
 }
 
 // Vectors of the processor's width.
