@@ -3,7 +3,6 @@
 #include "sums.h"
 
 #include <cmath>
-#include <functional>
 
 namespace dmlpool {
 namespace {
@@ -346,7 +345,7 @@ struct WinningTaps final : Finish {
 template <class T>
 struct LaneGradient final : WindowOperations {
     using L = Wide<T>;
-    using Integer = std::conditional_t<sizeof(L) == 2, int16_t, std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>;
+    using Integer = IntegerOf<L>;
     const char *arriving;
     const uint8_t *winners;
 
@@ -369,15 +368,6 @@ struct LaneGradient final : WindowOperations {
             }
             std::memcpy(made + at * sizeof(L), &sum, sizeof(sum));
         }
-    }
-};
-
-// Writes sums as elements.
-template <class T>
-struct Narrowed final : Finish {
-    Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
-    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums, void *to) const override {
-        if constexpr (!std::is_same_v<T, Wide<T>>) divide<T>(sums, count, 1, nullptr, to);
     }
 };
 
@@ -446,24 +436,20 @@ struct Positions {
     }
 };
 
-// Calls visit(from, to, n) for blocks of n lanes of each plane: where their positions begin, and their elements.
-void for_blocks(const Problem &p, const std::function<void(int64_t, int64_t, int64_t)> &visit) {
-    const int64_t block = std::min<int64_t>(p.lanes, 64), blocks = parts_of(p.lanes, block);
-    const double cost = 4. * double(p.output_plane() + p.plane()) / double(blocks);
-    parallel(p.planes * blocks, cost, [&](int64_t begin, int64_t end) {
-        for (int64_t number = begin; number < end; ++number) {
-            const int64_t plane = number / blocks, lane = number % blocks * block;
-            visit(plane * p.output_plane() + lane, plane * p.plane() + lane, std::min(block, p.lanes - lane));
-        }
+// Calls visit(plane) for each, and act(i, place, position) for each of its positions, with the element's place or -1.
+template <class Visit>
+void for_planes(const Problem &p, Visit visit) {
+    parallel(p.planes, 4. * double(p.output_plane() + p.plane()), [&](int64_t begin, int64_t end) {
+        for (int64_t plane = begin; plane < end; ++plane) visit(plane);
     });
 }
-
-// Calls act(i, lane, position) for n lanes at each place of positions from `here` on.
 template <class Act>
-void for_positions(const Problem &p, const Positions &positions, int64_t here, int64_t n, Act act) {
-    for (int64_t i = here; i < here + p.output_plane(); i += p.lanes)
-        for (int64_t lane = 0; lane < n; ++lane) {
-            act(i + lane, lane, positions[i + lane]);
+void for_positions(const Problem &p, const Positions &positions, int64_t plane, Act act) {
+    const int64_t lanes = p.lanes, begin = plane * p.output_plane();
+    for (int64_t i = begin; i < begin + p.output_plane(); i += lanes)
+        for (int64_t lane = 0; lane < lanes; ++lane) {
+            const int64_t position = positions[i + lane];
+            act(i + lane, position < 0 ? -1 : position * lanes + lane, position);
             __asm__("");  // no vectors of what lies anywhere
         }
 }
@@ -473,17 +459,15 @@ template <class T>
 void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
     using L = Wide<T>;
     constexpr bool is_direct = std::is_same_v<T, L>;
-    for_blocks(p, [&](int64_t here, int64_t there, int64_t n) {
-        std::vector<L> sums(is_direct ? 0 : size_t(positions.size * n));
-        const int64_t pitch = is_direct ? p.lanes : n;
-        L *const to = is_direct ? reinterpret_cast<L *>(output + there) : sums.data();
-        if (pitch == n) std::fill_n(to, positions.size * n, L(0));
-        for (int64_t i = 0; pitch > n && i < positions.size; ++i) std::fill_n(to + i * pitch, n, L(0));
-        for_positions(p, positions, here, n, [=](int64_t i, int64_t lane, int64_t position) {
-            if (position >= 0) to[position * pitch + lane] += widen(input[i]);
+    for_planes(p, [&](int64_t plane) {
+        std::vector<L> sums(is_direct ? 0 : p.plane());
+        T *const out = output + plane * p.plane();
+        L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
+        std::fill_n(to, p.plane(), L(0));
+        for_positions(p, positions, plane, [=](int64_t i, int64_t at, int64_t) {
+            if (at >= 0) to[at] += widen(input[i]);
         });
-        for (int64_t i = 0; !is_direct && i < positions.size; ++i)
-            for (int64_t lane = 0; lane < n; ++lane) output[there + i * p.lanes + lane] = narrow<T>(to[i * n + lane]);
+        for (int64_t i = 0; !is_direct && i < p.plane(); ++i) out[i] = narrow<T>(to[i]);
     });
 }
 
@@ -567,13 +551,13 @@ void dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void
 void dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
     using namespace dmlpool;
     const Positions all{positions, TYPES[p->type].bytes, p->plane() / p->lanes};
-    for_blocks(*p, [&](int64_t here, int64_t, int64_t n) {
-        std::vector<int64_t> last(size_t(all.size * n), -1);
-        for_positions(*p, all, here, n, [&](int64_t i, int64_t lane, int64_t position) {
-            if (position >= 0) last[size_t(position * n + lane)] = i;
+    for_planes(*p, [&](int64_t plane) {
+        std::vector<int64_t> last(size_t(p->plane()), -1);
+        for_positions(*p, all, plane, [&](int64_t i, int64_t at, int64_t) {
+            if (at >= 0) last[size_t(at)] = i;
         });
-        for_positions(*p, all, here, n, [&](int64_t i, int64_t lane, int64_t position) {
-            position = position >= 0 && last[size_t(position * n + lane)] == i ? position : -1;
+        for_positions(*p, all, plane, [&](int64_t i, int64_t at, int64_t position) {
+            position = at >= 0 && last[size_t(at)] == i ? position : -1;
             if (p->bytes == 4) static_cast<int32_t *>(unique)[i] = int32_t(position);
             else static_cast<int64_t *>(unique)[i] = position;
         });
@@ -585,12 +569,10 @@ void dmlpool_gather_positions(const Problem *p, const void *input, const void *p
     const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
     with_numbers(TYPES[p->type].bytes, [&](auto element) {
         using T = decltype(element);
-        const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
-        for_blocks(*p, [&](int64_t here, int64_t there, int64_t n) {
-            for_positions(*p, all, here, n, [=](int64_t i, int64_t lane, int64_t position) {
-                to[i] = position < 0 ? T(0) : from[there + position * p->lanes + lane];
-            });
+        for_planes(*p, [&](int64_t plane) {
+            const T *const from = static_cast<const T *>(input) + plane * p->plane();
+            for_positions(*p, all, plane, [=](int64_t i, int64_t at, int64_t) { to[i] = at < 0 ? T(0) : from[at]; });
         });
     });
 }

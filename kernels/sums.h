@@ -29,6 +29,10 @@ inline __m256i unsigned_words(Halves bytes) { return _mm256_cvtepu8_epi16(bytes)
 inline __m256i integers(Halves words) { return _mm256_cvtepi16_epi32(words); }
 #endif
 
+// As wide as L.
+template <class L>
+using IntegerOf = std::conditional_t<sizeof(L) == 2, int16_t, std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>;
+
 template <class L, class T>
 inline Vector<L> load(const T *from) {
     constexpr int64_t n = LANES<L>;
@@ -169,7 +173,7 @@ inline S sum_of(S *elements, int64_t count) {
 // The last `count` of a vector of elements, after zeros.
 template <class L, class T>
 inline Vector<L> load_last(const T *end, int64_t count) {
-    using Integer = std::conditional_t<sizeof(L) == 2, int16_t, std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>;
+    using Integer = IntegerOf<L>;
     constexpr int64_t n = LANES<L>;
     Lanes<Integer, n> lane;
     for (int64_t i = 0; i < n; ++i) lane[i] = Integer(i);
@@ -316,6 +320,15 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
 #endif
     divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
 }
+
+// Writes sums as elements.
+template <class T>
+struct Narrowed final : Finish {
+    Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums, void *to) const override {
+        if constexpr (!std::is_same_v<T, Wide<T>>) divide<T>(sums, count, 1, nullptr, to);
+    }
+};
 
 }  // namespace
 }  // namespace dmlpool
