@@ -382,7 +382,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     double taps = 1, strides = 1;
     for (const Axis &axis : p.axes) taps *= double(axis.window), strides *= double(axis.stride);
     const double vectors = double(parts_of(p.lanes, LANES<L>)), lanes = double(p.lanes);
-    if (taps <= 64 && p.lanes >= LANES<L> && 18 + 1.3 * vectors * taps / strides < lanes * (1.5 / strides + .4)) {
+    if (bytes == 1 && taps <= 64 && p.lanes >= LANES<L> && 18 + 1.3 * vectors * taps / strides < lanes * (1.5 / strides + .4)) {
         const LaneGradient<T> op(p, arriving, numbers);
         return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of({p, {}}));
     }

@@ -414,7 +414,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < rows * window * (bytes + 128)
                                    : w.stride <= 16 && (w.window < 16 || w.dilation > 1);
-    if (are_huge || !by_rows) return pool_windows(op, finish, input, output, windows);
+    if (is_huge(w) || !by_rows) return pool_windows(op, finish, input, output, windows);
     pool_rows(op, finish, input, output, windows);
 }
 
