@@ -286,6 +286,7 @@ void pool_boxes(const RowOperations &op, const Finish &finish, const char *input
                 }
                 pool_by_doubling(op, row, b, w, op.units[2], outputs_w, out, scratch);
             }
+            // Results that go where they belong: 9/1 and 13/1 on 20x20 take .85 of the time.
             const bool is_flat = d.window == 1 && d.stride == 1, is_stored = is_flat && finish.is_direct && n == p.output_row();
             for (int64_t z = 0; z < depth; ++z) {
                 char *const row_of_output = output + ((plane * d.outputs + od + z) * h.outputs + oh) * n * value;
@@ -339,15 +340,11 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             const int64_t outputs = std::min(tile, w.outputs - o);
             char *const out = static_cast<char *>(to) + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
             char *const results = is_in_place ? out : made.data();
-            // The row before that reads the same, along H or else along D.
-            if (is_table && tiles == 1 && finish.is_uniform) {
-                const bool is_like_h = oh > 0 && windows.at(1, oh).reads(windows.at(1, oh - 1));
-                const bool is_like_d = od > 0 && windows.at(0, od).reads(windows.at(0, od - 1));
-                const int64_t before = is_like_h ? 1 : is_like_d ? h.outputs : number + 1;
-                if (number - begin >= before) {
-                    std::memcpy(out, out - before * row_bytes, row_bytes);
-                    continue;
-                }
+            // The row before may read the same.
+            const bool may_copy = is_table && tiles == 1 && finish.is_uniform && number > begin && oh > 0;
+            if (may_copy && windows.at(1, oh).reads(windows.at(1, oh - 1))) {
+                std::memcpy(out, out - row_bytes, row_bytes);
+                continue;
             }
             const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
             for (int64_t k = 0; !is_table && k < outputs; ++k) spans[k] = w.span_of(o + k);
