@@ -341,7 +341,7 @@ struct WinningTaps final : Finish {
     }
 };
 
-// Of lanes: what arrives at the windows whose winner an element is, added in their order. Each reads it as another tap.
+// Of lanes: what arrives at the windows that an element wins, added in their order. To each of them it is another tap.
 template <class T>
 struct LaneGradient final : WindowOperations {
     using L = Wide<T>;
@@ -467,7 +467,7 @@ void scatter(const T *input, const Positions &positions, T *output, const Proble
         for_positions(p, positions, plane, [=](int64_t i, int64_t at, int64_t) {
             if (at >= 0) to[at] += widen(input[i]);
         });
-        for (int64_t i = 0; !is_direct && i < p.plane(); ++i) out[i] = narrow<T>(to[i]);
+        if constexpr (!is_direct) divide<T>(to, p.plane(), 1, nullptr, out);
     });
 }
 

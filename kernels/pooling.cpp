@@ -4,13 +4,6 @@
 
 namespace dmlpool {
 
-// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
-bool is_wide(const Axis &axis) {
-    int64_t steps = 1;
-    while ((int64_t(1) << steps) < axis.window) ++steps;
-    return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
-}
-
 Windows adjoint_of(const Windows &windows) {
     Windows result{windows.p, {}};
     for (int a = 0; a < 3; ++a) {
@@ -32,6 +25,16 @@ Windows adjoint_of(const Windows &windows) {
     return result;
 }
 
+namespace {
+
+// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
+bool is_wide(const Axis &axis) {
+    int64_t steps = 1;
+    while ((int64_t(1) << steps) < axis.window) ++steps;
+    return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
+}
+
+// The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
 int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth, const Span &height, int64_t low, Row *to) {
     const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes;
     const Row *const first = to;
@@ -42,8 +45,6 @@ int64_t find_rows(const WindowOperations &op, const Problem &p, const char *inpu
     }
     return to - first;
 }
-
-namespace {
 
 // A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from `begin` on.
 template <class Bits>

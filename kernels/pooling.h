@@ -178,7 +178,7 @@ inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t b
 }
 
 // The processor's own prefetching stops at the end of a short row: reads ahead what the next output rows need first.
-// Inlined: GCC takes a call that only prefetches for pure, and drops it.
+// Inlined: GCC takes a call that only prefetches for pure, and drops it. 32 KB: 3/1 in channels_last takes .9 of what 16 KB take.
 template <bool is_slow = false, class T>
 __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elements) {
     const int64_t bytes = elements * int64_t(sizeof(T));
@@ -517,14 +517,9 @@ struct Finish {
 
 // The windows seen from the input, along each axis: which outputs read each of its elements, and as which tap the first does.
 Windows adjoint_of(const Windows &windows);
-// Windows along which an axis is better pooled by doubling.
-bool is_wide(const Axis &axis);
 
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output, const Windows &windows);
 // Each window for itself.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output, const Windows &windows);
-// The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
-int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth,
-                  const Span &height, int64_t low, Row *to);
 
 }  // namespace dmlpool
