@@ -28,10 +28,11 @@ Windows adjoint_of(const Windows &windows) {
 namespace {
 
 // Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
-bool is_wide(const Axis &axis) {
+bool is_wide(const RowOperations &op, int64_t lanes, const Axis &axis) {
+    if (axis.window <= (op.takes_twice ? 4 : lanes == 1 ? 5 : 9)) return false;
     int64_t steps = 1;
     while ((int64_t(1) << steps) < axis.window) ++steps;
-    return axis.window > 5 && (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
+    return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
 // The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
@@ -91,28 +92,32 @@ bool are_pairs(const Axis &w, int64_t lanes) {
     return lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3);
 }
 
-// out = the combinations of windows along a row of values that begins with the first tap of the first of them; of several
-// rows where they are pairs or their stride is 1.
-void combine_taps(const RowOperations &op, const char *row, const Axis &w, int64_t outputs, int64_t lanes,
-                  Row *taps, char *out, char *scratch, const Times &rows = {}) {
-    const int64_t count = w.window, size = op.value_size;
-    if (are_pairs(w, lanes))
-        for (int64_t r = 0; r < rows.count; ++r) op.combine_pairs(row + r * rows.step, count, outputs, out + r * rows.pitch * size);
-    else if (w.stride == 1) {
-        for (int64_t t = 0; t < count; ++t) taps[t].from = row + t * w.dilation * lanes * size;
-        op.combine(true, taps, count, outputs * lanes, out, rows);
-    } else if (lanes == 1) {
-        // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
-        const int64_t length = outputs + (w.extent() - 1) / w.stride;
-        for (int64_t phase = 0, step = std::gcd(w.stride, w.dilation); phase < w.stride; phase += step)
-            take_each(size, w.stride, row + phase * size, parts_of(w.span(outputs) - phase, w.stride), scratch + phase * length * size);
-        for (int64_t t = 0; t < count; ++t)
-            taps[t].from = scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * size;
-        op.combine(true, taps, count, outputs, out);
-    } else {
-        for (int64_t t = 0; t < count; ++t) taps[t].from = row + t * w.dilation * lanes * size;
-        op.combine(true, taps, count, lanes, out, {outputs, w.stride * lanes * size, lanes});
+// What windows along an axis are combined from, as of the first one, and of how many: their taps, or wide ones of windows
+// of a power of two taps. Data begins at the first tap of the first window, has `length` values, n of each position, and is used up where
+// windows are wide. Numbers of taps are multiples of `unit`.
+int64_t find_parts(const RowOperations &op, int64_t lanes, const char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
+                   int64_t unit, Row *parts) {
+    const int64_t k = axis.window, step = axis.dilation * n;
+    const auto part = [=, &op, &data](int64_t tap) { return Row{data + tap * step * op.value_size, tap * unit}; };
+    if (!is_wide(op, lanes, axis)) {
+        for (int64_t tap = 0; tap < k; ++tap) parts[tap] = part(tap);
+        return k;
     }
+    int64_t power = 1, taken = 0, count = 0;
+    for (; 2 * power <= k; power *= 2) {
+        Row pair[] = {part(0), part(power)};
+        const int64_t doubled = length - power * step;
+        if (op.takes_twice || !(k & power)) {
+            op.add(pair[1], doubled, const_cast<char *>(data));
+            continue;
+        }
+        parts[count++] = part(taken), taken += power;
+        op.combine(true, pair, 2, doubled, sums);
+        data = sums, sums += length * op.value_size;
+    }
+    parts[count++] = part(taken);
+    if (op.takes_twice && power < k) parts[count++] = part(k - power);
+    return count;
 }
 
 // Bins, or windows of which little lies inside what is pooled: nothing may cost what they span.
@@ -126,188 +131,241 @@ void repeat_rows(char *out, int64_t pitch, int64_t bytes, const int64_t *starts,
 }
 
 // Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles that stay in the
-// first-level cache. For each output row the input rows are combined into one scratch row, and that row's taps into outputs.
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output, const Windows &windows) {
+// first-level cache. For each row of outputs the rows that it reads are combined into one of scratch, and then that row's
+// taps into outputs. A box of the input is first pooled along D and along H: what its rows share is combined once.
+struct RowPooling {
+    const RowOperations &op;
+    const Finish &finish;
+    const char *const input;
+    char *const output;
+    const Windows &windows;
+    const bool are_boxes;
+
     const Problem &p = windows.p;
-    const int64_t apart = windows.apart;
-    const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
-    const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
+    const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * windows.apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
+    const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
+    const int64_t lanes = p.lanes, block = are_boxes ? std::min<int64_t>(lanes, 64) : lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
-    const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value, together = 4096 / std::min<int64_t>(4, value);
-    const int64_t tile = std::clamp<int64_t>(elements / lanes / w.stride, 1, w.outputs), tiles = parts_of(w.outputs, tile);
-    const int64_t made_row = parts_of(w.span(tile), w.stride), made_pitch = made_row * lanes, pitch = made_pitch * w.stride;
+    const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
+    const int64_t tile_w = are_boxes ? tile_of(w, std::max<int64_t>(1, 2048 / block))
+                                     : std::min(w.outputs, std::max(std::max<int64_t>(1, elements / lanes / w.stride), is_wide(op, lanes, w) ? 2 * w.extent() / w.stride : 1));
+    const int64_t made_row = parts_of(w.span(tile_w), w.stride), made_pitch = made_row * block, pitch = made_pitch * w.stride;
     const std::vector<int64_t> distinct = windows.distinct(1);
     const Span *const heights = windows.spans[1].data();
-    const int64_t different = heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
+    const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
     const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
-    const int64_t group = std::clamp<int64_t>(together / pitch, 1, different), groups = parts_of(different, group);
+    const int64_t tile_d = are_boxes ? tile_of(d, 1) : 1, group = std::clamp<int64_t>(4096 / (are_boxes ? 1 : std::min<int64_t>(4, value)) / pitch, 1, different);
+    const int64_t tile_h = are_boxes ? tile_of(h, lanes > 1 ? 1 : 64) : group;
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, where rows are combined four at a time.
     const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
-    const int64_t out_pitch = p.output_row() * finish.result_size;
-    const bool is_together = tiles == 1 && made_pitch == p.output_row() && finish.is_uniform && different == h.outputs;
+    const int64_t slice_size = are_boxes ? h.span(tile_h) * w.span(tile_w) * block : 0, box_size = d.span(tile_d) * slice_size;
+    const bool is_flat = d.window == 1 && d.stride == 1, is_wide_w = is_wide(op, lanes, w);
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
-    const bool may_repeat = apart == 1 && starts == nullptr && tiles == 1 && h.window > 0 && h.size + h.padding >= h.extent();
+    const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride), inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
-    const bool are_rows = are_pairs(w, lanes) || (w.stride == 1 && w.window <= 4);  // made one by one; long ones of five take .86
-    const char *const end_of_input = input + p.planes * p.plane() * element;
-    const double cost = double(most) * double(tile * w.stride) + double(tile * w.window);
-    parallel(p.planes * d.outputs * groups * tiles, double(group) * (ROW_COST + double(lanes) * cost), [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
-        std::vector<Row> rows(most), taps;
-        for (int64_t t = 0; t < w.window; ++t) taps.push_back({nullptr, t * op.units[2]});
-        const int64_t size = group * pitch, staged_size = size + vector;
-        std::vector<char> workspace((2 * staged_size + size) * value);
-        char *const staged = workspace.data(), *const made = staged + staged_size * value, *const scratch = made + size * value;
-        Digits<4> digits(begin, {tiles, groups, d.outputs, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t o = digits[0] * tile, begin_h = digits[1] * group, oh = starts ? starts[begin_h] : begin_h, od = digits[2], plane = digits[3];
-            const int64_t outputs = std::min(tile, w.outputs - o), count = std::min(group, different - begin_h);
-            // They read input positions from `first` on, of which [low, high) lie inside the input.
-            const int64_t first = w.first(o), last = first + w.span(outputs);
-            const int64_t low = std::clamp<int64_t>(0, first, last), high = std::clamp<int64_t>(w.size, low, last);
-            const int64_t inside = (high - low) * lanes, before = (low - first) * lanes, vectors = (inside + vector - 1) & -vector;
-            const int64_t from = parts_of(low, apart), elements = parts_of(high, apart) - from;
-            const Span depth = windows.at(0, od);
-            const char *source = staged;
-            Span height;
-            for (int64_t r = 0, alike; r < count; r += alike) {
-                char *const into = staged + r * pitch * value;
-                alike = may_repeat && oh + r >= inner_begin && oh + r < inner_end ? std::min(count - r, inner_end - oh - r) : 1;
-                if (heights == nullptr) height = h.span_of(oh + r);
-                const int64_t found = find_rows(op, p, input, plane, depth, heights == nullptr ? height : heights[starts ? starts[begin_h + r] : oh + r], from, rows.data());
-                if (found == 0) {
-                    op.fill(into, alike * pitch, 0, 1);
-                    continue;
-                }
-                const char *const latest = rows[found - 1].from, *const last_row = latest + (alike - 1) * h.stride * row_bytes;
-                if (tiles > 1 && found > 1)
-                    for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
-                        prefetch(rows[t].from + inside * element, inside * element);
-                if (apart > 1) {
-                    op.combine(false, rows.data(), found, elements, scratch);
-                    (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(scratch, elements, apart, from * apart - first, into, pitch);
-                } else if (op.is_plain && found == 1 && count == 1 && inside == w.span(outputs) * lanes) source = latest;
-                else
-                    op.combine(false, rows.data(), found, last_row + vectors * element <= end_of_input ? vectors : inside, into + before * value,
-                               {alike, h.stride * row_bytes, pitch, tiles == 1});
+
+    // Outputs of a box along an axis: so many that boxes share little of what they read.
+    static int64_t tile_of(const Axis &axis, int64_t least) {
+        return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
+    }
+
+    static constexpr int64_t ALIGNMENT = 64;  // of scratch: 3/1 takes .92 of what 16 take
+
+    struct Block {
+        int64_t plane, lane, lanes, od, oh, ow, outputs_d, outputs_h, outputs_w;
+        // Along W they read from `first` on, of which `columns` from position `low` on lie inside the input.
+        int64_t first, low, columns;
+        int64_t pitch;  // of their rows of scratch
+    };
+    struct Memory {
+        std::vector<Row> all_rows;
+        std::vector<char> workspace;
+        Row *rows, *parts, *of_h, *moved;
+        char *staged, *made, *scratch, *sums_of_rows, *box, *slices, *sums;
+    };
+
+    void pool() const {
+        const int64_t tiles_d = parts_of(d.outputs, tile_d), tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
+        const int64_t blocks = parts_of(lanes, block);
+        const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
+        const double cost = are_boxes ? 16. * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
+        parallel(p.planes * tiles_d * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
+            Memory memory = this->memory();
+            Digits<5> digits(begin, {blocks, tiles_w, tiles_h, tiles_d, p.planes});
+            for (int64_t number = begin; number < end; ++number, ++digits) {
+                Block b;
+                b.plane = digits[4], b.lane = digits[0] * block, b.lanes = std::min(block, lanes - b.lane);
+                b.od = digits[3] * tile_d, b.oh = digits[2] * tile_h, b.ow = digits[1] * tile_w;
+                b.outputs_d = std::min(tile_d, d.outputs - b.od), b.outputs_h = std::min(tile_h, different - b.oh);
+                b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
+                const int64_t last = b.first + w.span(b.outputs_w);
+                b.pitch = made_row * w.stride * b.lanes;
+                b.low = std::clamp<int64_t>(0, b.first, last), b.columns = std::clamp<int64_t>(w.size, b.low, last) - b.low;
+                pool_block(b, memory);
             }
-            if (apart == 1 && source == staged && inside < pitch) {
-                // What follows a row goes on before the next one.
-                op.fill(staged, before, 0, 1);
-                op.fill(staged + (before + inside) * value, pitch - inside, pitch, count - 1);
-                op.fill(staged + ((count - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
-            }
-            char *const out = output + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
-            if (finish.is_direct && starts == nullptr && (count == 1 || is_together || are_rows)) {
-                const int64_t rows_made = is_together ? 1 : count;
-                combine_taps(op, source, w, is_together ? count * outputs : outputs, lanes, taps.data(), out, scratch,
-                             {rows_made, pitch * value, p.output_row()});
+        });
+    }
+    // So often what was doubled stays.
+    int64_t levels(const Axis &axis) const {
+        int64_t count = 0;
+        for (int64_t power = 1; !op.takes_twice && is_wide(op, lanes, axis) && 2 * power <= axis.window; power *= 2) count += (axis.window & power) != 0;
+        return count;
+    }
+    Memory memory() const {
+        const int64_t size = group * pitch, staged = size + vector, sums_of_rows = levels(w) * size;
+        const int64_t phases = std::max(size, (levels(w) + 2) * group * made_pitch), scratch = lanes == 1 && w.stride > 1 ? phases : apart > 1 ? size : 0;
+        const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = std::max(levels(d), levels(h)) * box_size;
+        const int64_t taps = std::max({w.window, are_boxes ? h.window : 0, are_boxes ? d.window : 0});
+        Memory m;
+        m.all_rows.resize(most + 3 * taps);
+        m.rows = m.all_rows.data(), m.parts = m.rows + most, m.of_h = m.parts + taps, m.moved = m.of_h + taps;
+        m.workspace.resize((2 * staged + scratch + sums_of_rows + box_size + slices + sums) * value + ALIGNMENT);
+        m.staged = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(m.workspace.data()) + ALIGNMENT - 1) & -ALIGNMENT);
+        m.made = m.staged + staged * value, m.scratch = m.made + staged * value;
+        m.sums_of_rows = m.scratch + scratch * value, m.box = m.sums_of_rows + sums_of_rows * value;
+        m.slices = m.box + box_size * value, m.sums = m.slices + slices * value;
+        return m;
+    }
+
+    // What each row of outputs reads, combined; where the first such row begins.
+    const char *combine_rows(const Block &b, const Memory &m) const {
+        const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes, vectors = (inside + vector - 1) & -vector;
+        const int64_t from = apart == 1 ? b.low : parts_of(b.low, apart), count = apart == 1 ? b.columns : parts_of(b.low + b.columns, apart) - from;
+        const char *const end_of_input = input + p.planes * p.plane() * element;
+        const Span depth = windows.at(0, b.od);
+        for (int64_t r = 0, alike; r < b.outputs_h; r += alike) {
+            char *const into = m.staged + r * b.pitch * value;
+            const int64_t row = starts ? starts[b.oh + r] : b.oh + r;
+            alike = may_repeat && row >= inner_begin && row < inner_end ? std::min(b.outputs_h - r, inner_end - row) : 1;
+            const int64_t found = find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
+            if (found == 0) {
+                op.fill(into, alike * b.pitch, 0, 1);
                 continue;
             }
-            combine_taps(op, source, w, (count - 1) * made_row + outputs, lanes, taps.data(), made, scratch);
-            if (is_together) finish(plane, od, oh, 0, 0, count * made_pitch, made, out);
+            const char *const latest = m.rows[found - 1].from, *const last_row = latest + (alike - 1) * h.stride * row_bytes;
+            if (tile_w < w.outputs && found > 1)
+                for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
+                    prefetch(m.rows[t].from + inside * element, inside * element);
+            if (apart > 1) {
+                op.combine(false, m.rows, found, count, m.scratch);
+                (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(m.scratch, count, apart, from * apart - b.first, into, b.pitch);
+            } else if (op.is_plain && found == 1 && b.outputs_h == 1 && inside == w.span(b.outputs_w) * lanes && !is_wide_w) return latest;
             else
-                for (int64_t r = 0; r < count; ++r) {
-                    const int64_t row = starts ? starts[begin_h + r] : oh + r;
-                    finish(plane, od, row, o, 0, outputs * lanes, made + r * made_pitch * value, out + (row - oh) * out_pitch);
-                }
-            if (starts) repeat_rows(out, out_pitch, outputs * lanes * finish.result_size, starts + begin_h, count);
+                op.combine(false, m.rows, found, last_row + vectors * element <= end_of_input ? vectors : inside, into + before * value,
+                           {alike, h.stride * row_bytes, b.pitch, tile_w == w.outputs});
         }
-    });
-}
-
-// Pools data[span][n], which begins at the first tap of output 0 and is used up, into out[outputs][n]; numbers of taps
-// along the axis are multiples of `unit`. Scratch holds a value for each output.
-void pool_by_doubling(const RowOperations &op, char *data, int64_t n, const Axis &axis, int64_t unit, int64_t outputs,
-                      char *out, char *scratch) {
-    const int64_t k = axis.window, size = op.value_size, length = axis.span(outputs) * n;
-    const auto take = [=, &op](int64_t tap) {
-        const char *const part = data + tap * axis.dilation * n * size;
-        const int64_t number = tap * unit;
-        if (n == 1 && axis.stride > 1) {
-            take_each(size, axis.stride, part, outputs, tap == 0 ? out : scratch);
-            if (tap > 0) op.add({scratch, number}, outputs, out);
-            return;
-        }
-        const int64_t together = axis.stride == 1 ? outputs : 1;
-        for (int64_t o = 0; o < outputs; o += together) {
-            Row row = {part + o * axis.stride * n * size, number};
-            if (tap == 0) op.combine(true, &row, 1, together * n, out + o * n * size);
-            else op.add(row, together * n, out + o * n * size);
-        }
-    };
-    int64_t power = 1, taken = 0;
-    for (; 2 * power <= k; power *= 2) {
-        if (!op.takes_twice && (k & power)) take(taken), taken += power;
-        const int64_t shift = power * axis.dilation * n;
-        op.add({data + shift * size, power * unit}, length - shift, data);
+        return m.staged;
     }
-    take(taken);
-    if (op.takes_twice && power < k) take(k - power);
-}
+    // What follows a row goes on before the next one.
+    void fill_margins(const Block &b, int64_t rows, const Memory &m) const {
+        const int64_t inside = b.columns * b.lanes, before = (b.low - b.first) * b.lanes;
+        if (inside == b.pitch || apart > 1) return;
+        op.fill(m.staged, before, 0, 1);
+        op.fill(m.staged + (before + inside) * value, b.pitch - inside, b.pitch, rows - 1);
+        op.fill(m.staged + ((rows - 1) * b.pitch + before + inside) * value, b.pitch - before - inside, 0, 1);
+    }
 
-// Windows of many taps that overlap: a box of the input is pooled along W, then along H, then along D.
-void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    // Outputs of a box along an axis: so many that boxes share little of what they read.
-    const auto tile_of = [](const Axis &axis, int64_t least) {
-        return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
-    };
-    const int64_t element = op.element_size, value = op.value_size, lanes = p.lanes, block = std::min<int64_t>(lanes, 64);
-    const int64_t tile_d = tile_of(d, 1), tile_h = tile_of(h, 64), tile_w = tile_of(w, std::max<int64_t>(1, 1024 / block));
-    const int64_t tiles_d = parts_of(d.outputs, tile_d), tiles_h = parts_of(h.outputs, tile_h), tiles_w = parts_of(w.outputs, tile_w);
-    const int64_t blocks = parts_of(lanes, block), most = d.span(tile_d) * h.span(tile_h) * tile_w * block;
-    parallel(p.planes * tiles_d * tiles_h * tiles_w * blocks, 16. * double(most), [&](int64_t begin, int64_t end) {
-        const int64_t row_size = w.span(tile_w) * block;
-        // Scratch has a value for each output along any axis: where a box is one column wide, rows are of one value too.
-        std::vector<char> workspace((row_size + 2 * most + std::max({tile_d, tile_h, tile_w})) * value);
-        char *const row = workspace.data(), *const read = row + row_size * value, *const pooled = read + most * value;
-        char *const scratch = pooled + most * value;
-        Digits<5> digits(begin, {blocks, tiles_w, tiles_h, tiles_d, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t lane = digits[0] * block, ow = digits[1] * tile_w, oh = digits[2] * tile_h, od = digits[3] * tile_d;
-            const int64_t plane = digits[4], b = std::min(block, lanes - lane);
-            const int64_t outputs_d = std::min(tile_d, d.outputs - od), outputs_h = std::min(tile_h, h.outputs - oh);
-            const int64_t outputs_w = std::min(tile_w, w.outputs - ow), n = outputs_w * b;
-            const int64_t depth = d.span(outputs_d), height = h.span(outputs_h), width = w.span(outputs_w);
-            const int64_t first = w.first(ow), low = std::clamp<int64_t>(-first, 0, width);
-            const int64_t high = std::clamp<int64_t>(w.size - first, low, width);
-            for (int64_t at = 0; at < depth * height; ++at) {
-                const int64_t z = d.first(od) + at / height, y = h.first(oh) + at % height;
-                char *const out = read + at * n * value;
-                if (z < 0 || z >= d.size || y < 0 || y >= h.size) {
-                    op.fill(out, n, 0, 1);
-                    continue;
+    // A box of the input, pooled along D: slices of so many values, of rows of `length`.
+    char *pool_along_d(const Block &b, int64_t height, int64_t length, const Memory &m) const {
+        const int64_t depth = d.span(b.outputs_d), slice = height * length, top = h.first(b.oh);
+        for (int64_t z = 0; z < depth; ++z) {
+            const int64_t from_d = d.first(b.od) + z, inside = from_d >= 0 && from_d < d.size ? height : 0;
+            const int64_t y = std::clamp<int64_t>(-top, 0, inside), rows = std::clamp<int64_t>(h.size - top, y, inside) - y;
+            char *const to = m.box + z * slice * value;
+            op.fill(to, y * length, 0, 1), op.fill(to + (y + rows) * length * value, (height - y - rows) * length, 0, 1);
+            Row from = {input + (((b.plane * d.size + from_d) * h.size + top + y) * p.row() + b.low * lanes + b.lane) * element, 0};
+            if (length == p.row()) op.combine(false, &from, 1, rows * length, to + y * length * value);
+            else if (b.lanes == lanes) op.combine(false, &from, 1, length, to + y * length * value, {rows, row_bytes, length});
+            else
+                for (int64_t r = y; r < y + rows; ++r) {
+                    Row row = {from.from + (r - y) * row_bytes, 0};
+                    op.combine(false, &row, 1, b.lanes, to + r * length * value, {b.columns, lanes * element, b.lanes});
                 }
-                op.fill(row, low * b, 0, 1), op.fill(row + high * b * value, (width - high) * b, 0, 1);
-                const int64_t together = b == lanes ? high - low : 1;
-                for (int64_t x = low; x < high; x += together) {
-                    Row from = {input + ((((plane * d.size + z) * h.size + y) * w.size + first + x) * lanes + lane) * element, 0};
-                    op.combine(false, &from, 1, together * b, row + x * b * value);
+        }
+        if (is_flat) return m.box;
+        const int64_t parts = find_parts(op, lanes, m.box, m.sums, slice, depth * slice, d, op.units[0], m.parts);
+        op.combine(true, m.parts, parts, slice, m.slices, {b.outputs_d, d.stride * slice * value, slice});
+        return m.slices;
+    }
+
+    void pool_block(const Block &b, const Memory &m) const {
+        const int64_t height = h.span(b.outputs_h), length = b.columns * b.lanes, step = h.stride * length * value;
+        char *const slices = are_boxes ? pool_along_d(b, height, length, m) : nullptr;
+        for (int64_t z = 0; z < b.outputs_d; ++z) {
+            char *const slice = slices + z * height * length * value;
+            const int64_t parts = are_boxes ? find_parts(op, lanes, slice, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
+            for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
+                rows = std::min(group, b.outputs_h - r);
+                const char *from = m.staged;
+                if (!are_boxes) from = combine_rows(b, m);
+                else {
+                    for (int64_t k = 0; k < parts; ++k) m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
+                    op.combine(true, m.moved, parts, length, m.staged + (b.low - b.first) * b.lanes * value, {rows, step, b.pitch});
                 }
-                pool_by_doubling(op, row, b, w, op.units[2], outputs_w, out, scratch);
-            }
-            // Results that go where they belong: 9/1 and 13/1 on 20x20 take .85 of the time.
-            const bool is_flat = d.window == 1 && d.stride == 1, is_stored = is_flat && finish.is_direct && n == p.output_row();
-            for (int64_t z = 0; z < depth; ++z) {
-                char *const row_of_output = output + ((plane * d.outputs + od + z) * h.outputs + oh) * n * value;
-                pool_by_doubling(op, read + z * height * n * value, n, h, op.units[1], outputs_h,
-                                 is_stored ? row_of_output : pooled + z * outputs_h * n * value, scratch);
-            }
-            if (is_stored) continue;
-            if (!is_flat) pool_by_doubling(op, pooled, outputs_h * n, d, op.units[0], outputs_d, read, scratch);
-            const char *const results = is_flat ? pooled : read;
-            for (int64_t at = 0; at < outputs_d * outputs_h; ++at) {
-                const int64_t z = od + at / outputs_h, y = oh + at % outputs_h;
-                const int64_t to = (((plane * d.outputs + z) * h.outputs + y) * w.outputs + ow) * lanes + lane;
-                const int64_t together = b == lanes ? outputs_w : 1;
-                for (int64_t x = 0; x < outputs_w; x += together)
-                    finish(plane, z, y, ow + x, lane, together * b, results + (at * n + x * b) * value,
-                           output + (to + x * lanes) * finish.result_size);
+                if (from == m.staged) fill_margins(b, rows, m);
+                pool_along_w(b, z, r, rows, from, m);
             }
         }
-    });
-}
+    }
+
+    // The outputs of so many rows of scratch, which are those of a block from (z, r) on.
+    void pool_along_w(const Block &b, int64_t z, int64_t r, int64_t rows, const char *from, const Memory &m) const {
+        const int64_t n = b.outputs_w * b.lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
+        char *const out = output + ((((b.plane * d.outputs + b.od + z) * h.outputs + row) * w.outputs + b.ow) * lanes + b.lane) * finish.result_size;
+        const bool is_whole = b.lanes == lanes && b.outputs_w == w.outputs && made_row == w.outputs;
+        // Rows of many taps are made together and copied: 5/1 on long ones takes .86 of the time.
+        const bool are_rows = is_whole || rows == 1 || w.window <= 4 || is_wide_w;
+        const bool is_stored = finish.is_direct && starts == nullptr && b.lanes == lanes && are_rows;
+        char *const to = is_stored ? out : m.made;
+        const int64_t to_pitch = is_stored ? p.output_row() : made_row * b.lanes;
+        // Rows that lie one after the other are one.
+        const int64_t all = (rows - 1) * made_row + b.outputs_w;
+        const bool are_one = !is_stored || is_whole;
+        const int64_t runs = are_one ? 1 : rows, made = are_one ? all : b.outputs_w;
+        if (are_pairs(w, lanes))
+            for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * b.pitch * value, w.window, made, to + k * to_pitch * value);
+        else {
+            const int64_t parts = find_parts(op, lanes, from, m.sums_of_rows, b.lanes, (rows - 1) * b.pitch + w.span(b.outputs_w) * b.lanes, w, op.units[2], m.parts);
+            if (w.stride == 1) op.combine(true, m.parts, parts, made * b.lanes, to, {runs, b.pitch * value, to_pitch});
+            else if (lanes > 1)
+                for (int64_t k = 0; k < runs; ++k) {
+                    for (int64_t t = 0; t < parts; ++t) m.moved[t] = {m.parts[t].from + k * b.pitch * value, m.parts[t].number};
+                    op.combine(true, m.moved, parts, b.lanes, to + k * to_pitch * value, {made, w.stride * b.lanes * value, b.lanes});
+                }
+            else {
+                // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
+                const int64_t length = all + (w.extent() - 1) / w.stride;
+                if (is_wide_w)
+                    for (int64_t k = 0; k < parts; ++k) {
+                        char *const each = m.scratch + k * all * value;
+                        take_each(value, w.stride, m.parts[k].from, all, each);
+                        m.parts[k].from = each;
+                    }
+                else {
+                    for (int64_t phase = 0, step = std::gcd(w.stride, w.dilation); phase < w.stride; phase += step)
+                        take_each(value, w.stride, from + phase * value, parts_of(w.span(all) - phase, w.stride), m.scratch + phase * length * value);
+                    for (int64_t t = 0; t < w.window; ++t)
+                        m.parts[t].from = m.scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * value;
+                }
+                op.combine(true, m.parts, parts, made, to, {runs, made_row * value, to_pitch});
+            }
+        }
+        if (is_stored) return;
+        if (is_whole && finish.is_uniform && starts == nullptr)
+            return finish(b.plane, b.od + z, row, 0, 0, rows * n, to, out);
+        for (int64_t k = 0; k < rows; ++k) {
+            const int64_t oh = starts ? starts[b.oh + k] : row + k;
+            const char *const values = to + k * to_pitch * value;
+            char *const results = out + (oh - row) * out_pitch;
+            if (b.lanes == lanes) finish(b.plane, b.od + z, oh, b.ow, 0, n, values, results);
+            else
+                for (int64_t x = 0; x < b.outputs_w; ++x)
+                    finish(b.plane, b.od + z, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value, results + x * lanes * finish.result_size);
+        }
+        if (starts) repeat_rows(out, out_pitch, n * finish.result_size, starts + b.oh, rows);
+    }
+};
 
 }  // namespace
 
@@ -405,15 +463,20 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
-    if (windows.apart > 1) return pool_rows(op, finish, input, output, windows);
-    if (!are_huge && (is_wide(d) || is_wide(h) || is_wide(w))) return pool_boxes(op, finish, input, output, windows.p);
+    const auto pool_rows = [&](bool are_boxes) { RowPooling{op, finish, input, output, windows, are_boxes}.pool(); };
+    if (windows.apart > 1) return pool_rows(false);
+    if (!are_huge && (is_wide(op, lanes, d) || is_wide(op, lanes, h) || is_wide(op, lanes, w))) return pool_rows(lanes > 1 || is_wide(op, lanes, d) || is_wide(op, lanes, h));
+    // A copy and each axis on its own, or all rows of a window at once: 3x3x3 takes .7 of the time, with indices .6.
+    const double copying = lanes > 1 && op.is_plain ? 3 : 2;
+    const double separate = (copying * double(d.stride) + double(d.window)) * double(h.stride) + double(h.window);
+    if (!are_huge && separate < double(d.window * h.window)) return pool_rows(true);
     // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
     // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < rows * window * (bytes + 128)
                                    : w.stride <= 16 && (w.window < 16 || w.dilation > 1);
     if (is_huge(w) || !by_rows) return pool_windows(op, finish, input, output, windows);
-    pool_rows(op, finish, input, output, windows);
+    pool_rows(false);
 }
 
 }  // namespace dmlpool
