@@ -92,9 +92,10 @@ bool are_pairs(const Axis &w, int64_t lanes) {
     return lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3);
 }
 
-// What windows along an axis are combined from, as of the first one, and of how many: their taps, or wide ones of windows
-// of a power of two taps. Data begins at the first tap of the first window, has `length` values, n of each position, and is used up where
-// windows are wide. Numbers of taps are multiples of `unit`.
+// The parts that windows along an axis are combined from, those of the first one, and how many there are: taps, or for wide
+// windows some of a power of two taps. Data begins at the first tap of the first window and has `length` values, n of each
+// position. Wide windows use it up; sums stay in memory of their own where a window ends with them. Numbers of taps are
+// multiples of `unit`.
 int64_t find_parts(const RowOperations &op, int64_t lanes, const char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
                    int64_t unit, Row *parts) {
     const int64_t k = axis.window, step = axis.dilation * n;
@@ -142,29 +143,34 @@ struct RowPooling {
     const bool are_boxes;
 
     const Problem &p = windows.p;
-    const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * windows.apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
     const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
+    const Axis d = p.d(), h = p.h(), w = at_distance(p.w(), apart);
     const int64_t lanes = p.lanes, block = are_boxes ? std::min<int64_t>(lanes, 64) : lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
-    const int64_t tile_w = are_boxes ? tile_of(w, std::max<int64_t>(1, 2048 / block))
-                                     : std::min(w.outputs, std::max(std::max<int64_t>(1, elements / lanes / w.stride), is_wide(op, lanes, w) ? 2 * w.extent() / w.stride : 1));
+    const bool is_flat = d.window == 1 && d.stride == 1, is_wide_w = is_wide(op, lanes, w);
+    const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / block : elements / lanes / w.stride);
+    const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
     const int64_t made_row = parts_of(w.span(tile_w), w.stride), made_pitch = made_row * block, pitch = made_pitch * w.stride;
     const std::vector<int64_t> distinct = windows.distinct(1);
     const Span *const heights = windows.spans[1].data();
     const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
     const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
-    const int64_t tile_d = are_boxes ? tile_of(d, 1) : 1, group = std::clamp<int64_t>(4096 / (are_boxes ? 1 : std::min<int64_t>(4, value)) / pitch, 1, different);
+    const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value), group = std::clamp<int64_t>(together / pitch, 1, different);
+    const int64_t tile_d = are_boxes ? tile_of(d, 1) : 1;
     const int64_t tile_h = are_boxes ? tile_of(h, lanes > 1 ? 1 : 64) : group;
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, where rows are combined four at a time.
     const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
     const int64_t slice_size = are_boxes ? h.span(tile_h) * w.span(tile_w) * block : 0, box_size = d.span(tile_d) * slice_size;
-    const bool is_flat = d.window == 1 && d.stride == 1, is_wide_w = is_wide(op, lanes, w);
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
     const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
-    const int64_t inner_begin = parts_of(h.padding, h.stride), inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
+    const int64_t inner_begin = parts_of(h.padding, h.stride);
+    const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
 
+    static Axis at_distance(const Axis &axis, int64_t apart) {
+        return {(axis.size - 1) * apart + 1, axis.outputs, axis.window, axis.stride, axis.padding, axis.dilation};
+    }
     // Outputs of a box along an axis: so many that boxes share little of what they read.
     static int64_t tile_of(const Axis &axis, int64_t least) {
         return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
@@ -189,7 +195,7 @@ struct RowPooling {
         const int64_t tiles_d = parts_of(d.outputs, tile_d), tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
         const int64_t blocks = parts_of(lanes, block);
         const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
-        const double cost = are_boxes ? 16. * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
+        const double cost = are_boxes ? 6. * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
         parallel(p.planes * tiles_d * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
             Memory memory = this->memory();
             Digits<5> digits(begin, {blocks, tiles_w, tiles_h, tiles_d, p.planes});
@@ -206,22 +212,24 @@ struct RowPooling {
             }
         });
     }
-    // So often what was doubled stays.
+    // How many times find_parts() keeps what it doubles.
     int64_t levels(const Axis &axis) const {
         int64_t count = 0;
-        for (int64_t power = 1; !op.takes_twice && is_wide(op, lanes, axis) && 2 * power <= axis.window; power *= 2) count += (axis.window & power) != 0;
+        if (op.takes_twice || !is_wide(op, lanes, axis)) return 0;
+        for (int64_t power = 1; 2 * power <= axis.window; power *= 2) count += (axis.window & power) != 0;
         return count;
     }
     Memory memory() const {
         const int64_t size = group * pitch, staged = size + vector, sums_of_rows = levels(w) * size;
-        const int64_t phases = std::max(size, (levels(w) + 2) * group * made_pitch), scratch = lanes == 1 && w.stride > 1 ? phases : apart > 1 ? size : 0;
+        const int64_t phases = std::max(size, (levels(w) + 2) * group * made_pitch);
+        const int64_t scratch = lanes == 1 && w.stride > 1 ? phases : apart > 1 ? size : 0;
         const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = std::max(levels(d), levels(h)) * box_size;
         const int64_t taps = std::max({w.window, are_boxes ? h.window : 0, are_boxes ? d.window : 0});
         Memory m;
         m.all_rows.resize(most + 3 * taps);
         m.rows = m.all_rows.data(), m.parts = m.rows + most, m.of_h = m.parts + taps, m.moved = m.of_h + taps;
         m.workspace.resize((2 * staged + scratch + sums_of_rows + box_size + slices + sums) * value + ALIGNMENT);
-        m.staged = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(m.workspace.data()) + ALIGNMENT - 1) & -ALIGNMENT);
+        m.staged = m.workspace.data() + (-reinterpret_cast<uintptr_t>(m.workspace.data()) & (ALIGNMENT - 1));
         m.made = m.staged + staged * value, m.scratch = m.made + staged * value;
         m.sums_of_rows = m.scratch + scratch * value, m.box = m.sums_of_rows + sums_of_rows * value;
         m.slices = m.box + box_size * value, m.sums = m.slices + slices * value;
@@ -231,7 +239,8 @@ struct RowPooling {
     // What each row of outputs reads, combined; where the first such row begins.
     const char *combine_rows(const Block &b, const Memory &m) const {
         const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes, vectors = (inside + vector - 1) & -vector;
-        const int64_t from = apart == 1 ? b.low : parts_of(b.low, apart), count = apart == 1 ? b.columns : parts_of(b.low + b.columns, apart) - from;
+        const int64_t from = apart == 1 ? b.low : parts_of(b.low, apart);
+        const int64_t count = apart == 1 ? b.columns : parts_of(b.low + b.columns, apart) - from;
         const char *const end_of_input = input + p.planes * p.plane() * element;
         const Span depth = windows.at(0, b.od);
         for (int64_t r = 0, alike; r < b.outputs_h; r += alike) {
@@ -312,9 +321,10 @@ struct RowPooling {
     // The outputs of so many rows of scratch, which are those of a block from (z, r) on.
     void pool_along_w(const Block &b, int64_t z, int64_t r, int64_t rows, const char *from, const Memory &m) const {
         const int64_t n = b.outputs_w * b.lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
-        char *const out = output + ((((b.plane * d.outputs + b.od + z) * h.outputs + row) * w.outputs + b.ow) * lanes + b.lane) * finish.result_size;
+        const int64_t output_row = (b.plane * d.outputs + b.od + z) * h.outputs + row;
+        char *const out = output + output_row * out_pitch + (b.ow * lanes + b.lane) * finish.result_size;
         const bool is_whole = b.lanes == lanes && b.outputs_w == w.outputs && made_row == w.outputs;
-        // Rows of many taps are made together and copied: 5/1 on long ones takes .86 of the time.
+        // Rows of many taps are made together and copied: 7/2 takes .91 of the time.
         const bool are_rows = is_whole || rows == 1 || w.window <= 4 || is_wide_w;
         const bool is_stored = finish.is_direct && starts == nullptr && b.lanes == lanes && are_rows;
         char *const to = is_stored ? out : m.made;
@@ -326,12 +336,14 @@ struct RowPooling {
         if (are_pairs(w, lanes))
             for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * b.pitch * value, w.window, made, to + k * to_pitch * value);
         else {
-            const int64_t parts = find_parts(op, lanes, from, m.sums_of_rows, b.lanes, (rows - 1) * b.pitch + w.span(b.outputs_w) * b.lanes, w, op.units[2], m.parts);
+            const int64_t values = (rows - 1) * b.pitch + w.span(b.outputs_w) * b.lanes;
+            const int64_t parts = find_parts(op, lanes, from, m.sums_of_rows, b.lanes, values, w, op.units[2], m.parts);
             if (w.stride == 1) op.combine(true, m.parts, parts, made * b.lanes, to, {runs, b.pitch * value, to_pitch});
             else if (lanes > 1)
                 for (int64_t k = 0; k < runs; ++k) {
                     for (int64_t t = 0; t < parts; ++t) m.moved[t] = {m.parts[t].from + k * b.pitch * value, m.parts[t].number};
-                    op.combine(true, m.moved, parts, b.lanes, to + k * to_pitch * value, {made, w.stride * b.lanes * value, b.lanes});
+                    op.combine(true, m.moved, parts, b.lanes, to + k * to_pitch * value,
+                               {made, w.stride * b.lanes * value, b.lanes});
                 }
             else {
                 // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
@@ -344,7 +356,8 @@ struct RowPooling {
                     }
                 else {
                     for (int64_t phase = 0, step = std::gcd(w.stride, w.dilation); phase < w.stride; phase += step)
-                        take_each(value, w.stride, from + phase * value, parts_of(w.span(all) - phase, w.stride), m.scratch + phase * length * value);
+                        take_each(value, w.stride, from + phase * value, parts_of(w.span(all) - phase, w.stride),
+                                  m.scratch + phase * length * value);
                     for (int64_t t = 0; t < w.window; ++t)
                         m.parts[t].from = m.scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * value;
                 }
@@ -361,7 +374,8 @@ struct RowPooling {
             if (b.lanes == lanes) finish(b.plane, b.od + z, oh, b.ow, 0, n, values, results);
             else
                 for (int64_t x = 0; x < b.outputs_w; ++x)
-                    finish(b.plane, b.od + z, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value, results + x * lanes * finish.result_size);
+                    finish(b.plane, b.od + z, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value,
+                           results + x * lanes * finish.result_size);
         }
         if (starts) repeat_rows(out, out_pitch, n * finish.result_size, starts + b.oh, rows);
     }
@@ -465,17 +479,17 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
     const auto pool_rows = [&](bool are_boxes) { RowPooling{op, finish, input, output, windows, are_boxes}.pool(); };
     if (windows.apart > 1) return pool_rows(false);
-    if (!are_huge && (is_wide(op, lanes, d) || is_wide(op, lanes, h) || is_wide(op, lanes, w))) return pool_rows(lanes > 1 || is_wide(op, lanes, d) || is_wide(op, lanes, h));
     // A copy and each axis on its own, or all rows of a window at once: 3x3x3 takes .7 of the time, with indices .6.
     const double copying = lanes > 1 && op.is_plain ? 3 : 2;
     const double separate = (copying * double(d.stride) + double(d.window)) * double(h.stride) + double(h.window);
-    if (!are_huge && separate < double(d.window * h.window)) return pool_rows(true);
+    const bool has_wide_w = is_wide(op, lanes, w), has_wide_rows = is_wide(op, lanes, d) || is_wide(op, lanes, h);
+    if (!are_huge && (has_wide_rows || (lanes > 1 && has_wide_w) || separate < double(d.window * h.window))) return pool_rows(true);
     // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
     // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < rows * window * (bytes + 128)
                                    : w.stride <= 16 && (w.window < 16 || w.dilation > 1);
-    if (is_huge(w) || !by_rows) return pool_windows(op, finish, input, output, windows);
+    if (is_huge(w) || !(by_rows || (!are_huge && has_wide_w))) return pool_windows(op, finish, input, output, windows);
     pool_rows(false);
 }
 
