@@ -471,11 +471,27 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     });
 }
 
+namespace {
+
+// Whether one window reads all of an axis.
+bool is_whole(const Axis &axis) {
+    return axis.outputs == 1 && axis.padding == 0 && (axis.window == 0 || (axis.window == axis.size && axis.dilation == 1));
+}
+
+}  // namespace
+
 void pool(const RowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
     const Axis &d = windows.p.d(), &h = windows.p.h(), &w = windows.p.w();
     const int64_t lanes = windows.p.lanes;
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
+    // Planes of one window each are windows of one row: 64x256x128, window 128, takes half the time.
+    if (lanes == 1 && windows.p.planes > 1 && windows.spans[2].empty() && finish.is_uniform && is_whole(d) && is_whole(h) && is_whole(w)) {
+        const int64_t planes = windows.p.planes, size = windows.p.plane();
+        Problem p = windows.p;
+        p.planes = 1, p.axes[0] = p.axes[1] = {1, 1, 1, 1, 0, 1}, p.axes[2] = {planes * size, planes, size, size, 0, 1};
+        return pool_windows(op, finish, from, to, {p, {}});
+    }
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
     const auto pool_rows = [&](bool are_boxes) { RowPooling{op, finish, input, output, windows, are_boxes}.pool(); };
     if (windows.apart > 1) return pool_rows(false);
