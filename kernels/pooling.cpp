@@ -29,7 +29,7 @@ namespace {
 
 // Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
 bool is_wide(const RowOperations &op, int64_t lanes, const Axis &axis) {
-    if (axis.window <= (op.takes_twice ? 4 : lanes == 1 ? 5 : 9)) return false;
+    if (axis.window <= (lanes == 1 ? (op.takes_twice ? 4 : 5) : (op.takes_twice ? 5 : 9))) return false;
     int64_t steps = 1;
     while ((int64_t(1) << steps) < axis.window) ++steps;
     return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
@@ -148,6 +148,8 @@ struct RowPooling {
     const int64_t lanes = p.lanes, block = are_boxes ? std::min<int64_t>(lanes, 64) : lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
+    // Outputs that the first tap of a window is before its last, and elements beside; divided here, as tiles are short.
+    const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
     const bool is_flat = d.window == 1 && d.stride == 1, is_wide_w = is_wide(op, lanes, w);
     const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / block : elements / lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
@@ -347,7 +349,7 @@ struct RowPooling {
                 }
             else {
                 // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
-                const int64_t length = all + (w.extent() - 1) / w.stride;
+                const int64_t length = all + before_last;
                 if (is_wide_w)
                     for (int64_t k = 0; k < parts; ++k) {
                         char *const each = m.scratch + k * all * value;
@@ -355,11 +357,12 @@ struct RowPooling {
                         m.parts[k].from = each;
                     }
                 else {
-                    for (int64_t phase = 0, step = std::gcd(w.stride, w.dilation); phase < w.stride; phase += step)
-                        take_each(value, w.stride, from + phase * value, parts_of(w.span(all) - phase, w.stride),
-                                  m.scratch + phase * length * value);
-                    for (int64_t t = 0; t < w.window; ++t)
-                        m.parts[t].from = m.scratch + (t * w.dilation % w.stride * length + t * w.dilation / w.stride) * value;
+                    for (int64_t phase = 0; phase < w.stride; phase += phase_step)
+                        take_each(value, w.stride, from + phase * value, phase <= rest ? length : length - 1, m.scratch + phase * length * value);
+                    for (int64_t t = 0, phase = 0, output = 0; t < w.window; ++t) {
+                        m.parts[t].from = m.scratch + (phase * length + output) * value;
+                        for (phase += w.dilation; phase >= w.stride; phase -= w.stride) ++output;
+                    }
                 }
                 op.combine(true, m.parts, parts, made, to, {runs, made_row * value, to_pitch});
             }
