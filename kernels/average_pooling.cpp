@@ -186,14 +186,13 @@ void Pooling::pool_planes() const {
 }
 
 // Makes so many copies of the lanes of one position, which memory begins with: at once of as many as make a page.
-template <class Bits>
-void fill(char *memory, int64_t count) {
-    Bits *const elements = reinterpret_cast<Bits *>(memory);
-    std::fill_n(elements, count, elements[0]);
-}
 void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
     const int64_t bytes = lanes * element, all = count * bytes, page = std::max<int64_t>(1, 4096 / bytes) * bytes;
-    if (lanes == 1) return (element == 2 ? fill<uint16_t> : element == 4 ? fill<uint32_t> : fill<uint64_t>)(memory, count);
+    if (lanes == 1)
+        return with_numbers(int(element), [=](auto bits) {
+            auto *const elements = reinterpret_cast<decltype(bits) *>(memory);
+            std::fill_n(elements, count, elements[0]);
+        });
     for (int64_t done = bytes; done < all; done += std::min(done, page)) std::memcpy(memory + done, memory, std::min({done, page, all - done}));
 }
 

@@ -42,7 +42,7 @@ struct Max {
     static S of(S first, S second) {
         const S larger = second > first ? second : first;  // the first where either is NaN
         if constexpr (std::is_floating_point_v<S>) {
-            using Bits = std::conditional_t<sizeof(S) == 8, int64_t, int32_t>;
+            using Bits = IntegerOf<S>;
             return bits_as<S>(Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
         }
         return larger;
@@ -281,7 +281,6 @@ struct Lane final : WindowOperations {
         : WindowOperations(sizeof(S), sizeof(S), numbers.units), op(op), none(numbers.none()), has_values(has_values) {
         writes_results = true, is_separable = false;
     }
-    void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
 
     N turned(N element) const {
         using U = Lanes<std::make_unsigned_t<S>, n>;
@@ -355,7 +354,6 @@ struct LaneGradient final : WindowOperations {
         is_separable = false;
         for (int a = 0; a < 3; ++a) steps[a] = -units[a] * (p.axes[a].stride / std::gcd(p.axes[a].stride, p.axes[a].dilation));
     }
-    void reduce_windows(bool, const Row &, int64_t, const Span *, int64_t, int64_t, void *) const override {}  // lanes alone
     void combine_window(bool, Row *windows, int64_t count, int64_t lanes, char *made, char *) const override {
         constexpr int64_t n = LANES<L>;
         for (int64_t begin = 0; begin < lanes; begin += n) {

@@ -81,55 +81,12 @@ void take_each(int64_t size, int64_t stride, const void *row, int64_t count, voi
         else if (stride == 4) take_each<4>(stride, from, count, to);
         else take_each<0>(stride, from, count, to);
     };
-    if (size == 1) run(int8_t());
-    if (size == 2) run(int16_t());
-    if (size == 4) run(int32_t());
-    if (size == 8) run(int64_t());
     if (size == 16) run(__int128());
-}
-
-bool are_pairs(const Axis &w, int64_t lanes) {
-    return lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3);
-}
-
-// The parts that windows along an axis are combined from, those of the first one, and how many there are: taps, or for wide
-// windows some of a power of two taps. Data begins at the first tap of the first window and has `length` values, n of each
-// position. Wide windows use it up; sums stay in memory of their own where a window ends with them. Numbers of taps are
-// multiples of `unit`.
-int64_t find_parts(const RowOperations &op, int64_t lanes, const char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
-                   int64_t unit, Row *parts) {
-    const int64_t k = axis.window, step = axis.dilation * n;
-    const auto part = [=, &op, &data](int64_t tap) { return Row{data + tap * step * op.value_size, tap * unit}; };
-    if (!is_wide(op, lanes, axis)) {
-        for (int64_t tap = 0; tap < k; ++tap) parts[tap] = part(tap);
-        return k;
-    }
-    int64_t power = 1, taken = 0, count = 0;
-    for (; 2 * power <= k; power *= 2) {
-        Row pair[] = {part(0), part(power)};
-        const int64_t doubled = length - power * step;
-        if (op.takes_twice || !(k & power)) {
-            op.add(pair[1], doubled, const_cast<char *>(data));
-            continue;
-        }
-        parts[count++] = part(taken), taken += power;
-        op.combine(true, pair, 2, doubled, sums);
-        data = sums, sums += length * op.value_size;
-    }
-    parts[count++] = part(taken);
-    if (op.takes_twice && power < k) parts[count++] = part(k - power);
-    return count;
+    else with_numbers(int(size), run);
 }
 
 // Bins, or windows of which little lies inside what is pooled: nothing may cost what they span.
 bool is_huge(const Axis &axis) { return axis.window == 0 || std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
-
-// Rows of outputs, each repeated up to where the next one starts.
-void repeat_rows(char *out, int64_t pitch, int64_t bytes, const int64_t *starts, int64_t count) {
-    for (int64_t k = 0; k < count; ++k)
-        for (int64_t row = starts[k] + 1; row < starts[k + 1]; ++row)
-            std::memcpy(out + (row - starts[0]) * pitch, out + (starts[k] - starts[0]) * pitch, bytes);
-}
 
 // Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles that stay in the
 // first-level cache. For each row of outputs the rows that it reads are combined into one of scratch, and then that row's
@@ -144,7 +101,7 @@ struct RowPooling {
 
     const Problem &p = windows.p;
     const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
-    const Axis d = p.d(), h = p.h(), w = at_distance(p.w(), apart);
+    const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
     const int64_t lanes = p.lanes, block = are_boxes ? std::min<int64_t>(lanes, 64) : lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
@@ -170,15 +127,10 @@ struct RowPooling {
     const int64_t inner_begin = parts_of(h.padding, h.stride);
     const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
 
-    static Axis at_distance(const Axis &axis, int64_t apart) {
-        return {(axis.size - 1) * apart + 1, axis.outputs, axis.window, axis.stride, axis.padding, axis.dilation};
-    }
     // Outputs of a box along an axis: so many that boxes share little of what they read.
     static int64_t tile_of(const Axis &axis, int64_t least) {
         return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
     }
-
-    static constexpr int64_t ALIGNMENT = 64;  // of scratch: 3/1 takes .92 of what 16 take
 
     struct Block {
         int64_t plane, lane, lanes, od, oh, ow, outputs_d, outputs_h, outputs_w;
@@ -227,6 +179,7 @@ struct RowPooling {
         const int64_t scratch = lanes == 1 && w.stride > 1 ? phases : apart > 1 ? size : 0;
         const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = std::max(levels(d), levels(h)) * box_size;
         const int64_t taps = std::max({w.window, are_boxes ? h.window : 0, are_boxes ? d.window : 0});
+        constexpr int64_t ALIGNMENT = 64;  // 3/1 takes .92 of what 16 take
         Memory m;
         m.all_rows.resize(most + 3 * taps);
         m.rows = m.all_rows.data(), m.parts = m.rows + most, m.of_h = m.parts + taps, m.moved = m.of_h + taps;
@@ -236,6 +189,33 @@ struct RowPooling {
         m.sums_of_rows = m.scratch + scratch * value, m.box = m.sums_of_rows + sums_of_rows * value;
         m.slices = m.box + box_size * value, m.sums = m.slices + slices * value;
         return m;
+    }
+
+    // The parts that windows along an axis are combined from, those of the first one, and how many there are: taps, or for
+    // wide windows some of a power of two taps. Data begins at the first tap of the first window and has `length` values, n
+    // of each position. Wide windows use it up; sums stay in memory of their own where a window ends with them.
+    int64_t find_parts(const char *data, char *sums, int64_t n, int64_t length, const Axis &axis, int64_t unit, Row *parts) const {
+        const int64_t k = axis.window, step = axis.dilation * n;
+        const auto part = [=, &data](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
+        if (!is_wide(op, lanes, axis)) {
+            for (int64_t tap = 0; tap < k; ++tap) parts[tap] = part(tap);
+            return k;
+        }
+        int64_t power = 1, taken = 0, count = 0;
+        for (; 2 * power <= k; power *= 2) {
+            Row pair[] = {part(0), part(power)};
+            const int64_t doubled = length - power * step;
+            if (op.takes_twice || !(k & power)) {
+                op.add(pair[1], doubled, const_cast<char *>(data));
+                continue;
+            }
+            parts[count++] = part(taken), taken += power;
+            op.combine(true, pair, 2, doubled, sums);
+            data = sums, sums += length * value;
+        }
+        parts[count++] = part(taken);
+        if (op.takes_twice && power < k) parts[count++] = part(k - power);
+        return count;
     }
 
     // What each row of outputs reads, combined; where the first such row begins.
@@ -295,7 +275,7 @@ struct RowPooling {
                 }
         }
         if (is_flat) return m.box;
-        const int64_t parts = find_parts(op, lanes, m.box, m.sums, slice, depth * slice, d, op.units[0], m.parts);
+        const int64_t parts = find_parts(m.box, m.sums, slice, depth * slice, d, op.units[0], m.parts);
         op.combine(true, m.parts, parts, slice, m.slices, {b.outputs_d, d.stride * slice * value, slice});
         return m.slices;
     }
@@ -305,7 +285,7 @@ struct RowPooling {
         char *const slices = are_boxes ? pool_along_d(b, height, length, m) : nullptr;
         for (int64_t z = 0; z < b.outputs_d; ++z) {
             char *const slice = slices + z * height * length * value;
-            const int64_t parts = are_boxes ? find_parts(op, lanes, slice, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
+            const int64_t parts = are_boxes ? find_parts(slice, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
             for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
                 rows = std::min(group, b.outputs_h - r);
                 const char *from = m.staged;
@@ -335,11 +315,11 @@ struct RowPooling {
         const int64_t all = (rows - 1) * made_row + b.outputs_w;
         const bool are_one = !is_stored || is_whole;
         const int64_t runs = are_one ? 1 : rows, made = are_one ? all : b.outputs_w;
-        if (are_pairs(w, lanes))
+        if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3))
             for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * b.pitch * value, w.window, made, to + k * to_pitch * value);
         else {
             const int64_t values = (rows - 1) * b.pitch + w.span(b.outputs_w) * b.lanes;
-            const int64_t parts = find_parts(op, lanes, from, m.sums_of_rows, b.lanes, values, w, op.units[2], m.parts);
+            const int64_t parts = find_parts(from, m.sums_of_rows, b.lanes, values, w, op.units[2], m.parts);
             if (w.stride == 1) op.combine(true, m.parts, parts, made * b.lanes, to, {runs, b.pitch * value, to_pitch});
             else if (lanes > 1)
                 for (int64_t k = 0; k < runs; ++k) {
@@ -379,8 +359,9 @@ struct RowPooling {
                 for (int64_t x = 0; x < b.outputs_w; ++x)
                     finish(b.plane, b.od + z, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value,
                            results + x * lanes * finish.result_size);
+            for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1]; ++next)  // which read the same
+                std::memcpy(out + (next - row) * out_pitch, results, n * finish.result_size);
         }
-        if (starts) repeat_rows(out, out_pitch, n * finish.result_size, starts + b.oh, rows);
     }
 };
 
@@ -474,20 +455,14 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     });
 }
 
-namespace {
-
-// Whether one window reads all of an axis.
-bool is_whole(const Axis &axis) {
-    return axis.outputs == 1 && axis.padding == 0 && (axis.window == 0 || (axis.window == axis.size && axis.dilation == 1));
-}
-
-}  // namespace
-
 void pool(const RowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
     const Axis &d = windows.p.d(), &h = windows.p.h(), &w = windows.p.w();
     const int64_t lanes = windows.p.lanes;
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
+    const auto is_whole = [](const Axis &axis) {
+        return axis.outputs == 1 && axis.padding == 0 && (axis.window == 0 || (axis.window == axis.size && axis.dilation == 1));
+    };
     // Planes of one window each are windows of one row: 64x256x128, window 128, takes half the time.
     if (lanes == 1 && windows.p.planes > 1 && windows.spans[2].empty() && finish.is_uniform && is_whole(d) && is_whole(h) && is_whole(w)) {
         const int64_t planes = windows.p.planes, size = windows.p.plane();

@@ -317,8 +317,9 @@ struct WindowOperations {
     bool writes_results = false;       // beside what is made
     bool is_separable = true;          // what windows share can be combined first
 
-    // Along a row of elements or values, of which the first is position `origin`, what windows read of it.
-    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const = 0;
+    // Along a row of elements or values, of which the first is position `origin`, what windows read of it: of one lane.
+    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs,
+                                int64_t step, void *made) const {}
     // The combination of so many taps, elements or values, for all lanes.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
 
