@@ -105,7 +105,7 @@ struct RowPooling {
     const int64_t lanes = p.lanes, block = are_boxes ? std::min<int64_t>(lanes, 64) : lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
-    // Outputs that the first tap of a window is before its last, and elements beside; divided here, as tiles are short.
+    // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
     const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
     const bool is_flat = d.window == 1 && d.stride == 1, is_wide_w = is_wide(op, lanes, w);
     const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / block : elements / lanes / w.stride);
@@ -121,7 +121,7 @@ struct RowPooling {
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, where rows are combined four at a time.
     const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
-    const int64_t slice_size = are_boxes ? h.span(tile_h) * w.span(tile_w) * block : 0, box_size = d.span(tile_d) * slice_size;
+    const int64_t slice_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * block : 0, box_size = d.span(tile_d) * slice_size;
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
     const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
@@ -177,7 +177,7 @@ struct RowPooling {
         const int64_t size = group * pitch, staged = size + vector, sums_of_rows = levels(w) * size;
         const int64_t phases = std::max(size, (levels(w) + 2) * group * made_pitch);
         const int64_t scratch = lanes == 1 && w.stride > 1 ? phases : apart > 1 ? size : 0;
-        const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = std::max(levels(d), levels(h)) * box_size;
+        const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = std::max(levels(d) * box_size, levels(h) * slice_size);
         const int64_t taps = std::max({w.window, are_boxes ? h.window : 0, are_boxes ? d.window : 0});
         constexpr int64_t ALIGNMENT = 64;  // 3/1 takes .92 of what 16 take
         Memory m;
@@ -257,7 +257,7 @@ struct RowPooling {
         op.fill(m.staged + ((rows - 1) * b.pitch + before + inside) * value, b.pitch - before - inside, 0, 1);
     }
 
-    // A box of the input, pooled along D: slices of so many values, of rows of `length`.
+    // A box of the input, pooled along D: slices of so many rows of `length` values.
     char *pool_along_d(const Block &b, int64_t height, int64_t length, const Memory &m) const {
         const int64_t depth = d.span(b.outputs_d), slice = height * length, top = h.first(b.oh);
         for (int64_t z = 0; z < depth; ++z) {
