@@ -166,18 +166,10 @@ struct RowPooling {
             }
         });
     }
-    // How many times find_parts() keeps what it doubles.
-    int64_t levels(const Axis &axis) const {
-        int64_t count = 0;
-        if (op.takes_twice || !is_wide(op, lanes, axis)) return 0;
-        for (int64_t power = 1; 2 * power <= axis.window; power *= 2) count += (axis.window & power) != 0;
-        return count;
-    }
     Memory memory() const {
-        const int64_t size = group * pitch, staged = size + vector, sums_of_rows = levels(w) * size;
-        const int64_t phases = std::max(size, (levels(w) + 2) * group * made_pitch);
-        const int64_t scratch = lanes == 1 && w.stride > 1 ? phases : apart > 1 ? size : 0;
-        const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = std::max(levels(d) * box_size, levels(h) * slice_size);
+        const int64_t size = group * pitch, staged = size + vector, sums_of_rows = is_wide_w && !op.takes_twice ? size : 0;
+        const int64_t scratch = (lanes == 1 && w.stride > 1) || apart > 1 ? size : 0;
+        const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = op.takes_twice ? 0 : box_size;
         const int64_t taps = std::max({w.window, are_boxes ? h.window : 0, are_boxes ? d.window : 0});
         constexpr int64_t ALIGNMENT = 64;  // 3/1 takes .92 of what 16 take
         Memory m;
@@ -193,26 +185,25 @@ struct RowPooling {
 
     // The parts that windows along an axis are combined from, those of the first one, and how many there are: taps, or for
     // wide windows some of a power of two taps. Data begins at the first tap of the first window and has `length` values, n
-    // of each position. Wide windows use it up; sums stay in memory of their own where a window ends with them.
-    int64_t find_parts(const char *data, char *sums, int64_t n, int64_t length, const Axis &axis, int64_t unit, Row *parts) const {
+    // of each position. Wide windows use it up, and those that are no power of two sum up beside it.
+    int64_t find_parts(char *data, char *sums, int64_t n, int64_t length, const Axis &axis, int64_t unit, Row *parts) const {
         const int64_t k = axis.window, step = axis.dilation * n;
-        const auto part = [=, &data](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
+        const auto part = [=](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
         if (!is_wide(op, lanes, axis)) {
             for (int64_t tap = 0; tap < k; ++tap) parts[tap] = part(tap);
             return k;
         }
         int64_t power = 1, taken = 0, count = 0;
-        for (; 2 * power <= k; power *= 2) {
-            Row pair[] = {part(0), part(power)};
-            const int64_t doubled = length - power * step;
-            if (op.takes_twice || !(k & power)) {
-                op.add(pair[1], doubled, const_cast<char *>(data));
-                continue;
+        for (const int64_t windows = length - (k - 1) * step; 2 * power <= k; power *= 2) {
+            if (!op.takes_twice && (k & power)) {
+                Row row = part(taken);
+                if (taken == 0) op.combine(true, &row, 1, windows, sums);
+                else op.add(row, windows, sums);
+                taken += power;
             }
-            parts[count++] = part(taken), taken += power;
-            op.combine(true, pair, 2, doubled, sums);
-            data = sums, sums += length * value;
+            op.add(part(power), length - power * step, data);
         }
+        if (taken > 0) parts[count++] = {sums, 0};
         parts[count++] = part(taken);
         if (op.takes_twice && power < k) parts[count++] = part(k - power);
         return count;
@@ -319,7 +310,7 @@ struct RowPooling {
             for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * b.pitch * value, w.window, made, to + k * to_pitch * value);
         else {
             const int64_t values = (rows - 1) * b.pitch + w.span(b.outputs_w) * b.lanes;
-            const int64_t parts = find_parts(from, m.sums_of_rows, b.lanes, values, w, op.units[2], m.parts);
+            const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, b.lanes, values, w, op.units[2], m.parts);
             if (w.stride == 1) op.combine(true, m.parts, parts, made * b.lanes, to, {runs, b.pitch * value, to_pitch});
             else if (lanes > 1)
                 for (int64_t k = 0; k < runs; ++k) {
