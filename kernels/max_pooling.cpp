@@ -115,16 +115,17 @@ struct Winner {
         const Winner op = *this;
         P result = identity();
         int64_t at = 0;
-        if (count >= LANES) {
+        while (count - at >= LANES) {  // as many vectors as their type has numbers
+            const int64_t first = at;
             S best[LANES], vector[LANES] = {};
             std::fill_n(best, LANES, LOWEST<S>);
-            for (S number = 0; count - at >= LANES; at += LANES, ++number)
+            for (S number = 0; count - at >= LANES && number < HIGHEST<S>; at += LANES, ++number)
                 for (int64_t i = 0; i < LANES; ++i) {
                     const S challenger = op.key(row[at + i]);
                     vector[i] = challenger > best[i] ? number : vector[i];
                     best[i] = challenger > best[i] ? challenger : best[i];
                 }
-            for (int64_t i = 0; i < LANES; ++i) result = of(result, of_key(best[i], vector[i] * LANES + i));
+            for (int64_t i = 0; i < LANES; ++i) result = of(result, of_key(best[i], first + vector[i] * LANES + i));
         }
         for (; at < count; ++at) result = of(result, load(row[at], at));
         return result;

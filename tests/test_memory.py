@@ -123,7 +123,6 @@ KEPT: dict[str, tuple[Callable[[Tensor], Tensor], dict[torch.dtype, int]]] = {
     "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, 3), {}),
     "max_pooling": (lambda x: dmlpool.max_pooling(x, 2, 2), {torch.uint8: 96}),
     "max_pooling, whole planes": (lambda x: dmlpool.max_pooling(x, 8), {torch.uint8: 6}),
-    # Positions, where windows have no tap numbers of their own.
     "adaptive_max_pooling": (lambda x: dmlpool.adaptive_max_pooling(x, 3), {torch.int32: 54}),
 }
 
