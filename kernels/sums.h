@@ -61,26 +61,8 @@ inline Vector<L> load(const T *from) {
     }
 }
 
-// Long sums: of float32 in float64, and of float64 with what every addition loses.
-struct Compensated {
-    double sum = 0, lost = 0;
-
-    Compensated &operator+=(double value) {
-        const double total = sum + value, added = total - sum;
-        lost += (sum - (total - added)) + (value - added);
-        sum = total;
-        return *this;
-    }
-    Compensated &operator+=(const Compensated &other) {
-        lost += other.lost;
-        return *this += other.sum;
-    }
-    explicit operator double() const { return lost == lost ? sum + lost : sum; }
-};
 template <int count>
 using Count = std::integral_constant<int, count>;
-template <class L>
-using Long = std::conditional_t<std::is_same_v<L, float>, double, std::conditional_t<std::is_same_v<L, double>, Compensated, L>>;
 
 template <class V, class L, int from, int to, class T>
 inline V tree(const T *const *rows, int64_t i) {
@@ -116,46 +98,31 @@ inline void sum_few(const Row *rows, int64_t begin, int64_t length, L *__restric
     if (whole < length) store(length - n, adds ? last : sum_at(length - n));
 }
 
-// Long sums of trees of eight.
+template <class L, class T, int few = 1>
+void sum_rows(const Row *rows, int64_t count, int64_t begin, int64_t length, L *__restrict out);
+
+// Trees of many rows: the error of a sum grows with the logarithm of their number.
 template <class L, class T>
-__attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
-    if constexpr (std::is_same_v<Long<L>, L>) {
-        std::fill_n(out, length, L(0));
-        for (; count >= 8; rows += 8, count -= 8) sum_few<L, 8, T, true>(rows, 0, length, out);
-        for (; count > 0; ++rows, --count) sum_few<L, 1, T, true>(rows, 0, length, out);
-    } else {
-        constexpr int64_t BLOCK = 2048;  // memory is read in long runs: 7/7 over 2,048 lanes takes .74 of what 256 take
-        Long<L> sums[BLOCK];
-        for (int64_t begin = 0; begin < length; begin += BLOCK) {
-            const int64_t n = std::min(BLOCK, length - begin), whole = n / LANES<L> * LANES<L>;
-            std::fill_n(sums, n, Long<L>());
-            const auto add = [&](const Row *from, auto taken) {
-                constexpr int rows_taken = decltype(taken)::value;
-                const T *each[rows_taken];
-                for (int k = 0; k < rows_taken; ++k) each[k] = elements<T>(from[k]) + begin;
-                L part[LANES<L>];
-                for (int64_t i = 0; i < whole; i += LANES<L>) {
-                    const auto vector = tree<Vector<L>, L, 0, rows_taken>(each, i);
-                    std::memcpy(part, &vector, sizeof(vector));
-                    VECTORIZE
-                    for (int64_t lane = 0; lane < LANES<L>; ++lane) sums[i + lane] += part[lane];
-                }
-                for (int64_t i = whole; i < n; ++i) sums[i] += L(tree<L, L, 0, rows_taken>(each, i));
-            };
-            int64_t k = 0;
-            for (; k + 8 <= count; k += 8) add(rows + k, Count<8>());
-            for (; k < count; ++k) add(rows + k, Count<1>());
-            VECTORIZE
-            for (int64_t i = 0; i < n; ++i) out[begin + i] = L(sums[i]);
-        }
+__attribute__((noinline)) void sum_many(const Row *rows, int64_t count, int64_t begin, int64_t length, L *__restrict out) {
+    constexpr int64_t BLOCK = 1024;
+    L rest[BLOCK];
+    if (count == 0) return void(std::fill_n(out, length, L(0)));
+    int64_t half = 8;
+    while (2 * half < count) half *= 2;
+    for (int64_t at = 0; at < length; at += BLOCK) {
+        const int64_t n = std::min(BLOCK, length - at);
+        for (int64_t from : {int64_t(0), half})
+            sum_rows<L, T>(rows + from, from ? count - half : half, begin + at, n, from ? rest : out + at);
+        const Row row = {reinterpret_cast<const char *>(rest), 0};
+        sum_few<L, 1, L, true>(&row, 0, n, out + at);
     }
 }
 
-template <class L, class T, int few = 1>
-void sum_rows(const Row *rows, int64_t count, int64_t length, L *__restrict out) {
-    if constexpr (few > 9 || std::is_same_v<L, int32_t>) sum_many<L, T>(rows, count, length, out);
-    else if (count == few) sum_few<L, few, T>(rows, 0, length, out);
-    else sum_rows<L, T, few + 1>(rows, count, length, out);
+template <class L, class T, int few>
+__attribute__((always_inline)) inline void sum_rows(const Row *rows, int64_t count, int64_t begin, int64_t length, L *__restrict out) {
+    if constexpr (few > 9) sum_many<L, T>(rows, count, begin, length, out);
+    else if (count == few) sum_few<L, few, T>(rows, begin, length, out);
+    else sum_rows<L, T, few + 1>(rows, count, begin, length, out);
 }
 
 // The sum of a vector, and of a few elements, which are used up: trees.
@@ -168,8 +135,8 @@ inline L sum_of(const Lanes<L, n> &vector) {
         return sum_of<L, n / 2>(halves[0] + halves[1]);
     }
 }
-template <class S>
-inline S sum_of(S *elements, int64_t count) {
+template <class L>
+inline L sum_of(L *elements, int64_t count) {
     for (int64_t half; count > 1; count = half) {
         half = (count + 1) / 2;
         for (int64_t i = 0; i < count - half; ++i) elements[i] += elements[half + i];
@@ -187,12 +154,12 @@ inline Vector<L> load_last(const T *end, int64_t count) {
     return lane < Integer(n - count) ? Vector<L>{} : load<L>(end - n);
 }
 
-// The sum of contiguous elements: long sums of trees of eight vectors, and what is left of those as trees.
+// The sum of contiguous elements: a tree of vectors, of which those of 1, 2, 4, ... eights that wait for as many more are kept.
 template <class L, class T>
 L sum_elements(const T *elements, int64_t count) {
     constexpr int64_t n = LANES<L>;
-    L part[n];
     if (count < n) {
+        L part[n];
         for (int64_t i = 0; i < count; ++i) {
             part[i] = L(widen(elements[i]));
             __asm__("");  // no vectors of these few
@@ -206,25 +173,29 @@ L sum_elements(const T *elements, int64_t count) {
         count -= k * n;
         return tree<Vector<L>, L, 0, k>(each, 0);
     };
-    Long<L> sum = Long<L>();
-    if (count >= 8 * n) {
-        Long<L> sums[n] = {};
-        const auto add = [&](Vector<L> vector) {
-            std::memcpy(part, &vector, sizeof(vector));
-            VECTORIZE
-            for (int64_t i = 0; i < n; ++i) sums[i] += part[i];
-        };
-        while (count >= 8 * n) add(take(Count<8>()));
-        if constexpr (std::is_same_v<L, float>) sum = sum_of<double, n>(vector_at<Lanes<double, n>>(sums));
-        else sum = sum_of(sums, n);
+    Vector<L> kept[60], sum = {};
+    int64_t eights = 0;
+    for (; count >= 8 * n; ++eights) {
+        Vector<L> eight = take(Count<8>());
+        int level = 0;
+        for (; eights >> level & 1; ++level) eight += kept[level];
+        kept[level] = eight;
     }
-    Vector<L> few = {};
-    if (count >= 4 * n) few += take(Count<4>());
-    if (count >= 2 * n) few += take(Count<2>());
-    if (count >= n) few += take(Count<1>());
-    if (count > 0) few += load_last<L>(elements + count, count);
-    sum += sum_of<L, n>(few);
-    return L(sum);
+    if (count > 0 && count % n) sum = load_last<L>(elements + count, count % n);
+    if (count >= 4 * n) sum += take(Count<4>());
+    if (count >= 2 * n) sum += take(Count<2>());
+    if (count >= n) sum += take(Count<1>());
+    for (int level = 0; eights >> level; ++level)
+        if (eights >> level & 1) sum += kept[level];
+    return sum_of<L, n>(sum);
+}
+// And of elements that lie a step apart.
+template <class L>
+L sum_apart(const L *elements, int64_t count, int64_t step) {
+    if (count > 8) return L(sum_apart(elements, count / 2, step) + sum_apart(elements + count / 2 * step, count - count / 2, step));
+    L even = 0, odd = 0;
+    for (int64_t t = 0; t + 1 < count; t += 2) even += elements[t * step], odd += elements[(t + 1) * step];
+    return L((count & 1 ? even + elements[(count - 1) * step] : even) + odd);
 }
 
 template <class L>
@@ -247,13 +218,7 @@ void sum_windows(const L *row, int64_t origin, const Span *windows, int64_t outp
     for (int64_t o = 0; o < outputs; ++o) {
         const L *const first = row + (windows[o].begin - origin);
         const int64_t count = windows[o].count;
-        if (count == 1) out[o] = *first;
-        else if (step == 1 && count >= 8) out[o] = sum_elements<L>(first, count);
-        else {
-            Long<L> sum = Long<L>();
-            for (int64_t t = 0; t < count; ++t) sum += first[t * step];
-            out[o] = L(sum);
-        }
+        out[o] = step == 1 && count >= 8 ? sum_elements<L>(first, count) : sum_apart(first, count, step);
         if (windows[o].alike < 8) continue;
         const int64_t alike = std::min(windows[o].alike, outputs - o);
         std::fill_n(out + o, alike, out[o]);
@@ -270,7 +235,7 @@ struct Sums final : RowsOfValues<Sum<L>, SumOperations> {
         L *out = static_cast<L *>(to);
         for (int64_t t = 0; t < times.count; ++t, out += times.pitch) {
             times.advance(t, rows, count);
-            (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, length, out);
+            (are_values ? sum_rows<L, L> : sum_rows<L, T>)(rows, count, 0, length, out);
         }
     }
     void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
