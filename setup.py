@@ -34,7 +34,7 @@ def libraries() -> list[Extension]:
     # The machine, not sysconfig's platform: a Python for both of a Mac's processors says "universal2".
     machine = named.split("-")[-1] or platform.machine()
     levels = X86_LEVELS if machine.lower() in ("x86_64", "amd64") else {"default": []}
-    depends = ["kernels/pooling.h", "kernels/sums.h"]
+    depends = ["kernels/pooling.h", "kernels/rows.h"]
     return [
         Extension(
             f"torch_dmlpool.kernels.cpu_{level}",

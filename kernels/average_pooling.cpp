@@ -2,7 +2,7 @@
 //
 // Drivers find the elements that windows read; operations on rows of one data type add them, and a finish makes results.
 
-#include "sums.h"
+#include "rows.h"
 
 #include <cmath>
 #include <memory>
@@ -132,7 +132,7 @@ struct Divide final : Finish {
 };
 
 struct Pooling {
-    const SumOperations &op;
+    const RowOperations &op;
     const Finish &finish;
     const char *input;
     char *output;
@@ -162,13 +162,19 @@ void Pooling::pool_planes() const {
         std::vector<char> folded((together + 1) * pitch), made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
         char *const out = output + begin * lanes * finish.result_size;
         char *const results = parts > 1 ? of_parts.data() + begin * pitch : is_in_place ? out : made.data();
-        if (lanes == 1 && parts == 1) op.sum_runs(input + begin * size * element, size, end - begin, results);
+        if (lanes == 1 && parts == 1) {
+            std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
+            for (int64_t k = 0; k < int64_t(some.size()); ++k) some[k].begin = k * size;
+            for (int64_t k = begin; k < end; k += 64)
+                op.reduce_windows(false, {input + k * size * element, 0}, 0, some.data(), std::min<int64_t>(64, end - k), 1, results + (k - begin) * pitch);
+        }
         for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
             const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from);
             const char *const elements = input + (plane * size + from) * lanes * element;
             char *const result = results + (number - begin) * pitch;
             const int64_t rest = count % together;
-            if (lanes == 1) op.sum_runs(elements, count, 1, result);
+            const Span whole = {0, count, 0, 1, 0};
+            if (lanes == 1) op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result);
             else if (together == 1) sum(false, elements, count, 1, result);
             else {
                 sum(false, elements, count / together, together, folded.data());
@@ -205,12 +211,12 @@ void Pooling::pool() const {
 
 // Float data types by their numbers in backends/cpu.py.
 template <class U>
-const SumOperations &float_sums() {
-    static const Sums<Wide<U>, U> operations;
+const RowOperations &float_sums() {
+    static const Rows<Sum<Wide<U>, U>> operations({});
     return operations;
 }
 struct Kernels {
-    const SumOperations &sums;
+    const RowOperations &sums;
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns, void *to);
 };
 Kernels kernels_of(int type) {
@@ -229,7 +235,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         Row first = {arriving + row * n * element, 0};
         kernels.sums.combine(false, &first, 1, count, values);
     };
-    const auto spread = [&](const SumOperations &op, const char *shares, int64_t divisor) {
+    const auto spread = [&](const RowOperations &op, const char *shares, int64_t divisor) {
         const Geometry adjoint = g.adjoint(divisor);
         const Divide by(adjoint, value, element, kernels.divide);
         Pooling{op, by, shares, gradient, adjoint}.pool();
@@ -329,8 +335,8 @@ struct Requantization {
     // Whole blocks, the last of which may begin inside the one before.
     template <bool by_integers, class L>
     void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside, int64_t divisor, Columns columns, uint8_t *to) const {
-        using Reals = Lanes<float, BLOCK>;
-        using Integers = Lanes<int32_t, BLOCK>;
+        using Reals = Vector<float, BLOCK>;
+        using Integers = Vector<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
         constexpr int64_t TOGETHER = 8;
         const int32_t *const zeros = output_zeros.data() + channel, *const input_zero = input_zeros.data() + channel;
@@ -346,27 +352,22 @@ struct Requantization {
             for (int64_t k = 0; k < blocks; ++k) {
                 const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
                 if (of_channels) {
-                    const auto zero = vector_at<Integers>(zeros + i);
-                    factor = vector_at<Reals>(factors + i) * inverse, added = zero - bits_as<int32_t>(WHOLE);
-                    subtracted = vector_at<Integers>(input_zero + i) * taken;
+                    const auto zero = read<Integers>(zeros + i);
+                    factor = read<Reals>(factors + i) * inverse, added = zero - bits_as<int32_t>(WHOLE);
+                    subtracted = read<Integers>(input_zero + i) * taken;
                     floor = least - __builtin_convertvector(zero, Reals), ceiling = floor + (most - least);
                 }
                 if (columns.read) {
-                    factor = vector_at<Reals>(columns.inverses + i) * (factors[0] * inverse);
-                    subtracted = vector_at<Integers>(columns.read + i) * (taken * input_zero[0]);
+                    factor = read<Reals>(columns.inverses + i) * (factors[0] * inverse);
+                    subtracted = read<Integers>(columns.read + i) * (taken * input_zero[0]);
                 }
-                Integers from;
-#ifdef HAS_HALVES
-                if constexpr (sizeof(L) == 2) from = Integers(integers(vector_at<Halves>(sums + i)));
-                else
-#endif
-                    from = __builtin_convertvector(vector_at<Lanes<L, BLOCK>>(sums + i), Integers);
+                const Integers from = converted<int32_t, BLOCK, L>(read<Vector<L, BLOCK>>(sums + i));
                 Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
                 real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
                 const Reals on_grid = real + GRID, shifted = on_grid + (WHOLE - GRID);
                 // AVX2 has no narrowing to a fourth: in one step it takes 1.1 to 1.2 times as long.
-                using Words = Lanes<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
-                const auto bytes = __builtin_convertvector(__builtin_convertvector(Integers(shifted) + added, Words), Lanes<uint8_t, BLOCK>);
+                using Words = Vector<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
+                const auto bytes = __builtin_convertvector(__builtin_convertvector(Integers(shifted) + added, Words), Vector<uint8_t, BLOCK>);
                 std::memcpy(to + i, &bytes, sizeof(bytes));
                 if constexpr (by_integers) {
                     near[k] = on_grid - GRID;
@@ -374,7 +375,8 @@ struct Requantization {
                     halves[k] = Integers(rest * rest == .25f), any |= halves[k];
                 }
             }
-            if (!by_integers || sum_of<int32_t, BLOCK>(any) == 0) continue;
+            const Integers none = {};
+            if (!by_integers || std::memcmp(&any, &none, sizeof(any)) == 0) continue;
             for (int64_t at = 0; at < blocks * BLOCK; ++at) {
                 const int64_t k = at / BLOCK, lane = at % BLOCK, i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
                 if (!halves[k][lane]) continue;
@@ -472,9 +474,9 @@ void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void
     for (int a = 0; a < 3; ++a) most *= double(g.most(a));
     const auto pool = [&](auto sum) {
         using L = decltype(sum);
-        const Sums<L, int8_t> of_signed;
-        const Sums<L, uint8_t> of_unsigned;
-        const SumOperations &op = is_signed ? static_cast<const SumOperations &>(of_signed) : of_unsigned;
+        const Rows<Sum<L, int8_t>> of_signed({});
+        const Rows<Sum<L, uint8_t>> of_unsigned({});
+        const RowOperations &op = is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
         const Requantize requantize(g, *q, sizeof(L));
         Pooling{op, requantize, static_cast<const char *>(input), static_cast<char *>(output), g}.pool();
     };

@@ -1,6 +1,6 @@
 // Max pooling on the CPU: values, winning taps or indices, the gradient that flows to the winners, and unpooling.
 
-#include "sums.h"
+#include "rows.h"
 
 #include <cmath>
 
@@ -15,18 +15,13 @@ constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
-// Without overflow, in lanes of the integer's own width.
-template <class S>
-inline S difference(S first, S second) {
-    using U = std::conditional_t<sizeof(S) == 8, uint64_t, uint32_t>;
-    return S(U(first) - U(second));
-}
-
 // Maxima alone: float32 and float64 as they are, others as integers, NaNs of half precision above infinity.
 template <class S>
 struct Max {
     using Value = S;
-    static constexpr bool takes_twice = true, has_numbers = false;
+    using Element = S;
+    static constexpr bool takes_twice = true, has_numbers = false, has_keys = !std::is_floating_point_v<S>;
+    static constexpr int64_t lanes = LANES<S>, few = 9;
     S number_bits = 0, offset = 0;
 
     Max() = default;
@@ -39,25 +34,35 @@ struct Max {
     static constexpr S identity() {
         return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity() : std::numeric_limits<S>::lowest();
     }
-    static S of(S first, S second) {
-        const S larger = second > first ? second : first;  // the first where either is NaN
-        if constexpr (std::is_floating_point_v<S>) {
+    template <class V>
+    static V of(V first, V second) {
+        V larger = second > first ? second : first;  // the first where either is NaN
+        if constexpr (std::is_same_v<V, S> && std::is_floating_point_v<S>) {
             using Bits = IntegerOf<S>;
-            return bits_as<S>(Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
+            larger = bits_as<S>(Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
+        } else if constexpr (std::is_floating_point_v<S>) {
+            const auto is_nan = second != second;
+            larger = V(decltype(is_nan)(larger) | is_nan);
         }
         return larger;
     }
-    static S later(S value, int64_t) { return value; }
-    S load(S element, int64_t) const {
-        if constexpr (std::is_floating_point_v<S>) return element;
-        else return difference(flipped(element), offset);
+    template <class V>
+    static V later(V values, int64_t) {
+        return values;
+    }
+    template <int64_t n>
+    Block<S, n> load(const S *from, int64_t) const {
+        const auto element = read<Vector<S, n>>(from);
+        if constexpr (std::is_floating_point_v<S>) return {{element}};
+        else return {{difference<S, n>(flipped(element), Vector<S, n>{} + offset)}};
     }
     S store(S value) const {
         if constexpr (std::is_floating_point_v<S>) return value;
-        else return flipped(difference(value, difference(S(0), offset)));
+        else return flipped(difference<S, 1>(value, difference<S, 1>(0, offset)));
     }
-    S flipped(S value) const {
-        if constexpr (sizeof(S) == 2) return S(value ^ (value >> 15 & number_bits));
+    template <class V>
+    V flipped(V value) const {
+        if constexpr (sizeof(S) == 2) return V(value ^ (value >> 15 & number_bits));
         else return value;
     }
 };
@@ -82,7 +87,9 @@ struct Values final : Finish {
 template <class S, class P>
 struct Winner {
     using Value = P;
-    static constexpr bool takes_twice = true, has_numbers = true;
+    using Element = S;
+    static constexpr bool takes_twice = true, has_numbers = true, has_keys = true;
+    static constexpr int64_t lanes = LANES<S>, few = 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
     static constexpr P FIRST = (P(1) << SHIFT) - 1, HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
     S negative = LOWEST<S>, infinity = HIGHEST<S>, flip = 0;  // numbers below `negative` count down, without their sign
@@ -94,40 +101,63 @@ struct Winner {
     static constexpr P identity() {
         return P(LOWEST<S>) * (P(1) << SHIFT) + HALF - 1;
     }
-    static P of(P first, P second) { return second > first ? second : first; }
-    static P later(P value, int64_t number) { return value - P(number); }
-    S key(S element) const {
-        const S number = element < negative ? difference(LOWEST<S>, element) : element;
-        return (element & HIGHEST<S>) > infinity ? HIGHEST<S> : S(number ^ flip);
+    static bool is_plain() { return false; }
+    template <class V>
+    static V of(V first, V second) {
+        return second > first ? second : first;
+    }
+    template <class V>
+    static V later(V values, int64_t number) {
+        return values - P(number);
+    }
+    template <int64_t n>
+    Vector<S, n> key(Vector<S, n> element) const {
+        const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
+        return (element & highest) > infinity ? highest : turned<n>(element);
+    }
+    // Elements into keys, and back.
+    template <int64_t n>
+    Vector<S, n> turned(Vector<S, n> element) const {
+        return (element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element) : element) ^ flip;
     }
     static P of_key(S key, int64_t number) { return P(key) * (P(1) << SHIFT) + (FIRST - P(number)); }
-    P load(S element, int64_t number) const { return of_key(key(element), number); }
-    S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
-    S value(P winner) const { return value_of_key(std::max(S(winner >> SHIFT), lowest())); }
-    S value_of_key(S key) const {
-        return S((key < negative ? difference(LOWEST<S>, key) : key) ^ flip);
+    template <int64_t n>
+    Block<P, n> load(const S *from, int64_t number) const {
+        const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
+        using B = Block<P, n>;
+        if constexpr (n == 1) return {{of_key(keys, number)}};
+        else {
+            B result;
+            Vector<S, B::WIDTH> parts[B::COUNT];
+            std::memcpy(parts, &keys, sizeof(keys));
+#pragma GCC unroll 8
+            for (int64_t k = 0; k < B::COUNT; ++k) result.part[k] = converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) + (FIRST - P(number));
+            return result;
+        }
     }
+    S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
+    S value(P winner) const { return turned<1>(std::max(S(winner >> SHIFT), lowest())); }
     // Its number, -1 where there was no element.
     static int64_t number(P winner) { return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1; }
     // That of contiguous elements: each lane has its best key and in which vector that was.
-    P winner(const S *__restrict row, int64_t count) const {
-        constexpr int64_t LANES = 128 / sizeof(S);
+    P winner(const char *from, int64_t count) const {
+        constexpr int64_t n = LANES<S>;
+        using V = Vector<S, n>;
+        const S *const row = reinterpret_cast<const S *>(from);
         const Winner op = *this;
         P result = identity();
         int64_t at = 0;
-        while (count - at >= LANES) {  // as many vectors as their type has numbers
+        while (count - at >= n) {  // as many vectors as their type has numbers
             const int64_t first = at;
-            S best[LANES], vector[LANES] = {};
-            std::fill_n(best, LANES, LOWEST<S>);
-            for (S number = 0; count - at >= LANES && number < HIGHEST<S>; at += LANES, ++number)
-                for (int64_t i = 0; i < LANES; ++i) {
-                    const S challenger = op.key(row[at + i]);
-                    vector[i] = challenger > best[i] ? number : vector[i];
-                    best[i] = challenger > best[i] ? challenger : best[i];
-                }
-            for (int64_t i = 0; i < LANES; ++i) result = of(result, of_key(best[i], first + vector[i] * LANES + i));
+            V best = V{} + LOWEST<S>, vector = {};
+            for (S number = 0; count - at >= n && number < HIGHEST<S>; at += n, ++number) {
+                const V challenger = op.template key<n>(read<V>(row + at));
+                vector = challenger > best ? V{} + number : vector;
+                best = challenger > best ? challenger : best;
+            }
+            for (int64_t i = 0; i < n; ++i) result = of(result, of_key(best[i], first + int64_t(vector[i]) * n + i));
         }
-        for (; at < count; ++at) result = of(result, load(row[at], at));
+        for (; at < count; ++at) result = of(result, op.template load<1>(row + at, at).part[0]);
         return result;
     }
 };
@@ -272,8 +302,8 @@ __attribute__((noinline)) bool suits_lanes(const Numbers &numbers, int size) {
 template <class E, class S, class P>
 struct Lane final : WindowOperations {
     static constexpr int64_t n = LANES<S>;
-    using V = Lanes<E, n>;
-    using N = Lanes<S, n>;
+    using V = Vector<E, n>;
+    using N = Vector<S, n>;
     const Winner<S, P> op;
     const int none;
     const bool has_values;
@@ -283,13 +313,9 @@ struct Lane final : WindowOperations {
         writes_results = true, is_separable = false;
     }
 
-    N turned(N element) const {
-        using U = Lanes<std::make_unsigned_t<S>, n>;
-        return (element < op.negative ? N(U(N{} + LOWEST<S>) - U(element)) : element) ^ op.flip;
-    }
     V load(const Row &tap, int64_t at) const {
-        const V element = vector_at<V>(tap.from + at * sizeof(E));
-        if constexpr (std::is_same_v<E, S>) return (element & HIGHEST<S>) > op.infinity ? N{} + HIGHEST<S> : turned(element);
+        const V element = read<V>(tap.from + at * sizeof(E));
+        if constexpr (std::is_same_v<E, S>) return op.template key<n>(element);
         else return element;
     }
     // So many vectors of lanes from `at` on.
@@ -313,7 +339,7 @@ struct Lane final : WindowOperations {
         }
 #pragma GCC unroll 8
         for (int v = 0; values != nullptr && v < vectors; ++v) {
-            if constexpr (std::is_same_v<E, S>) best[v] = turned(best[v]);
+            if constexpr (std::is_same_v<E, S>) best[v] = op.template turned<n>(best[v]);
             std::memcpy(values + at + v * n, &best[v], sizeof(V));
         }
         std::memcpy(winning + at, which, sizeof(which));
@@ -326,7 +352,7 @@ struct Lane final : WindowOperations {
         for (; count > 0 && at < lanes; at += n) compare_at<1>(taps, count, std::min(at, lanes - n), values, which);
         if (count > 0) return;
         std::fill_n(which, lanes, S(none));
-        if (has_values) std::fill_n(reinterpret_cast<S *>(result), lanes, op.value_of_key(op.lowest()));
+        if (has_values) std::fill_n(reinterpret_cast<S *>(result), lanes, op.template turned<1>(op.lowest()));
     }
 };
 
@@ -359,11 +385,11 @@ struct LaneGradient final : WindowOperations {
         constexpr int64_t n = LANES<L>;
         for (int64_t begin = 0; begin < lanes; begin += n) {
             const int64_t at = std::min(begin, lanes - n);
-            Vector<L> sum = {};
+            Vector<L, n> sum = {};
             for (int64_t k = 0; k < count; ++k) {
                 const T *const from = elements<T>(windows[k]);
-                const auto winner = load<Integer>(winners + (from - reinterpret_cast<const T *>(arriving)) + at);
-                sum += winner == Integer(windows[k].number) ? load<L>(from + at) : Vector<L>{};
+                const auto winner = load<Integer, n>(winners + (from - reinterpret_cast<const T *>(arriving)) + at);
+                sum += winner == Integer(windows[k].number) ? load<L, n>(from + at) : Vector<L, n>{};
             }
             std::memcpy(made + at * sizeof(L), &sum, sizeof(sum));
         }
@@ -407,10 +433,10 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
                 for (int64_t oh = low[1]; oh < high[1]; ++oh) {
                     const int64_t row = ((plane * d.outputs + od) * h.outputs + oh) * p.output_row();
                     const void *const which = static_cast<const char *>(numbers) + row * bytes;
-                    const Row shares = {static_cast<const char *>(arriving) + row * int64_t(sizeof(T)), 0};
+                    Row shares = {static_cast<const char *>(arriving) + row * int64_t(sizeof(T)), 0};
                     const L *const from = is_direct ? elements<L>(shares) : loaded.data();
                     if constexpr (is_direct) prefetch(from + 4 * p.output_row(), p.output_row());
-                    else sum_few<L, 1, T>(&shares, 0, p.output_row(), loaded.data());
+                    else Rows<Sum<L, T>>({}).combine(false, &shares, 1, p.output_row(), loaded.data(), {});
                     places.each(which, bytes, od, oh, low[2] * p.lanes, high[2] * p.lanes, [=](int64_t i, int64_t place) {
                         const int64_t at = place - start * slab;
                         if (uint64_t(at) < uint64_t(size)) sum[at] += from[i];
@@ -492,7 +518,7 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>, S>(op, op.is_plain()), Values<S>(op), input, output, {*p, {}});
+        pool(Rows<Max<S>>(op), Values<S>(op), input, output, {*p, {}});
     };
     if (winners != nullptr) {
         const Numbers numbers(*p, winners);
@@ -505,7 +531,7 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
                 const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
                 return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {*p, {}});
             }
-            pool(Rows<Winner<S, P>, S>(op, false, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, {*p, {}});
+            pool(Rows<Winner<S, P>>(op, numbers.units), Winners<S, P>(numbers, op, output != nullptr), input, to, {*p, {}});
         };
         if (p->type == 0) pool_as(float(), int32_t(), int64_t());
         else if (data_type.bytes == 1) pool_as(int8_t(), int8_t(), int32_t());

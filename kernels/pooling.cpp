@@ -399,7 +399,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             int64_t count = find_rows(op, p, input, plane, windows.at(0, od), windows.at(1, oh), 0, rows.data()), low = 0, high = 0;
             // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the time, 32/32 on 256x256 .8.
             if (lanes == 1 && count > 1 && h.window > 0) prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
-            const bool are_shared = lanes == 1 ? count != 1 || !op.reduces_elements : shares_columns;
+            const bool are_shared = lanes == 1 ? count != 1 : shares_columns;
             if (are_shared) {
                 low = w.size;
                 for (int64_t k = 0; k < outputs; k += of_w[k].alike)

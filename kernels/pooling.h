@@ -8,9 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #if defined(__linux__)
@@ -189,100 +187,6 @@ __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elemen
     }
 }
 
-// Vectors of the processor's width.
-
-#if defined(__AVX512F__)
-constexpr int64_t BYTES = 64;
-#elif defined(__AVX2__)
-constexpr int64_t BYTES = 32;
-#else
-constexpr int64_t BYTES = 16;
-#endif
-template <class L>
-constexpr int64_t LANES = BYTES / sizeof(L);
-template <class E, int64_t n>
-using Lanes __attribute__((vector_size(n * sizeof(E)))) = E;
-template <class L>
-using Vector = Lanes<L, LANES<L>>;
-
-// Calls act(i) for each i below `count`, in vectors of n, the last of which may begin inside the one before: as fast as
-// the compiler's own remainders, and the library is a twentieth smaller.
-template <int64_t n, int64_t least, class Act>
-inline void for_vectors(int64_t count, Act act) {
-    if constexpr (n / 4 >= least)
-        if (count < n) return for_vectors<n / 4, least>(count, act);
-    for (int64_t i = 0; count < n && i < count; ++i) {
-        act(i);
-        __asm__("");  // no vectors of these few
-    }
-    for (int64_t begin = 0; count >= n && begin < count; begin += n) {
-        const int64_t from = std::min(begin, count - n);
-        VECTORIZE
-        for (int64_t i = from; i < from + n; ++i) act(i);
-    }
-}
-
-template <class V>
-inline V vector_at(const void *from) {
-    V vector;
-    std::memcpy(&vector, from, sizeof(V));
-    return vector;
-}
-
-struct Half { uint16_t bits; };
-struct BFloat16 { uint16_t bits; };
-
-template <class To, class From>
-inline To bits_as(From from) {
-    static_assert(sizeof(To) == sizeof(From));
-    To to;
-    std::memcpy(&to, &from, sizeof(To));
-    return to;
-}
-
-// Elements as numbers to add and compare. Arithmetic on the bits, as compilers make no vectors of casts of _Float16.
-template <class T>
-inline T widen(T value) {
-    return value;
-}
-inline float widen(BFloat16 value) { return bits_as<float>(uint32_t(value.bits) << 16); }
-inline float widen(Half value) {
-    const int32_t bits = int32_t(uint32_t(int16_t(value.bits)) << 13 & 0x8fffe000);
-    const float scaled = bits_as<float>(bits) * 0x1p112f;
-    return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
-}
-
-template <class T>
-using Wide = decltype(widen(T()));
-
-// Rounds to nearest, ties to even.
-template <class T>
-inline T narrow(Wide<T> value) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-        const uint32_t bits = bits_as<uint32_t>(value);
-        return {uint16_t(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-    } else if constexpr (std::is_same_v<T, Half>) {
-        const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
-        const uint32_t normal = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
-        const uint32_t tiny = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;  // rounds to 2^-24
-        const uint32_t finite = magnitude < 0x38800000 ? tiny : normal;
-        const uint32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-        return {uint16_t((magnitude >= 0x477ff000 ? large : finite) | (bits >> 16 & 0x8000))};
-    } else
-        return value;
-}
-
-// By their numbers, those of DATA_TYPES in backends/cpu.py.
-struct DataType {
-    int bytes;
-    int64_t infinity;  // its bits, 0 for integers
-    bool is_unsigned;
-};
-constexpr DataType TYPES[] = {
-    {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false}, {2, 0x7c00, false}, {2, 0x7f80, false},
-    {1, 0, false}, {2, 0, false}, {4, 0, false}, {8, 0, false}, {1, 0, true}, {2, 0, true}, {4, 0, true}, {8, 0, true},
-};
-
 // Integers in memory of 1, 2, 4 or 8 bytes.
 template <class Act>
 void with_numbers(int bytes, Act act) {
@@ -313,7 +217,6 @@ struct Times {
 struct WindowOperations {
     int64_t element_size, value_size;  // bytes
     int64_t units[3], steps[3];        // of the numbers along each axis, from one that a window reads to the next
-    bool reduces_elements = true;      // not their values alone
     bool writes_results = false;       // beside what is made
     bool is_separable = true;          // what windows share can be combined first
 
@@ -349,156 +252,6 @@ struct RowOperations : WindowOperations {
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3], bool is_plain, bool takes_twice)
         : WindowOperations(element_size, value_size, units), is_plain(is_plain), takes_twice(takes_twice) {}
-};
-
-// They are made from an Op:
-//     Value, takes_twice, identity(), of(first, second), load(element, number), later(value, number)
-template <class T>
-inline const T *elements(const Row &row) {
-    return reinterpret_cast<const T *>(row.from);
-}
-
-template <class Op, class Base = RowOperations>
-struct RowsOfValues : Base {
-    using L = typename Op::Value;
-    const Op op;
-
-    RowsOfValues(const Op &op, int64_t element_size, bool is_plain, const int64_t (&units)[3] = {0, 0, 0})
-        : Base(element_size, sizeof(L), units, is_plain, Op::takes_twice), op(op) {}
-
-    void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
-        for (int64_t k = 0; k < places; ++k) std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
-    }
-    void add(const Row &values, int64_t length, void *into) const override {
-        const Op by = op;
-        const L *const from = elements<L>(values);
-        L *const to = static_cast<L *>(into);  // where windows double, what is read lies behind what is written
-        const int64_t number = values.number;
-        VECTORIZE
-        for (int64_t i = 0; i < length; ++i) to[i] = Op::of(to[i], by.later(from[i], number));
-    }
-    void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
-        const Op by = op;
-        const L *__restrict row = elements<L>({values, 0});
-        L *__restrict out = static_cast<L *>(to);
-        const auto first = [=](int64_t i) { return Op::of(row[2 * i], by.later(row[2 * i + 1], 1)); };
-        if (window == 2)
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = first(i);
-        else
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = Op::of(first(i), by.later(row[2 * i + 2], 2));
-    }
-};
-
-template <class Op, class T>
-struct Rows final : RowsOfValues<Op> {
-    using L = typename Op::Value;
-    using RowsOfValues<Op>::op;
-
-    Rows(const Op &op, bool is_plain, const int64_t (&units)[3] = {0, 0, 0}) : RowsOfValues<Op>(op, sizeof(T), is_plain, units) {}
-
-    void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *to, const Times &times) const override {
-        const auto load = [by = op](T element, int64_t number) { return by.load(element, number); };
-        const auto later = [by = op](L value, int64_t number) { return by.later(value, number); };
-        L *out = static_cast<L *>(to);
-        for (int64_t t = 0; t < times.count; ++t, out += times.pitch) {
-            times.advance(t, rows, count);
-            if (are_values || std::is_floating_point_v<T>) combine<L>(rows, count, length, out, later);
-            else combine<T>(rows, count, length, out, load);
-        }
-    }
-    template <class S, class Load>
-    static void combine(const Row *rows, int64_t count, int64_t length, L *__restrict out, Load load) {
-        if (count <= 4) return combine_few<S>(rows, count, false, length, out, load);
-        if (length * int64_t(sizeof(L)) <= 1024)
-            return combine_short<(std::is_floating_point_v<L> ? 256 : 64) / sizeof(L), S>(rows, count, length, out, load);
-        for (int64_t k = 0; k < count; k += 4) combine_few<S>(rows + k, std::min<int64_t>(4, count - k), k > 0, length, out, load);
-    }
-    // One to four rows, which come after what is there already where there is something.
-    template <class S, class Load>
-    static void combine_few(const Row *rows, int64_t count, bool are_more, int64_t length, L *__restrict out, Load load) {
-        const auto row = [&](int64_t k) {
-            k = k < count ? k : 0;
-            return [load, from = elements<S>(rows[k]), number = rows[k].number](int64_t i) { return load(from[i], number); };
-        };
-        const auto a = row(0), b = row(1), c = row(2), d = row(3);
-        const auto all = [=](int64_t i) { return Op::of(Op::of(a(i), b(i)), Op::of(c(i), d(i))); };
-        constexpr int64_t VECTOR = sizeof(L) <= 8 ? LANES<S> : 1;
-        constexpr int64_t LEAST = Op::has_numbers ? VECTOR : 16 / sizeof(S);  // what loads winners is large
-        const auto each = [=](auto value) { for_vectors<VECTOR, LEAST>(length, [=](int64_t i) { out[i] = value(i); }); };
-        if (are_more) for_vectors<VECTOR, VECTOR>(length, [=](int64_t i) { out[i] = Op::of(out[i], all(i)); });
-        else if (count == 1) for_vectors<VECTOR, VECTOR>(length, [=](int64_t i) { out[i] = a(i); });
-        else if (count == 2) each([=](int64_t i) { return Op::of(a(i), b(i)); });
-        else if (count == 3) each([=](int64_t i) { return Op::of(Op::of(a(i), b(i)), c(i)); });
-        else each(all);
-    }
-    // Rows of a few vectors, which stay in registers.
-    template <int64_t n, class S, class Load>
-    __attribute__((noinline)) static void combine_short(const Row *rows, int64_t count, int64_t length, L *__restrict out, Load load) {
-        constexpr bool are_pairs = std::is_floating_point_v<L>;  // comparisons of numbers wait for each other
-        constexpr int64_t FEWER = sizeof(L) <= 8 && n / 4 * sizeof(L) >= 16 ? n / 4 : 1;
-        if constexpr (n > 1)
-            if (length < n) return combine_short<FEWER, S>(rows, count, length, out, load);
-        for (int64_t begin = 0; begin < length; begin += n) {
-            const int64_t at = std::min(begin, length - n);
-            L total[n];
-            for (int64_t i = 0; i < n; ++i) total[i] = load(elements<S>(rows[0])[at + i], rows[0].number);
-            for (int64_t k = 1; k < count; k += are_pairs ? 2 : 1) {
-                const Row &a = rows[k], &b = rows[std::min(k + 1, count - 1)];
-                const S *const as = elements<S>(a) + at, *const bs = elements<S>(b) + at;
-                const auto value = [=](int64_t i) { return load(as[i], a.number); };
-                const auto pair = [=](int64_t i) { return Op::of(value(i), load(bs[i], b.number)); };
-                if constexpr (n == 1) __asm__("");  // no vectors of these few
-                for (int64_t i = 0; i < n; ++i)
-                    if constexpr (are_pairs) total[i] = Op::of(total[i], pair(i));
-                    else total[i] = Op::of(total[i], value(i));
-            }
-            for (int64_t i = 0; i < n; ++i) out[at + i] = total[i];
-        }
-    }
-
-    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {
-        for (int64_t o = 0; o < outputs; ++o) {
-            const int64_t count = windows[o].count, at = windows[o].begin - origin, unit = this->units[2];
-            const L *const values = elements<L>(row) + at;
-            const T *const from = elements<T>(row) + at;
-            L result = Op::identity();
-            if (step == 1 && count > 0) result = are_values ? reduced_values(values, count) : reduced_elements(from, count);
-            for (int64_t t = 0; step > 1 && t < count; ++t)
-                result = Op::of(result, op.later(are_values ? values[t * step] : op.load(from[t * step], 0), t * unit));
-            static_cast<L *>(made)[o] = count > 0 ? op.later(result, row.number + windows[o].tap * unit) : result;
-        }
-    }
-    L reduced_elements(const T *row, int64_t count) const {
-        if constexpr (Op::has_numbers) return op.winner(row, count);
-        else if constexpr (std::is_floating_point_v<T>) return reduced_values(row, count);
-        else return reduced(row, count, [by = op](T element, int64_t number) { return by.load(element, number); });
-    }
-    L reduced_values(const L *row, int64_t count) const {
-        return reduced(row, count, [by = op](L value, int64_t number) { return by.later(value, number); });
-    }
-    // In vectors of so many, the last of which may begin inside the one before.
-    template <int64_t n = 128 / sizeof(L), class S, class Load>
-    L reduced(const S *__restrict row, int64_t count, Load load) const {
-        constexpr int64_t FEWER = 32 / sizeof(L);
-        if constexpr (n > FEWER && FEWER > 1)
-            if (count < n) return reduced<FEWER>(row, count, load);
-        L total[n];
-        std::fill_n(total, n, Op::identity());
-        for (int64_t at = 0; count < n && at < count; ++at) {
-            total[0] = Op::of(total[0], load(row[at], at));
-            __asm__("");  // no vectors of these few
-        }
-        if (count < n) return total[0];
-        for (int64_t begin = 0; begin < count; begin += n) {
-            const int64_t at = std::min(begin, count - n);
-            for (int64_t i = 0; i < n; ++i) total[i] = Op::of(total[i], op.later(load(row[at + i], at), i));
-        }
-        for (int64_t half = n / 2; half > 0; half /= 2)
-            for (int64_t i = 0; i < half; ++i) total[i] = Op::of(total[i], total[i + half]);
-        return total[0];
-    }
 };
 
 // Makes results of values: so many, which begin at a lane of output o of a row.
