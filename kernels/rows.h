@@ -258,7 +258,7 @@ struct Rows final : RowOperations {
     // out = so many rows combined, from `begin` on, which come after what is there where that is added to. In blocks of n,
     // the last of which may begin inside the one before.
     template <bool are_values, int64_t count, bool adds = false, int64_t n = are_values ? LANES<L> : Op::lanes>
-    __attribute__((noinline)) void combine_few(const Row *given, int64_t begin, int64_t length, L *out) const {
+    void combine_few(const Row *given, int64_t begin, int64_t length, L *out) const {
         using B = Block<L, n>;
         constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
         if constexpr (n > 1)
@@ -289,7 +289,7 @@ struct Rows final : RowOperations {
     // Sums are trees again, of parts of rows.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin, int64_t length, L *out) const {
-        constexpr int64_t PART = 4096 / sizeof(L);
+        constexpr int64_t PART = 8192 / sizeof(L);
         L rest[PART];
         int64_t half = SEVERAL;
         if (count == 0) std::fill_n(out, length, Op::identity());
