@@ -297,9 +297,7 @@ struct RowPooling {
         const int64_t output_row = (b.plane * d.outputs + b.od + z) * h.outputs + row;
         char *const out = output + output_row * out_pitch + (b.ow * lanes + b.lane) * finish.result_size;
         const bool is_whole = b.lanes == lanes && b.outputs_w == w.outputs && made_row == w.outputs;
-        // Rows of many taps are made together and copied: 7/2 takes .91 of the time.
-        const bool are_rows = is_whole || rows == 1 || w.window <= 4 || is_wide_w;
-        const bool is_stored = finish.is_direct && starts == nullptr && b.lanes == lanes && are_rows;
+        const bool is_stored = finish.is_direct && starts == nullptr && b.lanes == lanes;
         char *const to = is_stored ? out : m.made;
         const int64_t to_pitch = is_stored ? p.output_row() : made_row * b.lanes;
         // Rows that lie one after the other are one.
@@ -413,13 +411,9 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 if (length) op.combine_window(false, rows.data(), count, length * lanes, staged.data(), nullptr);
                 rows.front() = {staged.data(), 0}, count = 1;
             }
-            if (lanes == 1) {
-                op.reduce_windows(are_shared, rows.front(), low, of_w, outputs, w.dilation, results);
-                if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs, results, out);
-                continue;
-            }
+            if (lanes == 1) op.reduce_windows(are_shared, rows.front(), low, of_w, outputs, w.dilation, results);
             const int64_t step = are_shared ? pitch : position;
-            for (int64_t k = 0, done = 0, taps = 0, alike; k < outputs; k += alike) {
+            for (int64_t k = 0, taps = 0, alike; lanes > 1 && k < outputs; k += alike) {
                 const Span &span = of_w[k], &last = of_w[std::max<int64_t>(0, k - 1)];
                 if (k > 0 && span.count == last.count && span.tap == last.tap) {
                     const int64_t moved = (span.begin - last.begin) * step;
@@ -437,11 +431,8 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 op.combine_window(are_shared, read.data(), taps, lanes, result, out + k * lanes * finish.result_size);
                 alike = std::min(span.alike, outputs - k);
                 for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
-                const int64_t ready = k + alike - done;  // that are finished while they are in the first-level cache
-                if (finish.is_direct || (ready * lanes < 512 && k + alike < outputs)) continue;
-                finish(plane, od, oh, o + done, 0, ready * lanes, results + done * pitch, out + done * lanes * finish.result_size);
-                done += ready;
             }
+            if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs * lanes, results, out);
         }
     });
 }

@@ -362,17 +362,19 @@ struct Rows final : RowOperations {
             if (count % n) result = lane < Integer(n - count % n) ? result : take(Count<1>());  // the last ones
             at = 0;
         }
-        for (; count - at >= 8 * n; ++eights) {
-            V eight = take(Count<8>());
-            int level = 0;
-            for (; eights >> level & 1; ++level) eight = Op::of(kept[level], eight);
-            kept[level] = eight;
+        if (count >= 4 * n) {
+            for (; count - at >= 8 * n; ++eights) {
+                V eight = take(Count<8>());
+                int level = 0;
+                for (; eights >> level & 1; ++level) eight = Op::of(kept[level], eight);
+                kept[level] = eight;
+            }
+            if (count - at >= 4 * n) result = Op::of(result, take(Count<4>()));
+            for (int level = 0; eights >> level; ++level)
+                if (eights >> level & 1) result = Op::of(result, kept[level]);
         }
-        if (count - at >= 4 * n) result = Op::of(result, take(Count<4>()));
         if (count - at >= 2 * n) result = Op::of(result, take(Count<2>()));
         if (count - at >= n) result = Op::of(result, take(Count<1>()));
-        for (int level = 0; eights >> level; ++level)
-            if (eights >> level & 1) result = Op::of(result, kept[level]);
         if constexpr (Op::has_numbers && n > 1) result -= lane;
         return folded(result);
     }

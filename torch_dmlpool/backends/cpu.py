@@ -27,7 +27,7 @@ DATA_TYPES = {dtype: number for number, dtype in enumerate((
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 ))}  # fmt: skip
-"""The numbers of the data types in kernels/pooling.h."""
+"""The numbers of the data types in kernels/rows.h."""
 QUANTIZED_TENSORS = [torch.quint8, torch.qint8] if hasattr(torch, "quint8") else []
 """Of quantized tensors, which are taken as they are: to take one apart and make one takes a third of a small call."""
 DATA_TYPES.update(zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False))
