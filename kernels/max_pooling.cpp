@@ -89,7 +89,7 @@ struct Winner {
     using Value = P;
     using Element = S;
     static constexpr bool takes_twice = true, has_numbers = true, has_keys = true;
-    static constexpr int64_t lanes = LANES<S>, few = 4;
+    static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>, few = 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
     static constexpr P FIRST = (P(1) << SHIFT) - 1, HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
     S negative = LOWEST<S>, infinity = HIGHEST<S>, flip = 0;  // numbers below `negative` count down, without their sign

@@ -1,7 +1,7 @@
-// What the CPU kernels share: geometry, threads, data types, and operations on rows.
+// What the CPU kernels share: geometry, threads, and how the drivers call operations on rows.
 //
 // A tensor is (planes, D, H, W, lanes): a contiguous one has N * C planes of one lane, a channels_last one N planes of C
-// lanes. All inner loops run over contiguous elements, so that the compiler makes vector instructions of them.
+// lanes. All inner loops run over contiguous elements, in vectors.
 #pragma once
 
 #include <algorithm>

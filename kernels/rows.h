@@ -184,7 +184,8 @@ struct Rows final : RowOperations {
     static constexpr bool are_plain = std::is_same_v<T, L> && !Op::has_keys;  // elements are values
     template <bool are_values>
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
-    static constexpr int64_t SEVERAL = Op::few < 8 ? 4 : 8;  // rows at once, of many
+    template <bool are_values>
+    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::few;  // rows at once: more values double
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -282,7 +283,7 @@ struct Rows final : RowOperations {
     }
     template <bool are_values, int64_t few = 1>
     __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t begin, int64_t length, L *out) const {
-        if constexpr (few > Op::few) combine_many<are_values>(rows, count, begin, length, out);
+        if constexpr (few > MOST<are_values>) combine_many<are_values>(rows, count, begin, length, out);
         else if (count == few) combine_few<are_values, few>(rows, begin, length, out);
         else combine_rows<are_values, few + 1>(rows, count, begin, length, out);
     }
@@ -291,6 +292,7 @@ struct Rows final : RowOperations {
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin, int64_t length, L *out) const {
         constexpr int64_t PART = 8192 / sizeof(L);
         L rest[PART];
+        constexpr int64_t SEVERAL = MOST<are_values> < 8 ? 4 : 8;
         int64_t half = SEVERAL;
         if (count == 0) std::fill_n(out, length, Op::identity());
         else if (Op::takes_twice) {
@@ -402,7 +404,7 @@ struct Sum {
     using Value = L;
     using Element = T;
     static constexpr bool takes_twice = false, has_numbers = false, has_keys = false;
-    static constexpr int64_t lanes = LANES<L>, few = 9;
+    static constexpr int64_t lanes = LANES<L>, few = sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;  // int32: of many taps
     static bool is_plain() { return std::is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
     template <class V>
