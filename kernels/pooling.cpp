@@ -235,7 +235,7 @@ struct RowPooling {
             } else if (op.is_plain && found == 1 && b.outputs_h == 1 && inside == w.span(b.outputs_w) * lanes && !is_wide_w) return latest;
             else
                 op.combine(false, m.rows, found, last_row + vectors * element <= end_of_input ? vectors : inside, into + before * value,
-                           {alike, h.stride * row_bytes, b.pitch, tile_w == w.outputs});
+                           {alike, h.stride * row_bytes, b.pitch, tile_w == w.outputs && p.is_large(element)});
         }
         return m.staged;
     }
@@ -370,8 +370,8 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const bool shares_columns = lanes * w.stride < 64 * w.extent() && most_rows >= 8 && op.is_separable;
     const bool is_table = !windows.spans[2].empty();
     // Of what the next window reads first: 2/2 takes half the time on memory and a tenth more in cache, 7/7 and bins a tenth
-    // more. Slowly, as Zen 4 drops what memory cannot follow: 2/2 takes .75 to .8 of the time.
-    const int64_t ahead = w.window > 0 && w.stride <= 4 && p.planes * p.plane() * element > 1 << 22 ? w.stride * position : 0;
+    // more.
+    const int64_t ahead = w.window > 0 && w.stride <= 4 && p.is_large(element) ? w.stride * position : 0;
     const bool is_in_place = finish.result_size == value && !op.writes_results;  // memory of results is fetched while windows are read
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
