@@ -162,7 +162,7 @@ void Pooling::pool_planes() const {
         std::vector<char> folded((together + 1) * pitch), made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
         char *const out = output + begin * lanes * finish.result_size;
         char *const results = parts > 1 ? of_parts.data() + begin * pitch : is_in_place ? out : made.data();
-        if (lanes == 1 && parts == 1) {
+        if (lanes == 1 && parts == 1) {  // many planes in a call: one in each takes 1.1 to 2.3 times as long
             std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
             for (int64_t k = 0; k < int64_t(some.size()); ++k) some[k].begin = k * size;
             for (int64_t k = begin; k < end; k += 64)
@@ -368,7 +368,7 @@ struct Requantization {
                 // AVX2 has no narrowing to a fourth: in one step it takes 1.1 to 1.2 times as long.
                 using Words = Vector<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
                 const auto bytes = __builtin_convertvector(__builtin_convertvector(Integers(shifted) + added, Words), Vector<uint8_t, BLOCK>);
-                std::memcpy(to + i, &bytes, sizeof(bytes));
+                write(bytes, to + i);
                 if constexpr (by_integers) {
                     near[k] = on_grid - GRID;
                     const Reals rest = near[k] - (shifted - WHOLE);

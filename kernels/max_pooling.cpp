@@ -340,7 +340,7 @@ struct Lane final : WindowOperations {
 #pragma GCC unroll 8
         for (int v = 0; values != nullptr && v < vectors; ++v) {
             if constexpr (std::is_same_v<E, S>) best[v] = op.template turned<n>(best[v]);
-            std::memcpy(values + at + v * n, &best[v], sizeof(V));
+            write(best[v], values + at + v * n);
         }
         std::memcpy(winning + at, which, sizeof(which));
     }
@@ -391,7 +391,7 @@ struct LaneGradient final : WindowOperations {
                 const auto winner = load<Integer, n>(winners + (from - reinterpret_cast<const T *>(arriving)) + at);
                 sum += winner == Integer(windows[k].number) ? load<L, n>(from + at) : Vector<L, n>{};
             }
-            std::memcpy(made + at * sizeof(L), &sum, sizeof(sum));
+            write(sum, made + at * sizeof(L));
         }
     }
 };
@@ -412,6 +412,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
         return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of({p, {}}));
     }
     const Taps places(p, p.lanes, 1);
+    const Rows<Sum<L, T>> as_they_are({});
     const Axis &d = p.d(), &h = p.h(), &w = p.w();
     const int64_t number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
     const Axis &parted = p.axes[number];
@@ -436,7 +437,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
                     Row shares = {static_cast<const char *>(arriving) + row * int64_t(sizeof(T)), 0};
                     const L *const from = is_direct ? elements<L>(shares) : loaded.data();
                     if constexpr (is_direct) prefetch(from + 4 * p.output_row(), p.output_row());
-                    else Rows<Sum<L, T>>({}).combine(false, &shares, 1, p.output_row(), loaded.data(), {});
+                    else as_they_are.combine(false, &shares, 1, p.output_row(), loaded.data(), {});
                     places.each(which, bytes, od, oh, low[2] * p.lanes, high[2] * p.lanes, [=](int64_t i, int64_t place) {
                         const int64_t at = place - start * slab;
                         if (uint64_t(at) < uint64_t(size)) sum[at] += from[i];

@@ -119,8 +119,8 @@ struct RowPooling {
     const int64_t tile_d = are_boxes ? tile_of(d, 1) : 1;
     const int64_t tile_h = are_boxes ? tile_of(h, lanes > 1 ? 1 : 64) : group;
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
-    // Scratch is written in whole vectors: of elements, where windows read few rows.
-    const int64_t vector = 64 / (op.takes_twice && most <= 4 ? element : value);
+    // Scratch is written in whole vectors: of elements, but of the wider ones that sums are.
+    const int64_t vector = 64 / (op.takes_twice ? element : value);
     const int64_t slice_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * block : 0, box_size = d.span(tile_d) * slice_size;
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
     const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();

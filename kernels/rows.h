@@ -185,7 +185,7 @@ struct Rows final : RowOperations {
     template <bool are_values>
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
     template <bool are_values>
-    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::few;  // rows at once: more values double
+    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::few;  // rows at once: wider windows of values double
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -452,10 +452,7 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
             count = std::min(BLOCK, rest);
             divide_all([&](int64_t i, L value) { block[i] = value; });
             int64_t i = 0;
-            for (; i + n <= count; i += n) {
-                const Halves halves = narrowed(read<Vector<L, n>>(block + i));
-                std::memcpy(out + i, &halves, sizeof(halves));
-            }
+            for (; i + n <= count; i += n) write(narrowed(read<Vector<L, n>>(block + i)), out + i);
             for (; i < count; ++i) out[i] = narrow<U>(block[i]);
         }
         return;
