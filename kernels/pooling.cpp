@@ -107,7 +107,7 @@ struct RowPooling {
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
     // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
     const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
-    const bool is_flat = d.window == 1 && d.stride == 1, is_wide_w = is_wide(op, lanes, w);
+    const bool is_wide_w = is_wide(op, lanes, w);
     const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / block : elements / lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
     const int64_t made_row = parts_of(w.span(tile_w), w.stride), made_pitch = made_row * block, pitch = made_pitch * w.stride;
@@ -116,12 +116,11 @@ struct RowPooling {
     const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
     const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
     const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value), group = std::clamp<int64_t>(together / pitch, 1, different);
-    const int64_t tile_d = are_boxes ? tile_of(d, 1) : 1;
     const int64_t tile_h = are_boxes ? tile_of(h, lanes > 1 ? 1 : 64) : group;
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, but of the wider ones that sums are.
     const int64_t vector = 64 / (op.takes_twice ? element : value);
-    const int64_t slice_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * block : 0, box_size = d.span(tile_d) * slice_size;
+    const int64_t box_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * block : 0;
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
     const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
@@ -133,7 +132,7 @@ struct RowPooling {
     }
 
     struct Block {
-        int64_t plane, lane, lanes, od, oh, ow, outputs_d, outputs_h, outputs_w;
+        int64_t plane, lane, lanes, od, oh, ow, outputs_h, outputs_w;
         // Along W they read from `first` on, of which `columns` from position `low` on lie inside the input.
         int64_t first, low, columns;
         int64_t pitch;  // of their rows of scratch
@@ -142,22 +141,22 @@ struct RowPooling {
         std::vector<Row> all_rows;
         std::vector<char> workspace;
         Row *rows, *parts, *of_h, *moved;
-        char *staged, *made, *scratch, *sums_of_rows, *box, *slices, *sums;
+        char *staged, *made, *scratch, *sums_of_rows, *box, *sums;
     };
 
     void pool() const {
-        const int64_t tiles_d = parts_of(d.outputs, tile_d), tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
+        const int64_t tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
         const int64_t blocks = parts_of(lanes, block);
         const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
-        const double cost = are_boxes ? 6. * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
-        parallel(p.planes * tiles_d * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
+        const double cost = are_boxes ? (4. + double(d.window)) * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
+        parallel(p.planes * d.outputs * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
             Memory memory = this->memory();
-            Digits<5> digits(begin, {blocks, tiles_w, tiles_h, tiles_d, p.planes});
+            Digits<5> digits(begin, {blocks, tiles_w, d.outputs, tiles_h, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
                 Block b;
                 b.plane = digits[4], b.lane = digits[0] * block, b.lanes = std::min(block, lanes - b.lane);
-                b.od = digits[3] * tile_d, b.oh = digits[2] * tile_h, b.ow = digits[1] * tile_w;
-                b.outputs_d = std::min(tile_d, d.outputs - b.od), b.outputs_h = std::min(tile_h, different - b.oh);
+                b.od = digits[2], b.oh = digits[3] * tile_h, b.ow = digits[1] * tile_w;
+                b.outputs_h = std::min(tile_h, different - b.oh);
                 b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
                 const int64_t last = b.first + w.span(b.outputs_w);
                 b.pitch = made_row * w.stride * b.lanes;
@@ -169,17 +168,16 @@ struct RowPooling {
     Memory memory() const {
         const int64_t size = group * pitch, staged = size + vector, sums_of_rows = is_wide_w && !op.takes_twice ? size : 0;
         const int64_t scratch = (lanes == 1 && w.stride > 1) || apart > 1 ? size : 0;
-        const int64_t slices = is_flat || !are_boxes ? 0 : tile_d * slice_size, sums = op.takes_twice ? 0 : box_size;
-        const int64_t taps = std::max({w.window, are_boxes ? h.window : 0, are_boxes ? d.window : 0});
+        const int64_t sums = op.takes_twice ? 0 : box_size, taps = std::max(w.window, are_boxes ? h.window : 0);
         constexpr int64_t ALIGNMENT = 64;  // 3/1 takes .92 of what 16 take
         Memory m;
         m.all_rows.resize(most + 3 * taps);
         m.rows = m.all_rows.data(), m.parts = m.rows + most, m.of_h = m.parts + taps, m.moved = m.of_h + taps;
-        m.workspace.resize((2 * staged + scratch + sums_of_rows + box_size + slices + sums) * value + ALIGNMENT);
+        m.workspace.resize((2 * staged + scratch + sums_of_rows + box_size + sums) * value + ALIGNMENT);
         m.staged = m.workspace.data() + (-reinterpret_cast<uintptr_t>(m.workspace.data()) & (ALIGNMENT - 1));
         m.made = m.staged + staged * value, m.scratch = m.made + staged * value;
         m.sums_of_rows = m.scratch + scratch * value, m.box = m.sums_of_rows + sums_of_rows * value;
-        m.slices = m.box + box_size * value, m.sums = m.slices + slices * value;
+        m.sums = m.box + box_size * value;
         return m;
     }
 
@@ -248,53 +246,47 @@ struct RowPooling {
         op.fill(m.staged + ((rows - 1) * b.pitch + before + inside) * value, b.pitch - before - inside, 0, 1);
     }
 
-    // A box of the input, pooled along D: slices of so many rows of `length` values.
-    char *pool_along_d(const Block &b, int64_t height, int64_t length, const Memory &m) const {
-        const int64_t depth = d.span(b.outputs_d), slice = height * length, top = h.first(b.oh);
-        for (int64_t z = 0; z < depth; ++z) {
-            const int64_t from_d = d.first(b.od) + z, inside = from_d >= 0 && from_d < d.size ? height : 0;
-            const int64_t y = std::clamp<int64_t>(-top, 0, inside), rows = std::clamp<int64_t>(h.size - top, y, inside) - y;
-            char *const to = m.box + z * slice * value;
-            op.fill(to, y * length, 0, 1), op.fill(to + (y + rows) * length * value, (height - y - rows) * length, 0, 1);
-            Row from = {input + (((b.plane * d.size + from_d) * h.size + top + y) * p.row() + b.low * lanes + b.lane) * element, 0};
-            if (length == p.row()) op.combine(false, &from, 1, rows * length, to + y * length * value);
-            else if (b.lanes == lanes) op.combine(false, &from, 1, length, to + y * length * value, {rows, row_bytes, length});
-            else
-                for (int64_t r = y; r < y + rows; ++r) {
-                    Row row = {from.from + (r - y) * row_bytes, 0};
-                    op.combine(false, &row, 1, b.lanes, to + r * length * value, {b.columns, lanes * element, b.lanes});
-                }
-        }
-        if (is_flat) return m.box;
-        const int64_t parts = find_parts(m.box, m.sums, slice, depth * slice, d, op.units[0], m.parts);
-        op.combine(true, m.parts, parts, slice, m.slices, {b.outputs_d, d.stride * slice * value, slice});
-        return m.slices;
+    // What the rows of a box read along D, combined: so many rows of `length` values.
+    void pool_along_d(const Block &b, int64_t height, int64_t length, const Memory &m) const {
+        const Span depth = windows.at(0, b.od);
+        const int64_t top = h.first(b.oh), inside = depth.count > 0 ? height : 0;
+        const int64_t y = std::clamp<int64_t>(-top, 0, inside), rows = std::clamp<int64_t>(h.size - top, y, inside) - y;
+        char *const to = m.box + y * length * value;
+        op.fill(m.box, y * length, 0, 1), op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
+        if (rows == 0) return;
+        const auto rows_from = [&](int64_t row, int64_t n, char *into, const Times &times) {
+            find_rows(op, p, input, b.plane, depth, {top + row, 1, 0, 1, 0}, b.low, m.rows);
+            for (int64_t t = 0; t < depth.count; ++t) m.rows[t].from += b.lane * element;
+            op.combine(false, m.rows, depth.count, n, into, times);
+        };
+        if (length == p.row()) rows_from(y, rows * length, to, {});
+        else if (b.lanes == lanes) rows_from(y, length, to, {rows, row_bytes, length});
+        else
+            for (int64_t r = 0; r < rows; ++r)
+                rows_from(y + r, b.lanes, to + r * length * value, {b.columns, lanes * element, b.lanes});
     }
 
     void pool_block(const Block &b, const Memory &m) const {
         const int64_t height = h.span(b.outputs_h), length = b.columns * b.lanes, step = h.stride * length * value;
-        char *const slices = are_boxes ? pool_along_d(b, height, length, m) : nullptr;
-        for (int64_t z = 0; z < b.outputs_d; ++z) {
-            char *const slice = slices + z * height * length * value;
-            const int64_t parts = are_boxes ? find_parts(slice, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
-            for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
-                rows = std::min(group, b.outputs_h - r);
-                const char *from = m.staged;
-                if (!are_boxes) from = combine_rows(b, m);
-                else {
-                    for (int64_t k = 0; k < parts; ++k) m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
-                    op.combine(true, m.moved, parts, length, m.staged + (b.low - b.first) * b.lanes * value, {rows, step, b.pitch});
-                }
-                if (from == m.staged) fill_margins(b, rows, m);
-                pool_along_w(b, z, r, rows, from, m);
+        if (are_boxes) pool_along_d(b, height, length, m);
+        const int64_t parts = are_boxes ? find_parts(m.box, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
+        for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
+            rows = std::min(group, b.outputs_h - r);
+            const char *from = m.staged;
+            if (!are_boxes) from = combine_rows(b, m);
+            else {
+                for (int64_t k = 0; k < parts; ++k) m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
+                op.combine(true, m.moved, parts, length, m.staged + (b.low - b.first) * b.lanes * value, {rows, step, b.pitch});
             }
+            if (from == m.staged) fill_margins(b, rows, m);
+            pool_along_w(b, r, rows, from, m);
         }
     }
 
-    // The outputs of so many rows of scratch, which are those of a block from (z, r) on.
-    void pool_along_w(const Block &b, int64_t z, int64_t r, int64_t rows, const char *from, const Memory &m) const {
+    // The outputs of so many rows of scratch, which are those of a block from row r on.
+    void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from, const Memory &m) const {
         const int64_t n = b.outputs_w * b.lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
-        const int64_t output_row = (b.plane * d.outputs + b.od + z) * h.outputs + row;
+        const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + row;
         char *const out = output + output_row * out_pitch + (b.ow * lanes + b.lane) * finish.result_size;
         const bool is_whole = b.lanes == lanes && b.outputs_w == w.outputs && made_row == w.outputs;
         const bool is_stored = finish.is_direct && starts == nullptr && b.lanes == lanes;
@@ -338,15 +330,15 @@ struct RowPooling {
         }
         if (is_stored) return;
         if (is_whole && finish.is_uniform && starts == nullptr)
-            return finish(b.plane, b.od + z, row, 0, 0, rows * n, to, out);
+            return finish(b.plane, b.od, row, 0, 0, rows * n, to, out);
         for (int64_t k = 0; k < rows; ++k) {
             const int64_t oh = starts ? starts[b.oh + k] : row + k;
             const char *const values = to + k * to_pitch * value;
             char *const results = out + (oh - row) * out_pitch;
-            if (b.lanes == lanes) finish(b.plane, b.od + z, oh, b.ow, 0, n, values, results);
+            if (b.lanes == lanes) finish(b.plane, b.od, oh, b.ow, 0, n, values, results);
             else
                 for (int64_t x = 0; x < b.outputs_w; ++x)
-                    finish(b.plane, b.od + z, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value,
+                    finish(b.plane, b.od, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value,
                            results + x * lanes * finish.result_size);
             for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1]; ++next)  // which read the same
                 std::memcpy(out + (next - row) * out_pitch, results, n * finish.result_size);
@@ -455,11 +447,10 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
     const auto pool_rows = [&](bool are_boxes) { RowPooling{op, finish, input, output, windows, are_boxes}.pool(); };
     if (windows.apart > 1) return pool_rows(false);
-    // A copy and each axis on its own, or all rows of a window at once: 3x3x3 takes .7 of the time, with indices .6.
-    const double copying = lanes > 1 && op.is_plain ? 3 : 2;
-    const double separate = (copying * double(d.stride) + double(d.window)) * double(h.stride) + double(h.window);
-    const bool has_wide_w = is_wide(op, lanes, w), has_wide_rows = is_wide(op, lanes, d) || is_wide(op, lanes, h);
-    if (!are_huge && (has_wide_rows || (lanes > 1 && has_wide_w) || separate < double(d.window * h.window))) return pool_rows(true);
+    // Rows along D and then along H, or all rows of a window at once: 3x3x3 takes .7 of the time, with indices .6.
+    const bool is_separate = double(d.window + 1) * double(h.stride) + double(h.window) < double(d.window * h.window);
+    const bool has_wide_w = is_wide(op, lanes, w);
+    if (!are_huge && (is_wide(op, lanes, h) || (lanes > 1 && has_wide_w) || is_separate)) return pool_rows(true);
     // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
     // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
