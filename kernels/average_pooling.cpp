@@ -122,7 +122,7 @@ struct Divide final : Finish {
         if (is_uniform || g.p.lanes > 1) return;
         for (const Span &span : g.spans[2]) columns.push_back(double(span.counted));
     }
-    void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t, int64_t count, const void *sums, void *to) const override {
+    void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t count, const void *sums, void *to) const override {
         if (columns.size()) return divide(sums, count, double(g.spans[0][d].counted * g.spans[1][h].counted), columns.data() + o, to);
         g.for_runs(o, count, [&](int64_t at, int64_t n, int64_t output) {
             divide(static_cast<const char *>(sums) + at * sum, n, double(g.divisor(d, h, output)), nullptr,
@@ -182,12 +182,12 @@ void Pooling::pool_planes() const {
                 sum(true, folded.data(), together + 1, 1, result);
             }
         }
-        if (parts == 1) finish(begin, 0, 0, 0, 0, (end - begin) * lanes, results, out);
+        if (parts == 1) finish(begin, 0, 0, 0, (end - begin) * lanes, results, out);
     });
     for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
         std::vector<char> made(pitch);
         sum(true, of_parts.data() + plane * parts * pitch, parts, 1, made.data());
-        finish(plane, 0, 0, 0, 0, lanes, made.data(), output + plane * lanes * finish.result_size);
+        finish(plane, 0, 0, 0, lanes, made.data(), output + plane * lanes * finish.result_size);
     }
 }
 
@@ -246,7 +246,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         parallel(rows, double(size * n), [&](int64_t begin, int64_t end) {
             std::vector<char> values((end - begin) * n * value), shares((end - begin) * n * element);
             load(begin, (end - begin) * n, values.data());
-            by(begin, 0, 0, 0, 0, (end - begin) * n, values.data(), shares.data());
+            by(begin, 0, 0, 0, (end - begin) * n, values.data(), shares.data());
             for (int64_t plane = begin; plane < end; ++plane) {
                 char *const out = gradient + plane * size * n * element;
                 std::memcpy(out, shares.data() + (plane - begin) * n * element, n * element);
@@ -264,7 +264,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
             for (int64_t row = begin; row < end; ++row) {
                 const char *from = arriving + row * n * element;
                 if (element != value) load(row, n, values.data()), from = values.data();
-                by(0, row / p.h().outputs % p.d().outputs, row % p.h().outputs, 0, 0, n, from, shares.get() + row * n * value);
+                by(0, row / p.h().outputs % p.d().outputs, row % p.h().outputs, 0, n, from, shares.get() + row * n * value);
             }
         });
         spread(again.sums, shares.get(), 1);
@@ -419,7 +419,7 @@ struct Requantize final : Finish {
             inverses.push_back(1 / float(counted[o]));
         }
     }
-    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t lane, int64_t count, const void *sums, void *to) const override {
+    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t count, const void *sums, void *to) const override {
         // Each of the channels of one window, or windows of one channel.
         const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.is_one_sum());
         const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count, rows_counted = g.spans[0][d].counted * g.spans[1][h].counted;
@@ -434,7 +434,7 @@ struct Requantize final : Finish {
         if (!read.empty()) return store(0, count, plane % by.channels, 1, 1, {inverses.data() + o, counted.data() + o, read.data() + o});
         g.for_runs(o, count, [&](int64_t from, int64_t length, int64_t output) {
             for (int64_t at = from, n; at < from + length; at += n) {
-                const int64_t channel = (g.p.lanes > 1 ? lane + at : plane + (is_lane ? at : 0)) % by.channels;
+                const int64_t channel = (g.p.lanes > 1 ? at : plane + (is_lane ? at : 0)) % by.channels;
                 n = is_lane ? std::min(from + length - at, by.channels - channel) : length;
                 store(at, n, channel, g.spans[2][output].count, g.spans[2][output].counted, {});
             }

@@ -102,15 +102,15 @@ struct RowPooling {
     const Problem &p = windows.p;
     const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
     const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
-    const int64_t lanes = p.lanes, block = are_boxes ? std::min<int64_t>(lanes, 64) : lanes;
+    const int64_t lanes = p.lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
     // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
     const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
     const bool is_wide_w = is_wide(op, lanes, w);
-    const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / block : elements / lanes / w.stride);
+    const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / lanes : elements / lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
-    const int64_t made_row = parts_of(w.span(tile_w), w.stride), made_pitch = made_row * block, pitch = made_pitch * w.stride;
+    const int64_t made_row = parts_of(w.span(tile_w), w.stride), pitch = made_row * w.stride * lanes;
     const std::vector<int64_t> distinct = windows.distinct(1);
     const Span *const heights = windows.spans[1].data();
     const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
@@ -120,7 +120,7 @@ struct RowPooling {
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, but of the wider ones that sums are.
     const int64_t vector = 64 / (op.takes_twice ? element : value);
-    const int64_t box_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * block : 0;
+    const int64_t box_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * lanes : 0;
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
     const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
@@ -128,14 +128,14 @@ struct RowPooling {
 
     // Outputs of a box along an axis: so many that boxes share little of what they read.
     static int64_t tile_of(const Axis &axis, int64_t least) {
-        return std::min(axis.outputs, std::max(least, 2 * axis.extent() / axis.stride));
+        const int64_t some = std::max(least, 2 * axis.extent() / axis.stride);
+        return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / some));
     }
 
     struct Block {
-        int64_t plane, lane, lanes, od, oh, ow, outputs_h, outputs_w;
+        int64_t plane, od, oh, ow, outputs_h, outputs_w;
         // Along W they read from `first` on, of which `columns` from position `low` on lie inside the input.
         int64_t first, low, columns;
-        int64_t pitch;  // of their rows of scratch
     };
     struct Memory {
         std::vector<Row> all_rows;
@@ -146,20 +146,17 @@ struct RowPooling {
 
     void pool() const {
         const int64_t tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
-        const int64_t blocks = parts_of(lanes, block);
         const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
         const double cost = are_boxes ? (4. + double(d.window)) * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
-        parallel(p.planes * d.outputs * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
+        parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
             Memory memory = this->memory();
-            Digits<5> digits(begin, {blocks, tiles_w, d.outputs, tiles_h, p.planes});
+            Digits<4> digits(begin, {tiles_w, d.outputs, tiles_h, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
                 Block b;
-                b.plane = digits[4], b.lane = digits[0] * block, b.lanes = std::min(block, lanes - b.lane);
-                b.od = digits[2], b.oh = digits[3] * tile_h, b.ow = digits[1] * tile_w;
+                b.plane = digits[3], b.od = digits[1], b.oh = digits[2] * tile_h, b.ow = digits[0] * tile_w;
                 b.outputs_h = std::min(tile_h, different - b.oh);
                 b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
                 const int64_t last = b.first + w.span(b.outputs_w);
-                b.pitch = made_row * w.stride * b.lanes;
                 b.low = std::clamp<int64_t>(0, b.first, last), b.columns = std::clamp<int64_t>(w.size, b.low, last) - b.low;
                 pool_block(b, memory);
             }
@@ -215,12 +212,12 @@ struct RowPooling {
         const char *const end_of_input = input + p.planes * p.plane() * element;
         const Span depth = windows.at(0, b.od);
         for (int64_t r = 0, alike; r < b.outputs_h; r += alike) {
-            char *const into = m.staged + r * b.pitch * value;
+            char *const into = m.staged + r * pitch * value;
             const int64_t row = starts ? starts[b.oh + r] : b.oh + r;
             alike = may_repeat && row >= inner_begin && row < inner_end ? std::min(b.outputs_h - r, inner_end - row) : 1;
             const int64_t found = find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
             if (found == 0) {
-                op.fill(into, alike * b.pitch, 0, 1);
+                op.fill(into, alike * pitch, 0, 1);
                 continue;
             }
             const char *const latest = m.rows[found - 1].from, *const last_row = latest + (alike - 1) * h.stride * row_bytes;
@@ -229,21 +226,21 @@ struct RowPooling {
                     prefetch(m.rows[t].from + inside * element, inside * element);
             if (apart > 1) {
                 op.combine(false, m.rows, found, count, m.scratch);
-                (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(m.scratch, count, apart, from * apart - b.first, into, b.pitch);
+                (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(m.scratch, count, apart, from * apart - b.first, into, pitch);
             } else if (op.is_plain && found == 1 && b.outputs_h == 1 && inside == w.span(b.outputs_w) * lanes && !is_wide_w) return latest;
             else
                 op.combine(false, m.rows, found, last_row + vectors * element <= end_of_input ? vectors : inside, into + before * value,
-                           {alike, h.stride * row_bytes, b.pitch, tile_w == w.outputs && p.is_large(element)});
+                           {alike, h.stride * row_bytes, pitch, tile_w == w.outputs && p.is_large(element)});
         }
         return m.staged;
     }
     // What follows a row goes on before the next one.
     void fill_margins(const Block &b, int64_t rows, const Memory &m) const {
-        const int64_t inside = b.columns * b.lanes, before = (b.low - b.first) * b.lanes;
-        if (inside == b.pitch || apart > 1) return;
+        const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes;
+        if (inside == pitch || apart > 1) return;
         op.fill(m.staged, before, 0, 1);
-        op.fill(m.staged + (before + inside) * value, b.pitch - inside, b.pitch, rows - 1);
-        op.fill(m.staged + ((rows - 1) * b.pitch + before + inside) * value, b.pitch - before - inside, 0, 1);
+        op.fill(m.staged + (before + inside) * value, pitch - inside, pitch, rows - 1);
+        op.fill(m.staged + ((rows - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
     }
 
     // What the rows of a box read along D, combined: so many rows of `length` values.
@@ -254,20 +251,13 @@ struct RowPooling {
         char *const to = m.box + y * length * value;
         op.fill(m.box, y * length, 0, 1), op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
         if (rows == 0) return;
-        const auto rows_from = [&](int64_t row, int64_t n, char *into, const Times &times) {
-            find_rows(op, p, input, b.plane, depth, {top + row, 1, 0, 1, 0}, b.low, m.rows);
-            for (int64_t t = 0; t < depth.count; ++t) m.rows[t].from += b.lane * element;
-            op.combine(false, m.rows, depth.count, n, into, times);
-        };
-        if (length == p.row()) rows_from(y, rows * length, to, {});
-        else if (b.lanes == lanes) rows_from(y, length, to, {rows, row_bytes, length});
-        else
-            for (int64_t r = 0; r < rows; ++r)
-                rows_from(y + r, b.lanes, to + r * length * value, {b.columns, lanes * element, b.lanes});
+        const int64_t found = find_rows(op, p, input, b.plane, depth, {top + y, 1, 0, 1, 0}, b.low, m.rows);
+        if (length == p.row()) op.combine(false, m.rows, found, rows * length, to);
+        else op.combine(false, m.rows, found, length, to, {rows, row_bytes, length});
     }
 
     void pool_block(const Block &b, const Memory &m) const {
-        const int64_t height = h.span(b.outputs_h), length = b.columns * b.lanes, step = h.stride * length * value;
+        const int64_t height = h.span(b.outputs_h), length = b.columns * lanes, step = h.stride * length * value;
         if (are_boxes) pool_along_d(b, height, length, m);
         const int64_t parts = are_boxes ? find_parts(m.box, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
@@ -276,7 +266,7 @@ struct RowPooling {
             if (!are_boxes) from = combine_rows(b, m);
             else {
                 for (int64_t k = 0; k < parts; ++k) m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
-                op.combine(true, m.moved, parts, length, m.staged + (b.low - b.first) * b.lanes * value, {rows, step, b.pitch});
+                op.combine(true, m.moved, parts, length, m.staged + (b.low - b.first) * lanes * value, {rows, step, pitch});
             }
             if (from == m.staged) fill_margins(b, rows, m);
             pool_along_w(b, r, rows, from, m);
@@ -285,28 +275,28 @@ struct RowPooling {
 
     // The outputs of so many rows of scratch, which are those of a block from row r on.
     void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from, const Memory &m) const {
-        const int64_t n = b.outputs_w * b.lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
+        const int64_t n = b.outputs_w * lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
         const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + row;
-        char *const out = output + output_row * out_pitch + (b.ow * lanes + b.lane) * finish.result_size;
-        const bool is_whole = b.lanes == lanes && b.outputs_w == w.outputs && made_row == w.outputs;
-        const bool is_stored = finish.is_direct && starts == nullptr && b.lanes == lanes;
+        char *const out = output + output_row * out_pitch + b.ow * lanes * finish.result_size;
+        const bool is_whole = b.outputs_w == w.outputs && made_row == w.outputs;
+        const bool is_stored = finish.is_direct && starts == nullptr;
         char *const to = is_stored ? out : m.made;
-        const int64_t to_pitch = is_stored ? p.output_row() : made_row * b.lanes;
+        const int64_t to_pitch = is_stored ? p.output_row() : made_row * lanes;
         // Rows that lie one after the other are one.
         const int64_t all = (rows - 1) * made_row + b.outputs_w;
         const bool are_one = !is_stored || is_whole;
         const int64_t runs = are_one ? 1 : rows, made = are_one ? all : b.outputs_w;
         if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3))
-            for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * b.pitch * value, w.window, made, to + k * to_pitch * value);
+            for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * pitch * value, w.window, made, to + k * to_pitch * value);
         else {
-            const int64_t values = (rows - 1) * b.pitch + w.span(b.outputs_w) * b.lanes;
-            const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, b.lanes, values, w, op.units[2], m.parts);
-            if (w.stride == 1) op.combine(true, m.parts, parts, made * b.lanes, to, {runs, b.pitch * value, to_pitch});
+            const int64_t values = (rows - 1) * pitch + w.span(b.outputs_w) * lanes;
+            const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, lanes, values, w, op.units[2], m.parts);
+            if (w.stride == 1) op.combine(true, m.parts, parts, made * lanes, to, {runs, pitch * value, to_pitch});
             else if (lanes > 1)
                 for (int64_t k = 0; k < runs; ++k) {
-                    for (int64_t t = 0; t < parts; ++t) m.moved[t] = {m.parts[t].from + k * b.pitch * value, m.parts[t].number};
-                    op.combine(true, m.moved, parts, b.lanes, to + k * to_pitch * value,
-                               {made, w.stride * b.lanes * value, b.lanes});
+                    for (int64_t t = 0; t < parts; ++t) m.moved[t] = {m.parts[t].from + k * pitch * value, m.parts[t].number};
+                    op.combine(true, m.moved, parts, lanes, to + k * to_pitch * value,
+                               {made, w.stride * lanes * value, lanes});
                 }
             else {
                 // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
@@ -330,16 +320,12 @@ struct RowPooling {
         }
         if (is_stored) return;
         if (is_whole && finish.is_uniform && starts == nullptr)
-            return finish(b.plane, b.od, row, 0, 0, rows * n, to, out);
+            return finish(b.plane, b.od, row, 0, rows * n, to, out);
         for (int64_t k = 0; k < rows; ++k) {
             const int64_t oh = starts ? starts[b.oh + k] : row + k;
             const char *const values = to + k * to_pitch * value;
             char *const results = out + (oh - row) * out_pitch;
-            if (b.lanes == lanes) finish(b.plane, b.od, oh, b.ow, 0, n, values, results);
-            else
-                for (int64_t x = 0; x < b.outputs_w; ++x)
-                    finish(b.plane, b.od, oh, b.ow + x, b.lane, b.lanes, values + x * b.lanes * value,
-                           results + x * lanes * finish.result_size);
+            finish(b.plane, b.od, oh, b.ow, n, values, results);
             for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1]; ++next)  // which read the same
                 std::memcpy(out + (next - row) * out_pitch, results, n * finish.result_size);
         }
@@ -424,7 +410,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 alike = std::min(span.alike, outputs - k);
                 for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
             }
-            if (!finish.is_direct) finish(plane, od, oh, o, 0, outputs * lanes, results, out);
+            if (!finish.is_direct) finish(plane, od, oh, o, outputs * lanes, results, out);
         }
     });
 }

@@ -465,7 +465,7 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
 template <class T>
 struct Narrowed final : Finish {
     Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
-    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums, void *to) const override {
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums, void *to) const override {
         if constexpr (!std::is_same_v<T, Wide<T>>) divide<T>(sums, count, 1, nullptr, to);
     }
 };
