@@ -80,10 +80,6 @@ struct Geometry : Windows {
         }
         return largest;
     }
-    bool reads_all(int a) const {
-        const Axis &axis = p.axes[a];
-        return axis.outputs == 1 && spans[a][0].count == axis.size && (axis.dilation == 1 || axis.size == 1);
-    }
     bool is_one_sum() const {
         return p.d().size * p.h().size == 1 && reads_all(0) && reads_all(1) && reads_all(2);
     }
@@ -131,66 +127,6 @@ struct Divide final : Finish {
     }
 };
 
-struct Pooling {
-    const RowOperations &op;
-    const Finish &finish;
-    const char *input;
-    char *output;
-    const Geometry &g;
-    const Problem &p = g.p;
-    const int64_t element = op.element_size, pitch = p.lanes * op.value_size;  // bytes of an element, and of a position's sums
-
-    void pool() const;
-    void pool_planes() const;
-};
-
-// One window over each plane. Planes of many elements are summed in parts that depend on nothing but their size.
-void Pooling::pool_planes() const {
-    const int64_t lanes = p.lanes, size = p.w().size, part = std::max<int64_t>(1, (1 << 18) / lanes);
-    const int64_t parts = parts_of(size, part);
-    // Several positions of few lanes are one row: long ones take .8 of the time over 32 lanes.
-    const int64_t fitting = lanes < 256 ? std::min<int64_t>(64, 2048 / lanes) : 1;
-    const int64_t together = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, std::min(part, size) / 4));
-    const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
-    std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
-    const auto sum = [&](bool are_values, const char *from, int64_t count, int64_t positions, char *to) {
-        std::vector<Row> rows(count);
-        for (Row &row : rows) row = {from, 0}, from += positions * (are_values ? pitch : lanes * element);
-        op.combine(are_values, rows.data(), count, positions * lanes, to);
-    };
-    parallel(p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
-        std::vector<char> folded((together + 1) * pitch), made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
-        char *const out = output + begin * lanes * finish.result_size;
-        char *const results = parts > 1 ? of_parts.data() + begin * pitch : is_in_place ? out : made.data();
-        if (lanes == 1 && parts == 1) {  // many planes in a call: one in each takes 1.1 to 2.3 times as long
-            std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
-            for (int64_t k = 0; k < int64_t(some.size()); ++k) some[k].begin = k * size;
-            for (int64_t k = begin; k < end; k += 64)
-                op.reduce_windows(false, {input + k * size * element, 0}, 0, some.data(), std::min<int64_t>(64, end - k), 1, results + (k - begin) * pitch);
-        }
-        for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
-            const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from);
-            const char *const elements = input + (plane * size + from) * lanes * element;
-            char *const result = results + (number - begin) * pitch;
-            const int64_t rest = count % together;
-            const Span whole = {0, count, 0, 1, 0};
-            if (lanes == 1) op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result);
-            else if (together == 1) sum(false, elements, count, 1, result);
-            else {
-                sum(false, elements, count / together, together, folded.data());
-                sum(false, elements + (count - rest) * lanes * element, rest, 1, folded.data() + together * pitch);
-                sum(true, folded.data(), together + 1, 1, result);
-            }
-        }
-        if (parts == 1) finish(begin, 0, 0, 0, (end - begin) * lanes, results, out);
-    });
-    for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
-        std::vector<char> made(pitch);
-        sum(true, of_parts.data() + plane * parts * pitch, parts, 1, made.data());
-        finish(plane, 0, 0, 0, lanes, made.data(), output + plane * lanes * finish.result_size);
-    }
-}
-
 // Makes so many copies of the lanes of one position, which memory begins with: at once of as many as make a page.
 void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
     const int64_t bytes = lanes * element, all = count * bytes, page = std::max<int64_t>(1, 4096 / bytes) * bytes;
@@ -200,11 +136,6 @@ void repeat(char *memory, int64_t element, int64_t lanes, int64_t count) {
             std::fill_n(elements, count, elements[0]);
         });
     for (int64_t done = bytes; done < all; done += std::min(done, page)) std::memcpy(memory + done, memory, std::min({done, page, all - done}));
-}
-
-void Pooling::pool() const {
-    if (g.is_one_sum()) pool_planes();
-    else dmlpool::pool(op, finish, input, output, g);
 }
 
 // Gradients: sums over the windows that read an element, divided once where all divide by the same number, else before.
@@ -238,7 +169,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
     const auto spread = [&](const RowOperations &op, const char *shares, int64_t divisor) {
         const Geometry adjoint = g.adjoint(divisor);
         const Divide by(adjoint, value, element, kernels.divide);
-        Pooling{op, by, shares, gradient, adjoint}.pool();
+        pool(op, by, shares, gradient, adjoint);
     };
     if (g.is_one_sum()) {
         const Divide by(g, value, element, kernels.divide);
@@ -456,7 +387,7 @@ void dmlpool_average_pooling(const Problem *p, const void *input, void *output) 
     const int64_t element = kernels.sums.element_size;
     expect_all(output, p->planes * p->output_plane() * element);
     const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
-    Pooling{kernels.sums, finish, static_cast<const char *>(input), static_cast<char *>(output), g}.pool();
+    pool(kernels.sums, finish, input, output, g);
 }
 
 void dmlpool_average_pooling_grad(const Problem *p, const void *arriving, void *gradient) {
@@ -472,17 +403,17 @@ void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void
     const Geometry g(*p, true);
     double most = 255;  // sums, from the taps that windows read
     for (int a = 0; a < 3; ++a) most *= double(g.most(a));
-    const auto pool = [&](auto sum) {
+    const auto run = [&](auto sum) {
         using L = decltype(sum);
         const Rows<Sum<L, int8_t>> of_signed({});
         const Rows<Sum<L, uint8_t>> of_unsigned({});
         const RowOperations &op = is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
         const Requantize requantize(g, *q, sizeof(L));
-        Pooling{op, requantize, static_cast<const char *>(input), static_cast<char *>(output), g}.pool();
+        pool(op, requantize, input, output, g);
     };
     expect_all(output, p->planes * p->output_plane());
-    if (most < 0x1p15) pool(int16_t());
-    else pool(int32_t());  // Python sends no windows of 2^23 taps
+    if (most < 0x1p15) run(int16_t());
+    else run(int32_t());  // Python sends no windows of 2^23 taps
 }
 }
 #pragma GCC visibility pop

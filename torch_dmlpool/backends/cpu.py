@@ -155,9 +155,10 @@ def planned(
     size, count, taps, stride, padding, dilation = axes[0]
     is_tiled = 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
     if is_pooled and counted is None and is_tiled:
-        if numbering == POSITIONS and len(axes) == count == 1:
+        is_whole = len(axes) == count == 1
+        if numbering == POSITIONS and is_whole:
             numbering = TAPS
-        if numbering == TAPS:
+        if numbering == TAPS and not is_whole:
             axes[0], planes = (planes * size, planes * count, taps, stride, 0, 1), 1
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
