@@ -204,30 +204,21 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
 
 // Quantized averages: r = sum * input scale / (divisor * output scale), rounded half to even as if it were exact.
 
-// Numerator and denominator of the ratio of two float32 numbers, as integers times a power of two: odd, without a common factor.
+// The ratio of two scales.
 struct Ratio {
-    int64_t numerator, denominator;
-    int exponent;
+    double above, below;
 
-    Ratio(float above, float below) {
-        int above_exponent, below_exponent;
-        numerator = int64_t(std::ldexp(std::frexp(above, &above_exponent), 24));
-        denominator = int64_t(std::ldexp(std::frexp(below, &below_exponent), 24));
-        exponent = above_exponent - below_exponent;
-        for (; numerator % 2 == 0; numerator /= 2) ++exponent;
-        for (; denominator % 2 == 0; denominator /= 2) --exponent;
-        const int64_t common = std::gcd(numerator, denominator);
-        numerator /= common, denominator /= common;
+    // What a result is a fraction of: of powers of two alone float32 knows.
+    double parts() const {
+        int exponent;
+        return std::frexp(above / below, &exponent) == .5 ? std::max(1., below / above) : HUGE_VAL;
     }
-    double value() const { return std::ldexp(double(numerator) / double(denominator), exponent); }
-    // What a result is a fraction of, where every number is a multiple of 1 / that.
-    double parts() const { return std::ldexp(double(denominator), std::max(0, -exponent)); }
-
-    // sum * ratio / divisor, rounded, where it lies next to `whole` + 1/2.
+    // sum * ratio / divisor, rounded, where it lies next to `whole` + 1/2: products and what they leave are compared.
     int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
-        const __int128 twice = __int128(2) * sum * numerator * (__int128(1) << std::max(0, exponent));
-        const __int128 half = __int128(2 * whole + 1) * divisor * denominator * (__int128(1) << std::max(0, -exponent));
-        return int32_t(whole + (twice > half || (twice == half && whole % 2)));
+        const double twice = 2 * double(sum), counted = double((2 * whole + 1) * divisor);
+        const double product = twice * above, half = counted * below;
+        const double beyond = (product - half) + (std::fma(twice, above, -product) - std::fma(counted, below, -half));
+        return int32_t(whole + (beyond > 0 || (beyond == 0 && whole % 2)));
     }
 };
 
@@ -251,9 +242,8 @@ struct Requantization {
         const auto entry = [](const auto *vector, int64_t count, int64_t c) { return vector[count == 1 ? 0 : c]; };
         double parts = 0;
         for (int64_t c = 0; c < channels; ++c) {
-            if (c > 0 && q.input_scales * q.output_scales == 1) ratios.push_back(ratios[0]);
-            else ratios.emplace_back(entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c));
-            scales.push_back(float(std::min(ratios[c].value(), 0x1p60))), parts = std::max(parts, ratios[c].parts());
+            ratios.push_back({entry(q.input_scale, q.input_scales, c), entry(q.output_scale, q.output_scales, c)});
+            scales.push_back(float(std::min(ratios[c].above / ratios[c].below, 0x1p60))), parts = std::max(parts, ratios[c].parts());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
         }
