@@ -317,38 +317,34 @@ struct Lane final : WindowOperations {
         if constexpr (std::is_same_v<E, S>) return op.template key<n>(element);
         else return element;
     }
-    // So many vectors of lanes from `at` on.
-    template <int vectors>
-    void compare_at(const Row *taps, int64_t count, int64_t at, E *values, S *winning) const {
-        V best[vectors];
-        N which[vectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < vectors; ++v) best[v] = load(taps[0], at + v * n), which[v] = N{} + S(taps[0].number);
-        for (int64_t t = 1; t < count; ++t) {
-            const N number = N{} + S(taps[t].number);
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; ++v) {
-                const V challenger = load(taps[t], at + v * n);
-                N wins;
-                if constexpr (std::is_same_v<E, S>) wins = challenger > best[v];
-                else wins = ~(challenger <= best[v]) & (best[v] == best[v]);  // the first NaN
-                which[v] = wins ? number : which[v];
-                best[v] = wins ? challenger : best[v];
+    void combine_window(bool, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
+        S *const which = reinterpret_cast<S *>(made);
+        // Two vectors take turns, which may begin inside those before.
+        for (int64_t begin = 0; count > 0 && begin < lanes; begin += 2 * n) {
+            const int64_t first = std::min(begin, std::max(lanes - 2 * n, int64_t(0))), at[2] = {first, std::min(first + n, lanes - n)};
+            V best[2];
+            N winning[2];
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; ++v) best[v] = load(taps[0], at[v]), winning[v] = N{} + S(taps[0].number);
+            for (int64_t t = 1; t < count; ++t) {
+                const N number = N{} + S(taps[t].number);
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; ++v) {
+                    const V challenger = load(taps[t], at[v]);
+                    N wins;
+                    if constexpr (std::is_same_v<E, S>) wins = challenger > best[v];
+                    else wins = ~(challenger <= best[v]) & (best[v] == best[v]);  // the first NaN
+                    winning[v] = wins ? number : winning[v];
+                    best[v] = wins ? challenger : best[v];
+                }
+            }
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; ++v) {
+                if constexpr (std::is_same_v<E, S>) best[v] = op.template turned<n>(best[v]);
+                if (has_values) write(best[v], result + at[v] * sizeof(E));
+                write(winning[v], which + at[v]);
             }
         }
-#pragma GCC unroll 8
-        for (int v = 0; values != nullptr && v < vectors; ++v) {
-            if constexpr (std::is_same_v<E, S>) best[v] = op.template turned<n>(best[v]);
-            write(best[v], values + at + v * n);
-        }
-        std::memcpy(winning + at, which, sizeof(which));
-    }
-    void combine_window(bool, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
-        E *const values = has_values ? reinterpret_cast<E *>(result) : nullptr;
-        S *const which = reinterpret_cast<S *>(made);
-        int64_t at = 0;
-        for (; count > 0 && at + 2 * n <= lanes; at += 2 * n) compare_at<2>(taps, count, at, values, which);
-        for (; count > 0 && at < lanes; at += n) compare_at<1>(taps, count, std::min(at, lanes - n), values, which);
         if (count > 0) return;
         std::fill_n(which, lanes, S(none));
         if (has_values) std::fill_n(reinterpret_cast<S *>(result), lanes, op.template turned<1>(op.lowest()));
