@@ -150,10 +150,11 @@ struct RowPooling {
         const double cost = are_boxes ? (4. + double(d.window)) * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
         parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
             Memory memory = this->memory();
-            Digits<4> digits(begin, {tiles_w, d.outputs, tiles_h, p.planes});
+            // Boxes that share input along D follow each other; rows do as they lie: 2/2 of volumes takes .7 of the time.
+            Digits<4> digits(begin, {tiles_w, are_boxes ? d.outputs : tiles_h, are_boxes ? tiles_h : d.outputs, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
                 Block b;
-                b.plane = digits[3], b.od = digits[1], b.oh = digits[2] * tile_h, b.ow = digits[0] * tile_w;
+                b.plane = digits[3], b.od = digits[are_boxes ? 1 : 2], b.oh = digits[are_boxes ? 2 : 1] * tile_h, b.ow = digits[0] * tile_w;
                 b.outputs_h = std::min(tile_h, different - b.oh);
                 b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
                 const int64_t last = b.first + w.span(b.outputs_w);
