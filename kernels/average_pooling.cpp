@@ -83,13 +83,13 @@ struct Geometry : Windows {
     bool is_one_sum() const {
         return p.d().size * p.h().size == 1 && reads_all(0) && reads_all(1) && reads_all(2);
     }
-    // Calls act(at, n, o) for parts of `count` elements from output o on whose windows read and count as many taps.
+    // Calls act(at, n, o) for parts of `count` elements, from element i of a row on, whose windows read and count as many taps.
     template <class Act>
-    void for_runs(int64_t o, int64_t count, Act act) const {
+    void for_runs(int64_t i, int64_t count, Act act) const {
         if (is_uniform) return act(0, count, 0);
         for (int64_t at = 0, n; at < count; at += n) {
-            const int64_t output = o + at / p.lanes;
-            n = p.lanes - at % p.lanes;
+            const int64_t output = (i + at) / p.lanes;
+            n = p.lanes - (i + at) % p.lanes;
             for (int64_t next = output + 1; at + n < count && agree(2, next, output); ++next) n += p.lanes;
             act(at, n = std::min(n, count - at), output);
         }
@@ -118,9 +118,9 @@ struct Divide final : Finish {
         if (is_uniform || g.p.lanes > 1) return;
         for (const Span &span : g.spans[2]) columns.push_back(double(span.counted));
     }
-    void operator()(int64_t, int64_t d, int64_t h, int64_t o, int64_t count, const void *sums, void *to) const override {
-        if (columns.size()) return divide(sums, count, double(g.spans[0][d].counted * g.spans[1][h].counted), columns.data() + o, to);
-        g.for_runs(o, count, [&](int64_t at, int64_t n, int64_t output) {
+    void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums, void *to) const override {
+        if (columns.size()) return divide(sums, count, double(g.spans[0][d].counted * g.spans[1][h].counted), columns.data() + i, to);
+        g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
             divide(static_cast<const char *>(sums) + at * sum, n, double(g.divisor(d, h, output)), nullptr,
                    static_cast<char *>(to) + at * result_size);
         });
@@ -346,7 +346,7 @@ struct Requantize final : Finish {
             inverses.push_back(1 / float(counted[o]));
         }
     }
-    void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t count, const void *sums, void *to) const override {
+    void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums, void *to) const override {
         // Each of the channels of one window, or windows of one channel.
         const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.is_one_sum());
         const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count, rows_counted = g.spans[0][d].counted * g.spans[1][h].counted;
@@ -358,10 +358,10 @@ struct Requantize final : Finish {
             if (size == 2) run(int16_t());
             else run(int32_t());
         };
-        if (!read.empty()) return store(0, count, plane % by.channels, 1, 1, {inverses.data() + o, counted.data() + o, read.data() + o});
-        g.for_runs(o, count, [&](int64_t from, int64_t length, int64_t output) {
+        if (!read.empty()) return store(0, count, plane % by.channels, 1, 1, {inverses.data() + i, counted.data() + i, read.data() + i});
+        g.for_runs(i, count, [&](int64_t from, int64_t length, int64_t output) {
             for (int64_t at = from, n; at < from + length; at += n) {
-                const int64_t channel = (g.p.lanes > 1 ? at : plane + (is_lane ? at : 0)) % by.channels;
+                const int64_t channel = (g.p.lanes > 1 ? i + at : plane + (is_lane ? at : 0)) % by.channels;
                 n = is_lane ? std::min(from + length - at, by.channels - channel) : length;
                 store(at, n, channel, g.spans[2][output].count, g.spans[2][output].counted, {});
             }

@@ -265,7 +265,7 @@ struct Winners final : Finish {
 
     Winners(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
         : Finish(sizeof(S), numbers.p.numbering == TAPS, false), numbers(numbers), op(op), has_values(has_values) {}
-    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t count, const void *values, void *to) const override {
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count, const void *values, void *to) const override {
         const Winner<S, P> by = op;
         const P *__restrict winners = static_cast<const P *>(values);
         S *__restrict out = static_cast<S *>(to);
@@ -278,7 +278,7 @@ struct Winners final : Finish {
             n = std::min(Numbers::PART, count - at);
             VECTORIZE
             for (int64_t i = 0; i < n; ++i) found[i] = std::max(least, by.number(winners[at + i]));
-            numbers.write(plane, od, oh, o * numbers.p.lanes + at, n, found);
+            numbers.write(plane, od, oh, first + at, n, found);
         }
     }
 };
@@ -357,8 +357,8 @@ struct WinningTaps final : Finish {
     const Numbers &numbers;
 
     explicit WinningTaps(const Numbers &numbers) : Finish(sizeof(S), false, false), numbers(numbers) {}
-    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t o, int64_t count, const void *winning, void *) const override {
-        numbers.write(plane, od, oh, o * numbers.p.lanes, count, static_cast<const S *>(winning));
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count, const void *winning, void *) const override {
+        numbers.write(plane, od, oh, first, count, static_cast<const S *>(winning));
     }
 };
 

@@ -102,25 +102,27 @@ struct RowPooling {
     const Problem &p = windows.p;
     const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
     const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
-    const int64_t lanes = p.lanes;
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
-    const int64_t elements = (lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
+    const int64_t elements = (p.lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
     // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
     const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
-    const bool is_wide_w = is_wide(op, lanes, w);
-    const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / lanes : elements / lanes / w.stride);
+    const bool is_wide_w = is_wide(op, p.lanes, w);
+    const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / p.lanes : elements / p.lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
+    const int64_t box_h = tile_of(h, p.lanes > 1 ? 1 : 64), box_positions = are_boxes ? h.span(box_h) * std::min(w.size, w.span(tile_w)) : 0;
+    // A box has so many bytes, and the lanes that they hold: 31/1 over 512 lanes takes a fourth of the time.
+    const int64_t fitting = are_boxes ? std::max<int64_t>(64, (1 << 23) / value / box_positions & -64) : p.lanes;
+    const int64_t lanes = std::min(p.lanes, fitting), box_size = box_positions * lanes;
     const int64_t made_row = parts_of(w.span(tile_w), w.stride), pitch = made_row * w.stride * lanes;
     const std::vector<int64_t> distinct = windows.distinct(1);
     const Span *const heights = windows.spans[1].data();
     const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
     const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
     const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value), group = std::clamp<int64_t>(together / pitch, 1, different);
-    const int64_t tile_h = are_boxes ? tile_of(h, lanes > 1 ? 1 : 64) : group;
+    const int64_t tile_h = are_boxes ? box_h : group;
     const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, but of the wider ones that sums are.
     const int64_t vector = 64 / (op.takes_twice ? element : value);
-    const int64_t box_size = are_boxes ? h.span(tile_h) * std::min(w.size, w.span(tile_w)) * lanes : 0;
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
     const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
@@ -133,7 +135,7 @@ struct RowPooling {
     }
 
     struct Block {
-        int64_t plane, od, oh, ow, outputs_h, outputs_w;
+        int64_t plane, lane, od, oh, ow, outputs_h, outputs_w;
         // Along W they read from `first` on, of which `columns` from position `low` on lie inside the input.
         int64_t first, low, columns;
     };
@@ -148,13 +150,15 @@ struct RowPooling {
         const int64_t tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
         const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
         const double cost = are_boxes ? (4. + double(d.window)) * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
-        parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
+        const int64_t blocks = parts_of(p.lanes, lanes);
+        parallel(p.planes * d.outputs * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
             Memory memory = this->memory();
             // Boxes that share input along D follow each other; rows do as they lie: 2/2 of volumes takes .7 of the time.
-            Digits<4> digits(begin, {tiles_w, are_boxes ? d.outputs : tiles_h, are_boxes ? tiles_h : d.outputs, p.planes});
+            Digits<5> digits(begin, {blocks, tiles_w, are_boxes ? d.outputs : tiles_h, are_boxes ? tiles_h : d.outputs, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
                 Block b;
-                b.plane = digits[3], b.od = digits[are_boxes ? 1 : 2], b.oh = digits[are_boxes ? 2 : 1] * tile_h, b.ow = digits[0] * tile_w;
+                b.plane = digits[4], b.lane = std::min(digits[0] * lanes, p.lanes - lanes);  // the last ones may be made twice
+                b.od = digits[are_boxes ? 2 : 3], b.oh = digits[are_boxes ? 3 : 2] * tile_h, b.ow = digits[1] * tile_w;
                 b.outputs_h = std::min(tile_h, different - b.oh);
                 b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
                 const int64_t last = b.first + w.span(b.outputs_w);
@@ -252,9 +256,12 @@ struct RowPooling {
         char *const to = m.box + y * length * value;
         op.fill(m.box, y * length, 0, 1), op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
         if (rows == 0) return;
-        const int64_t found = find_rows(op, p, input, b.plane, depth, {top + y, 1, 0, 1, 0}, b.low, m.rows);
-        if (length == p.row()) op.combine(false, m.rows, found, rows * length, to);
-        else op.combine(false, m.rows, found, length, to, {rows, row_bytes, length});
+        for (int64_t r = 0; r < (lanes == p.lanes ? 1 : rows); ++r) {
+            const int64_t found = find_rows(op, p, input + b.lane * element, b.plane, depth, {top + y + r, 1, 0, 1, 0}, b.low, m.rows);
+            if (length == p.row()) op.combine(false, m.rows, found, rows * length, to);
+            else if (lanes == p.lanes) op.combine(false, m.rows, found, length, to, {rows, row_bytes, length});
+            else op.combine(false, m.rows, found, lanes, to + r * length * value, {b.columns, p.lanes * element, lanes});
+        }
     }
 
     void pool_block(const Block &b, const Memory &m) const {
@@ -278,9 +285,9 @@ struct RowPooling {
     void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from, const Memory &m) const {
         const int64_t n = b.outputs_w * lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
         const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + row;
-        char *const out = output + output_row * out_pitch + b.ow * lanes * finish.result_size;
-        const bool is_whole = b.outputs_w == w.outputs && made_row == w.outputs;
-        const bool is_stored = finish.is_direct && starts == nullptr;
+        char *const out = output + output_row * out_pitch + (b.ow * p.lanes + b.lane) * finish.result_size;
+        const bool has_all = lanes == p.lanes, is_whole = has_all && b.outputs_w == w.outputs && made_row == w.outputs;
+        const bool is_stored = finish.is_direct && starts == nullptr && has_all;
         char *const to = is_stored ? out : m.made;
         const int64_t to_pitch = is_stored ? p.output_row() : made_row * lanes;
         // Rows that lie one after the other are one.
@@ -326,7 +333,9 @@ struct RowPooling {
             const int64_t oh = starts ? starts[b.oh + k] : row + k;
             const char *const values = to + k * to_pitch * value;
             char *const results = out + (oh - row) * out_pitch;
-            finish(b.plane, b.od, oh, b.ow, n, values, results);
+            for (int64_t x = 0; x < (has_all ? 1 : b.outputs_w); ++x)
+                finish(b.plane, b.od, oh, (b.ow + x) * p.lanes + b.lane, has_all ? n : lanes, values + x * lanes * value,
+                       results + x * p.lanes * finish.result_size);
             for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1]; ++next)  // which read the same
                 std::memcpy(out + (next - row) * out_pitch, results, n * finish.result_size);
         }
@@ -457,7 +466,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 alike = std::min(span.alike, outputs - k);
                 for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
             }
-            if (!finish.is_direct) finish(plane, od, oh, o, outputs * lanes, results, out);
+            if (!finish.is_direct) finish(plane, od, oh, o * lanes, outputs * lanes, results, out);
         }
     });
 }

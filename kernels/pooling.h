@@ -262,13 +262,13 @@ struct RowOperations : WindowOperations {
         : WindowOperations(element_size, value_size, units), is_plain(is_plain), takes_twice(takes_twice) {}
 };
 
-// Makes results of values: so many, from output o of a row on.
+// Makes results of values: so many, from element i of a row of outputs on.
 struct Finish {
     int64_t result_size;  // bytes
     bool is_uniform;      // whatever row and output they belong to
     bool is_direct;       // values are results
 
-    virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t o, int64_t count, const void *values, void *to) const = 0;
+    virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *values, void *to) const = 0;
 
   protected:
     Finish(int64_t result_size, bool is_uniform, bool is_direct)
