@@ -146,6 +146,7 @@ LARGE: list[tuple[int, torch.dtype, tuple[tuple[int, ...], ...]]] = [
     (70, torch.float32, ((40, 5, 5), (9, 5, 5), (2, 1, 1), (0, 0, 0))),
     (600, torch.float32, ((30, 20), (3, 2), (2, 1), (1, 0))),
     (600, torch.float32, ((30, 20), (30, 20), (1, 1), (0, 0))),
+    (6300, torch.float32, ((48, 7), (10, 2), (1, 1), (0, 0))),
     (1, torch.float16, ((3, 17000), (3, 2), (1, 4000), (1, 1))),
     (1, torch.int8, ((40000,), (33000,), (70000,), (34000,))),
     (1, torch.int8, ((30000,), (30000,), (1,), (0,))),
@@ -162,14 +163,13 @@ def test_what_is_computed_in_parts(
     sizes, window, strides, padding = asked
     pooling = oracle.Pooling(window, strides, padding, padding, (1,) * len(sizes))
     layout = samples.channels_last if channels > 3 else torch.clone
-    batch = 1 + (channels > 3)
-    input = layout(samples.ties(batch, channels, *sizes, dtype=dtype).to(device))
+    input = layout(samples.ties(1 + (3 < channels < 1000), channels, *sizes, dtype=dtype).to(device))
     samples.check_maximum(input, pooling)
     samples.check_maximum(layout(input.sort().values), pooling)  # winners that come late
     if dtype.is_floating_point:
         gradient = layout(samples.whole_gradient(input, pooling))
         samples.check_maximum_gradient(input, gradient, pooling)
-        samples.check_average(layout(samples.normal(batch, channels, *sizes, dtype=dtype).to(device)), pooling)
+        samples.check_average(layout(samples.normal(*input.shape, dtype=dtype).to(device)), pooling)
         samples.check_average_gradient(gradient, sizes, pooling)
     elif channels > 1:
         samples.check_quantized(input, samples.drawn(2, 3, (dtype, dtype)), pooling)
