@@ -135,33 +135,33 @@ def test_what_was_once_wrong(name: str) -> None:
     samples.check_average_gradient(gradient, input.shape[2:], pooling)
 
 
-LARGE: list[tuple[int, torch.dtype, tuple[tuple[int, ...], ...]]] = [
-    (1, torch.float32, ((4400,), (3,), (2,), (1,))),
-    (1, torch.float32, ((17000,), (20,), (40,), (0,))),
-    (1, torch.float32, ((2100,), (20,), (1,), (9,))),
-    (1, torch.float32, ((200, 1), (20, 1), (1, 1), (9, 0))),
-    (1, torch.float64, ((263,), (7,), (4,), (0,))),
-    (2, torch.float32, ((140, 30), (6, 6), (1, 1), (3, 3))),
-    (3, torch.float32, ((60, 9), (7, 9), (2, 1), (0, 0))),
-    (70, torch.float32, ((40, 5, 5), (9, 5, 5), (2, 1, 1), (0, 0, 0))),
-    (600, torch.float32, ((30, 20), (3, 2), (2, 1), (1, 0))),
-    (600, torch.float32, ((30, 20), (30, 20), (1, 1), (0, 0))),
-    (6300, torch.float32, ((48, 7), (10, 2), (1, 1), (0, 0))),
-    (1, torch.float16, ((3, 17000), (3, 2), (1, 4000), (1, 1))),
-    (1, torch.int8, ((40000,), (33000,), (70000,), (34000,))),
-    (1, torch.int8, ((30000,), (30000,), (1,), (0,))),
-    (3, torch.int8, ((9000,), (3,), (2,), (1,))),
+LARGE: list[tuple[int, torch.dtype, tuple[int, ...], tuple[tuple[int, ...], ...]]] = [
+    (1, torch.float32, (4400,), ((3,), (2,), (1,))),
+    (1, torch.float32, (17000,), ((20,), (40,), (0,))),
+    (1, torch.float32, (2100,), ((20,), (1,), (9,))),
+    (1, torch.float32, (200, 1), ((20, 1), (1, 1), (9, 0))),
+    (1, torch.float64, (263,), ((7,), (4,), (0,))),
+    (2, torch.float32, (140, 30), ((6, 6), (1, 1), (3, 3))),
+    (3, torch.float32, (60, 9), ((7, 9), (2, 1), (0, 0))),
+    (70, torch.float32, (40, 5, 5), ((9, 5, 5), (2, 1, 1), (0, 0, 0))),
+    (600, torch.float32, (30, 20), ((3, 2), (2, 1), (1, 0))),
+    (600, torch.float32, (30, 20), ((30, 20), (1, 1), (0, 0))),
+    (6300, torch.float32, (48, 7), ((10, 2), (1, 1), (0, 0))),
+    (1, torch.float16, (3, 17000), ((3, 2), (1, 4000), (1, 1))),
+    (1, torch.float32, (270000,), ((270000,), (1,), (0,))),
+    (1, torch.int8, (40000,), ((33000,), (70000,), (34000,))),
+    (1, torch.int8, (30000,), ((30000,), (1,), (0,))),
+    (3, torch.int8, (9000,), ((3,), (2,), (1,))),
 ]
 """Channels, and sizes, windows, strides and padding."""
 
 
-@pytest.mark.parametrize(("channels", "dtype", "asked"), LARGE, ids=str)
+@pytest.mark.parametrize(("channels", "dtype", "sizes", "asked"), LARGE, ids=str)
 def test_what_is_computed_in_parts(
-    channels: int, dtype: torch.dtype, asked: tuple[tuple[int, ...], ...], device: torch.device
+    channels: int, dtype: torch.dtype, sizes: tuple[int, ...], asked: tuple[tuple[int, ...], ...], device: torch.device
 ) -> None:
     """G4, M4 and Q1: rows, planes and windows longer than what is worked on at once, or than 16 bits count."""
-    sizes, window, strides, padding = asked
-    pooling = oracle.Pooling(window, strides, padding, padding, (1,) * len(sizes))
+    pooling = oracle.Pooling(*asked, asked[2], (1,) * len(sizes))
     layout = samples.channels_last if channels > 3 else torch.clone
     input = layout(samples.ties(1 + (3 < channels < 1000), channels, *sizes, dtype=dtype).to(device))
     samples.check_maximum(input, pooling)
