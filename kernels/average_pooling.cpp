@@ -36,8 +36,6 @@ struct Geometry : Windows {
                 spans[a].push_back(span);
             }
         }
-        // A row that is read as a whole, and those before it, are one row: a window over everything is one long sum.
-        merge(2), merge(2), merge(1);
         for (int a = 0; a < 3; ++a)
             for (int64_t o = 1; o < p.axes[a].outputs; ++o) is_uniform &= agree(a, o, 0);
         count_alike();
@@ -80,9 +78,6 @@ struct Geometry : Windows {
         }
         return largest;
     }
-    bool is_one_sum() const {
-        return p.d().size * p.h().size == 1 && reads_all(0) && reads_all(1) && reads_all(2);
-    }
     // Calls act(at, n, o) for parts of `count` elements, from element i of a row on, whose windows read and count as many taps.
     template <class Act>
     void for_runs(int64_t i, int64_t count, Act act) const {
@@ -93,17 +88,6 @@ struct Geometry : Windows {
             for (int64_t next = output + 1; at + n < count && agree(2, next, output); ++next) n += p.lanes;
             act(at, n = std::min(n, count - at), output);
         }
-    }
-
-    void merge(int a) {
-        Axis &inner = p.axes[a], &outer = p.axes[a - 1];
-        if (!reads_all(a) || (inner.size > 1 && (outer.window == 0 || outer.dilation > 1))) return;
-        const int64_t size = inner.size, counted = spans[a][0].counted;
-        inner = {outer.size * size, outer.outputs, outer.window * size, outer.stride * size, outer.padding * size, outer.dilation};
-        spans[a] = spans[a - 1];
-        for (Span &each : spans[a]) each.begin *= size, each.count *= size, each.counted *= counted;
-        if (a == 2) p.axes[1] = p.axes[0], spans[1] = spans[0];
-        p.axes[0] = {1, 1, 1, 1, 0, 1}, spans[0] = {{0, 1, 0, 1, 1}};
     }
 };
 
@@ -171,9 +155,9 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         const Divide by(adjoint, value, element, kernels.divide);
         pool(op, by, shares, gradient, adjoint);
     };
-    if (g.is_one_sum()) {
+    if (g.are_planes()) {
         const Divide by(g, value, element, kernels.divide);
-        const int64_t size = p.w().size;
+        const int64_t size = p.plane() / p.lanes;
         parallel(rows, double(size * n), [&](int64_t begin, int64_t end) {
             std::vector<char> values((end - begin) * n * value), shares((end - begin) * n * element);
             load(begin, (end - begin) * n, values.data());
@@ -348,7 +332,7 @@ struct Requantize final : Finish {
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums, void *to) const override {
         // Each of the channels of one window, or windows of one channel.
-        const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.is_one_sum());
+        const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.are_planes());
         const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count, rows_counted = g.spans[0][d].counted * g.spans[1][h].counted;
         const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads, int64_t counts, Columns columns) {
             const auto run = [&](auto sum) {

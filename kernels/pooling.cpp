@@ -476,9 +476,9 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const int64_t lanes = windows.p.lanes;
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
-    bool is_whole = finish.is_uniform && (lanes == 1 || op.units[2] == 0);
-    for (int a = 0; a < 3; ++a) is_whole &= windows.reads_all(a) && (op.units[2] == 0 || windows.p.axes[a].window == windows.p.axes[a].size);
-    if (is_whole) return pool_planes(op, finish, input, output, windows.p);
+    // Numbers of taps are those of elements where windows have as many.
+    const bool are_elements = d.window == d.size && h.window == h.size && w.window == w.size && lanes == 1;
+    if (finish.is_uniform && windows.are_planes() && (op.units[2] == 0 || are_elements)) return pool_planes(op, finish, input, output, windows.p);
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
     const auto pool_rows = [&](bool are_boxes) { RowPooling{op, finish, input, output, windows, are_boxes}.pool(); };
     if (windows.apart > 1) return pool_rows(false);

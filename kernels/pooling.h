@@ -98,10 +98,14 @@ struct Windows {
     int64_t apart = 1;  // the elements of a row are so far apart for windows along W, with zeros between them
 
     Span at(int axis, int64_t output) const { return spans[axis].empty() ? p.axes[axis].span_of(output) : spans[axis][output]; }
-    // Whether there is one, over all that there is.
-    bool reads_all(int a) const {
-        const Axis &axis = p.axes[a];
-        return axis.outputs == 1 && at(a, 0).count == axis.size && (axis.dilation == 1 || axis.size == 1);
+    // Whether there is one, over all of a plane.
+    bool are_planes() const {
+        bool result = true;
+        for (int a = 0; a < 3; ++a) {
+            const Axis &axis = p.axes[a];
+            result &= axis.outputs == 1 && at(a, 0).count == axis.size && (axis.dilation == 1 || axis.size == 1);
+        }
+        return result;
     }
     // By the table, outputs along an axis that do not read what the one before reads, and the end.
     std::vector<int64_t> distinct(int axis) const {

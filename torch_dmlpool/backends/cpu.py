@@ -133,13 +133,15 @@ def planned(
         outputs = window
         axes = [_bins(*pair, counted is not None) for pair in zip(spatial_sizes, outputs, strict=True)]
     channels_last = memory_format is not torch.contiguous_format
+    ends = [axis.end_padding for axis in window.axes] if isinstance(window, Window) else [0] * len(axes)
     # A window over whole rows is one along the axis before, whose elements are rows: taps keep their numbers.
-    while len(axes) > 1 and counted is None and not channels_last:
+    while len(axes) > 1 and (counted or not channels_last):
         size, count, taps, _, padding, dilation = axes[-1]
-        if count != 1 or taps != size or padding != 0 or dilation != 1 or axes[-2][5] != 1:
+        if (count, taps, padding, dilation) != (1, size, 0, 1) or (size > 1 and (axes[-2][2] == 0 or axes[-2][5] > 1)):
             break
-        rows, count, taps, stride, padding, _ = axes[-2]
-        axes[-2:] = [(rows * size, count, taps * size, stride * size, padding * size, 1)]
+        rows, count, taps, stride, padding, dilation = axes[-2]
+        axes[-2:] = [(rows * size, count, taps * size, stride * size, padding * size, dilation)]
+        ends[-2:] = [ends[-2] * size]
     samples, channels = shape[:2]
     planes, lanes = (samples, channels) if channels_last else (samples * channels, 1)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
@@ -162,7 +164,6 @@ def planned(
             axes[0], planes = (planes * size, planes * count, taps, stride, 0, 1), 1
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
-    ends = [axis.end_padding for axis in window.axes] if isinstance(window, Window) else []
     include_padding, divisor = counted or (False, None)
     counting = Counting(include_padding, divisor or 0, (_NUMBER * 3)(*[0] * (3 - len(ends)), *ends))
     problem = Problem(planes, lanes, all_axes, counting, DATA_TYPES[dtype], number_dtype.itemsize, numbering)
