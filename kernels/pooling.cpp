@@ -110,8 +110,10 @@ struct RowPooling {
     const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / p.lanes : elements / p.lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
     const int64_t box_h = tile_of(h, p.lanes > 1 ? 1 : 64), box_positions = are_boxes ? h.span(box_h) * std::min(w.size, w.span(tile_w)) : 0;
-    // A box has so many bytes, and the lanes that they hold: 31/1 over 512 lanes takes a fourth of the time.
-    const int64_t fitting = are_boxes ? std::max<int64_t>(64, (1 << 23) / value / box_positions & -64) : p.lanes;
+    // A box has so many bytes, and the lanes that they hold: 31/1 over 512 lanes takes a fourth of the time. Where boxes are few
+    // they have fewer lanes, so that there are enough for all threads: with two of them 13/1 on 20x20 takes half the time.
+    const int64_t boxes = p.planes * d.outputs * parts_of(h.outputs, box_h) * parts_of(w.outputs, tile_w), box_bytes = boxes < 16 ? 1 << 18 : 1 << 23;
+    const int64_t fitting = are_boxes ? std::max<int64_t>(64, box_bytes / value / box_positions & -64) : p.lanes;
     const int64_t lanes = std::min(p.lanes, fitting), box_size = box_positions * lanes;
     const int64_t made_row = parts_of(w.span(tile_w), w.stride), pitch = made_row * w.stride * lanes;
     const std::vector<int64_t> distinct = windows.distinct(1);
