@@ -67,7 +67,11 @@ struct Geometry : Windows {
 
     void count_alike() {
         std::vector<Span> &w = spans[2];
-        for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) w[o].alike = w[o].reads(w[o + 1]) ? w[o + 1].alike + 1 : 1;
+        for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) {
+            const int64_t step = w[o + 1].begin - w[o].begin;
+            const bool goes_on = w[o + 1].count == w[o].count && (w[o + 1].alike == 1 ? step >= 0 : w[o + 1].step == step);
+            w[o].alike = goes_on ? w[o + 1].alike + 1 : 1, w[o].step = goes_on ? step : 0;
+        }
     }
     int64_t divisor(int64_t d, int64_t h, int64_t w) const { return spans[0][d].counted * spans[1][h].counted * spans[2][w].counted; }
     double largest_divisor() const {

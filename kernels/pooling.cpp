@@ -101,12 +101,13 @@ struct RowPooling {
 
     const Problem &p = windows.p;
     const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
+    const char *const end_of_input = input + p.planes * p.plane() * element;
     const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
     // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
     const int64_t elements = (p.lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
     // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
     const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
-    const bool is_wide_w = is_wide(op, p.lanes, w);
+    const bool is_wide_w = is_wide(op, p.lanes, w), is_reduced = p.lanes == 1 && w.stride > 4 && !is_wide_w;
     const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / p.lanes : elements / p.lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
     const int64_t box_h = tile_of(h, p.lanes > 1 ? 1 : 64), box_positions = are_boxes ? h.span(box_h) * std::min(w.size, w.span(tile_w)) : 0;
@@ -216,7 +217,6 @@ struct RowPooling {
         const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes, vectors = (inside + vector - 1) & -vector;
         const int64_t from = apart == 1 ? b.low : parts_of(b.low, apart);
         const int64_t count = apart == 1 ? b.columns : parts_of(b.low + b.columns, apart) - from;
-        const char *const end_of_input = input + p.planes * p.plane() * element;
         const Span depth = windows.at(0, b.od);
         for (int64_t r = 0, alike; r < b.outputs_h; r += alike) {
             char *const into = m.staged + r * pitch * value;
@@ -296,8 +296,14 @@ struct RowPooling {
         const int64_t all = (rows - 1) * made_row + b.outputs_w;
         const bool are_one = !is_stored || is_whole;
         const int64_t runs = are_one ? 1 : rows, made = are_one ? all : b.outputs_w;
-        if (lanes == 1 && w.stride == 2 && w.dilation == 1 && (w.window == 2 || w.window == 3))
-            for (int64_t k = 0; k < runs; ++k) op.combine_pairs(from + k * pitch * value, w.window, made, to + k * to_pitch * value);
+        const Span whole = {0, w.window, 0, made, 0, w.stride};
+        const bool is_short = w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
+        if (lanes == 1 && is_short && w.dilation == 1)
+            for (int64_t k = 0; k < runs; ++k) op.combine_short(from + k * pitch * value, w.window, w.stride, made, to + k * to_pitch * value);
+        else if (is_reduced)
+            for (int64_t k = 0; k < runs; ++k)
+                op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, made, w.dilation, to + k * to_pitch * value,
+                                  from == m.staged ? m.made : end_of_input);
         else {
             const int64_t values = (rows - 1) * pitch + w.span(b.outputs_w) * lanes;
             const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, lanes, values, w, op.units[2], m.parts);
@@ -353,6 +359,7 @@ void pool_planes(const RowOperations &op, const Finish &finish, const char *inpu
     const int64_t together = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, std::min(part, size) / 4));
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
+    const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
     const auto combine = [&](bool are_values, const char *from, int64_t step, int64_t count, int64_t length, char *to) {
         std::vector<Row> rows(count);
         for (int64_t k = 0; k < count; ++k) rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
@@ -366,14 +373,14 @@ void pool_planes(const RowOperations &op, const Finish &finish, const char *inpu
             std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
             for (int64_t k = 0; k < int64_t(some.size()); ++k) some[k].begin = k * size;
             for (int64_t k = begin; k < end; k += 64)
-                op.reduce_windows(false, {input + k * size * position, 0}, 0, some.data(), std::min<int64_t>(64, end - k), 1, results + (k - begin) * pitch);
+                op.reduce_windows(false, {input + k * size * position, 0}, 0, some.data(), std::min<int64_t>(64, end - k), 1, results + (k - begin) * pitch, end_of_input);
         }
         for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
             const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from), rest = count % together;
             const char *const elements = input + (plane * size + from) * position;
             char *const result = results + (number - begin) * pitch;
             const Span whole = {0, count, 0, 1, 0};
-            if (lanes == 1) op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result);
+            if (lanes == 1) op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result, end_of_input);
             else if (together == 1) combine(false, elements, position, count, lanes, result);
             else {
                 combine(false, elements, together * position, count / together, together * lanes, folded.data());
@@ -411,7 +418,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const bool is_in_place = finish.result_size == value && !op.writes_results;  // memory of results is fetched while windows are read
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
-    const char *const input = static_cast<const char *>(from);
+    const char *const input = static_cast<const char *>(from), *const end_of_input = input + p.planes * p.plane() * element;
     parallel(p.planes * d.outputs * h.outputs * tiles, cost, [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
         std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : shares_columns ? most_taps : most_rows * most_taps);
         std::vector<Span> spans(is_table ? 0 : tile);
@@ -429,7 +436,9 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 continue;
             }
             const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
-            for (int64_t k = 0; !is_table && k < outputs; ++k) spans[k] = w.span_of(o + k);
+            const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 && w.first(o + outputs - 1) + w.extent() <= w.size;
+            if (!is_table && are_whole) spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
+            for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k) spans[k] = w.span_of(o + k);
             int64_t count = find_rows(op, p, input, plane, windows.at(0, od), windows.at(1, oh), 0, rows.data()), low = 0, high = 0;
             // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the time, 32/32 on 256x256 .8.
             if (lanes == 1 && count > 1 && h.window > 0) prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
@@ -439,7 +448,8 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 for (int64_t k = 0; k < outputs; k += of_w[k].alike)
                     if (of_w[k].count > 0) {
                         low = std::min(low, of_w[k].begin);
-                        high = std::max(high, of_w[k].begin + (of_w[k].count - 1) * w.dilation + 1);
+                        const int64_t last = of_w[k].begin + (of_w[k].alike - 1) * of_w[k].step;
+                        high = std::max(high, last + (of_w[k].count - 1) * w.dilation + 1);
                     }
                 const int64_t length = std::max<int64_t>(0, high - low);
                 if (int64_t(staged.size()) < length * pitch) staged.resize(length * pitch);
@@ -447,7 +457,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 if (length) op.combine_window(false, rows.data(), count, length * lanes, staged.data(), nullptr);
                 rows.front() = {staged.data(), 0}, count = 1;
             }
-            if (lanes == 1) op.reduce_windows(are_shared, rows.front(), low, of_w, outputs, w.dilation, results);
+            if (lanes == 1) op.reduce_windows(are_shared, rows.front(), low, of_w, outputs, w.dilation, results, are_shared ? staged.data() + staged.size() : end_of_input);
             const int64_t step = are_shared ? pitch : position;
             for (int64_t k = 0, taps = 0, alike; lanes > 1 && k < outputs; k += alike) {
                 const Span &span = of_w[k], &last = of_w[std::max<int64_t>(0, k - 1)];
@@ -465,7 +475,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                     prefetch<true>(read[at - 1].from + w.dilation * step, ahead);
                 char *const result = results + k * pitch;
                 op.combine_window(are_shared, read.data(), taps, lanes, result, out + k * lanes * finish.result_size);
-                alike = std::min(span.alike, outputs - k);
+                alike = span.step > 0 ? 1 : std::min(span.alike, outputs - k);
                 for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
             }
             if (!finish.is_direct) finish(plane, od, oh, o * lanes, outputs * lanes, results, out);
@@ -492,7 +502,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < rows * window * (bytes + 128)
-                                   : w.stride <= 16 && (w.window < 16 || w.dilation > 1);
+                                   : w.window < (op.element_size == op.value_size ? 64 : 16) || w.dilation > 1;
     if (is_huge(w) || !(by_rows || (!are_huge && has_wide_w))) return pool_windows(op, finish, input, output, windows);
     pool_rows(false);
 }

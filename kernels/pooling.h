@@ -31,9 +31,10 @@
 inline int64_t parts_of(int64_t count, int64_t part) { return (count + part - 1) / part; }
 
 // The positions inside the input that a window reads along an axis, every dilation-th from the first on, the number of the
-// first one's tap, how many windows from this one on are known to read the same, and how many taps an average counts.
+// first one's tap, how many windows from this one on are known to read the same, or the same `step` further on each time, and
+// how many taps an average counts.
 struct Span {
-    int64_t begin, count, tap, alike, counted;
+    int64_t begin, count, tap, alike, counted, step = 0;
 
     bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
 };
@@ -233,8 +234,9 @@ struct WindowOperations {
     bool is_separable = true;          // what windows share can be combined first
 
     // Along a row of elements or values, of which the first is position `origin`, what windows read of it: of one lane.
+    // Memory can be read until `end`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs,
-                                int64_t step, void *made) const {}
+                                int64_t step, void *made, const char *end) const {}
     // The combination of so many taps, elements or values, for all lanes.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const = 0;
 
@@ -255,8 +257,8 @@ struct RowOperations : WindowOperations {
     virtual void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *out, const Times &times = {}) const = 0;
     // A row of values combined with what is there already, which comes before them.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
-    // out = windows of two or three values, every second of which begins one.
-    virtual void combine_pairs(const char *values, int64_t window, int64_t outputs, void *out) const = 0;
+    // out = windows of two or three values, every second of which begins one, or of three or four that lie side by side.
+    virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs, void *out) const = 0;
     void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made, char *) const override {
         count > 0 ? combine(are_values, taps, count, lanes, made) : fill(made, lanes, 0, 1);
     }

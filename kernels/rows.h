@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #if defined(__AVX512BW__) || defined(__F16C__)
 #include <immintrin.h>
@@ -54,6 +55,15 @@ template <class To, class From>
 inline To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From));
     return read<To>(&from);
+}
+// The lanes that `at` names of two vectors, those of the second after those of the first.
+template <class L, int64_t n, class At, size_t... i>
+inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &second, At at, std::index_sequence<i...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(first, second, at(i)...);
+#else
+    return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
+#endif
 }
 // Without overflow.
 template <class S, int64_t n>
@@ -205,19 +215,26 @@ struct Rows final : RowOperations {
             else combine_rows<are_plain>(rows, count, 0, length, out);
         }
     }
-    void combine_pairs(const char *values, int64_t window, int64_t outputs, void *to) const override {
+    void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs, void *to) const override {
         const L *__restrict row = reinterpret_cast<const L *>(values);
         L *__restrict out = static_cast<L *>(to);
-        const auto first = [=](int64_t i) { return Op::of(row[2 * i], Op::later(row[2 * i + 1], 1)); };
-        if (window == 2)
+        const auto run = [=](auto taps, auto step) {
+            constexpr int64_t k = decltype(taps)::value, every = decltype(step)::value;
             VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = first(i);
-        else
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) out[i] = Op::of(first(i), Op::later(row[2 * i + 2], 2));
+            for (int64_t i = 0; i < outputs; ++i) {
+                L result = Op::of(row[every * i], Op::later(row[every * i + 1], 1));
+                if constexpr (k == 3) result = Op::of(result, Op::later(row[every * i + 2], 2));
+                if constexpr (k == 4) result = Op::of(result, Op::of(Op::later(row[every * i + 2], 2), Op::later(row[every * i + 3], 3)));
+                out[i] = result;
+            }
+        };
+        if (window == 2) run(Count<2>(), Count<2>());
+        else if (window == 4) run(Count<4>(), Count<4>());
+        else if (stride == 2) run(Count<3>(), Count<2>());
+        else run(Count<3>(), Count<3>());
     }
-    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made) const override {
-        (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(row, origin, windows, outputs, step, static_cast<L *>(made));
+    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, void *made, const char *end) const override {
+        (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(row, origin, windows, outputs, step, static_cast<L *>(made), end);
     }
 
   private:
@@ -320,6 +337,79 @@ struct Rows final : RowOperations {
             return folded(Op::of(halves[0], halves[1]));
         }
     }
+    // Of n vectors, which vector_at(k) makes, each in its lane of the result. In every step vectors hold parts of twice as many
+    // of them, the first half and the second half of each: of 16 bytes at first, and then inside these.
+    template <int64_t n, int64_t many, class VectorAt>
+    __attribute__((always_inline)) static Vector<L, n> folded_each(int64_t first, const VectorAt &vector_at) {
+        if constexpr (many == 1) return vector_at(first);
+        else {
+            constexpr int64_t in_16 = std::min<int64_t>(n, 16 / sizeof(L)), blocks = n / in_16;
+            constexpr int64_t group = many > blocks ? in_16 : n, half = n / many;
+            const auto one = folded_each<n, many / 2>(first, vector_at);
+            const auto other = folded_each<n, many / 2>(first + (many > blocks ? many / blocks / 2 : many / 2 * in_16), vector_at);
+            const auto part = [&](auto which) {
+                const auto lane = [](int64_t i) {
+                    const int64_t in_group = i % group, in_one = in_group % (group / 2);
+                    return (in_group == in_one ? 0 : n) + i - in_group + in_one + (in_one / half + decltype(which)::value) * half;
+                };
+                return shuffled<L, n>(one, other, lane, std::make_index_sequence<n>());
+            };
+            return Op::of(part(Count<0>()), part(Count<1>()));
+        }
+    }
+    // Windows of so many contiguous ones, each `step` after the one before: n of them are vectors, folded together. Nothing
+    // is read from `end` on. The last n may begin inside those before.
+    template <bool are_values, int64_t n>
+    __attribute__((noinline)) void reduce_each(const char *from, int64_t count, int64_t step, int64_t outputs, L *out, const char *end) const {
+        using V = Vector<L, n>;
+        const V identity = V{} + Op::identity();
+        Vector<IntegerOf<L>, n> lane;
+        for (int64_t i = 0; i < n; ++i) lane[i] = IntegerOf<L>(i);
+        const auto is_inside = lane < IntegerOf<L>(std::min(count, n)), is_last = lane >= IntegerOf<L>((n - count % n) % n);
+        const Op by = op;
+        const int64_t pitch = step * SIZE<are_values>;
+        const auto vector = [&](const char *begin, int64_t at) {
+            V made;
+            if constexpr (are_values) made = read<V>(begin + at * SIZE<true>);
+            else made = by.template load<n>(reinterpret_cast<const T *>(begin) + at, 0).part[0];
+            if constexpr (Op::has_numbers) made -= lane + IntegerOf<L>(at);
+            return made;
+        };
+        for (int64_t done = 0; done < outputs; done += n) {
+            const int64_t o = std::max<int64_t>(0, std::min(done, outputs - n));
+            const char *const first = from + o * pitch;
+            V results;
+            const bool is_short = count <= 2 * n && outputs >= n && first + (n - 1) * pitch + n * SIZE<are_values> <= end;
+            if (is_short && count <= n)
+                results = folded_each<n, n>(0, [&](int64_t k) {
+                    const V made = vector(first + k * pitch, 0);
+                    return is_inside ? made : identity;
+                });
+            else if (is_short)
+                results = folded_each<n, n>(0, [&](int64_t k) {
+                    const V rest = vector(first + k * pitch, count - n);
+                    return Op::of(vector(first + k * pitch, 0), Op::takes_twice ? rest : V(is_last ? rest : identity));
+                });
+            else {
+                V vectors[n];
+                for (int64_t k = 0; k < n; ++k) {
+                    const char *begin = first + std::min(k, outputs - 1) * pitch;
+                    char copy[n * SIZE<are_values>];
+                    if (begin + std::max(count, n) * SIZE<are_values> > end) begin = static_cast<char *>(std::memcpy(copy, begin, count * SIZE<are_values>));
+                    V made = vector(begin, 0);
+                    made = is_inside ? made : identity;
+                    for (int64_t at = n; at < count; at += n) {
+                        const V next = vector(begin, std::min(at, count - n));
+                        made = Op::of(made, at + n <= count ? next : V(is_last ? next : identity));
+                    }
+                    vectors[k] = made;
+                }
+                results = folded_each<n, n>(0, [&](int64_t k) { return vectors[k]; });
+            }
+            if (outputs >= n) write(results, out + o);
+            else std::memcpy(out, &results, outputs * sizeof(L));
+        }
+    }
     // Elements or values that lie a step apart, whose numbers do too: eight at most, and any number.
     template <bool are_values>
     L combined_eight(const Row &row, int64_t count, int64_t step, int64_t unit) const {
@@ -381,20 +471,30 @@ struct Rows final : RowOperations {
         return folded(result);
     }
     template <bool are_values>
-    void reduce(const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, L *out) const {
-        for (int64_t o = 0; o < outputs; ++o) {
+    void reduce(const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step, L *out, const char *end) const {
+        constexpr int64_t n = LANES<L> == 1 ? 1 : std::min<int64_t>(LANES<L>, 32 / sizeof(L));
+        for (int64_t o = 0, alike; o < outputs; o += alike) {
             const Span &window = windows[o];
             const Row first = {row.from + (window.begin - origin) * SIZE<are_values>, 0};
-            L result;
-            if (window.count < 8) result = combined_eight<are_values>(first, window.count, step, units[2]);
-            else if (step > 1) result = combined_apart<are_values>(first, window.count, step, units[2]);
-            else if constexpr (Op::has_numbers && !are_values) result = op.winner(first.from, window.count);
-            else result = combined_run<are_values>(first.from, window.count);
-            out[o] = window.count > 0 ? Op::later(result, row.number + window.tap * units[2]) : result;
-            if (window.alike < 8) continue;
-            const int64_t alike = std::min(window.alike, outputs - o);
-            std::fill_n(out + o, alike, out[o]);
-            o += alike - 1;
+            alike = std::min(window.alike, outputs - o);
+            const auto later_of = [&](L result) { return window.count > 0 ? Op::later(result, row.number + window.tap * units[2]) : result; };
+            if constexpr (n > 1)
+                if (step == 1 && window.step > 0 && window.count < 8 * n && 2 * alike >= n) {
+                    reduce_each<are_values, n>(first.from, window.count, window.step, alike, out + o, end);
+                    for (int64_t k = o; Op::has_numbers && k < o + alike; ++k) out[k] = later_of(out[k]);
+                    continue;
+                }
+            const int64_t different = window.step > 0 ? alike : 1;
+            for (int64_t k = 0; k < different; ++k) {
+                const Row one = {first.from + k * window.step * SIZE<are_values>, 0};
+                L result;
+                if (window.count < 8) result = combined_eight<are_values>(one, window.count, step, units[2]);
+                else if (step > 1) result = combined_apart<are_values>(one, window.count, step, units[2]);
+                else if constexpr (Op::has_numbers && !are_values) result = op.winner(one.from, window.count);
+                else result = combined_run<are_values>(one.from, window.count);
+                out[o + k] = later_of(result);
+            }
+            if (different < alike) std::fill_n(out + o, alike, out[o]);
         }
     }
 };
