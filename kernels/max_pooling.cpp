@@ -111,7 +111,7 @@ struct Winner {
         return values - P(number);
     }
     template <int64_t n>
-    Vector<S, n> key(Vector<S, n> element) const {
+    __attribute__((always_inline)) Vector<S, n> key(Vector<S, n> element) const {
         const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
         return (element & highest) > infinity ? highest : turned<n>(element);
     }
@@ -122,7 +122,7 @@ struct Winner {
     }
     static P of_key(S key, int64_t number) { return P(key) * (P(1) << SHIFT) + (FIRST - P(number)); }
     template <int64_t n>
-    Block<P, n> load(const S *from, int64_t number) const {
+    __attribute__((always_inline)) Block<P, n> load(const S *from, int64_t number) const {
         const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
         using B = Block<P, n>;
         if constexpr (n == 1) return {{of_key(keys, number)}};
@@ -294,7 +294,7 @@ __attribute__((noinline)) bool suits_lanes(const Numbers &numbers, int size) {
     for (int a = 0; a < 3; ++a) taps *= window_of(p.axes[a]), last += (window_of(p.axes[a]) - 1) * double(numbers.units[a]);
     if (p.lanes < n || taps > 1 << 14 || last >= std::ldexp(1., 8 * size - 1)) return false;
     const double vectors = double(parts_of(p.lanes, n) * n) / double(p.lanes), w = window_of(p.w());
-    return vectors * taps < (size == 8 ? 8 : 2) * (taps / w * double(p.w().stride) + w);
+    return vectors * taps < (size == 8 ? 8 : BYTES == 64 ? 2 : 3) * (taps / w * double(p.w().stride) + w);
 }
 
 // E: float32 as it is, others by their keys.
@@ -317,37 +317,45 @@ struct Lane final : WindowOperations {
         if constexpr (std::is_same_v<E, S>) return op.template key<n>(element);
         else return element;
     }
+    // Whether the challenger is better, or the first NaN.
+    static auto wins(const V &challenger, const V &best) {
+        if constexpr (std::is_same_v<E, S>) return challenger > best;
+        else return ~(challenger <= best) & (best == best);
+    }
     void combine_window(bool, Row *taps, int64_t count, int64_t lanes, char *made, char *result) const override {
         S *const which = reinterpret_cast<S *>(made);
-        // Two vectors take turns, which may begin inside those before.
-        for (int64_t begin = 0; count > 0 && begin < lanes; begin += 2 * n) {
+        if (count >= 16) return combine_parts<2>(taps, count, lanes, which, result);
+        if (count > 0) return combine_parts<1>(taps, count, lanes, which, result);
+        std::fill_n(which, lanes, S(none));
+        if (has_values) std::fill_n(reinterpret_cast<S *>(result), lanes, op.template turned<1>(op.lowest()));
+    }
+    // Two vectors take turns, which may begin inside those before; of many taps two parts do as well.
+    template <int64_t parts>
+    void combine_parts(const Row *taps, int64_t count, int64_t lanes, S *which, char *result) const {
+        const int64_t each = count / parts;
+        for (int64_t begin = 0; begin < lanes; begin += 2 * n) {
             const int64_t first = std::min(begin, std::max(lanes - 2 * n, int64_t(0))), at[2] = {first, std::min(first + n, lanes - n)};
-            V best[2];
-            N winning[2];
+            V best[2 * parts];
+            N winning[2 * parts];
+            const auto challenge = [&](const V &challenger, const N &number, int64_t c) {
+                const N is_better = wins(challenger, best[c]);
+                winning[c] = is_better ? number : winning[c];
+                best[c] = is_better ? challenger : best[c];
+            };
+#pragma GCC unroll 4
+            for (int64_t c = 0; c < 2 * parts; ++c) best[c] = load(taps[c / 2 * each], at[c % 2]), winning[c] = N{} + S(taps[c / 2 * each].number);
+            for (int64_t t = 1; t < each; ++t)
+#pragma GCC unroll 4
+                for (int64_t c = 0; c < 2 * parts; ++c) challenge(load(taps[c / 2 * each + t], at[c % 2]), N{} + S(taps[c / 2 * each + t].number), c);
 #pragma GCC unroll 2
-            for (int v = 0; v < 2; ++v) best[v] = load(taps[0], at[v]), winning[v] = N{} + S(taps[0].number);
-            for (int64_t t = 1; t < count; ++t) {
-                const N number = N{} + S(taps[t].number);
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; ++v) {
-                    const V challenger = load(taps[t], at[v]);
-                    N wins;
-                    if constexpr (std::is_same_v<E, S>) wins = challenger > best[v];
-                    else wins = ~(challenger <= best[v]) & (best[v] == best[v]);  // the first NaN
-                    winning[v] = wins ? number : winning[v];
-                    best[v] = wins ? challenger : best[v];
-                }
-            }
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; ++v) {
+            for (int64_t v = 0; v < 2; ++v) {
+                if (parts * each < count) challenge(load(taps[count - 1], at[v]), N{} + S(taps[count - 1].number), 2 * parts - 2 + v);
+                if constexpr (parts > 1) challenge(best[2 + v], winning[2 + v], v);
                 if constexpr (std::is_same_v<E, S>) best[v] = op.template turned<n>(best[v]);
                 if (has_values) write(best[v], result + at[v] * sizeof(E));
                 write(winning[v], which + at[v]);
             }
         }
-        if (count > 0) return;
-        std::fill_n(which, lanes, S(none));
-        if (has_values) std::fill_n(reinterpret_cast<S *>(result), lanes, op.template turned<1>(op.lowest()));
     }
 };
 
