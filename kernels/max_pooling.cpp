@@ -246,14 +246,14 @@ struct Numbers {
         const int64_t row = plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size + plane * p.lanes * plane_size;
         if (p.numbering == TAPS) return write_numbers(which, count, numbers, int(p.bytes), row);
-        int64_t found[PART];
-        for (int64_t at = 0, n; at < count; at += n) {
-            n = std::min(PART, count - at);
-            const int64_t *__restrict column = columns.data() + from + at;
-            VECTORIZE
-            for (int64_t i = 0; i < n; ++i) found[i] = which[at + i] < 0 ? -1 : origin + column[i] + which[at + i];
-            write_numbers(found, n, numbers, int(p.bytes), row + at);
-        }
+        const int64_t *__restrict column = columns.data() + from;
+        with_numbers(int(p.bytes), [=](auto position) {
+            using N = decltype(position);
+            N *__restrict out = static_cast<N *>(numbers) + row;
+            if constexpr (sizeof(N) >= 4)
+                VECTORIZE
+                for (int64_t i = 0; i < count; ++i) out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);
+        });
     }
 };
 
