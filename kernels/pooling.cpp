@@ -107,6 +107,7 @@ struct RowPooling {
     const int64_t elements = (p.lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
     // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
     const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
+    // Taking each fifth element and so on has no vectors: 5/5 to 12/12 of 64x4096 take .22 to .4 of the time with AVX2.
     const bool is_wide_w = is_wide(op, p.lanes, w), is_reduced = p.lanes == 1 && w.stride > 4 && !is_wide_w;
     const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / p.lanes : elements / p.lanes / w.stride);
     const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
@@ -436,6 +437,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 continue;
             }
             const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
+            // 2.3 ns for each are not spent where windows are alike: 64/64 of 64x4096 takes .65 to .9 of the time.
             const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 && w.first(o + outputs - 1) + w.extent() <= w.size;
             if (!is_table && are_whole) spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
             for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k) spans[k] = w.span_of(o + k);
@@ -448,7 +450,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                 for (int64_t k = 0; k < outputs; k += of_w[k].alike)
                     if (of_w[k].count > 0) {
                         low = std::min(low, of_w[k].begin);
-                        const int64_t last = of_w[k].begin + (of_w[k].alike - 1) * of_w[k].step;
+                        const int64_t last = of_w[k].begin + (std::min(of_w[k].alike, outputs - k) - 1) * of_w[k].step;
                         high = std::max(high, last + (of_w[k].count - 1) * w.dilation + 1);
                     }
                 const int64_t length = std::max<int64_t>(0, high - low);
@@ -500,6 +502,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     if (!are_huge && (is_wide(op, lanes, h) || (lanes > 1 && has_wide_w) || is_separate)) return pool_rows(true);
     // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
     // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests.
+    // Of one lane windows of 64 take as long either way, those of 20 whose elements are loaded .7 of it as windows.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < rows * window * (bytes + 128)
                                    : w.window < (op.element_size == op.value_size ? 64 : 16) || w.dilation > 1;

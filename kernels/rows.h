@@ -479,7 +479,7 @@ struct Rows final : RowOperations {
             alike = std::min(window.alike, outputs - o);
             const auto later_of = [&](L result) { return window.count > 0 ? Op::later(result, row.number + window.tap * units[2]) : result; };
             if constexpr (n > 1)
-                if (step == 1 && window.step > 0 && window.count < 8 * n && 2 * alike >= n) {
+                if (step == 1 && window.step > 0 && window.count > 0 && window.count < 8 * n && 2 * alike >= n) {
                     reduce_each<are_values, n>(first.from, window.count, window.step, alike, out + o, end);
                     for (int64_t k = o; Op::has_numbers && k < o + alike; ++k) out[k] = later_of(out[k]);
                     continue;
