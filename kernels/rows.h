@@ -186,7 +186,8 @@ struct Block {
 
 // Operations on rows, made from an Op:
 //     Value, Element, lanes, few, takes_twice, has_numbers, has_keys, is_plain(), identity(), of(first, second),
-//     later(values, number), load<n>(elements, number), and winner(elements, count) where it has numbers
+//     later(values, number), load<n>(elements, number), and where it has numbers
+//     winner(elements, count) and first_winners<n, count>(rows, i)
 template <class Op>
 struct Rows final : RowOperations {
     using L = typename Op::Value;
@@ -285,8 +286,10 @@ struct Rows final : RowOperations {
         Row rows[count];
 #pragma GCC unroll 9
         for (int64_t k = 0; k < count; ++k) rows[k] = {given[k].from + begin * SIZE<are_values>, Op::has_numbers ? given[k].number : 0};
-        const auto block = [&](int64_t i) {
-            const B made = tree<are_values, n, 0, count>(by, rows, i);
+        const auto block = [&](int64_t i) __attribute__((always_inline)) {  // GCC makes a function of it, as two places call it
+            B made;
+            if constexpr (Op::has_numbers && sizeof(T) == 4 && !are_values && n > 1) made = by.template first_winners<n, count>(rows, i);
+            else made = tree<are_values, n, 0, count>(by, rows, i);
             return adds ? combined(block_at<B>(out + i), made) : made;
         };
         const int64_t whole = length / n * n;
