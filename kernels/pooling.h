@@ -92,6 +92,14 @@ struct Problem {
 
 namespace dmlpool {
 
+#if defined(__AVX512F__)
+constexpr int64_t BYTES = 64;  // of a vector of the processor's width
+#elif defined(__AVX2__)
+constexpr int64_t BYTES = 32;
+#else
+constexpr int64_t BYTES = 16;
+#endif
+
 // A problem, and tables of what its windows read along those axes whose windows the problem does not say.
 struct Windows {
     Problem p;

@@ -15,13 +15,6 @@ namespace dmlpool {
 namespace {
 
 // Vectors of the processor's width, and of n elements: one element is itself.
-#if defined(__AVX512F__)
-constexpr int64_t BYTES = 64;
-#elif defined(__AVX2__)
-constexpr int64_t BYTES = 32;
-#else
-constexpr int64_t BYTES = 16;
-#endif
 template <class L>
 constexpr int64_t LANES = sizeof(L) > 8 ? 1 : BYTES / int64_t(sizeof(L));
 template <class E, int64_t n>
