@@ -506,8 +506,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     // rows take less than they seem to: 7/7 over 64 lanes .4 of the time, 4/4 over 256 .5, 3/3 .8.
     // Of one lane windows of 64 take as long either way, those of 20 whose elements are loaded .7 of it as windows.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
-    constexpr double times = BYTES == 64 ? 1 : 1.6;
-    const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < times * rows * window * (bytes + 128)
+    const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < (BYTES == 64 ? 1 : 1.6) * rows * window * (bytes + 128)
                                    : w.window < (op.element_size == op.value_size ? 64 : 16) || w.dilation > 1;
     if (is_huge(w) || !(by_rows || (!are_huge && has_wide_w))) return pool_windows(op, finish, input, output, windows);
     pool_rows(false);

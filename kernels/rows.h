@@ -179,8 +179,7 @@ struct Block {
 
 // Operations on rows, made from an Op:
 //     Value, Element, lanes, few, takes_twice, has_numbers, has_keys, is_plain(), identity(), of(first, second),
-//     later(values, number), load<n>(elements, number), and where it has numbers
-//     winner(elements, count) and first_winners<n, count>(rows, i)
+//     later(values, number), load<n>(elements, number); with numbers winner(elements, count), first_winners<n, count>(rows, i)
 template <class Op>
 struct Rows final : RowOperations {
     using L = typename Op::Value;
