@@ -441,7 +441,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 && w.first(o + outputs - 1) + w.extent() <= w.size;
             if (!is_table && are_whole) spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
             for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k) spans[k] = w.span_of(o + k);
-            const int64_t fresh = d.outputs == 1 ? std::max<int64_t>(0, windows.at(1, oh).count - h.stride) : 0;
+            const int64_t first_new = d.outputs == 1 ? std::max<int64_t>(0, windows.at(1, oh).count - h.stride) : 0;
             int64_t count = find_rows(op, p, input, plane, windows.at(0, od), windows.at(1, oh), 0, rows.data()), low = 0, high = 0;
             // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the time, 32/32 on 256x256 .8.
             if (lanes == 1 && count > 1 && h.window > 0) prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
@@ -474,7 +474,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                         for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * step, tap.number += op.steps[2]) read[taps++] = tap;
                     }
                 }
-                for (int64_t at = (fresh + 1) * span.count; ahead > 0 && at > 0 && at <= taps; at += span.count)
+                for (int64_t at = (first_new + 1) * span.count; ahead > 0 && at > 0 && at <= taps; at += span.count)
                     prefetch<true>(read[at - 1].from + w.dilation * step, ahead);
                 char *const result = results + k * pitch;
                 op.combine_window(are_shared, read.data(), taps, lanes, result, out + k * lanes * finish.result_size);
