@@ -441,8 +441,9 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
             const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 && w.first(o + outputs - 1) + w.extent() <= w.size;
             if (!is_table && are_whole) spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
             for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k) spans[k] = w.span_of(o + k);
-            const int64_t first_new = d.outputs == 1 ? std::max<int64_t>(0, windows.at(1, oh).count - h.stride) : 0;
-            int64_t count = find_rows(op, p, input, plane, windows.at(0, od), windows.at(1, oh), 0, rows.data()), low = 0, high = 0;
+            const Span height = windows.at(1, oh);
+            const int64_t first_new = d.outputs == 1 ? std::max<int64_t>(0, height.count - h.stride) : 0;
+            int64_t count = find_rows(op, p, input, plane, windows.at(0, od), height, 0, rows.data()), low = 0, high = 0;
             // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the time, 32/32 on 256x256 .8.
             if (lanes == 1 && count > 1 && h.window > 0) prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
             const bool are_shared = lanes == 1 ? count != 1 : shares_columns;
@@ -502,8 +503,8 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     const bool has_wide_w = is_wide(op, lanes, w);
     if (!are_huge && (is_wide(op, lanes, h) || (lanes > 1 && has_wide_w) || is_separate)) return pool_rows(true);
     // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
-    // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests. With AVX2
-    // rows take less than they seem to: 7/7 over 64 lanes .4 of the time, 4/4 over 256 .5, 3/3 .8.
+    // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests. In narrower
+    // vectors rows take less than they seem to: 7/7 over 64 lanes .4 of the time, 4/4 over 256 .5, 3/3 .8.
     // Of one lane windows of 64 take as long either way, those of 20 whose elements are loaded .7 of it as windows.
     const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
     const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < (BYTES == 64 ? 1 : 1.6) * rows * window * (bytes + 128)

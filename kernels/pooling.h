@@ -91,7 +91,6 @@ struct Problem {
 };
 
 namespace dmlpool {
-
 #if defined(__AVX512F__)
 constexpr int64_t BYTES = 64;  // of a vector of the processor's width
 #elif defined(__AVX2__)
