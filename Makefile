@@ -44,6 +44,7 @@ coverage: $(INSTALLED)  ## branch coverage of the everyday tests, the interprete
 lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 	$(BIN)/mypy
 
 bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on a busy machine, in models; half an hour

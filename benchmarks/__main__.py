@@ -15,7 +15,8 @@ from typing import Any
 
 # JAX takes three quarters of a GPU's memory when it starts; read when it is imported.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# PyTorch's profiler, which counts allocations, says on stderr when it starts and stops; read when PyTorch is imported.
+# PyTorch's profiler, which counts allocations, says on stderr when it starts and stops; read when
+# PyTorch is imported.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
@@ -43,10 +44,13 @@ def parser() -> argparse.ArgumentParser:
     )
     chosen = parsed.add_mutually_exclusive_group()
     chosen.add_argument(
-        "--rows", help="comma-separated groups, or text in a row's name (default: all; --quick: core, overhead)"
+        "--rows",
+        help="comma-separated groups, or text in a row's name (default: all; --quick: core, overhead)",
     )
     chosen.add_argument(
-        "--scaling", action="store_true", help="curves instead: cost against the window, the size, the threads"
+        "--scaling",
+        action="store_true",
+        help="curves instead: cost against the window, the size, the threads",
     )
     chosen.add_argument(
         "--models",
@@ -55,24 +59,46 @@ def parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="blocks of known models instead, torch.nn's layers against this package's: all, or those named TEXT",
     )
-    parsed.add_argument("--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)")
     parsed.add_argument(
-        "--row-seconds", type=float, help="no new round after this long (default: 1.5; --scaling: 0.5; --quick: 0.2)"
+        "--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)"
     )
-    parsed.add_argument("--threads", type=int, help="threads of every contestant that lets itself be told")
-    parsed.add_argument("--load", action="store_true", help="measure beside one busy process per core")
+    parsed.add_argument(
+        "--row-seconds",
+        type=float,
+        help="no new round after this long (default: 1.5; --scaling: 0.5; --quick: 0.2)",
+    )
+    parsed.add_argument(
+        "--threads", type=int, help="threads of every contestant that lets itself be told"
+    )
+    parsed.add_argument(
+        "--load", action="store_true", help="measure beside one busy process per core"
+    )
     compilers = parsed.add_mutually_exclusive_group()
     compilers.add_argument(
-        "--compile", action="store_true", help="torch.compile of ATen's operators too: seconds per row"
+        "--compile",
+        action="store_true",
+        help="torch.compile of ATen's operators too: seconds per row",
     )
-    compilers.add_argument("--without-compilers", action="store_true", help="leave out who compiles each row: JAX too")
-    parsed.add_argument("--deadline", type=float, help="begin no row after so many seconds; what there is, is written")
-    parsed.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parsed.add_argument("--out", type=Path, help="JSON file to write (default: a dated one in benchmarks/results)")
+    compilers.add_argument(
+        "--without-compilers", action="store_true", help="leave out who compiles each row: JAX too"
+    )
     parsed.add_argument(
-        "--quick", action="store_true", help="a glance in less than a minute: batches of one, marked as such"
+        "--deadline",
+        type=float,
+        help="begin no row after so many seconds; what there is, is written",
     )
-    parsed.add_argument("--list", action="store_true", help="print the rows that --rows chooses and stop")
+    parsed.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parsed.add_argument(
+        "--out", type=Path, help="JSON file to write (default: a dated one in benchmarks/results)"
+    )
+    parsed.add_argument(
+        "--quick",
+        action="store_true",
+        help="a glance in less than a minute: batches of one, marked as such",
+    )
+    parsed.add_argument(
+        "--list", action="store_true", help="print the rows that --rows chooses and stop"
+    )
     return parsed
 
 
@@ -89,12 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 220)
     if options.list:
         for row in rows:
-            console.print(f"{row.name}  [dim]{row.origin or ', '.join(row.groups)}[/dim]", highlight=False)
+            console.print(
+                f"{row.name}  [dim]{row.origin or ', '.join(row.groups)}[/dim]", highlight=False
+            )
         return 0
     settings = Settings(
         device=torch.device(options.device),
         rounds=options.rounds if options.rounds is not None else 3 if options.quick else 30,
-        row_seconds=options.row_seconds if options.row_seconds is not None else default_seconds(options),
+        row_seconds=options.row_seconds
+        if options.row_seconds is not None
+        else default_seconds(options),
         busy_processes=cores() if options.load else 0,
         seed=int.from_bytes(os.urandom(4)),
     )
@@ -114,9 +144,14 @@ def default_seconds(options: argparse.Namespace) -> float:
     return 0.2 if options.quick else 0.5 if options.scaling else 1.5
 
 
-def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, console: Console) -> int:
-    """Measure the rows, or the curves if these are asked for, show and save; 1 if a result of ours was wrong."""
-    peers, absent = present(settings.device.type, options.compile, options.quick, not options.without_compilers)
+def run(
+    rows: list[Workload], settings: Settings, options: argparse.Namespace, console: Console
+) -> int:
+    """Measure the rows, or the curves if these are asked for, show and save; 1 if a result of ours
+    was wrong."""
+    peers, absent = present(
+        settings.device.type, options.compile, options.quick, not options.without_compilers
+    )
     conditions: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(settings.device),
@@ -137,13 +172,17 @@ def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, c
     if options.scaling:
         points = list(scaling.points(settings.device.type, options.quick))
         along, wrong = measure_all(
-            [(point.name, partial(point.measure, contestants, settings)) for point in points], options.deadline
+            [(point.name, partial(point.measure, contestants, settings)) for point in points],
+            options.deadline,
         )
-        measured = [(point, row) for point, row in zip(points, along, strict=True) if row is not None]
+        measured = [
+            (point, row) for point, row in zip(points, along, strict=True) if row is not None
+        ]
         results = Results(conditions, (), scaling.curves(measured))
     else:
         across, wrong = measure_all(
-            [(row.name, partial(measure, row, contestants, settings)) for row in rows], options.deadline
+            [(row.name, partial(measure, row, contestants, settings)) for row in rows],
+            options.deadline,
         )
         results = Results(conditions, tuple(row for row in across if row is not None))
     conditions["load_average"]["end"] = machine.load_average()
@@ -160,14 +199,20 @@ def run(rows: list[Workload], settings: Settings, options: argparse.Namespace, c
 def measure_all(
     tasks: list[tuple[str, Callable[[], RowResult]]], deadline: float | None
 ) -> tuple[list[RowResult | None], list[str]]:
-    """Every row behind a progress bar; a wrong result ends its row, which is None then, not the run.
+    """Every row behind a progress bar; a wrong result ends its row, which is None then, not the
+    run.
 
     None is begun after ``deadline`` seconds: these rows are None, too.
     """
     measured: list[RowResult | None] = []
     wrong = []
     end = math.inf if deadline is None else time.monotonic() + deadline
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=len(tasks))
         for name, task in tasks:
@@ -190,7 +235,8 @@ def show(results: Results, console: Console) -> None:
         console.print(row_table(group, part))
     if results.rows:
         console.print(
-            "Ratios are a peer's time over ours: above 1x ours is faster. Tiny tensors: how much longer ours takes."
+            "Ratios are a peer's time over ours: above 1x ours is faster. Tiny tensors: how much "
+            "longer ours takes."
         )
     for curve in results.curves:
         for line in tables.growth(curve):
@@ -210,7 +256,9 @@ def show(results: Results, console: Console) -> None:
 
 def row_table(group: str, results: Results) -> Table:
     """One line per row; what is slower than a peer in red."""
-    table = Table(title=f"{group}: {GROUPS[group]}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"{group}: {GROUPS[group]}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for number, title in enumerate(tables.header(results)):
         table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number > 0)
     for row in results.rows:

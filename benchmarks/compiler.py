@@ -12,15 +12,25 @@ from triton.compiler import ASTSource, make_backend
 
 SM_90 = GPUTarget("cuda", 90, 32)
 POINTERS = {
-    "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64",
-    "int8": "*i8", "uint8": "*u8", "int16": "*i16", "uint16": "*u16", "int32": "*i32", "uint32": "*u32",
-    "int64": "*i64", "uint64": "*u64",
-}  # fmt: skip
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float32": "*fp32",
+    "float64": "*fp64",
+    "int8": "*i8",
+    "uint8": "*u8",
+    "int16": "*i16",
+    "uint16": "*u16",
+    "int32": "*i32",
+    "uint32": "*u32",
+    "int64": "*i64",
+    "uint64": "*u64",
+}
 """Triton's notation of tensors by their data types' names."""
 
 
 class Request(NamedTuple):
-    """A kernel, its arguments' types in Triton's notation and which are multiples of 16, its constants, its warps."""
+    """A kernel, its arguments' types in Triton's notation and which are multiples of 16, its
+    constants, its warps."""
 
     kernel: Any
     types: tuple[str, ...]
@@ -30,9 +40,13 @@ class Request(NamedTuple):
 
     def source(self) -> ASTSource:
         names = self.kernel.arg_names
-        signature = dict(zip(names, self.types, strict=False)) | dict.fromkeys(names[len(self.types) :], "constexpr")
+        signature = dict(zip(names, self.types, strict=False)) | dict.fromkeys(
+            names[len(self.types) :], "constexpr"
+        )
         attributes = {(i,): [["tt.divisibility", 16]] for i in self.aligned}
-        return ASTSource(fn=self.kernel, signature=signature, constexprs=dict(self.constants), attrs=attributes)
+        return ASTSource(
+            fn=self.kernel, signature=signature, constexprs=dict(self.constants), attrs=attributes
+        )
 
     def options(self) -> dict[str, Any]:
         return {"num_warps": self.warps, "enable_fp_fusion": True}

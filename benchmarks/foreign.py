@@ -1,4 +1,5 @@
-"""Peers from outside PyTorch: ONNX Runtime, JAX, FlagGems. Each is imported when it is asked for."""
+"""Peers from outside PyTorch: ONNX Runtime, JAX, FlagGems. Each is imported when it is asked
+for."""
 
 from __future__ import annotations
 
@@ -20,12 +21,15 @@ def imported(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as reason:
         raise Absent(
-            "not installed" if isinstance(reason, ModuleNotFoundError) else f"import failed: {reason}"
+            "not installed"
+            if isinstance(reason, ModuleNotFoundError)
+            else f"import failed: {reason}"
         ) from None
 
 
 def bind_onnx_runtime(problem: Problem) -> list[Bound]:
-    """A session on a one-node model, its input bound beforehand, its output from ONNX Runtime's own allocator."""
+    """A session on a one-node model, its input bound beforehand, its output from ONNX Runtime's own
+    allocator."""
     runtime, workload = imported("onnxruntime"), problem.workload
     if workload.mode not in ("forward", "indices", "quantized"):
         raise Absent("inference alone")
@@ -59,14 +63,19 @@ def bind_onnx_runtime(problem: Problem) -> list[Bound]:
 
 
 def _onnx_tensors(binding: Any, workload: Workload, _: None) -> tuple[Tensor, ...]:
-    """Copies, for the next run may write to the same memory; indices count over the whole tensor, so take the rest."""
+    """Copies, for the next run may write to the same memory; indices count over the whole tensor,
+    so take the rest."""
     values, *indices = (torch.from_numpy(array).clone() for array in binding.copy_outputs_to_cpu())
     plane = math.prod(workload.sizes[2:])
-    return (values.movedim(-1, 1) if workload.channels_last else values, *(index % plane for index in indices))
+    return (
+        values.movedim(-1, 1) if workload.channels_last else values,
+        *(index % plane for index in indices),
+    )
 
 
 def bind_jax(problem: Problem) -> list[Bound]:
-    """``reduce_window`` under jit, forward or with its vector-Jacobian product; waits for the result."""
+    """``reduce_window`` under jit, forward or with its vector-Jacobian product; waits for the
+    result."""
     jax, workload = imported("jax"), problem.workload
     if workload.mode not in ("forward", "training"):
         raise Absent("no indices, and no quantized pool")
@@ -97,11 +106,15 @@ def bind_jax(problem: Problem) -> list[Bound]:
 
 
 def _jax_pool(jax: Any, workload: Workload) -> Any:
-    """The row as a JAX function: a reduction, then for averages a division by each window's count."""
+    """The row as a JAX function: a reduction, then for averages a division by each window's
+    count."""
     jnp, lax, axes = jax.numpy, jax.lax, workload.geometry.axes
     padding = [(0, 0), (0, 0)]
-    for axis, size, outputs in zip(axes, workload.sizes[2:], workload.output_sizes[2:], strict=True):
-        # To where the last window reaches: ceil_mode's may lie past the padding, another one's short of it.
+    for axis, size, outputs in zip(
+        axes, workload.sizes[2:], workload.output_sizes[2:], strict=True
+    ):
+        # To where the last window reaches: ceil_mode's may lie past the padding, another one's
+        # short of it.
         reach = axis.first_position(outputs - 1) + axis.extent - size
         padding.append((axis.start_padding, max(reach, 0)))
     shape = {
@@ -113,9 +126,13 @@ def _jax_pool(jax: Any, workload: Workload) -> Any:
     if workload.family == "max":
         integers = not workload.torch_dtype.is_floating_point
         lowest = torch.iinfo(workload.torch_dtype).min if integers else -math.inf
-        return lambda operand: lax.reduce_window(operand, operand.dtype.type(lowest), lax.max, **shape)
+        return lambda operand: lax.reduce_window(
+            operand, operand.dtype.type(lowest), lax.max, **shape
+        )
     counts = torch.ones(())
-    for axis, size, outputs in zip(axes, workload.sizes[2:], workload.output_sizes[2:], strict=True):
+    for axis, size, outputs in zip(
+        axes, workload.sizes[2:], workload.output_sizes[2:], strict=True
+    ):
         along = [
             axis.taps_before(output, size + axis.end_padding)
             if workload.include_padding
@@ -138,7 +155,9 @@ def _wait(jax: Any, compiled: Any, operands: list[Any]) -> Any:
 
 def _to_jax(jax: Any, tensor: Tensor) -> Any:
     """On the tensor's own kind of device; a copy, as JAX wants its memory aligned."""
-    return jax.block_until_ready(jax.numpy.array(jax.dlpack.from_dlpack(tensor.detach()), copy=True))
+    return jax.block_until_ready(
+        jax.numpy.array(jax.dlpack.from_dlpack(tensor.detach()), copy=True)
+    )
 
 
 def _from_jax(returned: Any) -> tuple[Tensor, ...]:
@@ -146,13 +165,16 @@ def _from_jax(returned: Any) -> tuple[Tensor, ...]:
 
 
 def flag_gems_pool(workload: Workload) -> Any:
-    """FlagGems' Triton operators, called directly; they pool two dimensions and come without autograd."""
+    """FlagGems' Triton operators, called directly; they pool two dimensions and come without
+    autograd."""
     operators = imported("flag_gems.ops")
     if workload.rank != 2 or workload.mode not in ("forward", "indices") or workload.channels_last:
         raise Absent("bound for plain 2-D forward pools alone")
     window = (workload.window, workload.stride, workload.padding)
     if workload.family == "average":
-        return lambda tensor: operators.avg_pool2d(tensor, *window, workload.ceil_mode, workload.include_padding)
+        return lambda tensor: operators.avg_pool2d(
+            tensor, *window, workload.ceil_mode, workload.include_padding
+        )
     pool = operators.max_pool2d_with_indices
     if workload.mode == "indices":
         return lambda tensor: pool(tensor, *window, workload.dilation, workload.ceil_mode)

@@ -35,22 +35,43 @@ def goals(results: Results) -> list[Goal]:
         found = [_mean("all rows", rows, ATEN, 4), _none_behind("all rows", rows, 0.9)]
         return [goal for goal in found if goal is not None]
     usual = [row for row in rows if row.groups != ("extremes",)]
-    forward, training = (_of_kind(usual, mode, "contiguous", "float32") for mode in ("forward", MODES["training"]))
-    found = [_mean("contiguous, float32, forward", forward, *aim) for aim in ((ATEN, 7), ("oneDNN", 1), (ORT, 1.8))]
+    forward, training = (
+        _of_kind(usual, mode, "contiguous", "float32") for mode in ("forward", MODES["training"])
+    )
+    found = [
+        _mean("contiguous, float32, forward", forward, *aim)
+        for aim in ((ATEN, 7), ("oneDNN", 1), (ORT, 1.8))
+    ]
     found.append(_mean("contiguous, float32, forward + backward", training, ATEN, 3.5))
     for mode, least in (("forward", 1.8), (MODES["training"], 1.4)):
         found.append(
-            _mean(f"channels_last, float32, {mode}", _of_kind(usual, mode, "channels_last", "float32"), ATEN, least)
+            _mean(
+                f"channels_last, float32, {mode}",
+                _of_kind(usual, mode, "channels_last", "float32"),
+                ATEN,
+                least,
+            )
         )
-    found += [_mean(f"{dtype}, forward", _of_kind(usual, "forward", "contiguous", dtype), ATEN, 10) for dtype in HALVES]
     found += [
-        _mean(f"{dtype}, forward", _of_kind(usual, "forward", "contiguous", dtype), ATEN, 12) for dtype in NARROW_TYPES
+        _mean(f"{dtype}, forward", _of_kind(usual, "forward", "contiguous", dtype), ATEN, 10)
+        for dtype in HALVES
     ]
-    found.append(_mean("int64, forward", _of_kind(usual, "forward", "contiguous", "int64"), ATEN, 6))
+    found += [
+        _mean(f"{dtype}, forward", _of_kind(usual, "forward", "contiguous", dtype), ATEN, 12)
+        for dtype in NARROW_TYPES
+    ]
+    found.append(
+        _mean("int64, forward", _of_kind(usual, "forward", "contiguous", "int64"), ATEN, 6)
+    )
     quantized = [row for row in usual if MODES["quantized"] in row.kind]
     found += [_mean("quantized averages", quantized, peer, 4) for peer in (ATEN, ORT)]
     for mode in TINY_SECONDS:
-        found.append(_tiny(mode, [row for row in results.rows if row.small and _mode(row) == (MODES[mode] or mode)]))
+        found.append(
+            _tiny(
+                mode,
+                [row for row in results.rows if row.small and _mode(row) == (MODES[mode] or mode)],
+            )
+        )
     found.append(_none_behind("rows of 50 µs and more", rows, 1))
     return [goal for goal in found if goal is not None]
 
@@ -91,4 +112,9 @@ def _exceptions(
     if not compared:
         return None
     failing = sum(map(fails, compared))
-    return Goal(what, aim, f"{failing or 'none'} of {tables.count(len(compared), 'row')} {fault}", not failing)
+    return Goal(
+        what,
+        aim,
+        f"{failing or 'none'} of {tables.count(len(compared), 'row')} {fault}",
+        not failing,
+    )

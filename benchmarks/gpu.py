@@ -1,8 +1,10 @@
-"""`make gpu`: everything that needs a GPU, in one command of under nine minutes and without a network.
+"""`make gpu`: everything that needs a GPU, in one command of under nine minutes and without a
+network.
 
-Steps are processes with limits; at its limit a step's whole process group is ended. Their whole logs go to the folder
-that the variable OUT names, gpu.json beside them; failures are printed as they happen. Nothing need be installed but
-PyTorch, Triton, numpy and pytest: the steps import a copy of this checkout's package.
+Steps are processes with limits; at its limit a step's whole process group is ended. Their whole
+logs go to the folder that the variable OUT names, gpu.json beside them; failures are printed as
+they happen. Nothing need be installed but PyTorch, Triton, numpy and pytest: the steps import a
+copy of this checkout's package.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def steps(folder: Path, sanitizer: str | None) -> list[tuple[str, list[str], int
         ("tests", f"{python} -m {tests}", 140),
         ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 100),
     ]
-    return [(name, shlex.split(command), limit) for name, command, limit in found if sanitizer or name != "memcheck"]
+    return [
+        (name, shlex.split(command), limit)
+        for name, command, limit in found
+        if sanitizer or name != "memcheck"
+    ]
 
 
 def main() -> int:
@@ -71,7 +77,8 @@ def main() -> int:
 
 
 def environment_of(copy: Path) -> dict[str, str]:
-    """Variables under which Python imports the package as a wheel would have it, with its kernels, out of ``copy``."""
+    """Variables under which Python imports the package as a wheel would have it, with its kernels,
+    out of ``copy``."""
     shutil.copytree(ROOT / "torch_dmlpool", copy / "torch_dmlpool")
     shutil.copytree(ROOT / "kernels", copy / "torch_dmlpool" / "kernels")
     paths = [str(copy), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -79,19 +86,26 @@ def environment_of(copy: Path) -> dict[str, str]:
     if CACHE.is_dir():
         relocate(CACHE)
         found["TRITON_CACHE_DIR"] = str(CACHE)
-    # Else the folder that Python is started in would come first, whose package lies apart from its kernels.
+    # Else the folder that Python is started in would come first, whose package lies apart from its
+    # kernels.
     return found | {"PYTHONSAFEPATH": "1"}
 
 
 def run_step(
     name: str, command: list[str], seconds: float, environment: dict[str, str], folder: Path
 ) -> dict[str, Any]:
-    """Run a process and whatever it starts for no longer than that; print the lines that tell, keep all."""
+    """Run a process and whatever it starts for no longer than that; print the lines that tell, keep
+    all."""
     print(f"== {name}: at most {seconds} s", flush=True)
     started, path = time.monotonic(), folder / f"{name}.log"
     with path.open("w") as log, path.open() as written:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         ended = False
         while not ended:
@@ -102,7 +116,8 @@ def run_step(
                     print(line, end="", flush=True)
     status = process.poll()
     with_limit = status is None
-    for one in (signal.SIGINT, signal.SIGKILL) if with_limit else (signal.SIGKILL,):  # whatever it has left behind, too
+    # whatever it has left behind, too
+    for one in (signal.SIGINT, signal.SIGKILL) if with_limit else (signal.SIGKILL,):
         try:
             os.killpg(process.pid, one)
         except ProcessLookupError:
@@ -115,7 +130,12 @@ def run_step(
     if with_limit:
         print(f"== {name}: ended at its limit", flush=True)
     taken = round(time.monotonic() - started, 1)
-    return {"name": name, "exit_status": 124 if with_limit else status, "seconds": taken, "last": lines[-1:]}
+    return {
+        "name": name,
+        "exit_status": 124 if with_limit else status,
+        "seconds": taken,
+        "last": lines[-1:],
+    }
 
 
 def machine() -> dict[str, Any]:
@@ -123,7 +143,11 @@ def machine() -> dict[str, Any]:
     import triton
 
     properties = torch.cuda.get_device_properties(0)
-    versions = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
+    versions = {
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": sys.version.split()[0],
+    }
     memory = round(properties.total_memory / 2**30, 1)
     return {
         "device": properties.name,

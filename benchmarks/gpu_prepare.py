@@ -1,6 +1,8 @@
-"""`make gpu-prepare`: compiles what `make gpu` launches into `.gpu-cache`, by a process for each processor.
+"""`make gpu-prepare`: compiles what `make gpu` launches into `.gpu-cache`, by a process for each
+processor.
 
-Triton finds it there if its version and Python's are the same as here: on the GPU's machine, or carried there.
+Triton finds it there if its version and Python's are the same as here: on the GPU's machine, or
+carried there.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class _NotRun:
 
 @contextmanager
 def recorded() -> Iterator[list[tuple[Any, ...]]]:
-    """Inside, launches on tensors without memory are not run; what the backend wants compiled for an H200."""
+    """Inside, launches on tensors without memory are not run; what the backend wants compiled for
+    an H200."""
     from torch_dmlpool.backends import triton as backend
 
     found: list[tuple[Any, ...]] = []
@@ -56,7 +59,9 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
     with (
         mock.patch.object(backend, "runs_ptx", return_value=True),
         mock.patch.object(backend, "_compiled", not_compiled),
-        mock.patch.object(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0)),
+        mock.patch.object(
+            backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0)
+        ),
     ):
         yield found
 
@@ -108,13 +113,20 @@ def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
     for path in folder.glob("*/*"):
         if path.suffix in (".ttir", ".ttgir", ".llir", ".source", ".ptx"):
             path.unlink()
-    size, seconds = sum(path.stat().st_size for path in folder.glob("*/*")), time.monotonic() - started
-    print(f"{len(launches)} launches, {new} compiled in {seconds:.0f} s; {folder} has {size / 2**20:.0f} MiB")
+    size, seconds = (
+        sum(path.stat().st_size for path in folder.glob("*/*")),
+        time.monotonic() - started,
+    )
+    print(
+        f"{len(launches)} launches, {new} compiled in {seconds:.0f} s; {folder} has "
+        f"{size / 2**20:.0f} MiB"
+    )
     return 0
 
 
 def relocate(folder: Path) -> None:
-    """Triton's cache names its files by their whole paths: let them be those of the folder as it lies here."""
+    """Triton's cache names its files by their whole paths: let them be those of the folder as it
+    lies here."""
     for path in folder.glob("*/__grp__*.json"):
         group = json.loads(path.read_text())
         group["child_paths"] = {name: str(path.parent / name) for name in group["child_paths"]}

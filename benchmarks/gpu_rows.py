@@ -1,4 +1,5 @@
-"""The static model's rows measured on a GPU, each beside its prediction and a copy of the same bytes."""
+"""The static model's rows measured on a GPU, each beside its prediction and a copy of the same
+bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from benchmarks import static
 from benchmarks.gpu_prepare import CACHE
 from benchmarks.gpu_smoke import options
 
-FLUSHED_BYTES = 2**29  # read between calls: several times the L2 cache, for longer than the host needs to launch a call
+# read between calls: several times the L2 cache, for longer than the host needs to launch a call
+FLUSHED_BYTES = 2**29
 CALLS = 10
 
 
 def measure_rows(end: float, every: int) -> int:
-    """Each row's fraction of a copy's speed beside its prediction: a line at once, and in rows.jsonl."""
+    """Each row's fraction of a copy's speed beside its prediction: a line at once, and in
+    rows.jsonl."""
     flush = torch.ones(FLUSHED_BYTES // 4, device="cuda")
     path, predictions = Path(os.environ.get("OUT", ".")) / "rows.jsonl", CACHE / "predictions.json"
     known = json.loads(predictions.read_text()) if predictions.is_file() else {}
@@ -55,12 +58,23 @@ def measure_rows(end: float, every: int) -> int:
             except Exception as error:
                 print(f"WRONG {row.name}: {type(error).__name__}: {error}", flush=True)
                 continue
-            found = {"row": row.name, "seconds": taken, "copy": copies[moved], "fraction": copies[moved] / taken}
+            found = {
+                "row": row.name,
+                "seconds": taken,
+                "copy": copies[moved],
+                "fraction": copies[moved] / taken,
+            }
             found["predicted"] = known.get(row.name)
             log.write(json.dumps(found) + "\n")
             log.flush()
-            beside = f"predicted {found['predicted']:.2f}" if found["predicted"] else "not predicted"
-            print(f"{row.name:58} {taken * 1e6:7.1f} us  {found['fraction']:.2f} of the copy, {beside}", flush=True)
+            beside = (
+                f"predicted {found['predicted']:.2f}" if found["predicted"] else "not predicted"
+            )
+            print(
+                f"{row.name:58} {taken * 1e6:7.1f} us  {found['fraction']:.2f} of the copy, "
+                f"{beside}",
+                flush=True,
+            )
     return 0
 
 

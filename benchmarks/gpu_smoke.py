@@ -1,4 +1,5 @@
-"""Every kernel, type and layout on a GPU against the reference on the CPU: a line for each as it is done."""
+"""Every kernel, type and layout on a GPU against the reference on the CPU: a line for each as it is
+done."""
 
 from __future__ import annotations
 
@@ -17,30 +18,48 @@ from torch_dmlpool.window import Window
 
 
 def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
-    """Name, a call of a backend on an input, and the input on the CPU; a tiled window and one that is not."""
+    """Name, a call of a backend on an input, and the input on the CPU; a tiled window and one that
+    is not."""
     floats = [torch.float16, torch.float32, torch.bfloat16, torch.float64]
     numbers = [*floats, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 
     def max_backward(backend: Any, x: Tensor, window: Window) -> Any:
         values, taps = backend.max_pooling_with_taps(x, window)
-        return backend.max_pooling_grad_from_taps(values, taps, x.shape[2:], window, not x.is_contiguous())
+        return backend.max_pooling_grad_from_taps(
+            values, taps, x.shape[2:], window, not x.is_contiguous()
+        )
 
     def quantized(backend: Any, x: Tensor, window: Window) -> Any:
         scale = torch.full((1,), 0.1, device=x.device)
-        return backend.quantized_linear_average_pooling(x, scale, None, scale * 0.7, None, window, False, x.dtype)
+        return backend.quantized_linear_average_pooling(
+            x, scale, None, scale * 0.7, None, window, False, x.dtype
+        )
 
     operators: dict[str, tuple[Callable[[Any, Any, Window], Any], list[torch.dtype]]] = {
         "max": (lambda backend, x, window: backend.max_pooling(x, window), numbers),
         "taps": (lambda backend, x, window: backend.max_pooling_with_taps(x, window), numbers),
-        "indices": (lambda backend, x, window: backend.max_pooling_with_indices(x, window, torch.int64, True), numbers),
+        "indices": (
+            lambda backend, x, window: backend.max_pooling_with_indices(
+                x, window, torch.int64, True
+            ),
+            numbers,
+        ),
         "max backward": (max_backward, floats),
-        "average": (lambda backend, x, window: backend.average_pooling(x, window, False, None), floats),
+        "average": (
+            lambda backend, x, window: backend.average_pooling(x, window, False, None),
+            floats,
+        ),
         "average backward": (
-            lambda backend, x, w: backend.average_pooling_grad(x, [2 * n for n in x.shape[2:]], w, True, None),
+            lambda backend, x, w: backend.average_pooling_grad(
+                x, [2 * n for n in x.shape[2:]], w, True, None
+            ),
             floats,
         ),
         "quantized": (quantized, [torch.int8, torch.uint8]),
-        "adaptive average": (lambda backend, x, _: backend.adaptive_average_pooling(x, (7, 5)), floats),
+        "adaptive average": (
+            lambda backend, x, _: backend.adaptive_average_pooling(x, (7, 5)),
+            floats,
+        ),
         "adaptive max": (lambda backend, x, _: backend.adaptive_max_pooling(x, (7, 5)), floats),
     }
     windows = {
@@ -51,13 +70,24 @@ def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
     generator = torch.Generator().manual_seed(0)
     for size, window in windows.items():
         for name, (operator, dtypes) in operators.items():
-            if ("adaptive" in name and size != "3/1") or (name == "average backward" and size != "2/2"):
+            if ("adaptive" in name and size != "3/1") or (
+                name == "average backward" and size != "2/2"
+            ):
                 continue
             for dtype in dtypes:
                 x = torch.randint(-90, 0, (2, 16, 24, 32), generator=generator).to(dtype)
-                for layout, form in (("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last)):
-                    call = lambda backend, x, operator=operator, window=window: operator(backend, x, window)  # noqa: E731
-                    yield f"{name} {size} {str(dtype)[6:]} {layout}", call, x.contiguous(memory_format=form)
+                for layout, form in (
+                    ("NCHW", torch.contiguous_format),
+                    ("NHWC", torch.channels_last),
+                ):
+                    call = lambda backend, x, operator=operator, window=window: operator(
+                        backend, x, window
+                    )  # noqa: E731
+                    yield (
+                        f"{name} {size} {str(dtype)[6:]} {layout}",
+                        call,
+                        x.contiguous(memory_format=form),
+                    )
 
 
 def smoke(end: float, every: int, device: str = "cuda") -> int:
@@ -79,14 +109,19 @@ def smoke(end: float, every: int, device: str = "cuda") -> int:
 
 def differences(expected: Any, found: Any) -> str:
     """Nothing where results are the same, or sums differ by roundings alone."""
-    pairs = zip(*([each] if isinstance(each, torch.Tensor) else each for each in (expected, found)), strict=True)
+    pairs = zip(
+        *([each] if isinstance(each, torch.Tensor) else each for each in (expected, found)),
+        strict=True,
+    )
     for wanted, got in pairs:
         got = got.cpu()
         if wanted.dtype != got.dtype or wanted.shape != got.shape:
             return f"{got.dtype} {tuple(got.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
         exact = not wanted.dtype.is_floating_point
         allowed = 0.0 if exact else 8 * torch.finfo(wanted.dtype).eps
-        if not torch.allclose(wanted.double(), got.double(), rtol=allowed, atol=0.0 if exact else allowed):
+        if not torch.allclose(
+            wanted.double(), got.double(), rtol=allowed, atol=0.0 if exact else allowed
+        ):
             return f"{int((wanted != got).sum())} of {got.numel()} elements differ"
     return ""
 
@@ -94,7 +129,9 @@ def differences(expected: Any, found: Any) -> str:
 def options(description: str) -> argparse.Namespace:
     """Of a step of `make gpu`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--deadline", type=float, default=600.0, help="begin nothing after so many seconds")
+    parser.add_argument(
+        "--deadline", type=float, default=600.0, help="begin nothing after so many seconds"
+    )
     parser.add_argument("--every", type=int, default=1, help="only each so-manieth call or row")
     return parser.parse_args()
 

@@ -1,7 +1,9 @@
-"""Measures one row: outputs compared first, then rounds in which every contestant is called once, in random order.
+"""Measures one row: outputs compared first, then rounds in which every contestant is called once,
+in random order.
 
-Inputs are fresh random tensors that the rounds rotate through, so that no contestant finds its answer in a cache that
-another one did not find too. On a GPU the L2 cache is flushed before every single call, and events take the time.
+Inputs are fresh random tensors that the rounds rotate through, so that no contestant finds its
+answer in a cache that another one did not find too. On a GPU the L2 cache is flushed before every
+single call, and events take the time.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ from benchmarks.workloads import MODES, Workload
 INPUTS = 3
 INPUT_BYTES = 2**30  # all of them together; beyond this fewer tensors are rotated
 LEAST_ROUNDS = 3
-ROUND_SECONDS = 500e-6  # of calls shorter than this a round takes several, so that one interruption does not count
+# of calls shorter than this a round takes several, so that one interruption does not count
+ROUND_SECONDS = 500e-6
 MOST_CALLS = 100
-TOGETHER_SECONDS = 20e-3  # but no more of them once they have taken this long, as they do where cores are short
+# but no more of them once they have taken this long, as they do where cores are short
+TOGETHER_SECONDS = 20e-3
 SETTLING_SECONDS = 2e-3  # thread pools spin for about a millisecond after their last task
-FLUSHED_BYTES = 2**29  # or twice the L2 cache: read for so long that the host gets ahead of the device meanwhile
-REFERENCES = (ATEN, DETOUR, BY_AXIS)  # the first of them that does a row is what everybody else must agree with
+# or twice the L2 cache: read for so long that the host gets ahead of the device meanwhile
+FLUSHED_BYTES = 2**29
+# the first of them that does a row is what everybody else must agree with
+REFERENCES = (
+    ATEN,
+    DETOUR,
+    BY_AXIS,
+)
 LOAD_SECONDS = 240.0  # no busy process outlives this, whatever becomes of us
 
 
@@ -69,10 +79,11 @@ def cpu_clock(run: Callable[[], Any], calls: int) -> float:
 
 
 def cuda_clock(device: torch.device) -> Clock:
-    """The median of single calls between events, each behind a read that throws out what is in the L2 cache.
+    """The median of single calls between events, each behind a read that throws out what is in the
+    L2 cache.
 
-    The calls are queued behind each other, so that what the host needs to launch them passes while the device reads.
-    A write would leave lines that are written back while the call is timed.
+    The calls are queued behind each other, so that what the host needs to launch them passes while
+    the device reads. A write would leave lines that are written back while the call is timed.
     """
     amount = max(FLUSHED_BYTES, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
     flush = torch.ones(amount // 4, device=device)
@@ -98,12 +109,15 @@ def problem(workload: Workload, settings: Settings) -> Problem:
     inputs = [workload.random(workload.sizes, generator) for _ in range(count)]
     training = workload.mode == "training"
     return Problem(
-        workload, inputs, [workload.random(workload.output_sizes, generator) for _ in inputs] if training else []
+        workload,
+        inputs,
+        [workload.random(workload.output_sizes, generator) for _ in inputs] if training else [],
     )
 
 
 def tolerance(workload: Workload, is_gradient: bool) -> float:
-    """Of results that are not the same bits: sums of float16 and bfloat16 gradients are rounded in different places.
+    """Of results that are not the same bits: sums of float16 and bfloat16 gradients are rounded in
+    different places.
 
     A gradient can be a sum of as many terms as a window has taps, in any order.
     """
@@ -114,13 +128,15 @@ def tolerance(workload: Workload, is_gradient: bool) -> float:
 
 
 def compare(workload: Workload, expected: tuple[Tensor, ...], actual: tuple[Tensor, ...]) -> None:
-    """Values of maxima, indices and quantized averages exactly; other averages and gradients within a few roundings."""
+    """Values of maxima, indices and quantized averages exactly; other averages and gradients within
+    a few roundings."""
     for part, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
         is_gradient = workload.mode == "training" and part == 1
         what = "gradients" if is_gradient else ("values", "indices")[part]
         if wanted.shape != got.shape or wanted.dtype != got.dtype:
             raise Disagreement(
-                f"{what} are {got.dtype} of {tuple(got.shape)}, not {wanted.dtype} of {tuple(wanted.shape)}"
+                f"{what} are {got.dtype} of {tuple(got.shape)}, not {wanted.dtype} of "
+                f"{tuple(wanted.shape)}"
             )
         if workload.mode == "quantized" or (workload.family == "max" and not is_gradient):
             same = torch.equal(wanted, got)
@@ -128,11 +144,14 @@ def compare(workload: Workload, expected: tuple[Tensor, ...], actual: tuple[Tens
             allowed = tolerance(workload, is_gradient)
             same = torch.allclose(wanted, got, rtol=allowed, atol=allowed)
         if not same:
-            raise Disagreement(f"{what} differ by up to {(wanted.double() - got.double()).abs().max().item():.3g}")
+            raise Disagreement(
+                f"{what} differ by up to {(wanted.double() - got.double()).abs().max().item():.3g}"
+            )
 
 
 def bind(peers: list[Peer], tensors: Problem) -> tuple[dict[Peer, list[Bound]], dict[str, str]]:
-    """Everybody's calls, each tried once and compared with the reference's; and who takes no part in this row, and why.
+    """Everybody's calls, each tried once and compared with the reference's; and who takes no part
+    in this row, and why.
 
     Raises:
         Disagreement: Our own result is not the reference's.
@@ -180,12 +199,16 @@ def measure(workload: Workload, peers: list[Peer], settings: Settings) -> RowRes
     if workload.mode == "training" and settings.memory:
         input, gradient = tensors.inputs[0], tensors.gradients[0]
         kept = {name: kept_for_backward(pool, input) for name, pool in pools(workload).items()}
-        peak = {name: peak_of_training(pool, input, gradient) for name, pool in pools(workload).items()}
+        peak = {
+            name: peak_of_training(pool, input, gradient) for name, pool in pools(workload).items()
+        }
     clock = cuda_clock(settings.device) if settings.device.type == "cuda" else cpu_clock
     with load(settings.busy_processes, LOAD_SECONDS) as busy:
         samples, per_round = _rounds(calls, clock, settings)
         if busy is not None and busy.running < settings.busy_processes:
-            raise RuntimeError(f"{workload.name}: a busy process ended before its row did; allow fewer row seconds")
+            raise RuntimeError(
+                f"{workload.name}: a busy process ended before its row did; allow fewer row seconds"
+            )
     layout = "channels_last" if workload.channels_last else "contiguous"
     return RowResult(
         name=workload.name,
@@ -205,8 +228,11 @@ def measure(workload: Workload, peers: list[Peer], settings: Settings) -> RowRes
     )
 
 
-def _rounds(calls: dict[Peer, list[Bound]], clock: Clock, settings: Settings) -> tuple[dict[str, list[float]], int]:
-    """Interleaved rounds until there are enough, or the row's time is over, and how many calls were timed together."""
+def _rounds(
+    calls: dict[Peer, list[Bound]], clock: Clock, settings: Settings
+) -> tuple[dict[str, list[float]], int]:
+    """Interleaved rounds until there are enough, or the row's time is over, and how many calls were
+    timed together."""
     order = list(calls)
     shuffling = random.Random(settings.seed)
     samples: dict[str, list[float]] = {peer.name: [] for peer in order}
@@ -223,10 +249,13 @@ def _rounds(calls: dict[Peer, list[Bound]], clock: Clock, settings: Settings) ->
         for number in range(settings.rounds):
             shuffling.shuffle(order)
             for peer in order:
-                bound, next_bound = (calls[peer][turn % len(calls[peer])] for turn in (number, number + 1))
+                bound, next_bound = (
+                    calls[peer][turn % len(calls[peer])] for turn in (number, number + 1)
+                )
                 if others_spin:
                     time.sleep(SETTLING_SECONDS)
-                    next_bound.run()  # threads that fell asleep meanwhile are awake again, as in a user's loop
+                    # threads that fell asleep meanwhile are awake again, as in a user's loop
+                    next_bound.run()
                 samples[peer.name].append(clock(bound.run, per_round))
             if number + 1 >= LEAST_ROUNDS and time.perf_counter() > end:
                 break

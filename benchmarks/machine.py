@@ -1,4 +1,5 @@
-"""The conditions of a measurement: the machine, as far as figures depend on it, and the versions."""
+"""The conditions of a measurement: the machine, as far as figures depend on it, and the
+versions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from benchmarks.load import cores
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Processor, cores, caches and memory, and the GPU where one is used; nothing that names the machine."""
+    """Processor, cores, caches and memory, and the GPU where one is used; nothing that names the
+    machine."""
     machine: dict[str, Any] = {
         "processor": _processor(),
         "architecture": platform.machine(),
@@ -69,7 +71,9 @@ def _caches() -> dict[str, str]:
     found = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
-            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+            kind, level, size = (
+                (index / name).read_text().strip() for name in ("type", "level", "size")
+            )
         except OSError:
             continue
         if kind != "Instruction":

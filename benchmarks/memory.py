@@ -1,4 +1,5 @@
-"""What training costs in memory: bytes kept for the backward pass, and the most that is allocated at once."""
+"""What training costs in memory: bytes kept for the backward pass, and the most that is allocated
+at once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def train(pool: Pool, input: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kept_for_backward(pool: Pool, input: Tensor) -> dict[str, int]:
-    """Bytes that a forward pass keeps alive for its backward: all of them, and those beside its input and output."""
+    """Bytes that a forward pass keeps alive for its backward: all of them, and those beside its
+    input and output."""
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -36,10 +38,11 @@ def kept_for_backward(pool: Pool, input: Tensor) -> dict[str, int]:
 
 
 def peak_of_training(pool: Pool, input: Tensor, gradient: Tensor) -> int:
-    """Most bytes allocated at once by a forward and a backward pass: results, scratch and what is kept, not the input.
+    """Most bytes allocated at once by a forward and a backward pass: results, scratch and what is
+    kept, not the input.
 
-    PyTorch's allocators tell; on a CPU they tell the profiler, and what bypasses them (the operators' own vectors)
-    is not counted.
+    PyTorch's allocators tell; on a CPU they tell the profiler, and what bypasses them (the
+    operators' own vectors) is not counted.
     """
     leaf = input.detach().requires_grad_()
     train(pool, leaf, gradient)  # what only a first call does

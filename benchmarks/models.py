@@ -1,8 +1,10 @@
-"""Blocks of well-known models, as torch.nn has them and converted to this package: ``python -m benchmarks --models``.
+"""Blocks of well-known models, as torch.nn has them and converted to this package: ``python -m
+benchmarks --models``.
 
-The blocks are written as in their papers' code, with random weights. Both contestants of a row are called in turn in
-one process on one thread, whose processor time is measured; a row's figure is the original's median over the
-converted's, the middle one of three builds. ``python -m benchmarks.report`` puts the table into the README.
+The blocks are written as in their papers' code, with random weights. Both contestants of a row are
+called in turn in one process on one thread, whose processor time is measured; a row's figure is the
+original's median over the converted's, the middle one of three builds. ``python -m
+benchmarks.report`` puts the table into the README.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ import torch_dmlpool as dmlpool
 from benchmarks import machine
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, **rest: Any) -> nn.Sequential:
+def convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, **rest: Any
+) -> nn.Sequential:
     """A convolution, batch normalisation and ReLU."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False, **rest)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
@@ -56,8 +60,12 @@ class PoolFormer(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(1, channels), nn.GroupNorm(1, channels)
         self.pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
-        self.mlp = nn.Sequential(nn.Conv2d(channels, 4 * channels, 1), nn.GELU(), nn.Conv2d(4 * channels, channels, 1))
-        self.scale1, self.scale2 = (nn.Parameter(torch.full((channels, 1, 1), 1e-2)) for _ in range(2))
+        self.mlp = nn.Sequential(
+            nn.Conv2d(channels, 4 * channels, 1), nn.GELU(), nn.Conv2d(4 * channels, channels, 1)
+        )
+        self.scale1, self.scale2 = (
+            nn.Parameter(torch.full((channels, 1, 1), 1e-2)) for _ in range(2)
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         normalised = self.norm1(input)
@@ -70,12 +78,18 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int = 40, wide: int = 240) -> None:
         super().__init__()
-        self.expand = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU())
+        self.expand = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU()
+        )
         depthwise = nn.Conv2d(wide, wide, 5, padding=2, groups=wide, bias=False)
         self.depthwise = nn.Sequential(depthwise, nn.BatchNorm2d(wide), nn.SiLU())
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.gate = nn.Sequential(nn.Conv2d(wide, 10, 1), nn.SiLU(), nn.Conv2d(10, wide, 1), nn.Sigmoid())
-        self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        self.gate = nn.Sequential(
+            nn.Conv2d(wide, 10, 1), nn.SiLU(), nn.Conv2d(10, wide, 1), nn.Sigmoid()
+        )
+        self.project = nn.Sequential(
+            nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         wide = self.depthwise(self.expand(input))
@@ -87,8 +101,12 @@ class SPPF(nn.Module):
 
     def __init__(self, channels: int = 256) -> None:
         super().__init__()
-        self.reduce = nn.Sequential(nn.Conv2d(channels, channels // 2, 1), nn.BatchNorm2d(channels // 2), nn.SiLU())
-        self.merge = nn.Sequential(nn.Conv2d(2 * channels, channels, 1), nn.BatchNorm2d(channels), nn.SiLU())
+        self.reduce = nn.Sequential(
+            nn.Conv2d(channels, channels // 2, 1), nn.BatchNorm2d(channels // 2), nn.SiLU()
+        )
+        self.merge = nn.Sequential(
+            nn.Conv2d(2 * channels, channels, 1), nn.BatchNorm2d(channels), nn.SiLU()
+        )
         self.pool = nn.MaxPool2d(5, 1, 2)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -128,7 +146,11 @@ class PointNet(nn.Module):
 
 def unet_level() -> nn.Module:
     """One level down a 3-D U-Net."""
-    layers: list[nn.Module] = [nn.Conv3d(16, 16, 3, padding=1), nn.BatchNorm3d(16), nn.ReLU(inplace=True)]
+    layers: list[nn.Module] = [
+        nn.Conv3d(16, 16, 3, padding=1),
+        nn.BatchNorm3d(16),
+        nn.ReLU(inplace=True),
+    ]
     return nn.Sequential(*layers, nn.MaxPool3d(2), nn.Conv3d(16, 32, 3, padding=1))
 
 
@@ -158,13 +180,17 @@ def cases(named: str) -> Iterator[tuple[str, bool, bool, bool]]:
                         yield name, is_compiled, is_training, channels_last
 
 
-def contestant(model: nn.Module, key: str, is_compiled: bool, is_training: bool) -> Callable[[Tensor], Any]:
+def contestant(
+    model: nn.Module, key: str, is_compiled: bool, is_training: bool
+) -> Callable[[Tensor], Any]:
     def forward(input: Tensor) -> Tensor:
         return model(input)
 
     if is_compiled:  # code of its own, so that neither is looked up behind the other
         code = forward.__code__.replace(co_name=f"forward_{key}")
-        forward = torch.compile(types.FunctionType(code, globals(), code.co_name, None, forward.__closure__))
+        forward = torch.compile(
+            types.FunctionType(code, globals(), code.co_name, None, forward.__closure__)
+        )
     if not is_training:
 
         def inferred(input: Tensor) -> Tensor:
@@ -182,13 +208,19 @@ def contestant(model: nn.Module, key: str, is_compiled: bool, is_training: bool)
 
 
 def measure(*case: Any, seconds: float) -> dict[str, Any]:
-    """The middle one of several builds, as where a build's objects lie in memory moves a row by 1 %."""
-    rows = sorted((_measured(*case, seconds / BUILDS) for _ in range(BUILDS)), key=lambda row: row["ratio"])
+    """The middle one of several builds, as where a build's objects lie in memory moves a row by 1
+    %."""
+    rows = sorted(
+        (_measured(*case, seconds / BUILDS) for _ in range(BUILDS)), key=lambda row: row["ratio"]
+    )
     return rows[BUILDS // 2]
 
 
-def _measured(name: str, is_compiled: bool, is_training: bool, channels_last: bool, seconds: float) -> dict[str, Any]:
-    """Milliseconds of both contestants, medians of calls in turn, after their results have been compared."""
+def _measured(
+    name: str, is_compiled: bool, is_training: bool, channels_last: bool, seconds: float
+) -> dict[str, Any]:
+    """Milliseconds of both contestants, medians of calls in turn, after their results have been
+    compared."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     build, sizes = BLOCKS[name]
@@ -218,33 +250,47 @@ def _measured(name: str, is_compiled: bool, is_training: bool, channels_last: bo
             both[key](input)
             times[key].append(time.thread_time() - start)
     medians = {key: statistics.median(spent) * 1e3 for key, spent in times.items()}
-    row = {"block": name, "compiled": is_compiled, "training": is_training, "channels_last": channels_last}
-    return {**row, **medians, "ratio": medians["original"] / medians["converted"], "calls": len(times["original"])}
+    row = {
+        "block": name,
+        "compiled": is_compiled,
+        "training": is_training,
+        "channels_last": channels_last,
+    }
+    return {
+        **row,
+        **medians,
+        "ratio": medians["original"] / medians["converted"],
+        "calls": len(times["original"]),
+    }
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """A table of ratios, a line for each block, contiguous and channels_last beside each other; where and when."""
+    """A table of ratios, a line for each block, contiguous and channels_last beside each other;
+    where and when."""
     found = {
-        (row["block"], row["compiled"], row["training"], row["channels_last"]): row["ratio"] for row in results["rows"]
+        (row["block"], row["compiled"], row["training"], row["channels_last"]): row["ratio"]
+        for row in results["rows"]
     }
     columns = [(compiled, training) for compiled in (False, True) for training in (False, True)]
-    names = [f"{'compiled' if c else 'eager'}, {'training' if t else 'forward'}" for c, t in columns]
+    names = [
+        f"{'compiled' if c else 'eager'}, {'training' if t else 'forward'}" for c, t in columns
+    ]
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(columns)]
 
     def cell(ratios: Iterable[float | None]) -> str:
         return " / ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
 
     for block in dict.fromkeys(row["block"] for row in results["rows"]):
-        cells = [cell(found.get((block, *column, last)) for last in (False, True)) for column in columns]
+        cells = [
+            cell(found.get((block, *column, last)) for last in (False, True)) for column in columns
+        ]
         lines.append(f"| {block} | {' | '.join(cells)} |")
     means = [cell(_mean(found, (*column, last)) for last in (False, True)) for column in columns]
     lines.append(f"| **geometric mean** | {' | '.join(means)} |")
     known = results["conditions"]
     place = f"{known['machine']['processor']}, {known['machine']['cpu_capability']}"
     threads = "one thread" if known["threads"] == 1 else f"{known['threads']} threads"
-    conditions = (
-        f"Contiguous / channels_last. {place}; {threads}; PyTorch {known['versions']['torch']}; {known['date'][:10]}."
-    )
+    conditions = f"Contiguous / channels_last. {place}; {threads}; PyTorch {known['versions']['torch']}; {known['date'][:10]}."
     return "\n".join([*lines, "", conditions])
 
 
@@ -255,7 +301,8 @@ def _mean(found: dict[Any, float], way: tuple[bool, bool, bool]) -> float | None
 
 
 def run(named: str, seconds: float, path: Path) -> int:
-    """Measure the blocks whose name contains ``named``, print each row as it comes, and write JSON."""
+    """Measure the blocks whose name contains ``named``, print each row as it comes, and write
+    JSON."""
     torch.set_num_threads(1)
     rows = []
     for case in cases(named):
@@ -264,7 +311,8 @@ def run(named: str, seconds: float, path: Path) -> int:
         way = f"{'compiled' if row['compiled'] else 'eager':8} {'training' if row['training'] else 'forward':8}"
         layout = "channels_last" if row["channels_last"] else ""
         print(
-            f"{row['block']:36} {way} {layout:13} {row['original']:8.3f} ms {row['converted']:8.3f} ms "
+            f"{row['block']:36} {way} {layout:13} {row['original']:8.3f} ms "
+            f"{row['converted']:8.3f} ms "
             f"{row['ratio']:5.2f}x",
             flush=True,
         )

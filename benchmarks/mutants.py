@@ -1,8 +1,9 @@
-"""How many mistakes the tests see: ``python -m benchmarks.mutants cpu`` makes them, one at a time, and runs the tests.
+"""How many mistakes the tests see: ``python -m benchmarks.mutants cpu`` makes them, one at a time,
+and runs the tests.
 
-A mutant is a source of a backend with one comparison, operator, number or condition changed, drawn by a seed. Each is
-tested in a copy of the package until a first test fails. What was found is kept in .mutants, so that a run goes on
-where it was ended; docs/trust.md has the results.
+A mutant is a source of a backend with one comparison, operator, number or condition changed, drawn
+by a seed. Each is tested in a copy of the package until a first test fails. What was found is kept
+in .mutants, so that a run goes on where it was ended; docs/trust.md has the results.
 """
 
 from __future__ import annotations
@@ -57,13 +58,28 @@ TESTS = {
 COMPILE = ["-std=c++17", "-O1", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fPIC", "-w"]
 """One level of vector instructions, and no more optimization than compiles soon."""
 
-PAIRS = [("<", "<="), (">", ">="), ("==", "!="), ("+", "-"), ("+=", "-="), ("&&", "||"), ("and", "or")]
-PAIRS += [("min", "max"), ("minimum", "maximum"), ("amin", "amax"), ("true", "false"), ("True", "False")]
+PAIRS = [
+    ("<", "<="),
+    (">", ">="),
+    ("==", "!="),
+    ("+", "-"),
+    ("+=", "-="),
+    ("&&", "||"),
+    ("and", "or"),
+]
+PAIRS += [
+    ("min", "max"),
+    ("minimum", "maximum"),
+    ("amin", "amax"),
+    ("true", "false"),
+    ("True", "False"),
+]
 SWAPS = {before: after for pair in PAIRS for before, after in (pair, pair[::-1])}
 SWAPS |= {"*": "+", "/": "*", "//": "*", "%": "*", "not ": "", "!": ""}
 # Binary operators stand between blanks, by the formatters of either language.
 PLACES = re.compile(
-    r"(?<= )(?:[<>=!]=|[-+]=|//|&&|\|\||[-+*/%<>])(?= )|\b(?:and|or|[Tt]rue|[Ff]alse|a?min|a?max|minimum|maximum)\b"
+    r"(?<= )(?:[<>=!]=|[-+]=|//|&&|\|\||[-+*/%<>])(?= "
+    r")|\b(?:and|or|[Tt]rue|[Ff]alse|a?min|a?max|minimum|maximum)\b"
     r"|(?<![\w.])\d+(?![\w.])|\bnot (?!in )|!(?=\w)|\bif (?:constexpr )?\(?(?=\S)"
 )
 DECLARED = r"^\s*(?:#|@|import |from |using |template|static_assert|assert )[^\n]*"
@@ -105,7 +121,9 @@ def mutants(path: Path) -> Iterator[Mutant]:
         before = found[0]
         if before.startswith("if "):
             python = path.suffix == ".py"
-            dropped = [("False and ", "True or "), ("false && ", "true || ")][not python][number % 2]
+            dropped = [("False and ", "True or "), ("false && ", "true || ")][not python][
+                number % 2
+            ]
             after = before + dropped
         else:
             after = str(int(before) + 1) if before.isdigit() else SWAPS[before]
@@ -129,9 +147,13 @@ class Copy:
         self.seconds: dict[str, float] = {}
         self.lines: dict[str, dict[str, list[str]]] = {}
         for name in ("torch_dmlpool", "tests", "benchmarks", "docs"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results")
+            )
         self.kernels = folder / "torch_dmlpool" / "kernels"
-        shutil.copytree(ROOT / "kernels", self.kernels, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "kernels", self.kernels, ignore=shutil.ignore_patterns("__pycache__")
+        )
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, folder)
         if backend == "cpu":
@@ -143,7 +165,8 @@ class Copy:
         return self.kernels / Path(path).name if path.startswith("kernels/") else self.folder / path
 
     def built(self, sources: list[str]) -> str:
-        """Makes the library with these sources compiled anew, or says why not; other objects are as they were."""
+        """Makes the library with these sources compiled anew, or says why not; other objects are as
+        they were."""
         objects = {path.name: path.with_suffix(".o") for path in self.kernels.glob("*.cpp")}
         is_changed = False
         for name in sources:
@@ -159,7 +182,8 @@ class Copy:
         return "" if is_changed else "same program"
 
     def outcome(self, mutant: Mutant, limit: int, caught: Counter[str]) -> tuple[str, str]:
-        """What becomes of a mutant, and the test that saw it; first come the tests that have ``caught`` most."""
+        """What becomes of a mutant, and the test that saw it; first come the tests that have
+        ``caught`` most."""
         place = self.place_of(mutant.path)
         given = place.read_text()
         place.write_text(mutant.text)
@@ -175,7 +199,8 @@ class Copy:
             place.write_text(given)
 
     def as_it_is(self, limit: int) -> tuple[str, str]:
-        """The same without a mutant; and what each test takes, and which lines of Python it runs."""
+        """The same without a mutant; and what each test takes, and which lines of Python it
+        runs."""
         result = self.tested(limit, None)
         self.seconds, self.lines = json.loads((self.folder / "ran").read_text())
         return result
@@ -209,13 +234,16 @@ class Copy:
 def run_tests(backend: str, folder: Path, limit: int, order: list[str] | None) -> None:
     """In a process of its own, which imports the copy: PyTorch and pytest are imported already.
 
-    Without an order all tests are run, and the file ``ran`` gets what each takes, and by which a line is run.
+    Without an order all tests are run, and the file ``ran`` gets what each takes, and by which a
+    line is run.
     """
     import coverage
     import pytest
 
     seconds: dict[str, float] = {}
-    lines = coverage.Coverage(data_file=None, config_file=False, include=[str(folder / "torch_dmlpool" / "*")])
+    lines = coverage.Coverage(
+        data_file=None, config_file=False, include=[str(folder / "torch_dmlpool" / "*")]
+    )
     is_traced = order is None and backend != "cpu"
 
     class Chosen:
@@ -225,14 +253,19 @@ def run_tests(backend: str, folder: Path, limit: int, order: list[str] | None) -
         def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
             if order is not None:
                 places = {test: number for number, test in enumerate(order)}
-                items[:] = sorted((one for one in items if one.nodeid in places), key=lambda one: places[one.nodeid])
+                items[:] = sorted(
+                    (one for one in items if one.nodeid in places),
+                    key=lambda one: places[one.nodeid],
+                )
 
         def pytest_runtest_logstart(self, nodeid: str) -> None:
             signal.setitimer(signal.ITIMER_PROF, limit)
             if is_traced:
                 lines.switch_context(nodeid)
                 # What an earlier test has left in a cache is computed again, so that it is seen.
-                for module in [each for name, each in sys.modules.items() if name.startswith("torch_dmlpool.")]:
+                for module in [
+                    each for name, each in sys.modules.items() if name.startswith("torch_dmlpool.")
+                ]:
                     for function in list(vars(module).values()):
                         getattr(function, "cache_clear", int)()
 
@@ -246,7 +279,17 @@ def run_tests(backend: str, folder: Path, limit: int, order: list[str] | None) -
     sys.path.insert(0, str(folder))
     if is_traced:
         lines.start()
-    options = ["-x", "-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    options = [
+        "-x",
+        "-q",
+        "--tb=no",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+    ]
     ended = pytest.main([*options, *TESTS[backend]], plugins=[Chosen()])
     if order is None:
         lines.stop()
@@ -257,13 +300,21 @@ def run_tests(backend: str, folder: Path, limit: int, order: list[str] | None) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description="mutants that the tests catch")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mutants", description="mutants that the tests catch"
+    )
     parser.add_argument("backend", choices=SOURCES)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--like", default="", help="only mutants whose place or line this regular expression finds")
-    parser.add_argument("--minutes", type=float, default=600.0, help="begin no mutant after so long")
-    parser.add_argument("--limit", type=int, default=20, help="seconds of computing after which a test hangs")
+    parser.add_argument(
+        "--like", default="", help="only mutants whose place or line this regular expression finds"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=600.0, help="begin no mutant after so long"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, help="seconds of computing after which a test hangs"
+    )
     chosen = parser.parse_args()
     # Plugins, which take most of the time, are not needed.
     os.environ |= {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -280,14 +331,26 @@ def main() -> None:
         before = copy.as_it_is(chosen.limit)
         assert before[0] == "survived", f"without a mutant: {before}"
         print(f"the tests take {time.monotonic() - start:.0f} s", flush=True)
-        for mutant in filter(lambda one: re.search(chosen.like, one.name), drawn(chosen.backend, chosen.seed)):
-            if sum(counts.values()) == chosen.count or time.monotonic() - start > 60 * chosen.minutes:
+        for mutant in filter(
+            lambda one: re.search(chosen.like, one.name), drawn(chosen.backend, chosen.seed)
+        ):
+            if (
+                sum(counts.values()) == chosen.count
+                or time.monotonic() - start > 60 * chosen.minutes
+            ):
                 break
             if mutant.name not in known:
                 began = time.monotonic()
-                caught = Counter(test for place, (_, test) in known.items() if place.startswith(f"{mutant.path}:"))
+                caught = Counter(
+                    test
+                    for place, (_, test) in known.items()
+                    if place.startswith(f"{mutant.path}:")
+                )
                 known[mutant.name] = list(copy.outcome(mutant, chosen.limit, caught))
-                print(f"{time.monotonic() - began:4.0f} s  {known[mutant.name]}  {mutant.name}", flush=True)
+                print(
+                    f"{time.monotonic() - began:4.0f} s  {known[mutant.name]}  {mutant.name}",
+                    flush=True,
+                )
                 kept.parent.mkdir(exist_ok=True)
                 kept.write_text(json.dumps(known, indent=1, ensure_ascii=False))
             outcome, _ = known[mutant.name]

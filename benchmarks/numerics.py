@@ -1,9 +1,10 @@
-"""Worst errors of averages beside ATen's: ``python -m benchmarks.numerics`` rewrites the table of docs/numerics.md.
+"""Worst errors of averages beside ATen's: ``python -m benchmarks.numerics`` rewrites the table of
+docs/numerics.md.
 
-For float32 and float64 an error is given in roundings of Σ|x| / |divisor|, of which our averages make 2 + ⌈log₂ taps⌉
-at most; for float16 and bfloat16 in roundings of the result, of which the accumulation in float32 leaves hardly more
-than one. Half of the inputs are unkind: one large element among many small ones, which additions one after the other
-lose.
+For float32 and float64 an error is given in roundings of Σ|x| / |divisor|, of which our averages
+make 2 + ⌈log₂ taps⌉ at most; for float16 and bfloat16 in roundings of the result, of which the
+accumulation in float32 leaves hardly more than one. Half of the inputs are unkind: one large
+element among many small ones, which additions one after the other lose.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Average = Callable[[Tensor, int], Tensor]
 
 
 def unkind(window: int, dtype: torch.dtype, channels_last: bool, trial: int) -> Tensor:
-    """Images whose first column in each window is large and whose other elements are just above half its last place."""
+    """Images whose first column in each window is large and whose other elements are just above
+    half its last place."""
     generator = torch.Generator().manual_seed(1000 * window + trial)
     size = window + 12
     small = torch.rand((2, 2, size, size), generator=generator, dtype=torch.float64)
@@ -52,12 +54,17 @@ def atens(image: Tensor, window: int) -> Tensor:
 def exact(image: Tensor, window: int) -> tuple[np.ndarray, np.ndarray]:
     """Averages and mean magnitudes, in extended precision."""
     elements = image.double().numpy()
-    windows = np.lib.stride_tricks.sliding_window_view(elements, (window, window), (2, 3)).astype(np.longdouble)
+    windows = np.lib.stride_tricks.sliding_window_view(elements, (window, window), (2, 3)).astype(
+        np.longdouble
+    )
     return windows.sum((-2, -1)) / window**2, np.abs(windows).sum((-2, -1)) / window**2
 
 
-def worst(average: Average, window: int, dtype: torch.dtype, channels_last: bool, trials: int = TRIALS) -> float:
-    """The largest error, in roundings: of the accumulator beside the sum, or of a half-precision result beside it."""
+def worst(
+    average: Average, window: int, dtype: torch.dtype, channels_last: bool, trials: int = TRIALS
+) -> float:
+    """The largest error, in roundings: of the accumulator beside the sum, or of a half-precision
+    result beside it."""
     largest = 0.0
     for trial in range(trials):
         image = unkind(window, dtype, channels_last, trial)
@@ -69,12 +76,19 @@ def worst(average: Average, window: int, dtype: torch.dtype, channels_last: bool
 
 
 def rows() -> Iterator[str]:
-    yield "| window | taps | bound | " + " | ".join(f"{_name(dtype)}: ours / ATen" for dtype in DTYPES) + " |"
+    yield (
+        "| window | taps | bound | "
+        + " | ".join(f"{_name(dtype)}: ours / ATen" for dtype in DTYPES)
+        + " |"
+    )
     yield "| --- | ---: | ---: |" + " ---: |" * len(DTYPES)
     for window in WINDOWS:
         cells = []
         for dtype in DTYPES:
-            pair = [max(worst(average, window, dtype, last) for last in (False, True)) for average in (ours, atens)]
+            pair = [
+                max(worst(average, window, dtype, last) for last in (False, True))
+                for average in (ours, atens)
+            ]
             cells.append(" / ".join(f"{error:,.1f}" for error in pair))
         bound = 2 + math.ceil(math.log2(window**2))
         yield f"| {window}x{window} | {window**2:,} | {bound} | " + " | ".join(cells) + " |"

@@ -1,7 +1,8 @@
-"""A one-node ONNX model as bytes, so that ONNX Runtime can be a peer where the onnx package is not installed.
+"""A one-node ONNX model as bytes, so that ONNX Runtime can be a peer where the onnx package is not
+installed.
 
-Protocol buffers are tagged fields one after the other: numbers as base-128 integers, all else as a length and bytes.
-The field numbers are those of onnx.proto.
+Protocol buffers are tagged fields one after the other: numbers as base-128 integers, all else as a
+length and bytes. The field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ RUNTIMES_OWN = b"com.microsoft"  # operators that only ONNX Runtime has
 
 
 def pooling_model(workload: Workload) -> bytes:
-    """The row's operator from ``input`` to ``values``, and to ``indices`` where the mode wants them.
+    """The row's operator from ``input`` to ``values``, and to ``indices`` where the mode wants
+    them.
 
-    ``MaxPool`` and ``AveragePool`` are ONNX's; ``QLinearAveragePool``, of quantized rows, is ONNX Runtime's own.
+    ``MaxPool`` and ``AveragePool`` are ONNX's; ``QLinearAveragePool``, of quantized rows, is ONNX
+    Runtime's own.
     """
     quantized = workload.mode == "quantized"
     attributes = [
@@ -50,7 +53,11 @@ def pooling_model(workload: Workload) -> bytes:
     outputs = {"values": (workload.torch_dtype, _in_order(workload, workload.output_sizes))}
     if workload.mode == "indices":
         outputs["indices"] = (torch.int64, workload.output_sizes)
-    operator = b"QLinearAveragePool" if quantized else {"max": b"MaxPool", "average": b"AveragePool"}[workload.family]
+    operator = (
+        b"QLinearAveragePool"
+        if quantized
+        else {"max": b"MaxPool", "average": b"AveragePool"}[workload.family]
+    )
     node = [
         *(_message(1, name.encode()) for name in ("input", *constants)),
         *(_message(2, name.encode()) for name in outputs),
@@ -65,7 +72,11 @@ def pooling_model(workload: Workload) -> bytes:
         _message(11, _value("input", workload.torch_dtype, _in_order(workload, workload.sizes))),
         *(_message(12, _value(name, *described)) for name, described in outputs.items()),
     ]
-    model = _number(1, IR_VERSION) + _message(7, b"".join(graph)) + _message(8, _message(1, b"") + _number(2, OPSET))
+    model = (
+        _number(1, IR_VERSION)
+        + _message(7, b"".join(graph))
+        + _message(8, _message(1, b"") + _number(2, OPSET))
+    )
     return model + _message(8, _message(1, RUNTIMES_OWN) + _number(2, 1)) if quantized else model
 
 
@@ -74,7 +85,8 @@ def _in_order(workload: Workload, sizes: Sequence[int]) -> Sequence[int]:
 
 
 def _quantization(workload: Workload) -> dict[str, bytes]:
-    """Scales and zero points as constants without dimensions, in the order in which the operator takes them."""
+    """Scales and zero points as constants without dimensions, in the order in which the operator
+    takes them."""
     numbers = quantization(workload, torch.device("cpu"))
     zero_point = struct.pack("<B" if workload.dtype == "uint8" else "<b", numbers.zero_point)
     described = {
@@ -112,7 +124,11 @@ def _int_attribute(name: str, value: int) -> bytes:
 
 
 def _ints_attribute(name: str, values: Sequence[int]) -> bytes:
-    return _message(1, name.encode()) + b"".join(_number(8, value) for value in values) + _number(20, _INTS)
+    return (
+        _message(1, name.encode())
+        + b"".join(_number(8, value) for value in values)
+        + _number(20, _INTS)
+    )
 
 
 def _value(name: str, dtype: torch.dtype, sizes: Sequence[int]) -> bytes:

@@ -1,7 +1,9 @@
-"""Host time of a call to the Triton backend up to the driver, without a GPU: ``python -m benchmarks.overhead``.
+"""Host time of a call to the Triton backend up to the driver, without a GPU: ``python -m
+benchmarks.overhead``.
 
-The kernels are compiled for sm_90 as ever and everything runs as it would in front of a GPU, on CPU tensors, but what
-would ask the driver to load or to launch a kernel does nothing: Triton's C launcher and the driver are not in it.
+The kernels are compiled for sm_90 as ever and everything runs as it would in front of a GPU, on CPU
+tensors, but what would ask the driver to load or to launch a kernel does nothing: Triton's C
+launcher and the driver are not in it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Driver:
     """As much of Triton's driver as compiling and launching ask for."""
 
     utils = SimpleNamespace(
-        load_binary=lambda *_: (1, 1, 32, 0, 1024), get_device_properties=lambda _: {"max_shared_mem": 232_448}
+        load_binary=lambda *_: (1, 1, 32, 0, 1024),
+        get_device_properties=lambda _: {"max_shared_mem": 232_448},
     )
 
     @staticmethod
@@ -44,7 +47,8 @@ class Driver:
 
 
 def microseconds(call: object, repetitions: int = 400, rounds: int = 15) -> float:
-    """Least over rounds of the mean processor time of a call: other processes only ever add to it."""
+    """Least over rounds of the mean processor time of a call: other processes only ever add to
+    it."""
     for _ in range(20):
         call()
     times = []
@@ -64,7 +68,9 @@ def main() -> None:
     output, taps = triton_backend.max_pooling_with_taps(input, window)
     calls = {
         "average_pooling": lambda: triton_backend.average_pooling(input, window, False, None),
-        "average_pooling_grad": lambda: triton_backend.average_pooling_grad(output, (32, 32), window, False, None),
+        "average_pooling_grad": lambda: triton_backend.average_pooling_grad(
+            output, (32, 32), window, False, None
+        ),
         "max_pooling": lambda: triton_backend.max_pooling(input, window),
         "max_pooling_with_taps": lambda: triton_backend.max_pooling_with_taps(input, window),
         "max_pooling_grad_from_taps": lambda: triton_backend.max_pooling_grad_from_taps(
@@ -74,7 +80,10 @@ def main() -> None:
     backends.serving = lambda _: triton_backend
     for layer in (nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(3, 2, 1)):
         calls[f"nn.{type(layer).__name__}"] = partial(layer, input)
-    print(f"Triton {triton.__version__}, PyTorch {torch.__version__}; microseconds on the host, without the driver")
+    print(
+        f"Triton {triton.__version__}, PyTorch {torch.__version__}; microseconds on the host, "
+        "without the driver"
+    )
     for name, call in calls.items():
         print(f"{name:28} {microseconds(call):6.1f}")
     print(f"{'torch.empty':28} {microseconds(lambda: torch.empty(2, 8, 16, 16)):6.1f}")

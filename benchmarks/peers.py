@@ -1,7 +1,8 @@
-"""Who is measured: our operators and every peer that is installed, each with its version and what it cannot do.
+"""Who is measured: our operators and every peer that is installed, each with its version and what
+it cannot do.
 
-A peer binds itself to a row's inputs and gives one call per input. Only the call is timed; what it returns is turned
-into tensors (values, then indices or the input's gradient) outside.
+A peer binds itself to a row's inputs and gives one call per input. Only the call is timed; what it
+returns is turned into tensors (values, then indices or the input's gradient) outside.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ OURS, COPY, ATEN, DETOUR, BY_AXIS = "ours", "copy", "ATen", "float32 detour", "A
 
 @dataclass(frozen=True)
 class Peer:
-    """A contestant: ``version`` and ``bind`` raise :class:`Absent` with the reason where it cannot take part."""
+    """A contestant: ``version`` and ``bind`` raise :class:`Absent` with the reason where it cannot
+    take part."""
 
     name: str
     version: Callable[[], str]
     bind: Callable[[Problem], list[Bound]]
     devices: tuple[str, ...] = ("cpu", "cuda")
-    own_threads: bool = False  # threads that go on spinning after a call, and would slow the next contestant down
+    # threads that go on spinning after a call, and would slow the next contestant down
+    own_threads: bool = False
     optional: bool = False  # takes part only when asked for
     compiles: bool = False  # each row first, which a glance has no time for
 
@@ -46,12 +49,16 @@ def torch_calls(pool: Pool, problem: Problem) -> list[Bound]:
             for input, gradient in zip(problem.inputs, problem.gradients, strict=True)
         ]
     if mode == "recorded":
-        return [Bound(functools.partial(pool, input.detach().requires_grad_())) for input in problem.inputs]
+        return [
+            Bound(functools.partial(pool, input.detach().requires_grad_()))
+            for input in problem.inputs
+        ]
     return [Bound(functools.partial(pool, input)) for input in problem.inputs]
 
 
 def our_pool(workload: Workload) -> Pool:
-    """Our operator as a user calls it; indices as PyTorch counts them, so that they can be compared."""
+    """Our operator as a user calls it; indices as PyTorch counts them, so that they can be
+    compared."""
     if workload.mode == "indices":
         pool = getattr(dmlpool.nn.functional, f"max_pool{workload.rank}d")
         return functools.partial(pool, **_torch_arguments(workload), return_indices=True)
@@ -65,7 +72,9 @@ def our_pool(workload: Workload) -> Pool:
     }
     if workload.family == "max":
         return functools.partial(dmlpool.max_pooling, **arguments)
-    return functools.partial(dmlpool.average_pooling, include_padding=workload.include_padding, **arguments)
+    return functools.partial(
+        dmlpool.average_pooling, include_padding=workload.include_padding, **arguments
+    )
 
 
 def _bind_ours(problem: Problem) -> list[Bound]:
@@ -97,7 +106,11 @@ def aten_pool(workload: Workload) -> Pool:
         return _by_position(average, workload)
     if workload.mode != "indices":
         return _by_position(getattr(torch, f"max_pool{rank}d"), workload)
-    indexed = torch.max_pool1d_with_indices if rank == 1 else getattr(pools, f"max_pool{rank}d_with_indices")
+    indexed = (
+        torch.max_pool1d_with_indices
+        if rank == 1
+        else getattr(pools, f"max_pool{rank}d_with_indices")
+    )
     return _by_position(indexed, workload)
 
 
@@ -115,7 +128,11 @@ def _torch_arguments(workload: Workload) -> dict[str, Any]:
     }
     if workload.family == "max":
         return {**arguments, "dilation": workload.dilation, "ceil_mode": workload.ceil_mode}
-    return {**arguments, "ceil_mode": workload.ceil_mode, "count_include_pad": workload.include_padding}
+    return {
+        **arguments,
+        "ceil_mode": workload.ceil_mode,
+        "count_include_pad": workload.include_padding,
+    }
 
 
 def _bind_aten(problem: Problem) -> list[Bound]:
@@ -138,7 +155,8 @@ def _bind_detour(problem: Problem) -> list[Bound]:
 
 
 def _bind_by_axis(problem: Problem) -> list[Bound]:
-    """ATen's operator along the last axis, then along the one before: its loops at the cost of one axis at a time."""
+    """ATen's operator along the last axis, then along the one before: its loops at the cost of one
+    axis at a time."""
     workload = problem.workload
     if "scaling" not in workload.groups:
         raise Absent("in scaling curves alone")
@@ -147,17 +165,24 @@ def _bind_by_axis(problem: Problem) -> list[Bound]:
     pools = []
     for axis in reversed(range(workload.rank)):
         along = {
-            name: tuple(getattr(workload, name)[axis] if place == axis else neutral for place in range(workload.rank))
+            name: tuple(
+                getattr(workload, name)[axis] if place == axis else neutral
+                for place in range(workload.rank)
+            )
             for name, neutral in (("window", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
         }
         pools.append(aten_pool(replace(workload, **along)))
-    return torch_calls(lambda tensor: functools.reduce(lambda partial, pool: pool(partial), pools, tensor), problem)
+    return torch_calls(
+        lambda tensor: functools.reduce(lambda partial, pool: pool(partial), pools, tensor), problem
+    )
 
 
 def _bind_copy(problem: Problem) -> list[Bound]:
     """A copy of the input to memory that is there already: as fast as bytes move."""
     destination = torch.empty_like(problem.inputs[0])
-    return [Bound(functools.partial(destination.copy_, input), lambda _: ()) for input in problem.inputs]
+    return [
+        Bound(functools.partial(destination.copy_, input), lambda _: ()) for input in problem.inputs
+    ]
 
 
 def _bind_layer(problem: Problem) -> list[Bound]:
@@ -204,7 +229,11 @@ def _dense(returned: Any) -> tuple[Tensor, ...]:
 def _onednn_version() -> str:
     if not torch.backends.mkldnn.is_available():
         raise Absent("this PyTorch has no oneDNN")
-    lines = [line for line in torch.__config__.show().splitlines() if "oneDNN" in line or "MKL-DNN" in line]
+    lines = [
+        line
+        for line in torch.__config__.show().splitlines()
+        if "oneDNN" in line or "MKL-DNN" in line
+    ]
     return lines[0].partition(" v")[2].split()[0] if lines else "unknown version"
 
 
@@ -221,7 +250,9 @@ def _package_version(package: str, module: str) -> str:
     foreign.imported(module)
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # a folder of that name, which Python takes for a package
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # a folder of that name, which Python takes for a package
         raise Absent("not installed") from None
 
 
@@ -242,7 +273,13 @@ PEERS = (
         own_threads=True,
     ),
     Peer("oneDNN", _onednn_version, _bind_onednn, devices=("cpu",)),
-    Peer("JAX", functools.partial(_package_version, "jax", "jax"), foreign.bind_jax, own_threads=True, compiles=True),
+    Peer(
+        "JAX",
+        functools.partial(_package_version, "jax", "jax"),
+        foreign.bind_jax,
+        own_threads=True,
+        compiles=True,
+    ),
     Peer(
         "FlagGems",
         functools.partial(_package_version, "flag-gems", "flag_gems"),
@@ -255,7 +292,8 @@ PEERS = (
 def present(
     device: str, with_optional: bool, quick: bool = False, compiling: bool = True
 ) -> tuple[dict[Peer, str], dict[str, str]]:
-    """The peers that can take part on a device, with their versions, and why each of the others cannot."""
+    """The peers that can take part on a device, with their versions, and why each of the others
+    cannot."""
     here: dict[Peer, str] = {}
     absent: dict[str, str] = {}
     for peer in PEERS:

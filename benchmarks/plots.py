@@ -30,7 +30,12 @@ def pictures(results: Results) -> list[Picture]:
     stem, found = _stem(results), []
     if any(not row.small for row in results.rows):
         found = [
-            Picture(f"{stem}-ratios.png", "Each row's ratio to each peer, and geometric means", ratios, (9, 4)),
+            Picture(
+                f"{stem}-ratios.png",
+                "Each row's ratio to each peer, and geometric means",
+                ratios,
+                (9, 4),
+            ),
             Picture(
                 f"{stem}-bandwidth.png",
                 "Each row's share of a copy's bandwidth",
@@ -75,7 +80,9 @@ def draw(results: Iterable[Results], folder: Path) -> list[Path]:
 def _stem(results: Results) -> str:
     """The processor or GPU, and what else tells kinds of runs apart."""
     known = results.conditions
-    place = known["machine"].get("gpu") or f"{known['machine']['processor']} {known['threads']} threads"
+    place = (
+        known["machine"].get("gpu") or f"{known['machine']['processor']} {known['threads']} threads"
+    )
     if known["busy_processes"]:
         place += " load"
     return re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")
@@ -91,7 +98,14 @@ def ratios(figure: Any, results: Results) -> None:
         for number, (kind, members) in enumerate(kinds.items()):
             found = [ratio for row in members if (ratio := row.ratio(peer)) is not None]
             height = place + 0.6 * (number / max(1, len(kinds) - 1) - 0.5)
-            axes.plot(found, [height] * len(found), ".", color=_colour(number), alpha=0.7, label=_once(kind, place))
+            axes.plot(
+                found,
+                [height] * len(found),
+                ".",
+                color=_colour(number),
+                alpha=0.7,
+                label=_once(kind, place),
+            )
         mean = geometric_mean(ratio for row in rows if (ratio := row.ratio(peer)) is not None)
         axes.plot([mean, mean], [place - 0.4, place + 0.4], color="black", linewidth=2)
         axes.annotate(f" {mean:.2f}x", (mean, place + 0.36), fontsize=8)
@@ -112,12 +126,20 @@ def bandwidth(figure: Any, results: Results) -> None:
     for row in rows:
         by_kind.setdefault(row.kind, []).append(row)
     for place, members in enumerate(by_kind.values()):
-        axes.plot([row.copy_fraction for row in members], [place] * len(members), ".", color=COLOURS[0], alpha=0.7)
+        axes.plot(
+            [row.copy_fraction for row in members],
+            [place] * len(members),
+            ".",
+            color=COLOURS[0],
+            alpha=0.7,
+        )
     axes.set_yticks(range(len(by_kind)), list(by_kind), fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.axvline(1, color="grey", linewidth=1)
-    axes.set_xlabel("our bytes a second over a copy's (each input read once, each result written once)")
+    axes.set_xlabel(
+        "our bytes a second over a copy's (each input read once, each result written once)"
+    )
 
 
 def windows(figure: Any, results: Results) -> None:
@@ -155,7 +177,13 @@ def threads(figure: Any, results: Results) -> None:
         for number, name in enumerate(curve.contestants):
             costs = curve.costs(name)
             first = costs[min(costs)]
-            axes.plot(list(costs), [first / cost for cost in costs.values()], ".-", color=_colour(number), label=name)
+            axes.plot(
+                list(costs),
+                [first / cost for cost in costs.values()],
+                ".-",
+                color=_colour(number),
+                label=name,
+            )
         axes.plot(curve.values, curve.values, ":", color="grey")
         axes.set_title(curve.name, fontsize=9)
         axes.set_xticks(curve.values)
@@ -171,7 +199,13 @@ def _curves(results: Results, variable: str) -> list[Curve]:
 def _lines(axes: Any, curve: Curve, scale: float) -> None:
     for number, name in enumerate(sorted(curve.contestants, key=lambda name: (name != OURS, name))):
         costs = curve.costs(name)
-        axes.plot(list(costs), [scale * cost for cost in costs.values()], ".-", color=_colour(number), label=name)
+        axes.plot(
+            list(costs),
+            [scale * cost for cost in costs.values()],
+            ".-",
+            color=_colour(number),
+            label=name,
+        )
     axes.set_title(curve.name, fontsize=9)
 
 

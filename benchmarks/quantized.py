@@ -1,7 +1,8 @@
-"""Quantized rows: their scales and zero points, and how ours, PyTorch's and a detour over real numbers pool them.
+"""Quantized rows: their scales and zero points, and how ours, PyTorch's and a detour over real
+numbers pool them.
 
-Scales are powers of two and zero points even, so that real numbers represent every average and halves are rounded to
-even by everybody: results must be equal, bit for bit.
+Scales are powers of two and zero points even, so that real numbers represent every average and
+halves are rounded to even by everybody: results must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -72,8 +73,13 @@ def _window(workload: Workload) -> dict[str, Any]:
 def bind_ours(problem: Problem) -> list[Bound]:
     """Of the very tensors that ATen pools; per channel, which it does not, of plain integers."""
     if problem.workload.per_channel:
-        return [Bound(functools.partial(our_pool_of_integers(problem), input)) for input in problem.inputs]
-    return bind_quantized(functools.partial(dmlpool.quantized_average_pooling, **_window(problem.workload)), problem)
+        return [
+            Bound(functools.partial(our_pool_of_integers(problem), input))
+            for input in problem.inputs
+        ]
+    return bind_quantized(
+        functools.partial(dmlpool.quantized_average_pooling, **_window(problem.workload)), problem
+    )
 
 
 def bind_quantized(pool: Pool, problem: Problem) -> list[Bound]:
@@ -87,11 +93,15 @@ def bind_quantized(pool: Pool, problem: Problem) -> list[Bound]:
         make = torch._make_per_tensor_quantized_tensor
     except AttributeError:
         raise Absent("this PyTorch has no quantized tensors") from None
-    with warnings.catch_warnings():  # these types are deprecated, and measured as long as they are there
+    # these types are deprecated, and measured as long as they are there
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         tensors = [make(input, SCALE, ZERO_POINTS[workload.dtype]) for input in problem.inputs]
     inputs = [tensor.contiguous(memory_format=workload.memory_format) for tensor in tensors]
-    return [Bound(functools.partial(pool, input), lambda returned: (returned.int_repr(),)) for input in inputs]
+    return [
+        Bound(functools.partial(pool, input), lambda returned: (returned.int_repr(),))
+        for input in inputs
+    ]
 
 
 def pool_over_real_numbers(pool: Pool, problem: Problem) -> Pool:

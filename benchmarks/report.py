@@ -1,8 +1,9 @@
-"""From measurements to documentation: docs/benchmarks.md with its pictures, and the README's table of models.
+"""From measurements to documentation: docs/benchmarks.md with its pictures, and the README's table
+of models.
 
-``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of each kind (device,
-threads, alone or beside busy processes, rows or curves; not the quick ones), and writes all of them. The models'
-are in a file of their own, models.json.
+``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of
+each kind (device, threads, alone or beside busy processes, rows or curves; not the quick ones), and
+writes all of them. The models' are in a file of their own, models.json.
 """
 
 from __future__ import annotations
@@ -58,12 +59,19 @@ def newest(results: Iterable[Results]) -> list[Results]:
     """The latest of each kind of run; quick runs are no measurements."""
     kinds: dict[tuple[object, ...], Results] = {}
     for result in sorted(
-        (one for one in results if not one.conditions["quick"]), key=lambda one: one.conditions["date"]
+        (one for one in results if not one.conditions["quick"]),
+        key=lambda one: one.conditions["date"],
     ):
         known = result.conditions
         machine = known["machine"]
         place = machine.get("gpu") or machine["processor"]
-        kind = (known["device"], place, known["threads"], bool(known["busy_processes"]), bool(result.curves))
+        kind = (
+            known["device"],
+            place,
+            known["threads"],
+            bool(known["busy_processes"]),
+            bool(result.curves),
+        )
         kinds[kind] = result
     return [kinds[kind] for kind in sorted(kinds, key=str)]
 
@@ -82,7 +90,9 @@ def _section(results: Results) -> list[str]:
     known = results.conditions
     title = known["machine"].get("gpu") or f"CPU, {tables.count(known['threads'], 'thread')}"
     if known["busy_processes"]:
-        title += f", beside {tables.count(known['busy_processes'], 'busy process', 'busy processes')}"
+        title += (
+            f", beside {tables.count(known['busy_processes'], 'busy process', 'busy processes')}"
+        )
     if results.curves:
         title += ": scaling"
     parts = [f"## {title}\n"]
@@ -90,9 +100,15 @@ def _section(results: Results) -> list[str]:
     if results.rows:
         parts += ["### Summary\n", *_goals(results), _items(tables.summary(results)), conditions]
     for picture in plots.pictures(results):
-        parts += [f"![{picture.caption}]({IMAGES}/{picture.file})\n", f"*{picture.caption}. {conditions[1:]}"]
+        parts += [
+            f"![{picture.caption}]({IMAGES}/{picture.file})\n",
+            f"*{picture.caption}. {conditions[1:]}",
+        ]
     if results.curves:
-        parts += [_items([line for curve in results.curves for line in tables.growth(curve)]), conditions]
+        parts += [
+            _items([line for curve in results.curves for line in tables.growth(curve)]),
+            conditions,
+        ]
     for group, part in tables.by_group(results):
         parts += [f"### {group}: {GROUPS[group]}\n", markdown(part), conditions]
     absent = [f"- {name} took no part: {reason}." for name, reason in known["absent"].items()]
@@ -108,18 +124,27 @@ def _goals(results: Results) -> list[str]:
     if not found:
         return []
     lines = [_line(("rows", "aim", "found", "")), _line(["---"] * 4)]
-    lines += [_line((goal.what, goal.aim, goal.found, "reached" if goal.met else "**missed**")) for goal in found]
+    lines += [
+        _line((goal.what, goal.aim, goal.found, "reached" if goal.met else "**missed**"))
+        for goal in found
+    ]
     return ["\n".join(lines) + "\n"]
 
 
 def _items(lines: Sequence[str]) -> str:
     """A list; lines that start with spaces belong to the item above."""
-    return "\n".join(f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines) + "\n"
+    return (
+        "\n".join(f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines)
+        + "\n"
+    )
 
 
 def markdown(results: Results) -> str:
     """One table; columns in which nobody was measured are absent."""
-    lines = [_line(tables.header(results)), _line(["---", *["---:"] * (len(tables.header(results)) - 1)])]
+    lines = [
+        _line(tables.header(results)),
+        _line(["---", *["---:"] * (len(tables.header(results)) - 1)]),
+    ]
     for row in results.rows:
         cells = tables.cells(results, row)
         for number, peer in enumerate(results.peers, tables.FIRST_PEER):
@@ -142,16 +167,25 @@ def with_models(page: str, table: str) -> str:
         flags=re.DOTALL,
     )
     if count != 1:
-        raise ValueError("the README must have <!-- models --> and <!-- /models --> once, each at the start of a line")
+        raise ValueError(
+            "the README must have <!-- models --> and <!-- /models --> once, each at the start of "
+            "a line"
+        )
     return filled
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
-    parser.add_argument("files", type=Path, nargs="*", help="JSON files (default: all in benchmarks/results)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "files", type=Path, nargs="*", help="JSON files (default: all in benchmarks/results)"
+    )
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
     options = parser.parse_args(arguments)
-    results = [Results.load(path) for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS})]
+    results = [
+        Results.load(path) for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS})
+    ]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
     chosen = newest(results)
     drawn = plots.draw(chosen, options.docs.parent / IMAGES)

@@ -1,4 +1,5 @@
-"""What was measured, as JSON and as figures: quartiles, ratios, geometric means, rows where we are behind, slopes."""
+"""What was measured, as JSON and as figures: quartiles, ratios, geometric means, rows where we are
+behind, slopes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from benchmarks.peers import ATEN, COPY, OURS
 from benchmarks.slopes import Slope, logarithms, per_doubling, slope
 
 SMALL_SECONDS = 50e-6
-"""Below this much of ATen's time a row is about the cost of a call: differences are reported, not ratios."""
+"""Below this much of ATen's time a row is about the cost of a call: differences are reported, not
+ratios."""
 FIRST_ELEMENTS = 2**18
 """Tensors from here on show how cost grows with size; below, the cost of a call shows too."""
 
@@ -40,7 +42,8 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class RowResult:
-    """One workload: what each contestant took, who could not take part and why, what training kept and allocated."""
+    """One workload: what each contestant took, who could not take part and why, what training kept
+    and allocated."""
 
     name: str
     groups: tuple[str, ...]
@@ -63,7 +66,8 @@ class RowResult:
 
     @property
     def small(self) -> bool:
-        """By the lower quartile, as a busy machine can stretch the shortest call to milliseconds."""
+        """By the lower quartile, as a busy machine can stretch the shortest call to
+        milliseconds."""
         return "overhead" in self.groups or self.seconds.get(ATEN, self.ours).lower < SMALL_SECONDS
 
     def ratio(self, peer: str) -> float | None:
@@ -80,14 +84,16 @@ class RowResult:
 
     @property
     def copy_fraction(self) -> float | None:
-        """Our bytes a second, counting what nobody can avoid, beside those of a copy, which reads and writes."""
+        """Our bytes a second, counting what nobody can avoid, beside those of a copy, which reads
+        and writes."""
         ratio = self.ratio(COPY)
         return None if ratio is None else ratio * self.bytes_moved / (2 * self.input_bytes)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Rows that differ in one number: the taps of the window along each axis, the input's elements, or the threads."""
+    """Rows that differ in one number: the taps of the window along each axis, the input's elements,
+    or the threads."""
 
     name: str
     variable: str  # window, elements or threads
@@ -95,7 +101,8 @@ class Curve:
     rows: tuple[RowResult, ...]
 
     def costs(self, contestant: str) -> dict[int, float]:
-        """Seconds of a call: for each output, for each element, or of the call as a whole, by variable."""
+        """Seconds of a call: for each output, for each element, or of the call as a whole, by
+        variable."""
         costs = {}
         for value, row in zip(self.values, self.rows, strict=True):
             if contestant in row.seconds:
@@ -105,10 +112,13 @@ class Curve:
 
     @property
     def contestants(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self.rows for name in row.seconds if name != COPY))
+        return list(
+            dict.fromkeys(name for row in self.rows for name in row.seconds if name != COPY)
+        )
 
     def slopes(self, contestant: str) -> dict[str, Slope]:
-        """Exponents: of windows, of their logarithms, of elements from ``FIRST_ELEMENTS`` on, of threads."""
+        """Exponents: of windows, of their logarithms, of elements from ``FIRST_ELEMENTS`` on, of
+        threads."""
         costs = self.costs(contestant)
         if self.variable == "elements":
             costs = {value: cost for value, cost in costs.items() if value >= FIRST_ELEMENTS}
@@ -122,7 +132,11 @@ class Curve:
     def per_doubling(self, contestant: str) -> float | None:
         """Seconds that an output costs more each time that the window doubles."""
         costs = self.costs(contestant)
-        return per_doubling(list(costs), list(costs.values())) if self.variable == "window" and len(costs) > 1 else None
+        return (
+            per_doubling(list(costs), list(costs.values()))
+            if self.variable == "window" and len(costs) > 1
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,8 @@ class Results:
         return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
 
     def geometric_means(self) -> dict[str, dict[str, tuple[float, int]]]:
-        """Per kind of row and peer: the mean ratio and how many rows it is of; tiny tensors are left out."""
+        """Per kind of row and peer: the mean ratio and how many rows it is of; tiny tensors are
+        left out."""
         means: dict[str, dict[str, tuple[float, int]]] = {}
         for kind in dict.fromkeys(row.kind for row in self.rows if not row.small):
             rows = [row for row in self.rows if row.kind == kind and not row.small]
@@ -164,7 +179,9 @@ class Results:
                 name: {of: dataclasses.asdict(one) for of, one in curve.slopes(name).items()}
                 for name in curve.contestants
             }
-            written["seconds_per_doubling"] = {name: curve.per_doubling(name) for name in curve.contestants}
+            written["seconds_per_doubling"] = {
+                name: curve.per_doubling(name) for name in curve.contestants
+            }
         text = json.dumps(data, indent=1)
         path.write_text(text + "\n", encoding="utf-8")
 
@@ -176,7 +193,9 @@ class Results:
             curves = tuple(map(_curve, data.get("curves", ())))
             return cls(data["conditions"], tuple(map(_row, data["rows"])), curves)
         except (KeyError, TypeError) as reason:
-            raise ValueError(f"{path} does not hold results of these benchmarks: {reason!r}") from reason
+            raise ValueError(
+                f"{path} does not hold results of these benchmarks: {reason!r}"
+            ) from reason
 
 
 def _row(data: dict[str, Any]) -> RowResult:
@@ -186,7 +205,9 @@ def _row(data: dict[str, Any]) -> RowResult:
 
 
 def _curve(data: dict[str, Any]) -> Curve:
-    return Curve(data["name"], data["variable"], tuple(data["values"]), tuple(map(_row, data["rows"])))
+    return Curve(
+        data["name"], data["variable"], tuple(data["values"]), tuple(map(_row, data["rows"]))
+    )
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

@@ -1,12 +1,15 @@
-"""How fast an H200 can run compiled kernels: machine code read and one warp of it timed, without a GPU.
+"""How fast an H200 can run compiled kernels: machine code read and one warp of it timed, without a
+GPU.
 
-The chip: 132 multiprocessors at 1.755 GHz, 4.3 TB/s copy = 18.56 bytes of memory per clock and multiprocessor; each
-has 4 issue slots, 64 ALU lanes, one 128-byte L1 wavefront per clock, 65,536 registers, 227 KiB of shared memory.
+The chip: 132 multiprocessors at 1.755 GHz, 4.3 TB/s copy = 18.56 bytes of memory per clock and
+multiprocessor; each has 4 issue slots, 64 ALU lanes, one 128-byte L1 wavefront per clock, 65,536
+registers, 227 KiB of shared memory.
 
-A launch takes the longest of: moving its bytes; issuing its instructions; its ALU instructions; its L1 wavefronts; and
-latency: a warp's instructions in order, two clocks apart, each waiting for its operands (a load for 700 ns), times the
-warps that a multiprocessor runs one after another. Loads that hit a cache are charged as if they did not, stores never
-wait, wavefronts are counted as if lanes were neighbours, and the L2 cache has no limit: neither bound nor measurement.
+A launch takes the longest of: moving its bytes; issuing its instructions; its ALU instructions; its
+L1 wavefronts; and latency: a warp's instructions in order, two clocks apart, each waiting for its
+operands (a load for 700 ns), times the warps that a multiprocessor runs one after another. Loads
+that hit a cache are charged as if they did not, stores never wait, wavefronts are counted as if
+lanes were neighbours, and the L2 cache has no limit: neither bound nor measurement.
 """
 
 from __future__ import annotations
@@ -112,7 +115,8 @@ class Warp(NamedTuple):
 
 
 class Time(NamedTuple):
-    """A launch on the whole chip, in clocks, by what could bound it; and bytes in flight on a multiprocessor."""
+    """A launch on the whole chip, in clocks, by what could bound it; and bytes in flight on a
+    multiprocessor."""
 
     clocks: Mapping[str, float]
     in_flight: float
@@ -132,7 +136,9 @@ def machine_code(cubin: bytes) -> Code:
         file.write(cubin)
         file.flush()
         text, usage = (
-            subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                [TOOLS / tool, option, file.name], capture_output=True, text=True, check=True
+            ).stdout
             for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
         )
     instructions: list[Instruction] = []
@@ -176,10 +182,14 @@ def one_warp(code: Code, taps: int = 1) -> Warp:
         clock = max([clock + 2.0, *(ready.get(register, 0.0) for register in each.sources)])
         if each.base in ("LDG", "STG", "LDS", "STS"):
             wavefronts += each.words
-        latency = {"LDG": LATENCY, "LDS": NEARBY, "LDL": NEARBY, "ATOMG": LATENCY}.get(each.base, RESULT)
+        latency = {"LDG": LATENCY, "LDS": NEARBY, "LDL": NEARBY, "ATOMG": LATENCY}.get(
+            each.base, RESULT
+        )
         ready.update(dict.fromkeys(each.results, clock + latency))
         if each.base == "LDG":
-            waiting = [(end, size) for end, size in waiting if end > clock] + [(clock + LATENCY, 128 * each.words)]
+            waiting = [(end, size) for end, size in waiting if end > clock] + [
+                (clock + LATENCY, 128 * each.words)
+            ]
             peak = max(peak, sum(size for _, size in waiting))
         elif each.base == "BAR":
             clock += 20.0

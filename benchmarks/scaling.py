@@ -1,7 +1,8 @@
 """Curves: cost against the window, against the size of the tensor, against the threads.
 
-Each point is a row like any other, measured by the same harness. ATen's operator reads every tap of a window, so that
-its cost grows with the square of the window; where it would take minutes, ATen along one axis at a time stands for it.
+Each point is a row like any other, measured by the same harness. ATen's operator reads every tap of
+a window, so that its cost grows with the square of the window; where it would take minutes, ATen
+along one axis at a time stands for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ WINDOWS = (2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 45, 63)
 LARGEST_OF_ATEN = 16
 ELEMENTS = tuple(2**exponent for exponent in range(10, 30, 2))
 COPIES = 12
-"""Tensors of a curve's largest size that the machine's memory must hold; half of them are needed."""
+"""Tensors of a curve's largest size that the machine's memory must hold; half of them are
+needed."""
 LEAST_MEMORY = 2**33
 """Bytes, where the machine does not tell."""
 
@@ -51,7 +53,9 @@ class Point:
     def _contestants(self) -> tuple[str, ...]:
         if self.variable != "window":
             return OURS, COPY, ATEN
-        return (OURS, COPY, BY_AXIS, ATEN) if self.value <= LARGEST_OF_ATEN else (OURS, COPY, BY_AXIS)
+        return (
+            (OURS, COPY, BY_AXIS, ATEN) if self.value <= LARGEST_OF_ATEN else (OURS, COPY, BY_AXIS)
+        )
 
 
 def points(device: str, quick: bool) -> Iterator[Point]:
@@ -64,8 +68,12 @@ def points(device: str, quick: bool) -> Iterator[Point]:
             for window in WINDOWS[::3] if quick else WINDOWS:
                 sizes = (1, 4, 64, 64) if quick else (1, 32, 112, 112)
                 pool = _pool(family, sizes, window, 1, (window - 1) // 2)
-                yield Point(name, "window", window, replace(pool, mode=mode, channels_last=channels_last))
-    largest = 2**20 if quick else (memory_bytes() or LEAST_MEMORY) // (COPIES * torch.float32.itemsize)
+                yield Point(
+                    name, "window", window, replace(pool, mode=mode, channels_last=channels_last)
+                )
+    largest = (
+        2**20 if quick else (memory_bytes() or LEAST_MEMORY) // (COPIES * torch.float32.itemsize)
+    )
     for family, window, stride, padding in (("max", 3, 2, 1), ("average", 2, 2, 0)):
         for elements in ELEMENTS:
             if elements <= largest:
@@ -89,7 +97,9 @@ def sizes_of(elements: int) -> tuple[int, ...]:
 
 def thread_counts(most: int) -> list[int]:
     """Powers of two, and all cores; nothing where there is only one."""
-    return sorted({2**exponent for exponent in range(most.bit_length())} | {most}) if most > 1 else []
+    return (
+        sorted({2**exponent for exponent in range(most.bit_length())} | {most}) if most > 1 else []
+    )
 
 
 def curves(measured: Sequence[tuple[Point, RowResult]]) -> tuple[Curve, ...]:
@@ -98,7 +108,9 @@ def curves(measured: Sequence[tuple[Point, RowResult]]) -> tuple[Curve, ...]:
     for point, row in measured:
         found.setdefault((point.curve, point.variable), []).append((point, row))
     return tuple(
-        Curve(name, variable, tuple(point.value for point, _ in along), tuple(row for _, row in along))
+        Curve(
+            name, variable, tuple(point.value for point, _ in along), tuple(row for _, row in along)
+        )
         for (name, variable), along in found.items()
     )
 

@@ -1,4 +1,5 @@
-"""Growth as one number: the exponent of the power law that lies nearest to measured points, in logarithms."""
+"""Growth as one number: the exponent of the power law that lies nearest to measured points, in
+logarithms."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
         return Slope(exponent, 0.0)
     middle = statistics.fmean(across)
     spread = math.fsum((x - middle) ** 2 for x in across)
-    left_over = math.fsum((y - intercept - exponent * x) ** 2 for x, y in zip(across, up, strict=True))
+    left_over = math.fsum(
+        (y - intercept - exponent * x) ** 2 for x, y in zip(across, up, strict=True)
+    )
     return Slope(exponent, math.sqrt(left_over / (len(xs) - 2) / spread))
 
 

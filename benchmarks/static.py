@@ -1,6 +1,8 @@
-"""What compiled kernels can reach on an H200, without a GPU: ``python -m benchmarks.static > docs/static.md``.
+"""What compiled kernels can reach on an H200, without a GPU: ``python -m benchmarks.static >
+docs/static.md``.
 
-``benchmarks.sass`` has the model. Launches are those of the Triton backend, recorded on tensors without memory.
+``benchmarks.sass`` has the model. Launches are those of the Triton backend, recorded on tensors
+without memory.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Prepared = tuple[tuple[Tensor, ...], Callable[[], tuple[Tensor, ...]]]
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch of the backend: what is compiled, how many programs run, and the bytes of its tensors."""
+    """A launch of the backend: what is compiled, how many programs run, and the bytes of its
+    tensors."""
 
     request: compiler.Request
     programs: int
@@ -40,19 +43,30 @@ class Launched:
 
 @contextmanager
 def recorded() -> Iterator[list[Launched]]:
-    """Inside, the backend's launches are recorded instead of run, on whatever device tensors are."""
+    """Inside, the backend's launches are recorded instead of run, on whatever device tensors
+    are."""
     record: list[Launched] = []
 
     def launch(how: Any, *arguments: Any) -> None:
         tensors = {id(each): each for each in arguments if isinstance(each, Tensor)}
         types = [
-            compiler.POINTERS[str(each.dtype).removeprefix("torch.")] if isinstance(each, Tensor)
-            else "fp32" if isinstance(each, float) else "i32" for each in arguments
-        ]  # fmt: skip
-        aligned = tuple(i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.data_ptr() % 16 == 0)
+            compiler.POINTERS[str(each.dtype).removeprefix("torch.")]
+            if isinstance(each, Tensor)
+            else "fp32"
+            if isinstance(each, float)
+            else "i32"
+            for each in arguments
+        ]
+        aligned = tuple(
+            i
+            for i, each in enumerate(arguments)
+            if isinstance(each, Tensor) and each.data_ptr() % 16 == 0
+        )
         kernel = backend.kernel_named(*how.kernel.split("."))
         request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants))
-        record.append(Launched(request, how.programs, sum(size_of(each) for each in tensors.values())))
+        record.append(
+            Launched(request, how.programs, sum(size_of(each) for each in tensors.values()))
+        )
 
     with (
         mock.patch.object(backend, "runs_ptx", return_value=True),
@@ -67,7 +81,8 @@ def size_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """A call: ``prepare`` makes of an input and a window what is read, and the call, which returns what it writes."""
+    """A call: ``prepare`` makes of an input and a window what is read, and the call, which returns
+    what it writes."""
 
     operator: str
     dtype: torch.dtype
@@ -98,7 +113,9 @@ class Row:
         """The fraction of a copy's speed that is meant to be reached."""
         if self.dtype.itemsize == 1:
             return 0.6
-        return {5: 0.7, 7: 0.5}.get(self.window, 0.9 if self.operator in ("max", "average") else 0.85)
+        return {5: 0.7, 7: 0.5}.get(
+            self.window, 0.9 if self.operator in ("max", "average") else 0.85
+        )
 
     @property
     def name(self) -> str:
@@ -117,7 +134,9 @@ def _taps(input: Tensor, window: Window) -> Prepared:
 def _max_backward(input: Tensor, window: Window) -> Prepared:
     gradient, taps = backend.max_pooling_with_taps(input, window)
     sizes, last = input.shape[2:], not input.is_contiguous()
-    return (gradient, taps), lambda: (backend.max_pooling_grad_from_taps(gradient, taps, sizes, window, last),)
+    return (gradient, taps), lambda: (
+        backend.max_pooling_grad_from_taps(gradient, taps, sizes, window, last),
+    )
 
 
 def _averages(input: Tensor, window: Window) -> Prepared:
@@ -126,7 +145,9 @@ def _averages(input: Tensor, window: Window) -> Prepared:
 
 def _average_backward(input: Tensor, window: Window) -> Prepared:
     gradient = backend.average_pooling(input, window, True, None)
-    return (gradient,), lambda: (backend.average_pooling_grad(gradient, input.shape[2:], window, True, None),)
+    return (gradient,), lambda: (
+        backend.average_pooling_grad(gradient, input.shape[2:], window, True, None),
+    )
 
 
 def _quantized(input: Tensor, window: Window) -> Prepared:
@@ -136,9 +157,12 @@ def _quantized(input: Tensor, window: Window) -> Prepared:
 
 
 OPERATORS = {
-    "max": _maxima, "max with taps": _taps, "max backward": _max_backward,
-    "average": _averages, "average backward": _average_backward,
-}  # fmt: skip
+    "max": _maxima,
+    "max with taps": _taps,
+    "max backward": _max_backward,
+    "average": _averages,
+    "average backward": _average_backward,
+}
 
 
 def rows() -> list[Row]:
@@ -146,13 +170,16 @@ def rows() -> list[Row]:
     layouts = (False, True)
     result = [Row("quantized average", torch.uint8, last, 3, 1, _quantized) for last in layouts]
     result += [Row("max", torch.int8, last, 3, 1, _maxima) for last in layouts]
-    for (window, stride), (name, run), dtype, last in itertools.product(WINDOWS, OPERATORS.items(), FLOATS, layouts):
+    for (window, stride), (name, run), dtype, last in itertools.product(
+        WINDOWS, OPERATORS.items(), FLOATS, layouts
+    ):
         result.append(Row(name, dtype, last, window, stride, run))
     return result
 
 
 class Prediction:
-    """Times of a row's launches added up, and what bounds the longest; ``cubins`` where they are compiled already."""
+    """Times of a row's launches added up, and what bounds the longest; ``cubins`` where they are
+    compiled already."""
 
     def __init__(self, row: Row, cubins: Sequence[bytes] = ()) -> None:
         launches, copied = row.launches()
@@ -165,16 +192,17 @@ class Prediction:
         ]
         longest = max(times, key=lambda time: time.total)
         self.bound, self.in_flight = longest.bound, longest.in_flight
-        self.registers, self.spills = max(code.registers for code in codes), sum(code.spills for code in codes)
+        self.registers, self.spills = (
+            max(code.registers for code in codes),
+            sum(code.spills for code in codes),
+        )
         self.copy_clocks = copied / sass.PROCESSORS / sass.BYTES_PER_CLOCK
         self.fraction = min(1.0, self.copy_clocks / sum(time.total for time in times))
 
     def __str__(self) -> str:
         spills = f", {self.spills} spills" if self.spills else ""
         kernels = ", ".join(dict.fromkeys(self.kernels))
-        return (
-            f"{kernels} | {self.registers}{spills} | {self.in_flight / 1024:.0f} | {self.bound} | {self.fraction:.2f}"
-        )
+        return f"{kernels} | {self.registers}{spills} | {self.in_flight / 1024:.0f} | {self.bound} | {self.fraction:.2f}"
 
 
 HEAD = "| operator | layout | type | window/stride | kernels | registers | KiB in flight | bound | fraction |"
@@ -182,12 +210,18 @@ HEAD = "| operator | layout | type | window/stride | kernels | registers | KiB i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help="rows that have all these in their name; all rows where there is none")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        help="rows that have all these in their name; all rows where there is none",
+    )
     words = parser.parse_args().words
     print("# Predicted kernels\n")
     print(
-        f"Triton {triton.__version__} for sm_90, {' x '.join(map(str, SHAPE))}; `python -m benchmarks.static` prints "
-        "this. A fraction is the time of a copy of the operands over\nthe predicted time on an H200, by the model in "
+        f"Triton {triton.__version__} for sm_90, {' x '.join(map(str, SHAPE))}; `python -m "
+        "benchmarks.static` prints "
+        "this. A fraction is the time of a copy of the operands over\nthe predicted time on an "
+        "H200, by the model in "
         f"`benchmarks/sass.py`; nothing here was measured.\n\n{HEAD}\n{'|---' * 9}|"
     )
     below = []
@@ -197,7 +231,12 @@ def main() -> None:
         prediction = Prediction(row)
         print(f"| {row.name} | {prediction} |", flush=True)
         if prediction.fraction < row.aim:
-            below.append((prediction.fraction / row.aim, f"- {row.name}: {prediction.fraction:.2f} of {row.aim:.2f}"))
+            below.append(
+                (
+                    prediction.fraction / row.aim,
+                    f"- {row.name}: {prediction.fraction:.2f} of {row.aim:.2f}",
+                )
+            )
     print("\n## Below the aim: what a GPU should try first\n")
     print("\n".join(line.replace(" | ", ", ") for _, line in sorted(below)) or "None.")
 

@@ -87,7 +87,8 @@ def kept(row: RowResult) -> str:
 
 
 def peak(row: RowResult) -> str:
-    """The most bytes that training allocates at once, the input and the gradient that comes in not counted."""
+    """The most bytes that training allocates at once, the input and the gradient that comes in not
+    counted."""
     return " / ".join(size(row.peak[name]) for name in (OURS, ATEN)) if row.peak else NOTHING
 
 
@@ -106,7 +107,9 @@ def summary(results: Results) -> list[str]:
     """Geometric means, then the rows where ATen is faster, in plain lines."""
     lines = []
     for kind, means in results.geometric_means().items():
-        listed = ", ".join(f"{peer} {times(mean)} ({count})" for peer, (mean, count) in means.items())
+        listed = ", ".join(
+            f"{peer} {times(mean)} ({count})" for peer, (mean, count) in means.items()
+        )
         lines.append(f"Geometric mean of ratios (rows), {kind}: {listed}")
     behind = results.behind()
     lines.append(f"Rows slower than ATen: {len(behind) or 'none'}")
@@ -116,7 +119,9 @@ def summary(results: Results) -> list[str]:
     small = [row for row in results.rows if row.small and ATEN in row.seconds]
     if small:
         worst = max(small, key=lambda row: row.difference(ATEN) or 0)
-        lines.append(f"Rows under 50 µs: at most {comparison(worst, ATEN)} beside ATen ({worst.name})")
+        lines.append(
+            f"Rows under 50 µs: at most {comparison(worst, ATEN)} beside ATen ({worst.name})"
+        )
     return lines
 
 
@@ -131,9 +136,7 @@ def growth(curve: Curve) -> list[str]:
         if curve.variable == "window":
             speed = "faster" if slopes["logarithm"].faster_than_proportional else "not faster"
             text = f"cost per output grows as (log k)^({slopes['logarithm']}), {speed} than log k"
-            text += (
-                f" (as k^({slopes['window']})), by {(curve.per_doubling(name) or 0) * 1e9:.3g} ns with each doubling"
-            )
+            text += f" (as k^({slopes['window']})), by {(curve.per_doubling(name) or 0) * 1e9:.3g} ns with each doubling"
             text += f"; {costs[first] * 1e9:.3g} ns at k = {first}, {costs[last] * 1e9:.3g} ns at k = {last}"
         elif curve.variable == "elements":
             text = f"cost per element grows as size^({slopes['elements']}) from 2^18 elements on"
@@ -155,22 +158,30 @@ def conditions(results: Results) -> str:
         or f"{machine['processor']}, {count(machine['cores'], 'core')} ({caches}; {machine['cpu_capability']})"
     )
     others = known["busy_processes"]
-    company = f"beside {count(others, 'busy process', 'busy processes')}" if others else "without added load"
+    company = (
+        f"beside {count(others, 'busy process', 'busy processes')}"
+        if others
+        else "without added load"
+    )
     average = known["load_average"]["start"]
     if average is not None:
         company += f" (load average {average} at the start)"
     rows = [*results.rows, *(row for curve in results.curves for row in curve.rows)]
     measured = {name for row in rows for name in row.seconds} - {OURS, COPY}
-    peers = ", ".join(f"{name} {version}" for name, version in known["peers"].items() if name in measured)
+    peers = ", ".join(
+        f"{name} {version}" for name, version in known["peers"].items() if name in measured
+    )
     return (
         f"{place}; {count(known['threads'], 'thread')}; {company}; "
-        f"median of up to {known['rounds']} interleaved rounds per row; torch_dmlpool {known['peers'][OURS]}, {peers}; "
+        f"median of up to {known['rounds']} interleaved rounds per row; torch_dmlpool "
+        f"{known['peers'][OURS]}, {peers}; "
         f"Python {known['versions']['python']}; {known['date'][:10]}."
     )
 
 
 def failures(results: Results) -> list[str]:
-    """Peers that tried a row and failed, or gave another answer: more than a limit that they state themselves."""
+    """Peers that tried a row and failed, or gave another answer: more than a limit that they state
+    themselves."""
     return [
         f"{row.name}: {name} {reason}"
         for row in results.rows

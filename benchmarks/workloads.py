@@ -1,7 +1,9 @@
-"""The one table of workloads: what is pooled, how, in which type and layout, and which groups it belongs to.
+"""The one table of workloads: what is pooled, how, in which type and layout, and which groups it
+belongs to.
 
-Every row can be asked of PyTorch's own operators too: symmetric padding of at most half a window, no dilated average.
-Quantized rows are the exception: PyTorch's know one scale, which the output shares.
+Every row can be asked of PyTorch's own operators too: symmetric padding of at most half a window,
+no dilated average. Quantized rows are the exception: PyTorch's know one scale, which the output
+shares.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ MODES = {
     "training": "forward + backward",
     "quantized": "quantized",
 }
-"""What is timed: the values; those and the indices of the maxima; autograd's book-keeping without a backward pass; both
-passes; averages of integers that stand for real numbers."""
+"""What is timed: the values; those and the indices of the maxima; autograd's book-keeping without a
+backward pass; both passes; averages of integers that stand for real numbers."""
 
 GROUPS = {
     "core": "what every release is judged by: max and average, layouts, ranks and gradients",
@@ -54,7 +56,8 @@ class Workload:
     dtype: str = "float32"
     channels_last: bool = False
     mode: str = "forward"
-    per_channel: bool = False  # quantized: a scale for each channel of the input, another one for the output
+    # quantized: a scale for each channel of the input, another one for the output
+    per_channel: bool = False
     groups: tuple[str, ...] = field(default=(), compare=False)
     origin: str = field(default="", compare=False)  # where this pool is met
 
@@ -66,7 +69,11 @@ class Workload:
     def name(self) -> str:
         """``max 8x64x112x112 window 3/2 pad 1``, then whatever is not the default."""
         window = _short(self.window)
-        parts = [self.family, "x".join(map(str, self.sizes)), f"window {window}/{_short(self.stride)}"]
+        parts = [
+            self.family,
+            "x".join(map(str, self.sizes)),
+            f"window {window}/{_short(self.stride)}",
+        ]
         if any(self.padding):
             parts.append(f"pad {_short(self.padding)}")
         if any(step > 1 for step in self.dilation):
@@ -97,7 +104,9 @@ class Workload:
     @functools.cached_property
     def geometry(self) -> Window:
         padding = [(amount, amount) for amount in self.padding]
-        return Window.pytorch(self.rank, self.window, self.stride, padding, self.dilation, self.ceil_mode)
+        return Window.pytorch(
+            self.rank, self.window, self.stride, padding, self.dilation, self.ceil_mode
+        )
 
     @property
     def output_sizes(self) -> tuple[int, ...]:
@@ -105,7 +114,8 @@ class Workload:
 
     @property
     def bytes_moved(self) -> int:
-        """What no implementation can avoid: each input read once and each result written once, forward and back."""
+        """What no implementation can avoid: each input read once and each result written once,
+        forward and back."""
         itemsize = self.torch_dtype.itemsize
         inputs, outputs = math.prod(self.sizes) * itemsize, math.prod(self.output_sizes)
         if self.mode == "indices":
@@ -119,13 +129,16 @@ class Workload:
         return torch.channels_last if self.rank == 2 else torch.channels_last_3d
 
     def random(self, sizes: Sequence[int], generator: torch.Generator) -> Tensor:
-        """A tensor of this row's type and layout: normal numbers, or the whole range of an integer type."""
+        """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
+        type."""
         device, dtype = generator.device, self.torch_dtype
         if dtype.is_floating_point:
             tensor = torch.randn(sizes, generator=generator, device=device).to(dtype)
         else:
             limits = torch.iinfo(dtype)
-            tensor = torch.randint(limits.min, limits.max, sizes, generator=generator, device=device, dtype=dtype)
+            tensor = torch.randint(
+                limits.min, limits.max, sizes, generator=generator, device=device, dtype=dtype
+            )
         return tensor.contiguous(memory_format=self.memory_format)
 
 
@@ -146,7 +159,8 @@ def _row(
     include_padding: bool = True,
     origin: str = "",
 ) -> Iterator[Workload]:
-    """One forward row per family from shorthand: sizes ``8x64x112x112``, window ``3/2`` or ``1x2x2``, pad ``1x2``."""
+    """One forward row per family from shorthand: sizes ``8x64x112x112``, window ``3/2`` or
+    ``1x2x2``, pad ``1x2``."""
     shape = tuple(int(size) for size in sizes.split("x"))
     rank = len(shape) - 2
     taps, _, steps = window.partition("/")
@@ -207,12 +221,16 @@ def _overhead() -> Iterator[Workload]:
 
 def _networks() -> Iterator[Workload]:
     group = "networks"
-    for stage, sizes in enumerate(("8x64x224x224", "8x128x112x112", "8x256x56x56", "8x512x28x28", "8x512x14x14"), 1):
+    for stage, sizes in enumerate(
+        ("8x64x224x224", "8x128x112x112", "8x256x56x56", "8x512x28x28", "8x512x14x14"), 1
+    ):
         yield from _row(group, "max", sizes, "2/2", origin=f"VGG-16, pool {stage}")
     for stage, sizes in enumerate(("32x64x55x55", "32x192x27x27", "32x256x13x13"), 1):
         yield from _row(group, "max", sizes, "3/2", origin=f"AlexNet, pool {stage}")
     for window in (5, 9, 13):
-        yield from _row(group, "max", "8x256x20x20", f"{window}/1", window // 2, origin="SPPF and SPP, YOLO")
+        yield from _row(
+            group, "max", "8x256x20x20", f"{window}/1", window // 2, origin="SPPF and SPP, YOLO"
+        )
     for window in (60, 30, 20, 10):
         yield from _row(group, "average", "2x512x60x60", str(window), origin="PSPNet's pyramid")
     yield from _row(group, "average", "32x2048x7x7", "7/1", origin="ResNet-50, global")
@@ -220,9 +238,13 @@ def _networks() -> Iterator[Workload]:
     yield from _row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")
     yield from _row(group, "max average", "16x128x16000", "4/4", origin="waveforms")
     yield from _row(group, "max", "4x64x8x56x56", "3/2", 1, origin="video, ResNet 3-D stem")
-    yield from _row(group, "max", "4x64x16x112x112", "1x3x3/1x2x2", "0x1x1", origin="video, I3D pool")
+    yield from _row(
+        group, "max", "4x64x16x112x112", "1x3x3/1x2x2", "0x1x1", origin="video, I3D pool"
+    )
     yield from _row(group, "max", "4x192x8x28x28", "3/1", 1, origin="video, I3D branch")
-    yield from _row(group, "max average", "1x32x96x96x96", "2/2", origin="medical volumes, U-Net 3-D")
+    yield from _row(
+        group, "max average", "1x32x96x96x96", "2/2", origin="medical volumes, U-Net 3-D"
+    )
     yield from _row(group, "average", "32x96x56x56", "56", origin="squeeze-and-excitation, global")
     (stem,) = _row(group, "max", "32x64x112x112", "3/2", 1, origin="ResNet-50, stem")
     (sppf,) = _row(group, "max", "8x256x20x20", "5/1", 2, origin="SPPF and SPP, YOLO")
@@ -252,12 +274,18 @@ def _published() -> Iterator[Workload]:
         (brain, _row(group, "max", "2x64x32x112x112", "3/2", 1, ceil=True)),
         (half, _row(group, "average", "2x64x112x112", "3/2", 1)),
         (half, _row(group, "average", "2x128x56x56", "5/2", 2)),
-        (brain, _row(group, "average", "3x96x55x57", "3x5/2", "1x2", ceil=True, include_padding=False)),
+        (
+            brain,
+            _row(group, "average", "3x96x55x57", "3x5/2", "1x2", ceil=True, include_padding=False),
+        ),
         (half, _row(group, "average", "4x128x4096", "3/2", 1)),
         (half, _row(group, "average", "2x256x32000", "5/4", 2)),
         (brain, _row(group, "average", "2x128x2048", "4/2", 1, ceil=True, include_padding=False)),
         (half, _row(group, "average", "1x32x16x56x56", "2/2")),
-        (half, _row(group, "average", "2x64x8x28x28", "2x3x3/2", 1, ceil=True, include_padding=False)),
+        (
+            half,
+            _row(group, "average", "2x64x8x28x28", "2x3x3/2", 1, ceil=True, include_padding=False),
+        ),
         (brain, _row(group, "average", "2x24x10x20x22", "2x2x3/2", "0x1x1")),
     ]
     for dtype, (row,) in rows:
@@ -344,7 +372,17 @@ def _large() -> Iterator[Workload]:
 def _table() -> tuple[Workload, ...]:
     """Every row once, in order; a row that several groups name belongs to all of them."""
     rows: dict[str, Workload] = {}
-    for build in (_core, _overhead, _networks, _published, _types, _quantized, _batches, _extremes, _large):
+    for build in (
+        _core,
+        _overhead,
+        _networks,
+        _published,
+        _types,
+        _quantized,
+        _batches,
+        _extremes,
+        _large,
+    ):
         for row in build():
             known = rows.get(row.name, row)
             groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
@@ -356,7 +394,8 @@ WORKLOADS = _table()
 
 
 def select(wanted: str) -> list[Workload]:
-    """The rows that a comma-separated list names: ``all``, groups, or text that a row's name or origin contains.
+    """The rows that a comma-separated list names: ``all``, groups, or text that a row's name or
+    origin contains.
 
     Rows of the group ``large`` alone have to be asked for by its name.
 

@@ -15,7 +15,9 @@ ROLE = re.compile(r":(?:func|class|meth|attr|mod|data):`~?([\w.]+)`")
 
 
 class Docstrings(griffe.Extension):
-    """Docstrings are written for ``help()``; this turns their cross-references and examples into Markdown."""
+    """Docstrings are written for ``help()``; this turns their cross-references and examples into
+    Markdown.
+    """
 
     def on_instance(self, *, obj: griffe.Object, **rest: Any) -> None:  # noqa: ARG002
         if obj.docstring is not None:
@@ -23,16 +25,28 @@ class Docstrings(griffe.Extension):
 
 
 def completed(obj: griffe.Object) -> str:
-    """The docstring that ``help()`` shows: what operators share of theirs is filled in by their decorator."""
-    found = pkgutil.resolve_name(obj.path) if obj.is_function and obj.path.startswith("torch_dmlpool.") else None
-    return inspect.getdoc(found) or obj.docstring.value if inspect.isfunction(found) else obj.docstring.value
+    """The docstring that ``help()`` shows: what operators share of theirs is filled in by their
+    decorator.
+    """
+    found = (
+        pkgutil.resolve_name(obj.path)
+        if obj.is_function and obj.path.startswith("torch_dmlpool.")
+        else None
+    )
+    return (
+        inspect.getdoc(found) or obj.docstring.value
+        if inspect.isfunction(found)
+        else obj.docstring.value
+    )
 
 
 def markdown(docstring: str) -> str:
     text = ROLE.sub(lambda role: reference(role.group(1)), docstring)
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
     # An example outside such a section: the lines from >>> to the next empty one.
-    return re.sub(r"^(>>> .*?)(?=\n\n|\Z)", r"```pycon\n\1\n```", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^(>>> .*?)(?=\n\n|\Z)", r"```pycon\n\1\n```", text, flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def reference(name: str) -> str:

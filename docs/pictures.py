@@ -1,4 +1,6 @@
-"""Draw every window argument, from the package's own geometry: `python docs/pictures.py` writes docs/images/*.svg."""
+"""Draw every window argument, from the package's own geometry: `python docs/pictures.py` writes
+docs/images/*.svg.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def positions(axis: Axis, size: int, drawn: list[Drawn]) -> range:
 
 
 def symbol(position: int, size: int, axis: Axis) -> str:
-    """An element's number, ``.`` for padding, ``~`` for what ``ceil_mode`` lets a window reach past it."""
+    """An element's number, ``.`` for padding, ``~`` for what ``ceil_mode`` lets a window reach past
+    it.
+    """
     if 0 <= position < size:
         return str(position + 1)
     return "." if position < size + axis.end_padding else "~"
@@ -68,7 +72,10 @@ def symbol(position: int, size: int, axis: Axis) -> str:
 def box(x: float, y: float, fill: str, text: str = "", dashed: bool = False) -> str:
     dashes = ' stroke-dasharray="4 3"' if dashed else ""
     centre = CELL / 2
-    label = text and f'<text x="{x + centre:g}" y="{y + centre + 5:g}" text-anchor="middle">{escape(text)}</text>'
+    label = (
+        text
+        and f'<text x="{x + centre:g}" y="{y + centre + 5:g}" text-anchor="middle">{escape(text)}</text>'
+    )
     frame = f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="{CELL}" rx="4" fill="{fill}" stroke="{INK}"{dashes}/>'
     return frame + label
 
@@ -110,7 +117,9 @@ def row(title: str, cells: list[tuple[int, str]], lines: list[tuple[range, str]]
             for position in range(taps[0], taps[-1] + 1):
                 tapped = position in taps
                 shown = dict(cells)[position] if tapped else ""
-                yield box(left[position], y, TAP if tapped else BETWEEN, shown, not 0 <= position < size)
+                yield box(
+                    left[position], y, TAP if tapped else BETWEEN, shown, not 0 <= position < size
+                )
             yield words(right, y, text)
 
     return picture(title, width, top + (len(lines) + 1) * (CELL + GAP) + MARGIN - GAP, shapes())
@@ -128,7 +137,9 @@ def request(arguments: dict[str, Any], size: int = 6, padding_counts: bool = Fal
             text = f"max {window.maximum:.3g}, {average}"
         lines.append((window.taps, text))
     cells = [(position, symbol(position, size, axis)) for position in positions(axis, size, drawn)]
-    return row(", ".join(f"{name}={value}" for name, value in arguments.items()), cells, lines, size)
+    return row(
+        ", ".join(f"{name}={value}" for name, value in arguments.items()), cells, lines, size
+    )
 
 
 def same(kernel_size: int, stride: int, size: int) -> str:
@@ -143,9 +154,16 @@ def same(kernel_size: int, stride: int, size: int) -> str:
     drawn = windows(arguments, size)
     layer = dmlpool.nn.MaxPool1d(kernel_size, stride, "same")
     maxima = layer(torch.arange(1.0, size + 1).reshape(1, size)).flatten().tolist()
-    lines = [(window.taps, f"max {maximum:.3g}") for window, maximum in zip(drawn, maxima, strict=True)]
+    lines = [
+        (window.taps, f"max {maximum:.3g}") for window, maximum in zip(drawn, maxima, strict=True)
+    ]
     cells = [(position, symbol(position, size, axis)) for position in positions(axis, size, drawn)]
-    return row(f'MaxPool1d({kernel_size}, stride={stride}, padding="same") of {size} elements', cells, lines, size)
+    return row(
+        f'MaxPool1d({kernel_size}, stride={stride}, padding="same") of {size} elements',
+        cells,
+        lines,
+        size,
+    )
 
 
 def adaptive(output_size: int, size: int) -> str:
@@ -158,7 +176,12 @@ def adaptive(output_size: int, size: int) -> str:
         read = gradient.flatten().nonzero().flatten().tolist()
         lines.append((range(read[0], read[-1] + 1), f"average {average.item():.3g}"))
     cells = [(position, str(position + 1)) for position in range(size)]
-    return row(f"adaptive_average_pooling(output_size={output_size}) of {size} elements", cells, lines, size)
+    return row(
+        f"adaptive_average_pooling(output_size={output_size}) of {size} elements",
+        cells,
+        lines,
+        size,
+    )
 
 
 def plane(sizes: tuple[int, int], **arguments: Any) -> str:
@@ -166,12 +189,17 @@ def plane(sizes: tuple[int, int], **arguments: Any) -> str:
     window = Window.directml(2, **arguments)
     outputs = window.output_sizes(sizes)
     starts = [axis.start_padding for axis in window.axes]
-    padded = [size + axis.start_padding + axis.end_padding for size, axis in zip(sizes, window.axes, strict=True)]
+    padded = [
+        size + axis.start_padding + axis.end_padding
+        for size, axis in zip(sizes, window.axes, strict=True)
+    ]
     title = ", ".join(f"{name}={value}" for name, value in arguments.items())
     step = padded[1] * CELL + 2 * MARGIN
 
     def taps(axis: Axis, output: int) -> range:
-        return range(axis.first_position(output), axis.first_position(output) + axis.extent, axis.dilation)
+        return range(
+            axis.first_position(output), axis.first_position(output) + axis.extent, axis.dilation
+        )
 
     def shapes() -> Iterator[str]:
         last = (outputs[0] - 1, outputs[1] - 1)
@@ -195,17 +223,32 @@ def pictures() -> dict[str, str]:
     return {
         "window_size.svg": request({"window_size": 3}),
         "strides.svg": request({"window_size": 3, "strides": 2}, size=7),
-        "padding.svg": request({"window_size": 3, "strides": 2, "start_padding": 2, "end_padding": 1}),
+        "padding.svg": request(
+            {"window_size": 3, "strides": 2, "start_padding": 2, "end_padding": 1}
+        ),
         "dilations.svg": request({"window_size": 3, "dilations": 2}),
-        "include_padding.svg": request({"window_size": 3, "start_padding": 2, "end_padding": 1}, padding_counts=True),
+        "include_padding.svg": request(
+            {"window_size": 3, "start_padding": 2, "end_padding": 1}, padding_counts=True
+        ),
         "ceil_mode.svg": request(
-            {"window_size": 3, "strides": 2, "start_padding": 1, "end_padding": 1, "ceil_mode": True},
+            {
+                "window_size": 3,
+                "strides": 2,
+                "start_padding": 1,
+                "end_padding": 1,
+                "ceil_mode": True,
+            },
             padding_counts=True,
         ),
         "same.svg": same(kernel_size=3, stride=2, size=6),
         "adaptive.svg": adaptive(output_size=3, size=8),
         "plane.svg": plane(
-            (4, 6), window_size=(2, 3), strides=(2, 2), start_padding=(1, 0), end_padding=(1, 1), dilations=(2, 1)
+            (4, 6),
+            window_size=(2, 3),
+            strides=(2, 2),
+            start_padding=(1, 0),
+            end_padding=(1, 1),
+            dilations=(2, 1),
         ),
     }
 

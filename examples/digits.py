@@ -1,4 +1,6 @@
-"""Train a small network on digits with torch.nn's pools and with ours: the same losses bit for bit; draws demo.png."""
+"""Train a small network on digits with torch.nn's pools and with ours: the same losses bit for bit;
+draws demo.png.
+"""
 
 from types import ModuleType
 
@@ -22,7 +24,11 @@ def network(pools: ModuleType) -> nn.Sequential:
 
 def train(model: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
     """The loss of every step."""
-    optimizer, shuffling, losses = torch.optim.Adam(model.parameters(), lr=5e-3), torch.Generator().manual_seed(2), []
+    optimizer, shuffling, losses = (
+        torch.optim.Adam(model.parameters(), lr=5e-3),
+        torch.Generator().manual_seed(2),
+        [],
+    )
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(images), generator=shuffling).split(BATCH):
             optimizer.zero_grad()
@@ -34,13 +40,19 @@ def train(model: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
 
 
 def draw(model: nn.Sequential, images: Tensor, labels: Tensor) -> None:
-    """One column per digit: the image, a feature map, its maxima, and where the gradient of the maxima went."""
+    """One column per digit: the image, a feature map, its maxima, and where the gradient of the
+    maxima went.
+    """
     chosen = torch.stack([(labels == label).nonzero()[0, 0] for label in range(10)])
     features = model[:2](images[chosen]).detach().requires_grad_()
     pooled = model[2](features)
     pooled.retain_grad()
     nn.functional.cross_entropy(model[3:](pooled), labels[chosen], reduction="sum").backward()
-    maps = torch.arange(10), features.grad.abs().sum((2, 3)).argmax(1)  # there is most to see in these
+    # there is most to see in these
+    maps = (
+        torch.arange(10),
+        features.grad.abs().sum((2, 3)).argmax(1),
+    )
     rows = {
         "image": images[chosen, 0],
         "a feature map": features.detach()[maps],
@@ -54,18 +66,29 @@ def draw(model: nn.Sequential, images: Tensor, labels: Tensor) -> None:
         for axis, picture in zip(line, pictures, strict=True):
             axis.imshow(picture, cmap="RdBu" if picture.min() < 0 else "viridis")
             axis.set(xticks=[], yticks=[])
-    figure.suptitle("MaxPool2d(2): each window keeps its greatest element, and the gradient goes to that element alone")
+    figure.suptitle(
+        "MaxPool2d(2): each window keeps its greatest element, and the gradient goes to that "
+        "element alone"
+    )
     figure.savefig("demo.png", dpi=100)
 
 
 def main() -> None:
     torch.set_num_threads(1)  # maps of 8 by 8 are too small to share between cores
     digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
+    images, labels = (
+        torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16,
+        torch.tensor(digits.target),
+    )
     models = {"torch.nn": network(nn), "torch_dmlpool.nn": network(dmlpool.nn)}
-    losses = {name: train(model, images[:TRAINING_IMAGES], labels[:TRAINING_IMAGES]) for name, model in models.items()}
+    losses = {
+        name: train(model, images[:TRAINING_IMAGES], labels[:TRAINING_IMAGES])
+        for name, model in models.items()
+    }
     for name, model in models.items():
-        right = (model(images[TRAINING_IMAGES:]).argmax(1) == labels[TRAINING_IMAGES:]).float().mean()
+        right = (
+            (model(images[TRAINING_IMAGES:]).argmax(1) == labels[TRAINING_IMAGES:]).float().mean()
+        )
         print(f"{name:18}last loss {losses[name][-1]:.6f}, test accuracy {right:.1%}")
     assert losses["torch.nn"] == losses["torch_dmlpool.nn"], "the losses differ"
     print(f"all {len(losses['torch.nn'])} losses are equal bit for bit; picture: demo.png")

@@ -1,8 +1,9 @@
-"""Take noise off a picture with four dilated averages, by thresholds that are learned; draws dilated_average.png.
+"""Take noise off a picture with four dilated averages, by thresholds that are learned; draws
+dilated_average.png.
 
-The a trous transform averages nine elements 1, 2, 4 and 8 apart and keeps what each average took away. Noise is in the
-small details: those below a threshold go. At the border the average leaves padding out of its divisor, which a
-convolution cannot.
+The a trous transform averages nine elements 1, 2, 4 and 8 apart and keeps what each average took
+away. Noise is in the small details: those below a threshold go. At the border the average leaves
+padding out of its divisor, which a convolution cannot.
 """
 
 import torch
@@ -15,7 +16,9 @@ DILATIONS, NOISE = (1, 2, 4, 8), 0.1
 
 
 def cleaned(picture: Tensor, thresholds: Tensor) -> Tensor:
-    """The coarsest average and the details above their threshold; differentiable in the thresholds."""
+    """The coarsest average and the details above their threshold; differentiable in the
+    thresholds.
+    """
     details = []
     for dilation in DILATIONS:
         pads = {"start_padding": dilation, "end_padding": dilation}
@@ -55,10 +58,15 @@ def main() -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
     for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
         axis.imshow(picture[0, 0], cmap="gray", vmin=0, vmax=1.2)
-        axis.set(title=f"{title}, {decibels(picture, clean):.1f} dB" if picture is not clean else title)
+        axis.set(
+            title=f"{title}, {decibels(picture, clean):.1f} dB" if picture is not clean else title
+        )
         axis.axis("off")
     figure.savefig("dilated_average.png", dpi=100)
-    print(f"thresholds, fine to coarse: {', '.join(f'{threshold:.3f}' for threshold in thresholds.tolist())}")
+    print(
+        "thresholds, fine to coarse: "
+        f"{', '.join(f'{threshold:.3f}' for threshold in thresholds.tolist())}"
+    )
     print(f"noise: {decibels(unseen, clean):.1f} dB before, {decibels(result, clean):.1f} dB after")
 
 

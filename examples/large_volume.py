@@ -1,4 +1,6 @@
-"""Pool and differentiate a volume that four processes hold in slabs: nothing but the halo moves between them."""
+"""Pool and differentiate a volume that four processes hold in slabs: nothing but the halo moves
+between them.
+"""
 
 import os
 import tempfile
@@ -20,10 +22,17 @@ WINDOW = {"window_size": 3, "strides": 2, "start_padding": 1, "end_padding": 1}
 
 
 def volume(depths: range) -> torch.Tensor:
-    """The planes ``depths`` of the volume: any process can make any of them, and no two are alike."""
+    """The planes ``depths`` of the volume: any process can make any of them, and no two are
+    alike.
+    """
     depth = torch.arange(depths.start, depths.stop).view(-1, 1, 1)
     row, column = torch.arange(SIZE).view(-1, 1), torch.arange(SIZE)
-    return (depth * 2654435 + row * 40503 + column * 9973).remainder(65521).float().view(1, 1, -1, SIZE, SIZE)
+    return (
+        (depth * 2654435 + row * 40503 + column * 9973)
+        .remainder(65521)
+        .float()
+        .view(1, 1, -1, SIZE, SIZE)
+    )
 
 
 def work(rank: int, store: str) -> None:
@@ -48,9 +57,17 @@ def work(rank: int, store: str) -> None:
     dist.all_reduce(totals)
     if rank == 0:
         megabytes = DEPTH * SIZE * SIZE * 4 / 1e6
-        print(f"volume of {DEPTH} x {SIZE} x {SIZE} float32, {megabytes:.0f} MB, over {PROCESSES} processes")
-        print(f"forward and backward: {seconds:.2f} s, {communication.get_total_counts()} collectives")
-        print(f"{pooled.numel()} windows: {int(totals[1])} differ, their gradients add up to {int(totals[0])}")
+        print(
+            f"volume of {DEPTH} x {SIZE} x {SIZE} float32, {megabytes:.0f} MB, over {PROCESSES} "
+            "processes"
+        )
+        print(
+            f"forward and backward: {seconds:.2f} s, {communication.get_total_counts()} collectives"
+        )
+        print(
+            f"{pooled.numel()} windows: {int(totals[1])} differ, their gradients add up to "
+            f"{int(totals[0])}"
+        )
     assert totals.tolist() == [pooled.numel(), 0]
     dist.destroy_process_group()
 

@@ -1,7 +1,9 @@
-"""Device helpers that the kernel families share: lanes, tiles, planes, vectors split into columns, taps in closed form.
+"""Device helpers that the kernel families share: lanes, tiles, planes, vectors split into columns,
+taps in closed form.
 
-Every kernel sees three spatial axes ``D, H, W``; a missing one has size 1, window 1, stride 1 and no padding. A *plane*
-is one ``(n, c)`` pair; its base is a 64-bit offset, offsets inside it are 32-bit unless the launch says ``WIDE``.
+Every kernel sees three spatial axes ``D, H, W``; a missing one has size 1, window 1, stride 1 and
+no padding. A *plane* is one ``(n, c)`` pair; its base is a 64-bit offset, offsets inside it are
+32-bit unless the launch says ``WIDE``.
 """
 
 # Triton's compiler knows no unpacking, and wants both branches of a compile-time choice to return.
@@ -16,11 +18,15 @@ import triton.language as tl
 
 
 def launched(tensors: int) -> Callable[[Any], Any]:
-    """Decorates a kernel: its numbers, all that is no constant after so many tensors, are never specialised."""
+    """Decorates a kernel: its numbers, all that is no constant after so many tensors, are never
+    specialised.
+    """
 
     def decorated(function: Any) -> Any:
         parameters = inspect.signature(function).parameters.values()
-        numbers = [each.name for each in parameters if each.annotation is inspect.Parameter.empty][tensors:]
+        numbers = [each.name for each in parameters if each.annotation is inspect.Parameter.empty][
+            tensors:
+        ]
         return triton.jit(function, do_not_specialize=numbers)
 
     return decorated
@@ -28,7 +34,9 @@ def launched(tensors: int) -> Callable[[Any], Any]:
 
 @triton.jit
 def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
-    """The numbers of this program's ``B`` lanes; 64-bit where ``WIDE``, and then so is all that follows from them."""
+    """The numbers of this program's ``B`` lanes; 64-bit where ``WIDE``, and then so is all that
+    follows from them.
+    """
     first = tl.program_id(0)
     if WIDE:
         first = first.to(tl.int64)
@@ -37,9 +45,11 @@ def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def place_of_lane(lane, C, columns, rows, depths, RANK: tl.constexpr, CHANNELS: tl.constexpr):
-    """``(column, row, depth, channel, outer)`` of a lane's tile; axes that ``RANK`` says are missing cost nothing.
+    """``(column, row, depth, channel, outer)`` of a lane's tile; axes that ``RANK`` says are
+    missing cost nothing.
 
-    ``outer`` counts samples where lanes own vectors of CHANNELS, of which a sample has ``C``; else planes.
+    ``outer`` counts samples where lanes own vectors of CHANNELS, of which a sample has ``C``; else
+    planes.
     """
     outer = lane // C if CHANNELS else lane
     column = outer % columns
@@ -57,14 +67,18 @@ def place_of_lane(lane, C, columns, rows, depths, RANK: tl.constexpr, CHANNELS: 
 
 @triton.jit
 def place_along(lane, INNER, groups):
-    """``(group, inner, outer)`` of a lane: groups of outputs along an axis, with INNER vectors further in."""
+    """``(group, inner, outer)`` of a lane: groups of outputs along an axis, with INNER vectors
+    further in.
+    """
     q = lane // INNER
     return q % groups, lane % INNER, (q // groups).to(tl.int64)
 
 
 @triton.jit
 def source_plane(outer, C, sn, sc, CHANNELS: tl.constexpr):
-    """Vectors before a lane's plane or sample in a tensor of any strides: 64 bits, as tensors may have so many."""
+    """Vectors before a lane's plane or sample in a tensor of any strides: 64 bits, as tensors may
+    have so many.
+    """
     if CHANNELS:
         return outer.to(tl.int64) * sn
     else:
@@ -73,14 +87,18 @@ def source_plane(outer, C, sn, sc, CHANNELS: tl.constexpr):
 
 @triton.jit
 def target_plane(outer, C, D, H, W, CHANNELS: tl.constexpr):
-    """The same in a dense tensor, 64-bit from the first factor on: a plane may have more than 2**31 elements."""
+    """The same in a dense tensor, 64-bit from the first factor on: a plane may have more than 2**31
+    elements.
+    """
     vectors = outer.to(tl.int64) * D * H * W
     return vectors * C if CHANNELS else vectors
 
 
 @triton.jit
 def first_vector(first, channel, sc, sw, CHANNELS: tl.constexpr, V: tl.constexpr):
-    """Vectors before number ``first`` of a row, and from one to the next; those of one element have any strides."""
+    """Vectors before number ``first`` of a row, and from one to the next; those of one element have
+    any strides.
+    """
     if CHANNELS:
         return first * sw + (channel * sc if V == 1 else channel), sw
     else:
@@ -98,7 +116,9 @@ def as_block(per_lane, CHANNELS: tl.constexpr, B: tl.constexpr, V: tl.constexpr)
 
 @triton.constexpr_function
 def lowest(dtype):
-    """What padding holds for a maximum: it loses against everything, and a window of nothing else gives it (M1)."""
+    """What padding holds for a maximum: it loses against everything, and a window of nothing else
+    gives it (M1).
+    """
     if dtype.is_floating():
         return float("-inf")
     return -(2 ** (dtype.primitive_bitwidth - 1)) if dtype.is_int_signed() else 0
@@ -107,8 +127,12 @@ def lowest(dtype):
 @triton.jit
 def load_filled(pointers, inside, fill, TYPE: tl.constexpr):
     """Elements as ``TYPE``, and ``fill`` where the mask ``inside`` is off."""
-    if pointers.dtype.element_ty.is_int_signed() and pointers.dtype.element_ty.primitive_bitwidth < 32:
-        # Triton 3.6 to 3.8 fill a masked load of these types with a sign-extended word: -1 in all but one element.
+    if (
+        pointers.dtype.element_ty.is_int_signed()
+        and pointers.dtype.element_ty.primitive_bitwidth < 32
+    ):
+        # Triton 3.6 to 3.8 fill a masked load of these types with a sign-extended word: -1 in all
+        # but one element.
         return tl.where(inside, widened(tl.load(pointers, mask=inside, other=0), TYPE), fill)
     else:
         return widened(tl.load(pointers, mask=inside, other=fill), TYPE)
@@ -116,14 +140,25 @@ def load_filled(pointers, inside, fill, TYPE: tl.constexpr):
 
 @triton.jit
 def load_row(
-    base, offset, step, inside, first, width, COUNT: tl.constexpr, FILL: tl.constexpr, TYPE: tl.constexpr,
-    CHANNELS: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """A tuple of the columns of COUNT vectors of each lane's row, the first at ``base + offset * V``; FILL outside.
+    base,
+    offset,
+    step,
+    inside,
+    first,
+    width,
+    COUNT: tl.constexpr,
+    FILL: tl.constexpr,
+    TYPE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    V: tl.constexpr,
+    B: tl.constexpr,
+):
+    """A tuple of the columns of COUNT vectors of each lane's row, the first at ``base + offset *
+    V``; FILL outside.
 
-    ``first`` is the first one's number in a row of ``width``, ``step`` what is between two; both count vectors, so that
-    the compiler knows every address to be aligned to one. Vectors of CHANNELS are a column ``[B, V]`` each, others V
-    columns ``[B]``.
+    ``first`` is the first one's number in a row of ``width``, ``step`` what is between two; both
+    count vectors, so that the compiler knows every address to be aligned to one. Vectors of
+    CHANNELS are a column ``[B, V]`` each, others V columns ``[B]``.
     """
     columns = ()
     for c in tl.static_range(COUNT):
@@ -136,23 +171,40 @@ def load_row(
 
 @triton.jit
 def store_row(
-    base, columns, column, line, channel, live, C, width, FIRST: tl.constexpr, STEP: tl.constexpr,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """The columns ``FIRST, FIRST + STEP, ...`` of a tuple into row number ``line`` of a dense plane or sample.
+    base,
+    columns,
+    column,
+    line,
+    channel,
+    live,
+    C,
+    width,
+    FIRST: tl.constexpr,
+    STEP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    V: tl.constexpr,
+    B: tl.constexpr,
+):
+    """The columns ``FIRST, FIRST + STEP, ...`` of a tuple into row number ``line`` of a dense plane
+    or sample.
 
-    They are tile number ``column`` of the row. ``width`` counts vectors: of V columns, or columns of CHANNELS.
+    They are tile number ``column`` of the row. ``width`` counts vectors: of V columns, or columns
+    of CHANNELS.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
     if CHANNELS:
         first = column * COLUMNS
-        pointers = (base + ((line * width + first) * C + channel) * V)[:, None] + tl.arange(0, V)[None, :]
+        pointers = (base + ((line * width + first) * C + channel) * V)[:, None] + tl.arange(0, V)[
+            None, :
+        ]
         for i in tl.static_range(COLUMNS):
             value = rounded(columns[FIRST + i * STEP], TYPE)
             tl.store(pointers + i * (C * V), value, mask=(live & (first + i < width))[:, None])
     else:
         BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
-        PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES  # wider stores would go through shared memory
+        # wider stores would go through shared memory
+        PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES
         first = column * (COLUMNS // V)
         pointers = (base + (line * width + first) * V)[:, None] + tl.arange(0, PIECE)[None, :]
         for p in tl.static_range(COLUMNS // PIECE):
@@ -180,8 +232,12 @@ def split_columns(vectors, B: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def join_columns(columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
-    """``[B, V]`` from the ``V`` columns ``FIRST``, ``FIRST + STEP``, ... of a tuple: the inverse of split_columns."""
+def join_columns(
+    columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constexpr, V: tl.constexpr
+):
+    """``[B, V]`` from the ``V`` columns ``FIRST``, ``FIRST + STEP``, ... of a tuple: the inverse of
+    split_columns.
+    """
     if V == 1:
         return tl.reshape(columns[FIRST], [B, 1])
     elif V == 2:
@@ -194,20 +250,26 @@ def join_columns(columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constex
 
 @triton.jit
 def taps_before(first, bound, K, D):
-    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``: below 0, before the input."""
+    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``: below 0,
+    before the input.
+    """
     return tl.minimum((tl.maximum(bound - first, 0) + (D - 1)) // D, K)
 
 
 @triton.jit
 def bin_of(number, size, bins):
-    """A bin's first element and how many it has; bins that hold element ``x`` are bin ``x`` of ``size`` over them."""
+    """A bin's first element and how many it has; bins that hold element ``x`` are bin ``x`` of
+    ``size`` over them.
+    """
     start = number * size // bins
     return start, ((number + 1) * size + bins - 1) // bins - start
 
 
 @triton.jit
 def counted_taps(first, size, END, K, D, INCLUDE: tl.constexpr):
-    """Taps of the window at ``first`` that an average counts; those past ``size + END`` never do."""
+    """Taps of the window at ``first`` that an average counts; those past ``size + END`` never
+    do.
+    """
     if INCLUDE:
         return taps_before(first, size.to(first.dtype) + END, K, D)
     else:
@@ -216,17 +278,20 @@ def counted_taps(first, size, END, K, D, INCLUDE: tl.constexpr):
 
 @triton.jit
 def first_covering(shifted, S, D, G, INVERSE):
-    """``(tap, output, exists)``: the least tap by which a window reaches the position ``shifted - start padding``.
+    """``(tap, output, exists)``: the least tap by which a window reaches the position ``shifted -
+    start padding``.
 
-    The others are ``tap + m * (S / G)`` of window ``output - m * (D / G)``; ``G`` is gcd(S, D) and ``INVERSE`` the
-    inverse of ``D / G`` modulo ``S / G``. The output may lie outside the range of windows: the caller masks.
+    The others are ``tap + m * (S / G)`` of window ``output - m * (D / G)``; ``G`` is gcd(S, D) and
+    ``INVERSE`` the inverse of ``D / G`` modulo ``S / G``. The output may lie outside the range of
+    windows: the caller masks.
     """
     tap = (shifted // G) % (S // G) * INVERSE % (S // G)
     return tap, (shifted - tap * D) // S, shifted % G == 0
 
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Whether the kernels run in Triton's interpreter, which truncates to bfloat16 and misreads its subnormal numbers."""
+"""Whether the kernels run in Triton's interpreter, which truncates to bfloat16 and misreads its
+subnormal numbers."""
 
 
 @triton.jit

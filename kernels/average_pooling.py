@@ -1,9 +1,11 @@
-"""Average pooling and its gradient on the GPU: fill with 0, combine by addition, finish by dividing.
+"""Average pooling and its gradient on the GPU: fill with 0, combine by addition, finish by
+dividing.
 
-Both directions are one thing: every target element is the sum of an arithmetic progression of source elements along
-each axis. Forward the source is the input and the sum is divided at the end; for the adjoint the source is the incoming
-gradient, divided as it is read. ``sum_tile`` unrolls a window and adds up trees, whose roundings grow with the
-logarithm of the taps; ``sum_axis`` adds up one axis of a window or bin of any size in a loop, with compensation.
+Both directions are one thing: every target element is the sum of an arithmetic progression of
+source elements along each axis. Forward the source is the input and the sum is divided at the end;
+for the adjoint the source is the incoming gradient, divided as it is read. ``sum_tile`` unrolls a
+window and adds up trees, whose roundings grow with the logarithm of the taps; ``sum_axis`` adds up
+one axis of a window or bin of any size in a loop, with compensation.
 """
 
 import triton
@@ -12,39 +14,63 @@ import triton.language as tl
 from . import addressing, requantization, sums
 
 CONSTANT = tl.constexpr(0)
-"""COUNT: every window has the same divisor; 1: the divisor counts taps inside the input; 2: inside the padded input."""
+"""COUNT: every window has the same divisor; 1: the divisor counts taps inside the input; 2: inside
+the padded input."""
 
 
 @triton.jit
 def row_sums(
-    chunks, weights, row_weight, WEIGHED: tl.constexpr, COLS: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
-    B: tl.constexpr, V: tl.constexpr,
-):  # fmt: skip
-    """One sum per target column over one source row, given as ``N`` chunks of V columns or vectors of channels."""
+    chunks,
+    weights,
+    row_weight,
+    WEIGHED: tl.constexpr,
+    COLS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    N: tl.constexpr,
+    B: tl.constexpr,
+    V: tl.constexpr,
+):
+    """One sum per target column over one source row, given as ``N`` chunks of V columns or vectors
+    of channels.
+    """
     columns = ()
     for c in tl.static_range(N):
-        columns = columns + ((chunks[c],) if CHANNELS else addressing.split_columns(chunks[c], B, V))
+        columns = columns + (
+            (chunks[c],) if CHANNELS else addressing.split_columns(chunks[c], B, V)
+        )
     POSITIONS: tl.constexpr = COLS.length
     if WEIGHED:
         weighed = ()
         for i in tl.static_range(POSITIONS):
-            weighed = weighed + (columns[i] * addressing.as_block(weights[i] * row_weight, CHANNELS, B, V),)
+            weighed = weighed + (
+                columns[i] * addressing.as_block(weights[i] * row_weight, CHANNELS, B, V),
+            )
         columns = weighed
     return sums.sliding_sums(columns, COLS)
 
 
 @triton.jit
 def quotients(
-    totals, row, divisors, COUNTED: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    CHANNELS: tl.constexpr, T: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    totals,
+    row,
+    divisors,
+    COUNTED: tl.constexpr,
+    COUNT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    T: tl.constexpr,
+    V: tl.constexpr,
+    B: tl.constexpr,
+):
     """The totals of one target row of a tile, divided; divisors come with their reciprocals."""
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
         if COUNTED:
             divisor = addressing.as_block(row[0] * divisors[i][0], CHANNELS, B, V)
-            total = sums.quotient(total, divisor, addressing.as_block(row[1] * divisors[i][1], CHANNELS, B, V))
+            total = sums.quotient(
+                total, divisor, addressing.as_block(row[1] * divisors[i][1], CHANNELS, B, V)
+            )
         elif COUNT == CONSTANT:
             total = sums.quotient(total, DIVISOR * 1.0, 1.0 / DIVISOR)
         finished = finished + (total,)
@@ -53,18 +79,50 @@ def quotients(
 
 @addressing.launched(2)
 def sum_tile(
-    source, target, input_scale, input_zero, output_scale, output_zero,
-    lanes, C, D, H, W, sn, sc, sd, sh, sw, TD, TH, TW, column_tiles, row_tiles, depth_tiles,
-    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
-    ADJOINT: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, TILE: tl.constexpr,
-    V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    source,
+    target,
+    input_scale,
+    input_zero,
+    output_scale,
+    output_zero,
+    lanes,
+    C,
+    D,
+    H,
+    W,
+    sn,
+    sc,
+    sd,
+    sh,
+    sw,
+    TD,
+    TH,
+    TW,
+    column_tiles,
+    row_tiles,
+    depth_tiles,
+    DEPTH: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    RANK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ADJOINT: tl.constexpr,
+    COUNT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    KINDS: tl.constexpr,
+    TILE: tl.constexpr,
+    V: tl.constexpr,
+    STORE: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
     """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
 
-    source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense. ``TILE``: depths,
-    rows and columns of source (ADJOINT) or target elements per lane. CHANNELS and what is counted in vectors: see
-    ``launch.tile_launch``. Elements of 8 bits are quantized: windows have at most 128 taps, and ``KINDS`` says how
-    scales (float32) and zero points (of their side's type) are given; else these are not read.
+    source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense.
+    ``TILE``: depths, rows and columns of source (ADJOINT) or target elements per lane. CHANNELS and
+    what is counted in vectors: see ``launch.tile_launch``. Elements of 8 bits are quantized:
+    windows have at most 128 taps, and ``KINDS`` says how scales (float32) and zero points (of their
+    side's type) are given; else these are not read.
     """
     QUANTIZED: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 8
     SIGNED: tl.constexpr = source.dtype.element_ty == tl.int8
@@ -85,7 +143,8 @@ def sum_tile(
     T_DEPTHS: tl.constexpr = DEPTHS.targets
     T_ROWS: tl.constexpr = ROWS.targets
     T: tl.constexpr = COLS.targets
-    HELD: tl.constexpr = N_CHUNKS if QUANTIZED and not CHANNELS else T  # words are added up before their columns
+    # words are added up before their columns
+    HELD: tl.constexpr = N_CHUNKS if QUANTIZED and not CHANNELS else T
     WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
     COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
 
@@ -103,7 +162,9 @@ def sum_tile(
     if QUANTIZED:
         given = (input_scale, input_zero, output_scale, output_zero)
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
-        each = requantization.quantities(channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, B)
+        each = requantization.quantities(
+            channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, B
+        )
     zero = tl.zeros([B, FIELDS], ACC)
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
     first_chunk = column * (COLS.advance // CHUNK) + COLS.low // CHUNK
@@ -142,9 +203,14 @@ def sum_tile(
             for c in tl.static_range(N_CHUNKS):
                 if DEPTHS.used[d] and ROWS.used[r] and COLS.used[c]:
                     loaded = addressing.load_filled(
-                        pointers + c * (apart * WORDS), row_live[:, None] & chunks_live[c], each[0], ACC
-                    )  # fmt: skip
-                    values = values + ((requantization.fields(loaded, SIGNED, V, B) if QUANTIZED else loaded),)
+                        pointers + c * (apart * WORDS),
+                        row_live[:, None] & chunks_live[c],
+                        each[0],
+                        ACC,
+                    )
+                    values = values + (
+                        (requantization.fields(loaded, SIGNED, V, B) if QUANTIZED else loaded),
+                    )
                 else:
                     values = values + (zero,)
             if not QUANTIZED:
@@ -153,7 +219,9 @@ def sum_tile(
                     row_weight = 1.0 / sums.divisor_across(
                         first_row + r, first_depth + d, TH, TD, ROW, DEPTH, COUNT, ACC
                     )
-                values = row_sums(values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V)
+                values = row_sums(
+                    values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V
+                )
             elif CHANNELS:
                 values = sums.sliding_sums(values, COLS)
             rows = rows + values
@@ -181,23 +249,56 @@ def sum_tile(
                                 counts = (counted, sums.reciprocal(counted))
                             if QUANTIZED:
                                 finished = requantization.results(
-                                    totals, each, counts[1], divisors, COLS, COUNTED, CHANNELS, SIGNED_RESULTS, HELD,
-                                    T, V, B,
-                                )  # fmt: skip
+                                    totals,
+                                    each,
+                                    counts[1],
+                                    divisors,
+                                    COLS,
+                                    COUNTED,
+                                    CHANNELS,
+                                    SIGNED_RESULTS,
+                                    HELD,
+                                    T,
+                                    V,
+                                    B,
+                                )
                             else:
                                 finished = quotients(
-                                    totals, counts, divisors, COUNTED, COUNT, DIVISOR, CHANNELS, T, V, B
+                                    totals,
+                                    counts,
+                                    divisors,
+                                    COUNTED,
+                                    COUNT,
+                                    DIVISOR,
+                                    CHANNELS,
+                                    T,
+                                    V,
+                                    B,
                                 )
                             addressing.store_row(
-                                base_target, finished, column, out, channel, target_live, C, TW, 0, 1, T, CHANNELS,
-                                STORE, B,
-                            )  # fmt: skip
+                                base_target,
+                                finished,
+                                column,
+                                out,
+                                channel,
+                                target_live,
+                                C,
+                                TW,
+                                0,
+                                1,
+                                T,
+                                CHANNELS,
+                                STORE,
+                                B,
+                            )
                 new_planes = new_planes + (own_planes,)
             planes = new_planes
 
 
 @triton.jit
-def divisor_of(number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr):
+def divisor_of(
+    number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr
+):
     """The divisor of a window, or bin, along one axis."""
     if BINS:
         _, count = addressing.bin_of(number, size, windows)
@@ -208,14 +309,33 @@ def divisor_of(number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.conste
 
 @addressing.launched(2)
 def sum_axis(
-    source, target, lanes, INNER, source_size, target_size, K, S, P, E, D, G, INVERSE, bound,
-    ADJOINT: tl.constexpr, BINS: tl.constexpr, COUNT: tl.constexpr, DIVISOR: tl.constexpr,
-    WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """One axis of windows or BINS of any size, in a loop over the elements inside: a lane adds up one target element.
+    source,
+    target,
+    lanes,
+    INNER,
+    source_size,
+    target_size,
+    K,
+    S,
+    P,
+    E,
+    D,
+    G,
+    INVERSE,
+    bound,
+    ADJOINT: tl.constexpr,
+    BINS: tl.constexpr,
+    COUNT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """One axis of windows or BINS of any size, in a loop over the elements inside: a lane adds up
+    one target element.
 
-    Both are dense, with INNER elements between neighbours along the axis. ``bound``: the most elements that one target
-    adds up. The sum is divided by ``DIVISOR`` (COUNT 0), or by the window's own along this axis; integers are not.
+    Both are dense, with INNER elements between neighbours along the axis. ``bound``: the most
+    elements that one target adds up. The sum is divided by ``DIVISOR`` (COUNT 0), or by the
+    window's own along this axis; integers are not.
     """
     FLOATING: tl.constexpr = source.dtype.element_ty.is_floating()
     WIDEST: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
@@ -223,14 +343,17 @@ def sum_axis(
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
     position = lane // INNER % target_size
-    base = source + ((lane // INNER // target_size).to(tl.int64) * source_size * INNER + lane % INNER)
+    base = source + (
+        (lane // INNER // target_size).to(tl.int64) * source_size * INNER + lane % INNER
+    )
     if BINS:
         first, left = addressing.bin_of(position, source_size, target_size)
         step = 1
     elif ADJOINT:
         tap, output, exists = addressing.first_covering(position + P, S, D, G, INVERSE)
         step = -(D // G)
-        skipped = tl.maximum(output - source_size + (D // G), 0) // (D // G)  # windows past the last
+        # windows past the last
+        skipped = tl.maximum(output - source_size + (D // G), 0) // (D // G)
         first = output + skipped * step
         left = tl.where(exists, (K - tap + S // G - 1) // (S // G) - skipped, 0)
     else:
@@ -258,7 +381,8 @@ def sum_axis(
                 total += terms[i]
     if FLOATING:
         compensated = total + error
-        total = tl.where(compensated == compensated, compensated, total)  # the error of an infinite sum is NaN
+        # the error of an infinite sum is NaN
+        total = tl.where(compensated == compensated, compensated, total)
         if COUNT == CONSTANT:
             total = sums.quotient(total, DIVISOR * 1.0, 1.0 / DIVISOR)
         elif not ADJOINT:

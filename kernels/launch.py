@@ -1,7 +1,9 @@
-"""How each kernel is launched: frozen descriptions made by pure functions of the problem, nothing measured at run time.
+"""How each kernel is launched: frozen descriptions made by pure functions of the problem, nothing
+measured at run time.
 
-A ``window`` here is any object with ``axes``, each of which has ``window``, ``stride``, ``start_padding``,
-``end_padding``, ``dilation`` and ``ceil_mode``. Nothing here touches a tensor, so everything is testable without one.
+A ``window`` here is any object with ``axes``, each of which has ``window``, ``stride``,
+``start_padding``, ``end_padding``, ``dilation`` and ``ceil_mode``. Nothing here touches a tensor,
+so everything is testable without one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,18 +12,23 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 VECTOR_BYTES = 16  # the widest load and store there is
-LANES = 128  # 4 warps of 32 or 2 of 64: fewer lanes than threads would send tl.split through shared memory
-LANES_ENOUGH = 98_304  # 23 warps on each of 132 multiprocessors hide memory's latency: below that lanes own fewer rows
-WIDE_FROM = 2**31 - 2**24  # 32-bit arithmetic below this; the margin holds the lanes and tiles past the end
+# 4 warps of 32 or 2 of 64: fewer lanes than threads would send tl.split through shared memory
+LANES = 128
+# 23 warps on each of 132 multiprocessors hide memory's latency: below that lanes own fewer rows
+LANES_ENOUGH = 98_304
+# 32-bit arithmetic below this; the margin holds the lanes and tiles past the end
+WIDE_FROM = 2**31 - 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not): plain, hashable data.
+    """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not): plain,
+    hashable data.
 
-    A kernel takes its tensors (and numbers), then ``sizes``, then ``constants`` by name. ``backends.triton.launch``
-    runs one. With ``triton.compile`` it compiles for any target: the signature is the tensors' pointers and
-    ``size_types``, the constants are ``dict(constants)``, and sizes are never specialised.
+    A kernel takes its tensors (and numbers), then ``sizes``, then ``constants`` by name.
+    ``backends.triton.launch`` runs one. With ``triton.compile`` it compiles for any target: the
+    signature is the tensors' pointers and ``size_types``, the constants are ``dict(constants)``,
+    and sizes are never specialised.
     """
 
     kernel: str  # module and function in torch_dmlpool.kernels: "max_pooling.max_tile"
@@ -32,14 +39,27 @@ class Launch:
     results: int  # elements that it writes, or of each where it writes two
 
     @classmethod
-    def of_lanes(cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]) -> "Launch":
-        """Programs of ``LANES`` lanes, as many as cover ``sizes[0]``; constants get ``B``, the lanes of a program."""
+    def of_lanes(
+        cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]
+    ) -> "Launch":
+        """Programs of ``LANES`` lanes, as many as cover ``sizes[0]``; constants get ``B``, the
+        lanes of a program.
+        """
         types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in sizes)
-        return cls(kernel, divided(sizes[0], LANES), sizes, (*constants.items(), ("B", LANES)), types, results)
+        return cls(
+            kernel,
+            divided(sizes[0], LANES),
+            sizes,
+            (*constants.items(), ("B", LANES)),
+            types,
+            results,
+        )
 
 
 class Axis(NamedTuple):
-    """A window along one axis, as kernels are compiled for it; of an axis that is missing unless it is given."""
+    """A window along one axis, as kernels are compiled for it; of an axis that is missing unless it
+    is given.
+    """
 
     window: int = 1
     stride: int = 1
@@ -54,9 +74,11 @@ class Axis(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What an operator is asked for: a source of any strides (input, or incoming gradient), and dense results.
+    """What an operator is asked for: a source of any strides (input, or incoming gradient), and
+    dense results.
 
-    Axes by axes, and where taps are looked up, everything but the elements looked up is dense in the results' order.
+    Axes by axes, and where taps are looked up, everything but the elements looked up is dense in
+    the results' order.
     """
 
     window: Any  # None for adaptive bins
@@ -75,11 +97,16 @@ class Request(NamedTuple):
     def axes(self) -> tuple[Axis, ...]:
         """The window over depths, rows and columns."""
         each = [] if self.window is None else self.window.axes
-        axes = [Axis(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation) for axis in each]
+        axes = [
+            Axis(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation)
+            for axis in each
+        ]
         return (*[Axis()] * (3 - len(axes)), *axes)
 
     def named_axes(self, counted: bool = False) -> dict[str, Axis]:
-        """The axes as constants of kernels; padding at the end, where it is not ``counted``, makes no other kernel."""
+        """The axes as constants of kernels; padding at the end, where it is not ``counted``, makes
+        no other kernel.
+        """
         each = self.axes if counted else [axis._replace(end=0) for axis in self.axes]
         return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
 
@@ -100,53 +127,81 @@ class Request(NamedTuple):
 
     @property
     def vector(self) -> int:
-        """Elements of the source's widest vectors: along its rows, or its channels where the results have them so."""
+        """Elements of the source's widest vectors: along its rows, or its channels where the
+        results have them so.
+        """
         sn, sc, sd, sh, sw = five_strides(self.shape, self.strides)
         if self.channels_last:
-            return vector_width(self.element_size, self.aligned and sc == 1, self.shape[1], sn, sd, sh, sw)
-        return vector_width(self.element_size, self.aligned and sw == 1, self.shape[-1], sn, sc, sd, sh)
+            return vector_width(
+                self.element_size, self.aligned and sc == 1, self.shape[1], sn, sd, sh, sw
+            )
+        return vector_width(
+            self.element_size, self.aligned and sw == 1, self.shape[-1], sn, sc, sd, sh
+        )
 
 
 class Tile(NamedTuple):
-    """What a lane owns: depths, rows and columns of results (of source elements, for an adjoint), and its vectors."""
+    """What a lane owns: depths, rows and columns of results (of source elements, for an adjoint),
+    and its vectors.
+    """
 
     sizes: tuple[int, int, int]
     vector: int
 
 
-def tile_launch(kernel: str, request: Request, tile: Tile, constants: Mapping[str, Any]) -> "Launch":
-    """A launch of one lane for each tile, in vectors of ``V`` columns, or of channels where these are innermost.
+def tile_launch(
+    kernel: str, request: Request, tile: Tile, constants: Mapping[str, Any]
+) -> "Launch":
+    """A launch of one lane for each tile, in vectors of ``V`` columns, or of channels where these
+    are innermost.
 
-    The kernel gets sizes and strides of the source in vectors of ``V``, but the stride along a vector of one element as
-    it is, and the width of the results in vectors of ``STORE`` columns (``V`` channels).
+    The kernel gets sizes and strides of the source in vectors of ``V``, but the stride along a
+    vector of one element as it is, and the width of the results in vectors of ``STORE`` columns
+    (``V`` channels).
     """
     axes, sizes, targets, width = request.axes, request.sizes, request.targets, tile.vector
     batch, channels = request.shape[:2]
     strides = five_strides(request.shape, request.strides)
     sn, sc, sd, sh, sw = strides if width == 1 else (stride // width for stride in strides)
-    owned = [part * axis.stride if request.adjoint else part for part, axis in zip(tile.sizes, axes, strict=True)]
+    owned = [
+        part * axis.stride if request.adjoint else part
+        for part, axis in zip(tile.sizes, axes, strict=True)
+    ]
     tiles = [divided(target, part) for target, part in zip(targets, owned, strict=True)]
     lengths, ends, store = (channels, *sizes), targets, width
     if request.channels_last:
         lengths = (channels // width, *sizes)
-        spans = in_plane_span((*sizes, channels), (*strides[2:], strides[1])), prod(targets) * channels
+        spans = (
+            in_plane_span((*sizes, channels), (*strides[2:], strides[1])),
+            prod(targets) * channels,
+        )
     else:
         store = gcd(vector_width(request.element_size, request.aligned, targets[2]), owned[2])
-        lengths, ends = (channels, *sizes[:2], sizes[2] // width), (*targets[:2], targets[2] // store)
+        lengths, ends = (
+            (channels, *sizes[:2], sizes[2] // width),
+            (*targets[:2], targets[2] // store),
+        )
         spans = in_plane_span(sizes, strides[2:]), prod(targets)
     lanes = batch * lengths[0] * prod(tiles)
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
     every = {
-        "RANK": request.rank, "CHANNELS": request.channels_last, "TILE": tile.sizes, "V": width, "STORE": store,
-        "WIDE": max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM, **constants,
+        "RANK": request.rank,
+        "CHANNELS": request.channels_last,
+        "TILE": tile.sizes,
+        "V": width,
+        "STORE": store,
+        "WIDE": max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM,
+        **constants,
         **request.named_axes(constants.get("COUNT") == 2),
-    }  # fmt: skip
+    }
     numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
     return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
 
 
 class Along(NamedTuple):
-    """One axis of dense tensors: ``source`` elements become ``targets``, with ``inner`` elements between neighbours."""
+    """One axis of dense tensors: ``source`` elements become ``targets``, with ``inner`` elements
+    between neighbours.
+    """
 
     source: int
     targets: int
@@ -162,13 +217,18 @@ class Along(NamedTuple):
         return self.outer * self.targets * self.inner
 
 
-def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbered: bool = False) -> Iterator[Along]:
-    """The axes along which a window does anything, or sizes differ, or positions are ``numbered``; at least one."""
+def one_axis_at_a_time(
+    request: Request, *, innermost_first: bool = False, numbered: bool = False
+) -> Iterator[Along]:
+    """The axes along which a window does anything, or sizes differ, or positions are ``numbered``;
+    at least one.
+    """
     axes, sizes, targets = request.axes, list(request.sizes), request.targets
     used = [
-        i for i in range(3)
+        i
+        for i in range(3)
         if (sizes[i], *axes[i][:4]) != (targets[i], 1, 1, 0, 0) or (numbered and sizes[i] > 1)
-    ] or [2]  # fmt: skip
+    ] or [2]
     used = used[::-1] if innermost_first else used
     batch, channels = request.shape[:2]
     for i in used:
@@ -180,7 +240,9 @@ def one_axis_at_a_time(request: Request, *, innermost_first: bool = False, numbe
 
 def farthest(inputs: int, outputs: int, axis: Axis) -> int:
     """The largest number in the arithmetic of positions along an axis."""
-    last = max(inputs, outputs * axis.stride) + axis.start + axis.end + axis.extent - 1 + axis.stride
+    last = (
+        max(inputs, outputs * axis.stride) + axis.start + axis.end + axis.extent - 1 + axis.stride
+    )
     return max(last, axis.stride**2)
 
 
@@ -196,7 +258,9 @@ def in_plane_span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def vector_width(element_size: int, aligned: bool, *divisible: int) -> int:
-    """Elements per vector: as many as 16 bytes hold and divide every length and stride; 1 for an unaligned tensor."""
+    """Elements per vector: as many as 16 bytes hold and divide every length and stride; 1 for an
+    unaligned tensor.
+    """
     if not aligned:  # Triton knows a pointer as a multiple of 16 bytes or not at all
         return 1
     return gcd(VECTOR_BYTES // element_size, *divisible)
@@ -208,14 +272,18 @@ def divided(total: int, part: int) -> int:
 
 
 def widest_bin(size: int, outputs: int) -> int:
-    """The most elements of an adaptive bin, exactly where ``outputs`` divides ``size`` or the reverse, else at most."""
+    """The most elements of an adaptive bin, exactly where ``outputs`` divides ``size`` or the
+    reverse, else at most.
+    """
     if size % outputs == 0:
         return size // outputs
     return 1 if outputs % size == 0 else size // outputs + 2
 
 
 class Covering(NamedTuple):
-    """Constants of ``addressing.first_covering`` along one axis, and how many windows can reach one position."""
+    """Constants of ``addressing.first_covering`` along one axis, and how many windows can reach one
+    position.
+    """
 
     gcd: int
     inverse: int

@@ -8,32 +8,45 @@ from . import launch
 from .launch import Axis, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
-UNROLLED_POSITIONS = 64  # source positions per axis that a tile may span, used or not: each costs compile time
+# source positions per axis that a tile may span, used or not: each costs compile time
+UNROLLED_POSITIONS = 64
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
-TILE_REGISTERS = 84  # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
-SNAPPED_TAPS = 128  # of quantized windows: sums below 2**15, which a lane requantizes by two additions
+# registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
+TILE_REGISTERS = 84
+# of quantized windows: sums below 2**15, which a lane requantizes by two additions
+SNAPPED_TAPS = 128
 QUANTIZED_LOADS = 64
 QUANTIZED_REGISTERS = 220  # as estimated: the compiler keeps fewer of the sums
 Kinds = tuple[int, ...]
-"""How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per channel (2)."""
+"""How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per
+channel (2)."""
 
 
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
-    """The launches of averages or their gradient; each but the last writes a workspace, which the next reads.
+    """The launches of averages or their gradient; each but the last writes a workspace, which the
+    next reads.
 
-    Elements of 8 bits are quantized: sum_tile requantizes the sums of at most 128 of them, sum_axis gives sums alone.
+    Elements of 8 bits are quantized: sum_tile requantizes the sums of at most 128 of them, sum_axis
+    gives sums alone.
     """
     count, divisor = (1, 1) if request.window is None else counting(request)
     for tile in sum_tiles(request):
         if sum_tile_fits(request, tile):
-            constants = {"ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds}
+            constants = {
+                "ADJOINT": request.adjoint,
+                "COUNT": count,
+                "DIVISOR": divisor,
+                "KINDS": kinds,
+            }
             return (launch.tile_launch("average_pooling.sum_tile", request, tile, constants),)
     of_integers = request.element_size == 1
     return tuple(_sum_axes(request, 0 if of_integers else count, 1 if of_integers else divisor))
 
 
 def counting(request: Request) -> tuple[int, int]:
-    """``(COUNT, DIVISOR)``: how windows are divided; from the window alone, so no image size makes a new kernel."""
+    """``(COUNT, DIVISOR)``: how windows are divided; from the window alone, so no image size makes
+    a new kernel.
+    """
     axes = request.window.axes
     if request.divisor_override is not None:
         return 0, request.divisor_override
@@ -45,7 +58,12 @@ def counting(request: Request) -> tuple[int, int]:
 
 def sum_tiles(request: Request) -> Iterator[Tile]:
     """Tiles in order of preference: large ones share more of what they read."""
-    axes, rank, widest, columns = request.axes, request.rank, request.vector, not request.channels_last
+    axes, rank, widest, columns = (
+        request.axes,
+        request.rank,
+        request.vector,
+        not request.channels_last,
+    )
     if request.window is None:
         return
     tall, broad = axes[1].stride, axes[2].stride
@@ -72,13 +90,22 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
     if not columns and request.element_size > 1:
         shapes.sort(key=lambda shape: -shape[0])
     for width in [0] if columns else dict.fromkeys(across):
-        yield from (Tile((depth, height, width or v), v) for height, v in shapes for depth in depths)
+        yield from (
+            Tile((depth, height, width or v), v) for height, v in shapes for depth in depths
+        )
     yield Tile((1, 1, 1), 1)
 
 
 def sum_tile_fits(request: Request, tile: Tile) -> bool:
-    """Whether one lane has the registers for a tile's sums (of 8 bits two in a word), and its code stays short."""
-    axes, quantized, columns, v = request.axes, request.element_size == 1, not request.channels_last, tile.vector
+    """Whether one lane has the registers for a tile's sums (of 8 bits two in a word), and its code
+    stays short.
+    """
+    axes, quantized, columns, v = (
+        request.axes,
+        request.element_size == 1,
+        not request.channels_last,
+        tile.vector,
+    )
     spans, used, targets, kept = [], [], [], []
     for axis, part in zip(axes, tile.sizes, strict=True):
         if request.adjoint:
@@ -96,7 +123,9 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
         words = max(v // 2, 1)
         held = (chunks if columns else targets[2]) * words
         # Along channels each has its scale, zero point and offset.
-        registers = (kept[0] * targets[1] + kept[1]) * held + (spans[2] if columns else chunks * words + 4 * v)
+        registers = (kept[0] * targets[1] + kept[1]) * held + (
+            spans[2] if columns else chunks * words + 4 * v
+        )
     else:
         held, read = (targets[2], spans[2]) if columns else (targets[2] * v, used[2] * v)
         registers = (kept[0] * targets[1] + kept[1]) * held + read
@@ -104,7 +133,11 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
     return (
         used[0] * used[1] * chunks <= (QUANTIZED_LOADS if quantized else UNROLLED_LOADS)
         and max(spans) <= UNROLLED_POSITIONS
-        and (prod(axis.window for axis in axes) <= SNAPPED_TAPS if quantized else prod(targets) <= TILE_TARGETS)
+        and (
+            prod(axis.window for axis in axes) <= SNAPPED_TAPS
+            if quantized
+            else prod(targets) <= TILE_TARGETS
+        )
         and registers <= (QUANTIZED_REGISTERS if quantized else TILE_REGISTERS)
     )
 
@@ -117,44 +150,69 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
         sizes = (along.targets, along.source) if request.adjoint else (along.source, along.targets)
         largest = launch.farthest(*sizes, along.axis)
         if bins:
-            bound, largest = launch.widest_bin(along.source, along.targets), (along.source + 1) * (along.targets + 1)
+            bound, largest = (
+                launch.widest_bin(along.source, along.targets),
+                (along.source + 1) * (along.targets + 1),
+            )
         elif request.adjoint:
             bound = min(reach.count, launch.divided(along.source, reach.output_step))
         else:
             bound = min(along.axis.window, launch.divided(along.source, along.axis.dilation))
         lanes = along.results
-        numbers = (lanes, along.inner, along.source, along.targets, *along.axis, reach.gcd, reach.inverse, bound)
+        numbers = (
+            lanes,
+            along.inner,
+            along.source,
+            along.targets,
+            *along.axis,
+            reach.gcd,
+            reach.inverse,
+            bound,
+        )
         constants = {
-            "ADJOINT": request.adjoint, "BINS": bins, "COUNT": count, "DIVISOR": divisor if along.last else 1,
-            "WIDE": max(largest, lanes, (along.source + bound + 8) * along.inner) >= launch.WIDE_FROM,
-        }  # fmt: skip
+            "ADJOINT": request.adjoint,
+            "BINS": bins,
+            "COUNT": count,
+            "DIVISOR": divisor if along.last else 1,
+            "WIDE": max(largest, lanes, (along.source + bound + 8) * along.inner)
+            >= launch.WIDE_FROM,
+        }
         launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, numbers, constants))
     return launches
 
 
-# Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s to compile.
+# Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s
+# to compile.
 FORWARD_STEPS = 480, 360
-CHANNEL_STEP = 5  # what a step on vectors of 8 channels costs the compiler, compared with one on columns
+# what a step on vectors of 8 channels costs the compiler, compared with one on columns
+CHANNEL_STEP = 5
 SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 EXTENT = 64  # positions that one unrolled window may span
-GRADIENT_STEPS = 512  # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
+# conditional additions in a lane's straight-line code: more take longer than 3 s to compile
+GRADIENT_STEPS = 512
 DECODED = 16  # outputs for which a lane that looks up taps finds its place once
 
 
 def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
-    """The launches of a max pooling; each but the last writes values and numbers that the next reads."""
+    """The launches of a max pooling; each but the last writes values and numbers that the next
+    reads.
+    """
     tile = None if request.window is None else max_tile(request, with_taps)
     if tile is None:
         return tuple(_max_axes(request, with_taps=with_taps))
     constants = {
         "GROUPS": tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2)),
-        "WITH_TAPS": with_taps, "EMPTY": with_taps and _has_empty_window(request), "ASM": with_taps and request.asm,
-    }  # fmt: skip
+        "WITH_TAPS": with_taps,
+        "EMPTY": with_taps and _has_empty_window(request),
+        "ASM": with_taps and request.asm,
+    }
     return (launch.tile_launch("max_pooling.max_tile", request, tile, constants),)
 
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
-    """The rows and columns of one lane; None where the window is too large for straight-line code."""
+    """The rows and columns of one lane; None where the window is too large for straight-line
+    code.
+    """
     axes, vector = request.axes, request.vector
     if max(max(axis.extent, axis.stride) for axis in axes) > EXTENT:
         return None
@@ -184,18 +242,26 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
 
 
 def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
-    """Columns of a lane and channels of its vectors: registers limit both (docs/kernels.md has them in a table)."""
+    """Columns of a lane and channels of its vectors: registers limit both (docs/kernels.md has them
+    in a table).
+    """
     window, stride = axis.window, axis.stride
     columns = 2 if stride < window else 1
     large = stride == 1 and 5 <= window <= 7
     vector = gcd(vector, 2 if with_taps and large else 4 if with_taps or large else 8)
-    if stride == 1 and (1 < window < 7 if with_taps else large) and (element_size < 4 or (with_taps and large)):
+    if (
+        stride == 1
+        and (1 < window < 7 if with_taps else large)
+        and (element_size < 4 or (with_taps and large))
+    ):
         columns = 4
     return columns, vector
 
 
 def _sharing(outputs: int, axis: Axis) -> int:
-    """How many neighbouring windows best share a core: the most, as powers of 2 go, that have one in common."""
+    """How many neighbouring windows best share a core: the most, as powers of 2 go, that have one
+    in common.
+    """
     group = 1
     if axis.dilation == 1:
         while outputs % (2 * group) == 0 and (2 * group - 1) * axis.stride < axis.window:
@@ -208,15 +274,23 @@ def _steps(axes: Sequence[Axis], rows: int, columns: int) -> int:
 
     def along(outputs: int, axis: Axis) -> int:
         group = _sharing(outputs, axis)
-        return outputs // group * (axis.window - 1 + max(0, (group - 1) * (axis.stride + 1) - (group > 1)))
+        return (
+            outputs
+            // group
+            * (axis.window - 1 + max(0, (group - 1) * (axis.stride + 1) - (group > 1)))
+        )
 
     depth, row, column = axes
-    rows_read = len({j * row.stride + tap * row.dilation for j in range(rows) for tap in range(row.window)})
+    rows_read = len(
+        {j * row.stride + tap * row.dilation for j in range(rows) for tap in range(row.window)}
+    )
     return depth.window * (rows_read * along(columns, column) + columns * along(rows, row))
 
 
 def _has_empty_window(request: Request) -> bool:
-    """Whether some window reads no element: before the input, past it, or stepping over all of it."""
+    """Whether some window reads no element: before the input, past it, or stepping over all of
+    it.
+    """
     return any(
         axis.extent <= axis.start
         or (output - 1) * axis.stride - axis.start >= size
@@ -253,9 +327,15 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
         if bins:
             largest.append((along.source + 1) * (along.targets + 1))
         constants = {
-            "AXIS": axis._replace(end=0), "BINS": bins, "FIRST": along.first, "LAST": along.last, "R": rows,
-            "V": vector, "WITH_TAPS": with_taps, "WIDE": max(largest) >= launch.WIDE_FROM,
-        }  # fmt: skip
+            "AXIS": axis._replace(end=0),
+            "BINS": bins,
+            "FIRST": along.first,
+            "LAST": along.last,
+            "R": rows,
+            "V": vector,
+            "WITH_TAPS": with_taps,
+            "WIDE": max(largest) >= launch.WIDE_FROM,
+        }
         sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
         below *= along.source if bins else axis.window
         launches.append(Launch.of_lanes("max_pooling.max_axis", along.results, sizes, constants))
@@ -278,7 +358,11 @@ def grad_tile(request: Request) -> Tile | None:
     deep, high, broad = (axis.stride for axis in axes)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
-        rows, columns, steps = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1, steps // CHANNEL_STEP
+        rows, columns, steps = (
+            min(rows, 2 if vector > 4 else 4),
+            2 if broad == 1 else 1,
+            steps // CHANNEL_STEP,
+        )
     of_row = deep * high * prod(launch.covering(axis).count for axis in axes) * columns * broad
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
@@ -300,18 +384,26 @@ def _grad_axes(request: Request) -> list[Launch]:
         lanes = along.results
         largest = max(lanes, (max(along.source, along.targets) + 1) * along.inner)
         constants = {
-            "AXIS": along.axis._replace(end=0), "COMMON": reach.gcd, "INVERSE": reach.inverse, "BELOW": below,
+            "AXIS": along.axis._replace(end=0),
+            "COMMON": reach.gcd,
+            "INVERSE": reach.inverse,
+            "BELOW": below,
             "LAST": along.last,
-            "WIDE": max(largest, launch.farthest(along.targets, along.source, along.axis)) >= launch.WIDE_FROM,
-        }  # fmt: skip
+            "WIDE": max(largest, launch.farthest(along.targets, along.source, along.axis))
+            >= launch.WIDE_FROM,
+        }
         bound = min(reach.count, launch.divided(along.source, reach.output_step))
         sizes = (lanes, along.inner, along.targets, along.source, bound)
         launches.append(Launch.of_lanes("max_pooling_grad.grad_axis", lanes, sizes, constants))
     return launches
 
 
-def tap_lookup(request: Request, with_: Literal["values", "indices", "plane indices"]) -> tuple[Launch, ...]:
-    """What dense taps point at: elements of the source (``"values"``), or their indices in a contiguous one."""
+def tap_lookup(
+    request: Request, with_: Literal["values", "indices", "plane indices"]
+) -> tuple[Launch, ...]:
+    """What dense taps point at: elements of the source (``"values"``), or their indices in a
+    contiguous one.
+    """
     sizes, outputs = request.sizes, request.targets
     batch, channels = request.shape[:2]
     strides = launch.five_strides(request.shape, request.strides)
@@ -319,13 +411,21 @@ def tap_lookup(request: Request, with_: Literal["values", "indices", "plane indi
         plane = prod(sizes) if with_ == "indices" else 0
         strides = (channels * plane, plane, sizes[1] * sizes[2], sizes[2], 1)
     vector = gcd(DECODED, channels if request.channels_last else outputs[2])
-    ends = (channels // vector, *outputs) if request.channels_last else (channels, *outputs[:2], outputs[2] // vector)
+    ends = (
+        (channels // vector, *outputs)
+        if request.channels_last
+        else (channels, *outputs[:2], outputs[2] // vector)
+    )
     results = batch * channels * prod(outputs)
     spans = results // vector, prod(sizes), launch.in_plane_span(sizes, strides[2:])
     constants = {
-        **request.named_axes(), "RANK": request.rank, "CHANNELS": request.channels_last, "V": vector,
+        **request.named_axes(),
+        "RANK": request.rank,
+        "CHANNELS": request.channels_last,
+        "V": vector,
         "ELEMENTS": with_ == "values",
-        "WIDE": max(*spans, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM,
-    }  # fmt: skip
+        "WIDE": max(*spans, *map(launch.farthest, sizes, outputs, request.axes))
+        >= launch.WIDE_FROM,
+    }
     numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
     return (Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants),)

@@ -1,10 +1,13 @@
-"""Max pooling on the GPU: windows unrolled at compile time, or axis by axis where they are too large, and bins.
+"""Max pooling on the GPU: windows unrolled at compile time, or axis by axis where they are too
+large, and bins.
 
-Beside a maximum travels, where it is wanted, the number of the position that gave it. A later candidate replaces an
-earlier one only where it is strictly greater or the first NaN: the first tap in row-major order wins (M2, M3).
+Beside a maximum travels, where it is wanted, the number of the position that gave it. A later
+candidate replaces an earlier one only where it is strictly greater or the first NaN: the first tap
+in row-major order wins (M2, M3).
 
-Axis by axis there is one pass for each, a loop over its own taps: a window costs the sum of its sizes, not their
-product. A tap's number grows by the outer axis' part in each pass; -1 marks what is outside the input until the last.
+Axis by axis there is one pass for each, a loop over its own taps: a window costs the sum of its
+sizes, not their product. A tap's number grows by the outer axis' part in each pass; -1 marks what
+is outside the input until the last.
 """
 
 # ruff: noqa: E741  (I and O are an axis' sizes)
@@ -17,7 +20,9 @@ from . import addressing
 
 @triton.constexpr_function
 def compared(dtype, with_taps):
-    """The type in which values are compared: bfloat16 and integers below 32 bits have no maximum of their own."""
+    """The type in which values are compared: bfloat16 and integers below 32 bits have no maximum of
+    their own.
+    """
     if dtype.is_floating():
         widens = dtype == tl.bfloat16 or (dtype == tl.float16 and with_taps)
         return tl.float32 if widens else dtype
@@ -26,7 +31,9 @@ def compared(dtype, with_taps):
 
 @triton.jit
 def comparable(v, WITH_TAPS: tl.constexpr):
-    """A float32 whose zeros are positive: their bits tell values apart, and no compiler compares it as a half again."""
+    """A float32 whose zeros are positive: their bits tell values apart, and no compiler compares it
+    as a half again.
+    """
     if WITH_TAPS and v.dtype == tl.float32:
         return v + 0.0
     else:
@@ -39,11 +46,14 @@ CODE_ZERO = tl.constexpr(8388608.0)
 
 @triton.jit
 def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
-    """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the numbers mean nothing."""
+    """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the numbers mean
+    nothing.
+    """
     if WITH_TAPS and ASM:
-        # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the later one wins.
-        # The number moves by an addition to 0 times the old: a move, or an addition alone, which can be made once for
-        # several winners, would become a select on the pipe that compares.
+        # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the
+        # later one wins. The number moves by an addition to 0 times the old: a move, or an addition
+        # alone, which can be made once for several winners, would become a select on the pipe that
+        # compares.
         return tl.inline_asm_elementwise(
             "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
             " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p fma.rn.f32 $1, $1, 0f00000000, $5;}",
@@ -66,12 +76,21 @@ def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def sliding(
-    values, codes, FIRST: tl.constexpr, STEP: tl.constexpr, Q: tl.constexpr, AXIS: tl.constexpr, G: tl.constexpr,
-    WITH_TAPS: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of the winners.
+    values,
+    codes,
+    FIRST: tl.constexpr,
+    STEP: tl.constexpr,
+    Q: tl.constexpr,
+    AXIS: tl.constexpr,
+    G: tl.constexpr,
+    WITH_TAPS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of
+    the winners.
 
-    G neighbouring windows share their common core: each is what comes before the core, the core, and what comes after.
+    G neighbouring windows share their common core: each is what comes before the core, the core,
+    and what comes after.
     """
     K: tl.constexpr = AXIS.window
     S: tl.constexpr = AXIS.stride
@@ -87,7 +106,9 @@ def sliding(
             for k in tl.static_range(CORE):
                 if k > 0:
                     v = values[FIRST + (g * G * S + CORE - 1 - k) * STEP]
-                    m, n = better(v, codes[FIRST + (g * G * S + CORE - 1 - k) * STEP], m, n, WITH_TAPS, ASM)
+                    m, n = better(
+                        v, codes[FIRST + (g * G * S + CORE - 1 - k) * STEP], m, n, WITH_TAPS, ASM
+                    )
                 if (k + 1) % S == 0:
                     before = (m,) + before
                     before_numbers = (n,) + before_numbers
@@ -95,12 +116,16 @@ def sliding(
         i = codes[FIRST + (g * G * S + CORE) * STEP]
         for k in tl.static_range(CORE + 1, K):
             v = values[FIRST + (g * G * S + k * AXIS.dilation) * STEP]
-            core, i = better(core, i, v, codes[FIRST + (g * G * S + k * AXIS.dilation) * STEP], WITH_TAPS, ASM)
+            core, i = better(
+                core, i, v, codes[FIRST + (g * G * S + k * AXIS.dilation) * STEP], WITH_TAPS, ASM
+            )
         for w in tl.static_range(G):
             if w > 0:
                 for k in tl.static_range(K + (w - 1) * S, K + w * S):
                     v = values[FIRST + (g * G * S + k) * STEP]
-                    core, i = better(core, i, v, codes[FIRST + (g * G * S + k) * STEP], WITH_TAPS, ASM)
+                    core, i = better(
+                        core, i, v, codes[FIRST + (g * G * S + k) * STEP], WITH_TAPS, ASM
+                    )
             if w < G - 1:
                 m, n = better(before[w], before_numbers[w], core, i, WITH_TAPS, ASM)
                 results = results + (m,)
@@ -113,8 +138,9 @@ def sliding(
 
 @triton.jit
 def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
-    """The number of position ``c`` of a block that begins at ``start``: c, or before the input that of the first tap
-    inside it, so that a window of nothing but the lowest value names that one. Only the padding's lie before.
+    """The number of position ``c`` of a block that begins at ``start``: c, or before the input that
+    of the first tap inside it, so that a window of nothing but the lowest value names that one.
+    Only the padding's lie before.
     """
     J: tl.constexpr = AXIS.dilation
     if c < AXIS.start:
@@ -132,16 +158,46 @@ def no_tap_inside(start, size, AXIS: tl.constexpr):
 
 @addressing.launched(3)
 def max_tile(
-    x, y, t, lanes, C, D, H, W, sn, sc, sd, sh, sw, OD, OH, OW, column_tiles, row_tiles, depth_tiles,
-    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
-    TILE: tl.constexpr, GROUPS: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WITH_TAPS: tl.constexpr,
-    EMPTY: tl.constexpr, ASM: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of outputs.
+    x,
+    y,
+    t,
+    lanes,
+    C,
+    D,
+    H,
+    W,
+    sn,
+    sc,
+    sd,
+    sh,
+    sw,
+    OD,
+    OH,
+    OW,
+    column_tiles,
+    row_tiles,
+    depth_tiles,
+    DEPTH: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    RANK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    V: tl.constexpr,
+    STORE: tl.constexpr,
+    WITH_TAPS: tl.constexpr,
+    EMPTY: tl.constexpr,
+    ASM: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of
+    outputs.
 
-    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, WITH_TAPS, taps, dense. CHANNELS and
-    what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and columns of outputs that share a core.
-    EMPTY: some window has no tap inside the input.
+    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, WITH_TAPS, taps,
+    dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and
+    columns of outputs that share a core. EMPTY: some window has no tap inside the input.
     """
     DEPTHS: tl.constexpr = DEPTH.window
     PLANE: tl.constexpr = ROW.window * COLUMN.window  # taps of one depth
@@ -151,11 +207,14 @@ def max_tile(
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    qg, rg, od, channel, outer = addressing.place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    qg, rg, od, channel, outer = addressing.place_of_lane(
+        lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS
+    )
     x0 = x + addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
     plane = addressing.target_plane(outer, C, OD, OH, OW, CHANNELS) * STORE
 
-    # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first column is entry ORIGIN.
+    # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first
+    # column is entry ORIGIN.
     CHUNK: tl.constexpr = 1 if CHANNELS else V
     REACH: tl.constexpr = (Q - 1) * COLUMN.stride + (COLUMN.window - 1) * COLUMN.dilation
     LOW: tl.constexpr = (-COLUMN.start) // CHUNK
@@ -163,7 +222,8 @@ def max_tile(
     COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
     ROWS: tl.constexpr = (R - 1) * ROW.stride + (ROW.window - 1) * ROW.dilation + 1
     DENSE: tl.constexpr = COLUMN.dilation == 1 and ROW.dilation == 1
-    LINE: tl.constexpr = COLUMN.window if DENSE else REACH + 1  # what a row of the block counts in a position's number
+    # what a row of the block counts in a position's number
+    LINE: tl.constexpr = COLUMN.window if DENSE else REACH + 1
     id0 = od * DEPTH.stride - DEPTH.start
     ih0 = rg * (R * ROW.stride) - ROW.start
     iw0 = qg * (Q * COLUMN.stride) - COLUMN.start
@@ -194,11 +254,15 @@ def max_tile(
             if RANK > 1:
                 inside = in_slice & (row >= 0) & (row < H)
             offset = depth * sd + row * sh + opening
-            loaded = addressing.load_row(x0, offset, step, inside, first, W, COUNT, FILL, TYPE, CHANNELS, V, B)
+            loaded = addressing.load_row(
+                x0, offset, step, inside, first, W, COUNT, FILL, TYPE, CHANNELS, V, B
+            )
             columns = ()
             for c in tl.static_range(COUNT * CHUNK):
                 columns = columns + (comparable(loaded[c], WITH_TAPS),)
-            maxima, codes = sliding(columns, column_codes, ORIGIN, 1, Q, COLUMN, GROUPS[1], WITH_TAPS, ASM)
+            maxima, codes = sliding(
+                columns, column_codes, ORIGIN, 1, Q, COLUMN, GROUPS[1], WITH_TAPS, ASM
+            )
             found = found + maxima
             line = number_of(r, ih0, ROW) * LINE
             if WITH_TAPS and r < ROW.start:
@@ -221,7 +285,9 @@ def max_tile(
                     else:
                         row_number = code // LINE
                         row_tap = (row_number - j * ROW.stride) // ROW.dilation
-                        column_tap = (code - row_number * LINE - v * COLUMN.stride) // COLUMN.dilation
+                        column_tap = (
+                            code - row_number * LINE - v * COLUMN.stride
+                        ) // COLUMN.dilation
                         tap = row_tap * COLUMN.window + column_tap
                     if kd > 0:
                         tap += kd * PLANE
@@ -256,24 +322,46 @@ def max_tile(
                 code = tl.where(addressing.as_block(empty, CHANNELS, B, V), 0, code)
             encoded = encoded + (code,)
         line = od * OH + oh
-        addressing.store_row(y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B)
+        addressing.store_row(
+            y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B
+        )
         if WITH_TAPS:
-            addressing.store_row(t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B)
+            addressing.store_row(
+                t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B
+            )
 
 
 @addressing.launched(4)
 def max_axis(
-    x, inner, y, t, lanes, INNER, I, O, bound, below,
-    AXIS: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, R: tl.constexpr,
-    V: tl.constexpr, WITH_TAPS: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Maxima along one axis, of O windows (or adaptive BINS) over I elements; a lane owns R outputs by V.
+    x,
+    inner,
+    y,
+    t,
+    lanes,
+    INNER,
+    I,
+    O,
+    bound,
+    below,
+    AXIS: tl.constexpr,
+    BINS: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    WITH_TAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """Maxima along one axis, of O windows (or adaptive BINS) over I elements; a lane owns R outputs
+    by V.
 
-    Axes are pooled innermost first, so that of equal maxima the first is kept. ``inner`` holds the numbers that the
-    axes further in have found (unused on the FIRST pass), -1 where a window has been empty; ``t`` gets ``k * below``
-    more, k the tap, for bins the position along the axis. All are dense, with INNER vectors between neighbours along
-    the axis. With R above 1 windows overlap (dilation 1) and share their core, of which ``bound`` elements at most are
-    read, or else of a window.
+    Axes are pooled innermost first, so that of equal maxima the first is kept. ``inner`` holds the
+    numbers that the axes further in have found (unused on the FIRST pass), -1 where a window has
+    been empty; ``t`` gets ``k * below`` more, k the tap, for bins the position along the axis. All
+    are dense, with INNER vectors between neighbours along the axis. With R above 1 windows overlap
+    (dilation 1) and share their core, of which ``bound`` elements at most are read, or else of a
+    window.
     """
     K: tl.constexpr = AXIS.window
     S: tl.constexpr = AXIS.stride
@@ -331,16 +419,27 @@ def max_axis(
 
 @triton.jit
 def element(
-    row, k, live, J: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr, V: tl.constexpr, CODE: tl.constexpr,
+    row,
+    k,
+    live,
+    J: tl.constexpr,
+    BINS: tl.constexpr,
+    FIRST: tl.constexpr,
+    V: tl.constexpr,
+    CODE: tl.constexpr,
     WITH_TAPS: tl.constexpr,
-):  # fmt: skip
-    """Element ``k`` taps on from a row's start and its number in the taps' terms; the lowest value and -1 outside."""
+):
+    """Element ``k`` taps on from a row's start and its number in the taps' terms; the lowest value
+    and -1 outside.
+    """
     x, inner, source, start, I, INNER, below = row
     TYPE: tl.constexpr = compared(x.dtype.element_ty, True)
     position = start + k * J
     ok = (live & (position >= 0) & (position < I))[:, None]
     at = source + ((position * INNER) * V)[:, None]
-    v = comparable(addressing.load_filled(x + at, ok, addressing.lowest(x.dtype.element_ty), TYPE), WITH_TAPS)
+    v = comparable(
+        addressing.load_filled(x + at, ok, addressing.lowest(x.dtype.element_ty), TYPE), WITH_TAPS
+    )
     i = tl.zeros_like(at).to(CODE)
     if WITH_TAPS:
         number = position if BINS else (position - start) // J
@@ -355,7 +454,9 @@ def element(
 
 @triton.jit
 def better_inside(m, i, v, j, WITH_TAPS: tl.constexpr):
-    """``better``, but anything inside the input beats what is not (number -1), even if neither is greater."""
+    """``better``, but anything inside the input beats what is not (number -1), even if neither is
+    greater.
+    """
     if WITH_TAPS:
         wins = v > m
         if m.dtype.is_floating():

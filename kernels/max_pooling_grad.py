@@ -1,9 +1,9 @@
 """The gradient of max pooling on the GPU, whole or axis by axis, and what taps point at.
 
-The gradient is a gather: every input element asks the windows that cover it whether their winning tap is the one that
-lies on it, and adds up the gradients of those that say yes (M5). Nothing is written twice and nothing needs zeroing
-first, so results are the same run after run. A window without a tap inside the input has tap 0, which then lies
-outside: it sends nothing.
+The gradient is a gather: every input element asks the windows that cover it whether their winning
+tap is the one that lies on it, and adds up the gradients of those that say yes (M5). Nothing is
+written twice and nothing needs zeroing first, so results are the same run after run. A window
+without a tap inside the input has tap 0, which then lies outside: it sends nothing.
 """
 
 # ruff: noqa: E741  (I and O are an axis' sizes)
@@ -31,10 +31,13 @@ def last_window(axis, inputs):
 def tap_on(depth, row, column, *places):
     """The number of the tap that lies on an input: -1 where none does.
 
-    ``places`` are the input's and then the window's along the first axes, relative to a lane's own first.
+    ``places`` are the input's and then the window's along the first axes, relative to a lane's own
+    first.
     """
     number, rank = 0, len(places) // 2
-    for axis, input, window in zip((depth, row, column), places[:rank], places[rank:], strict=False):
+    for axis, input, window in zip(
+        (depth, row, column), places[:rank], places[rank:], strict=False
+    ):
         K, S, P, _, J = axis  # Triton 3.6 reads no tuple within a loop's
         offset = input + P - window * S
         if not 0 <= offset <= (K - 1) * J or offset % J:
@@ -45,14 +48,42 @@ def tap_on(depth, row, column, *places):
 
 @addressing.launched(3)
 def grad_tile(
-    g, t, dx, lanes, C, OD, OH, OW, sn, sc, sd, sh, sw, D, H, W, column_tiles, row_tiles, depth_tiles,
-    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
-    TILE: tl.constexpr, V: tl.constexpr, STORE: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times the strides.
+    g,
+    t,
+    dx,
+    lanes,
+    C,
+    OD,
+    OH,
+    OW,
+    sn,
+    sc,
+    sd,
+    sh,
+    sw,
+    D,
+    H,
+    W,
+    column_tiles,
+    row_tiles,
+    depth_tiles,
+    DEPTH: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    RANK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TILE: tl.constexpr,
+    V: tl.constexpr,
+    STORE: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times
+    the strides.
 
-    g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the result of sizes
-    (N, C, D, H, W), dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``.
+    g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the
+    result of sizes (N, C, D, H, W), dense. CHANNELS and what is counted in vectors: see
+    ``launch.tile_launch``.
     """
     DEPTHS: tl.constexpr = DEPTH.stride
     R: tl.constexpr = TILE[1] * ROW.stride
@@ -63,7 +94,9 @@ def grad_tile(
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    qg, rg, dg, channel, outer = addressing.place_of_lane(lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS)
+    qg, rg, dg, channel, outer = addressing.place_of_lane(
+        lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS
+    )
     plane = addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
     target = dx + addressing.target_plane(outer, C, D, H, W, CHANNELS) * STORE
 
@@ -93,7 +126,18 @@ def grad_tile(
                         g + plane, offset, step, inside, first, OW, COUNT, 0.0, SUM, CHANNELS, V, B
                     )
                     taps = addressing.load_row(
-                        t + plane, offset, step, inside, first, OW, COUNT, NO_TAP, tl.int32, CHANNELS, V, B
+                        t + plane,
+                        offset,
+                        step,
+                        inside,
+                        first,
+                        OW,
+                        COUNT,
+                        NO_TAP,
+                        tl.int32,
+                        CHANNELS,
+                        V,
+                        B,
                     )
                     new = ()
                     for j in tl.static_range(R):
@@ -101,8 +145,11 @@ def grad_tile(
                             s = sums[j * Q + v]
                             for b in tl.static_range(N):
                                 if tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b) >= 0:
-                                    wins = taps[ORIGIN + b] == tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b)
-                                    # In this form, not as the addition of a selected 0, one predicated instruction.
+                                    wins = taps[ORIGIN + b] == tap_on(
+                                        DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b
+                                    )
+                                    # In this form, not as the addition of a selected 0, one
+                                    # predicated instruction.
                                     s = tl.where(wins, s + gradients[ORIGIN + b], s)
                             new = new + (s,)
                     sums = new
@@ -114,24 +161,52 @@ def grad_tile(
             if RANK > 2:
                 row_live = row_live & (depth < D)
             line = depth * H + rg * R + j
-            addressing.store_row(target, sums, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B)
+            addressing.store_row(
+                target, sums, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B
+            )
 
 
 @addressing.launched(3)
 def at_taps(
-    x, t, y, lanes, C, D, H, W, xn, xc, xd, xh, xw, depths, rows, columns,
-    DEPTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr, CHANNELS: tl.constexpr,
-    ELEMENTS: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1), into y.
+    x,
+    t,
+    y,
+    lanes,
+    C,
+    D,
+    H,
+    W,
+    xn,
+    xc,
+    xd,
+    xh,
+    xw,
+    depths,
+    rows,
+    columns,
+    DEPTH: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    RANK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    V: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1),
+    into y.
 
-    Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or ``columns`` counts these.
+    Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or ``columns``
+    counts these.
     """
     lane = addressing.lane_numbers(B, WIDE)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
     own = (lane.to(tl.int64) * V)[:, None] + vector
-    column, row, depth, c, outer = addressing.place_of_lane(lane, C, columns, rows, depths, RANK, CHANNELS)
+    column, row, depth, c, outer = addressing.place_of_lane(
+        lane, C, columns, rows, depths, RANK, CHANNELS
+    )
     n = outer
     c = c[:, None]
     column = column[:, None]
@@ -154,15 +229,30 @@ def at_taps(
 
 @addressing.launched(4)
 def grad_axis(
-    g, t, dx, rest, lanes, INNER, I, O, bound,
-    AXIS: tl.constexpr, COMMON: tl.constexpr, INVERSE: tl.constexpr, BELOW: tl.constexpr, LAST: tl.constexpr,
-    WIDE: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs along that axis.
+    g,
+    t,
+    dx,
+    rest,
+    lanes,
+    INNER,
+    I,
+    O,
+    bound,
+    AXIS: tl.constexpr,
+    COMMON: tl.constexpr,
+    INVERSE: tl.constexpr,
+    BELOW: tl.constexpr,
+    LAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs
+    along that axis.
 
-    A tap is k * BELOW + what the inner axes' taps are; the inputs' gradients go to dx, and what is left of the taps of
-    those that won there, all alike, to ``rest`` unless this axis is the LAST. All are dense, with INNER elements
-    between neighbours along the axis; ``bound`` is the most windows that reach one input.
+    A tap is k * BELOW + what the inner axes' taps are; the inputs' gradients go to dx, and what is
+    left of the taps of those that won there, all alike, to ``rest`` unless this axis is the LAST.
+    All are dense, with INNER elements between neighbours along the axis; ``bound`` is the most
+    windows that reach one input.
     """
     K: tl.constexpr = AXIS.window
     S: tl.constexpr = AXIS.stride
@@ -181,7 +271,9 @@ def grad_axis(
     # As many as both progressions have left: taps below K, windows from 0 on.
     TAP_STEP: tl.constexpr = S // COMMON
     STEP: tl.constexpr = J // COMMON
-    windows = tl.minimum(tl.maximum(K + TAP_STEP - 1 - tap_number, 0) // TAP_STEP, tl.maximum(o + STEP, 0) // STEP)
+    windows = tl.minimum(
+        tl.maximum(K + TAP_STEP - 1 - tap_number, 0) // TAP_STEP, tl.maximum(o + STEP, 0) // STEP
+    )
     windows = tl.where(live & exists, windows, 0)
     at = o * INNER
     first_tap = tap_number * BELOW

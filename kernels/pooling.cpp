@@ -9,17 +9,27 @@ Windows adjoint_of(const Windows &windows) {
     for (int a = 0; a < 3; ++a) {
         const Axis &axis = windows.p.axes[a];
         const int64_t step = axis.dilation / std::gcd(axis.dilation, axis.stride);
-        const auto first = [&](int64_t o) { return axis.window > 0 ? axis.first(o) : windows.spans[a][o].begin; };
-        const auto extent = [&](int64_t o) { return axis.window > 0 ? axis.extent() : windows.spans[a][o].count; };
+        const auto first = [&](int64_t o) {
+            return axis.window > 0 ? axis.first(o) : windows.spans[a][o].begin;
+        };
+        const auto extent = [&](int64_t o) {
+            return axis.window > 0 ? axis.extent() : windows.spans[a][o].count;
+        };
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
         int64_t begin = 0, end = 0;
         for (int64_t x = 0; x < axis.size; ++x) {
-            while (begin < axis.outputs && first(begin) + extent(begin) <= x) ++begin;
-            while (end < axis.outputs && first(end) <= x) ++end;
+            while (begin < axis.outputs && first(begin) + extent(begin) <= x)
+                ++begin;
+            while (end < axis.outputs && first(end) <= x)
+                ++end;
             int64_t from = begin;
-            while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation) ++from;
-            const int64_t count = from >= end ? 0 : step == 1 ? end - from : parts_of(end - from, step);
-            result.spans[a].push_back({from, count, count ? (x - first(from)) / axis.dilation : 0, 1, 1});
+            while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation)
+                ++from;
+            const int64_t count = from >= end ? 0
+                                  : step == 1 ? end - from
+                                              : parts_of(end - from, step);
+            result.spans[a].push_back(
+                {from, count, count ? (x - first(from)) / axis.dilation : 0, 1, 1});
         }
     }
     return result;
@@ -27,41 +37,54 @@ Windows adjoint_of(const Windows &windows) {
 
 namespace {
 
-// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that an axis costs log k.
+// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that
+// an axis costs log k.
 bool is_wide(const RowOperations &op, int64_t lanes, const Axis &axis) {
-    if (axis.window <= (lanes == 1 ? (op.takes_twice ? 4 : 5) : (op.takes_twice ? 5 : 9))) return false;
+    if (axis.window <= (lanes == 1 ? (op.takes_twice ? 4 : 5) : (op.takes_twice ? 5 : 9)))
+        return false;
     int64_t steps = 1;
-    while ((int64_t(1) << steps) < axis.window) ++steps;
+    while ((int64_t(1) << steps) < axis.window)
+        ++steps;
     return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
 // The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
-int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane, const Span &depth, const Span &height, int64_t low, Row *to) {
+int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input, int64_t plane,
+                  const Span &depth, const Span &height, int64_t low, Row *to) {
     const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes;
     const Row *const first = to;
     for (int64_t td = 0; td < depth.count; ++td) {
-        const int64_t y = (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
-        Row row = {input + y * row_bytes + low * p.lanes * op.element_size, depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
-        for (Row *const end = to + height.count; to < end; row.from += step, row.number += op.steps[1]) *to++ = row;
+        const int64_t y =
+            (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
+        Row row = {input + y * row_bytes + low * p.lanes * op.element_size,
+                   depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
+        for (Row *const end = to + height.count; to < end;
+             row.from += step, row.number += op.steps[1])
+            *to++ = row;
     }
     return to - first;
 }
 
-// A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from `begin` on.
+// A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from
+// `begin` on.
 template <class Bits>
-__attribute__((noinline)) void put_apart(const void *values, int64_t count, int64_t apart, int64_t begin, void *to, int64_t length) {
+__attribute__((noinline)) void put_apart(const void *values, int64_t count, int64_t apart,
+                                         int64_t begin, void *to, int64_t length) {
     const Bits *__restrict from = static_cast<const Bits *>(values);
     Bits *__restrict out = static_cast<Bits *>(to);
     if (apart != 2) {
         std::fill_n(out, length, Bits(0));
-        for (int64_t i = 0; i < count; ++i) out[begin + i * apart] = from[i];
+        for (int64_t i = 0; i < count; ++i)
+            out[begin + i * apart] = from[i];
         return;
     }
     const int64_t end = begin + 2 * count;
     std::fill_n(out, begin, Bits(0));
     VECTORIZE
-    for (int64_t i = 0; i < count; ++i) out[begin + 2 * i] = from[i], out[begin + 2 * i + 1] = 0;
-    if (end < length) std::fill(out + end, out + length, Bits(0));
+    for (int64_t i = 0; i < count; ++i)
+        out[begin + 2 * i] = from[i], out[begin + 2 * i + 1] = 0;
+    if (end < length)
+        std::fill(out + end, out + length, Bits(0));
 }
 
 // Every stride-th of so many values.
@@ -69,28 +92,38 @@ template <int64_t fixed, class V>
 void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
     const int64_t stride = fixed ? fixed : any;
     VECTORIZE
-    for (int64_t i = 0; i < count; ++i) out[i] = row[i * stride];
+    for (int64_t i = 0; i < count; ++i)
+        out[i] = row[i * stride];
 }
 void take_each(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
     const auto run = [=](auto value) {
         using V = decltype(value);
         const V *const from = static_cast<const V *>(row);
         V *const to = static_cast<V *>(out);
-        if (stride == 2) take_each<2>(stride, from, count, to);
-        else if (stride == 3) take_each<3>(stride, from, count, to);
-        else if (stride == 4) take_each<4>(stride, from, count, to);
-        else take_each<0>(stride, from, count, to);
+        if (stride == 2)
+            take_each<2>(stride, from, count, to);
+        else if (stride == 3)
+            take_each<3>(stride, from, count, to);
+        else if (stride == 4)
+            take_each<4>(stride, from, count, to);
+        else
+            take_each<0>(stride, from, count, to);
     };
-    if (size == 16) run(__int128());
-    else with_numbers(int(size), run);
+    if (size == 16)
+        run(__int128());
+    else
+        with_numbers(int(size), run);
 }
 
 // Bins, or windows of which little lies inside what is pooled: nothing may cost what they span.
-bool is_huge(const Axis &axis) { return axis.window == 0 || std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size; }
+bool is_huge(const Axis &axis) {
+    return axis.window == 0 || std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size;
+}
 
-// Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles that stay in the
-// first-level cache. For each row of outputs the rows that it reads are combined into one of scratch, and then that row's
-// taps into outputs. A box of the input is first pooled along D and along H: what its rows share is combined once.
+// Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles
+// that stay in the first-level cache. For each row of outputs the rows that it reads are combined
+// into one of scratch, and then that row's taps into outputs. A box of the input is first pooled
+// along D and along H: what its rows share is combined once.
 struct RowPooling {
     const RowOperations &op;
     const Finish &finish;
@@ -100,35 +133,61 @@ struct RowPooling {
     const bool are_boxes;
 
     const Problem &p = windows.p;
-    const int64_t apart = windows.apart, element = op.element_size, value = op.value_size, row_bytes = p.row() * element;
+    const int64_t apart = windows.apart, element = op.element_size, value = op.value_size,
+                  row_bytes = p.row() * element;
     const char *const end_of_input = input + p.planes * p.plane() * element;
-    const Axis d = p.d(), h = p.h(), w = {(p.w().size - 1) * apart + 1, p.w().outputs, p.w().window, p.w().stride, p.w().padding, p.w().dilation};
-    // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65 to .75 of the time.
+    const Axis d = p.d(), h = p.h(),
+               w = {(p.w().size - 1) * apart + 1,
+                    p.w().outputs,
+                    p.w().window,
+                    p.w().stride,
+                    p.w().padding,
+                    p.w().dilation};
+    // Short tiles of long rows, as what they read and write takes turns: 1-D 3/3 and 4/4 take .65
+    // to .75 of the time.
     const int64_t elements = (p.lanes == 1 ? 4096 : value > 4 ? 16384 : 32768) / value;
-    // By how many strides the last tap of a window follows the first, and elements beside: divided once, as tiles are short.
-    const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride, phase_step = std::gcd(w.stride, w.dilation);
-    // Taking each fifth element and so on has no vectors: 5/5 to 12/12 of 64x4096 take .22 to .4 of the time with AVX2.
-    const bool is_wide_w = is_wide(op, p.lanes, w), is_reduced = p.lanes == 1 && w.stride > 4 && !is_wide_w;
-    const int64_t least_w = std::max<int64_t>(1, are_boxes ? 2048 / p.lanes : elements / p.lanes / w.stride);
-    const int64_t tile_w = are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
-    const int64_t box_h = tile_of(h, p.lanes > 1 ? 1 : 64), box_positions = are_boxes ? h.span(box_h) * std::min(w.size, w.span(tile_w)) : 0;
-    // A box has so many bytes, and the lanes that they hold: 31/1 over 512 lanes takes a fourth of the time. Where boxes are few
-    // they have fewer lanes, so that there are enough for all threads: with two of them 13/1 on 20x20 takes half the time.
-    const int64_t boxes = p.planes * d.outputs * parts_of(h.outputs, box_h) * parts_of(w.outputs, tile_w), box_bytes = boxes < 16 ? 1 << 18 : 1 << 23;
-    const int64_t fitting = are_boxes ? std::max<int64_t>(64, box_bytes / value / box_positions & -64) : p.lanes;
+    // By how many strides the last tap of a window follows the first, and elements beside: divided
+    // once, as tiles are short.
+    const int64_t before_last = (w.extent() - 1) / w.stride, rest = (w.extent() - 1) % w.stride,
+                  phase_step = std::gcd(w.stride, w.dilation);
+    // Taking each fifth element and so on has no vectors: 5/5 to 12/12 of 64x4096 take .22 to .4 of
+    // the time with AVX2.
+    const bool is_wide_w = is_wide(op, p.lanes, w),
+               is_reduced = p.lanes == 1 && w.stride > 4 && !is_wide_w;
+    const int64_t least_w =
+        std::max<int64_t>(1, are_boxes ? 2048 / p.lanes : elements / p.lanes / w.stride);
+    const int64_t tile_w =
+        are_boxes || is_wide_w ? tile_of(w, least_w) : std::min(w.outputs, least_w);
+    const int64_t box_h = tile_of(h, p.lanes > 1 ? 1 : 64),
+                  box_positions = are_boxes ? h.span(box_h) * std::min(w.size, w.span(tile_w)) : 0;
+    // A box has so many bytes, and the lanes that they hold: 31/1 over 512 lanes takes a fourth of
+    // the time. Where boxes are few they have fewer lanes, so that there are enough for all
+    // threads: with two of them 13/1 on 20x20 takes half the time.
+    const int64_t boxes = p.planes * d.outputs * parts_of(h.outputs, box_h) *
+                          parts_of(w.outputs, tile_w),
+                  box_bytes = boxes < 16 ? 1 << 18 : 1 << 23;
+    const int64_t fitting =
+        are_boxes ? std::max<int64_t>(64, box_bytes / value / box_positions & -64) : p.lanes;
     const int64_t lanes = std::min(p.lanes, fitting), box_size = box_positions * lanes;
-    const int64_t made_row = parts_of(w.span(tile_w), w.stride), pitch = made_row * w.stride * lanes;
+    const int64_t made_row = parts_of(w.span(tile_w), w.stride),
+                  pitch = made_row * w.stride * lanes;
     const std::vector<int64_t> distinct = windows.distinct(1);
     const Span *const heights = windows.spans[1].data();
-    const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform ? h.outputs : int64_t(distinct.size()) - 1;
+    const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform
+                                  ? h.outputs
+                                  : int64_t(distinct.size()) - 1;
     const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
-    const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value), group = std::clamp<int64_t>(together / pitch, 1, different);
+    const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value),
+                  group = std::clamp<int64_t>(together / pitch, 1, different);
     const int64_t tile_h = are_boxes ? box_h : group;
-    const int64_t most = std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
+    const int64_t most =
+        std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
     // Scratch is written in whole vectors: of elements, but of the wider ones that sums are.
     const int64_t vector = 64 / (op.takes_twice ? element : value);
-    // Windows along H that lie inside the input read as many rows: rows of outputs that are found once.
-    const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs && h.window > 0 && h.size + h.padding >= h.extent();
+    // Windows along H that lie inside the input read as many rows: rows of outputs that are found
+    // once.
+    const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs &&
+                            h.window > 0 && h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
     const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
 
@@ -140,7 +199,8 @@ struct RowPooling {
 
     struct Block {
         int64_t plane, lane, od, oh, ow, outputs_h, outputs_w;
-        // Along W they read from `first` on, of which `columns` from position `low` on lie inside the input.
+        // Along W they read from `first` on, of which `columns` from position `low` on lie inside
+        // the input.
         int64_t first, low, columns;
     };
     struct Memory {
@@ -153,143 +213,198 @@ struct RowPooling {
     void pool() const {
         const int64_t tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
         const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
-        const double cost = are_boxes ? (4. + double(d.window)) * double(box_size) : double(group) * (ROW_COST + double(lanes) * of_rows);
+        const double cost = are_boxes ? (4. + double(d.window)) * double(box_size)
+                                      : double(group) * (ROW_COST + double(lanes) * of_rows);
         const int64_t blocks = parts_of(p.lanes, lanes);
-        parallel(p.planes * d.outputs * tiles_h * tiles_w * blocks, cost, [=](int64_t begin, int64_t end) {
-            Memory memory = this->memory();
-            // Boxes that share input along D follow each other; rows do as they lie: 2/2 of volumes takes .7 of the time.
-            Digits<5> digits(begin, {blocks, tiles_w, are_boxes ? d.outputs : tiles_h, are_boxes ? tiles_h : d.outputs, p.planes});
-            for (int64_t number = begin; number < end; ++number, ++digits) {
-                Block b;
-                b.plane = digits[4], b.lane = std::min(digits[0] * lanes, p.lanes - lanes);  // the last ones may be made twice
-                b.od = digits[are_boxes ? 2 : 3], b.oh = digits[are_boxes ? 3 : 2] * tile_h, b.ow = digits[1] * tile_w;
-                b.outputs_h = std::min(tile_h, different - b.oh);
-                b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
-                const int64_t last = b.first + w.span(b.outputs_w);
-                b.low = std::clamp<int64_t>(0, b.first, last), b.columns = std::clamp<int64_t>(w.size, b.low, last) - b.low;
-                pool_block(b, memory);
-            }
-        });
+        parallel(p.planes * d.outputs * tiles_h * tiles_w * blocks, cost,
+                 [=](int64_t begin, int64_t end) {
+                     Memory memory = this->memory();
+                     // Boxes that share input along D follow each other; rows do as they lie: 2/2
+                     // of volumes takes .7 of the time.
+                     Digits<5> digits(begin, {blocks, tiles_w, are_boxes ? d.outputs : tiles_h,
+                                              are_boxes ? tiles_h : d.outputs, p.planes});
+                     for (int64_t number = begin; number < end; ++number, ++digits) {
+                         Block b;
+                         b.plane = digits[4],
+                         b.lane = std::min(digits[0] * lanes,
+                                           p.lanes - lanes);  // the last ones may be made twice
+                         b.od = digits[are_boxes ? 2 : 3],
+                         b.oh = digits[are_boxes ? 3 : 2] * tile_h, b.ow = digits[1] * tile_w;
+                         b.outputs_h = std::min(tile_h, different - b.oh);
+                         b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
+                         const int64_t last = b.first + w.span(b.outputs_w);
+                         b.low = std::clamp<int64_t>(0, b.first, last),
+                         b.columns = std::clamp<int64_t>(w.size, b.low, last) - b.low;
+                         pool_block(b, memory);
+                     }
+                 });
     }
     Memory memory() const {
-        const int64_t size = group * pitch, staged = size + vector, sums_of_rows = is_wide_w && !op.takes_twice ? size : 0;
+        const int64_t size = group * pitch, staged = size + vector,
+                      sums_of_rows = is_wide_w && !op.takes_twice ? size : 0;
         const int64_t scratch = (lanes == 1 && w.stride > 1) || apart > 1 ? size : 0;
-        const int64_t sums = op.takes_twice ? 0 : box_size, taps = std::max(w.window, are_boxes ? h.window : 0);
+        const int64_t sums = op.takes_twice ? 0 : box_size,
+                      taps = std::max(w.window, are_boxes ? h.window : 0);
         constexpr int64_t ALIGNMENT = 64;  // 3/1 takes .92 of what 16 take
         Memory m;
         m.all_rows.resize(most + 3 * taps);
-        m.rows = m.all_rows.data(), m.parts = m.rows + most, m.of_h = m.parts + taps, m.moved = m.of_h + taps;
-        m.workspace.resize((2 * staged + scratch + sums_of_rows + box_size + sums) * value + ALIGNMENT);
-        m.staged = m.workspace.data() + (-reinterpret_cast<uintptr_t>(m.workspace.data()) & (ALIGNMENT - 1));
+        m.rows = m.all_rows.data(), m.parts = m.rows + most, m.of_h = m.parts + taps,
+        m.moved = m.of_h + taps;
+        m.workspace.resize((2 * staged + scratch + sums_of_rows + box_size + sums) * value +
+                           ALIGNMENT);
+        m.staged = m.workspace.data() +
+                   (-reinterpret_cast<uintptr_t>(m.workspace.data()) & (ALIGNMENT - 1));
         m.made = m.staged + staged * value, m.scratch = m.made + staged * value;
         m.sums_of_rows = m.scratch + scratch * value, m.box = m.sums_of_rows + sums_of_rows * value;
         m.sums = m.box + box_size * value;
         return m;
     }
 
-    // The parts that windows along an axis are combined from, those of the first one, and how many there are: taps, or for
-    // wide windows some of a power of two taps. Data begins at the first tap of the first window and has `length` values, n
-    // of each position. Wide windows use it up, and those that are no power of two sum up beside it.
-    int64_t find_parts(char *data, char *sums, int64_t n, int64_t length, const Axis &axis, int64_t unit, Row *parts) const {
+    // The parts that windows along an axis are combined from, those of the first one, and how many
+    // there are: taps, or for wide windows some of a power of two taps. Data begins at the first
+    // tap of the first window and has `length` values, n of each position. Wide windows use it up,
+    // and those that are no power of two sum up beside it.
+    int64_t find_parts(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
+                       int64_t unit, Row *parts) const {
         const int64_t k = axis.window, step = axis.dilation * n;
         const auto part = [=](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
         if (!is_wide(op, lanes, axis)) {
-            for (int64_t tap = 0; tap < k; ++tap) parts[tap] = part(tap);
+            for (int64_t tap = 0; tap < k; ++tap)
+                parts[tap] = part(tap);
             return k;
         }
         int64_t power = 1, taken = 0, count = 0;
         for (const int64_t windows = length - (k - 1) * step; 2 * power <= k; power *= 2) {
             if (!op.takes_twice && (k & power)) {
                 Row row = part(taken);
-                if (taken == 0) op.combine(true, &row, 1, windows, sums);
-                else op.add(row, windows, sums);
+                if (taken == 0)
+                    op.combine(true, &row, 1, windows, sums);
+                else
+                    op.add(row, windows, sums);
                 taken += power;
             }
             op.add(part(power), length - power * step, data);
         }
-        if (taken > 0) parts[count++] = {sums, 0};
+        if (taken > 0)
+            parts[count++] = {sums, 0};
         parts[count++] = part(taken);
-        if (op.takes_twice && power < k) parts[count++] = part(k - power);
+        if (op.takes_twice && power < k)
+            parts[count++] = part(k - power);
         return count;
     }
 
     // What each row of outputs reads, combined; where the first such row begins.
     const char *combine_rows(const Block &b, const Memory &m) const {
-        const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes, vectors = (inside + vector - 1) & -vector;
+        const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes,
+                      vectors = (inside + vector - 1) & -vector;
         const int64_t from = apart == 1 ? b.low : parts_of(b.low, apart);
         const int64_t count = apart == 1 ? b.columns : parts_of(b.low + b.columns, apart) - from;
         const Span depth = windows.at(0, b.od);
         for (int64_t r = 0, alike; r < b.outputs_h; r += alike) {
             char *const into = m.staged + r * pitch * value;
             const int64_t row = starts ? starts[b.oh + r] : b.oh + r;
-            alike = may_repeat && row >= inner_begin && row < inner_end ? std::min(b.outputs_h - r, inner_end - row) : 1;
-            const int64_t found = find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
+            alike = may_repeat && row >= inner_begin && row < inner_end
+                        ? std::min(b.outputs_h - r, inner_end - row)
+                        : 1;
+            const int64_t found =
+                find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
             if (found == 0) {
                 op.fill(into, alike * pitch, 0, 1);
                 continue;
             }
-            const char *const latest = m.rows[found - 1].from, *const last_row = latest + (alike - 1) * h.stride * row_bytes;
+            const char *const latest = m.rows[found - 1].from, *const last_row =
+                                                                   latest + (alike - 1) * h.stride *
+                                                                                row_bytes;
             if (tile_w < w.outputs && found > 1)
                 for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
                     prefetch(m.rows[t].from + inside * element, inside * element);
             if (apart > 1) {
                 op.combine(false, m.rows, found, count, m.scratch);
-                (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(m.scratch, count, apart, from * apart - b.first, into, pitch);
-            } else if (op.is_plain && found == 1 && b.outputs_h == 1 && inside == w.span(b.outputs_w) * lanes && !is_wide_w) return latest;
+                (value == 4 ? put_apart<uint32_t> : put_apart<uint64_t>)(m.scratch, count, apart,
+                                                                         from * apart - b.first,
+                                                                         into, pitch);
+            } else if (op.is_plain && found == 1 && b.outputs_h == 1 &&
+                       inside == w.span(b.outputs_w) * lanes && !is_wide_w)
+                return latest;
             else
-                op.combine(false, m.rows, found, last_row + vectors * element <= end_of_input ? vectors : inside, into + before * value,
-                           {alike, h.stride * row_bytes, pitch, tile_w == w.outputs && p.is_large(element)});
+                op.combine(false, m.rows, found,
+                           last_row + vectors * element <= end_of_input ? vectors : inside,
+                           into + before * value,
+                           {alike, h.stride * row_bytes, pitch,
+                            tile_w == w.outputs && p.is_large(element)});
         }
         return m.staged;
     }
     // What follows a row goes on before the next one.
     void fill_margins(const Block &b, int64_t rows, const Memory &m) const {
         const int64_t inside = b.columns * lanes, before = (b.low - b.first) * lanes;
-        if (inside == pitch || apart > 1) return;
+        if (inside == pitch || apart > 1)
+            return;
         op.fill(m.staged, before, 0, 1);
         op.fill(m.staged + (before + inside) * value, pitch - inside, pitch, rows - 1);
-        op.fill(m.staged + ((rows - 1) * pitch + before + inside) * value, pitch - before - inside, 0, 1);
+        op.fill(m.staged + ((rows - 1) * pitch + before + inside) * value, pitch - before - inside,
+                0, 1);
     }
 
     // What the rows of a box read along D, combined: so many rows of `length` values.
     void pool_along_d(const Block &b, int64_t height, int64_t length, const Memory &m) const {
         const Span depth = windows.at(0, b.od);
         const int64_t top = h.first(b.oh), inside = depth.count > 0 ? height : 0;
-        const int64_t y = std::clamp<int64_t>(-top, 0, inside), rows = std::clamp<int64_t>(h.size - top, y, inside) - y;
+        const int64_t y = std::clamp<int64_t>(-top, 0, inside),
+                      rows = std::clamp<int64_t>(h.size - top, y, inside) - y;
         char *const to = m.box + y * length * value;
-        op.fill(m.box, y * length, 0, 1), op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
-        if (rows == 0) return;
+        op.fill(m.box, y * length, 0, 1),
+            op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
+        if (rows == 0)
+            return;
         for (int64_t r = 0; r < (lanes == p.lanes ? 1 : rows); ++r) {
-            const int64_t found = find_rows(op, p, input + b.lane * element, b.plane, depth, {top + y + r, 1, 0, 1, 0}, b.low, m.rows);
-            if (length == p.row()) op.combine(false, m.rows, found, rows * length, to);
-            else if (lanes == p.lanes) op.combine(false, m.rows, found, length, to, {rows, row_bytes, length});
-            else op.combine(false, m.rows, found, lanes, to + r * length * value, {b.columns, p.lanes * element, lanes});
+            const int64_t found = find_rows(op, p, input + b.lane * element, b.plane, depth,
+                                            {top + y + r, 1, 0, 1, 0}, b.low, m.rows);
+            if (length == p.row())
+                op.combine(false, m.rows, found, rows * length, to);
+            else if (lanes == p.lanes)
+                op.combine(false, m.rows, found, length, to, {rows, row_bytes, length});
+            else
+                op.combine(false, m.rows, found, lanes, to + r * length * value,
+                           {b.columns, p.lanes * element, lanes});
         }
     }
 
     void pool_block(const Block &b, const Memory &m) const {
-        const int64_t height = h.span(b.outputs_h), length = b.columns * lanes, step = h.stride * length * value;
-        if (are_boxes) pool_along_d(b, height, length, m);
-        const int64_t parts = are_boxes ? find_parts(m.box, m.sums, length, height * length, h, op.units[1], m.of_h) : 0;
+        const int64_t height = h.span(b.outputs_h), length = b.columns * lanes,
+                      step = h.stride * length * value;
+        if (are_boxes)
+            pool_along_d(b, height, length, m);
+        const int64_t parts =
+            are_boxes ? find_parts(m.box, m.sums, length, height * length, h, op.units[1], m.of_h)
+                      : 0;
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
             const char *from = m.staged;
-            if (!are_boxes) from = combine_rows(b, m);
+            if (!are_boxes)
+                from = combine_rows(b, m);
             else {
-                for (int64_t k = 0; k < parts; ++k) m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
-                op.combine(true, m.moved, parts, length, m.staged + (b.low - b.first) * lanes * value, {rows, step, pitch});
+                for (int64_t k = 0; k < parts; ++k)
+                    m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
+                op.combine(true, m.moved, parts, length,
+                           m.staged + (b.low - b.first) * lanes * value, {rows, step, pitch});
             }
-            if (from == m.staged) fill_margins(b, rows, m);
+            if (from == m.staged)
+                fill_margins(b, rows, m);
             pool_along_w(b, r, rows, from, m);
         }
     }
 
     // The outputs of so many rows of scratch, which are those of a block from row r on.
-    void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from, const Memory &m) const {
-        const int64_t n = b.outputs_w * lanes, row = starts ? starts[b.oh] : b.oh + r, out_pitch = p.output_row() * finish.result_size;
+    void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
+                      const Memory &m) const {
+        const int64_t n = b.outputs_w * lanes, row = starts ? starts[b.oh] : b.oh + r,
+                      out_pitch = p.output_row() * finish.result_size;
         const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + row;
-        char *const out = output + output_row * out_pitch + (b.ow * p.lanes + b.lane) * finish.result_size;
-        const bool has_all = lanes == p.lanes, is_whole = has_all && b.outputs_w == w.outputs && made_row == w.outputs;
+        char *const out =
+            output + output_row * out_pitch + (b.ow * p.lanes + b.lane) * finish.result_size;
+        const bool has_all = lanes == p.lanes,
+                   is_whole = has_all && b.outputs_w == w.outputs && made_row == w.outputs;
         const bool is_stored = finish.is_direct && starts == nullptr && has_all;
         char *const to = is_stored ? out : m.made;
         const int64_t to_pitch = is_stored ? p.output_row() : made_row * lanes;
@@ -298,25 +413,33 @@ struct RowPooling {
         const bool are_one = !is_stored || is_whole;
         const int64_t runs = are_one ? 1 : rows, made = are_one ? all : b.outputs_w;
         const Span whole = {0, w.window, 0, made, 0, w.stride};
-        const bool is_short = w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
+        const bool is_short =
+            w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
         if (lanes == 1 && is_short && w.dilation == 1)
-            for (int64_t k = 0; k < runs; ++k) op.combine_short(from + k * pitch * value, w.window, w.stride, made, to + k * to_pitch * value);
+            for (int64_t k = 0; k < runs; ++k)
+                op.combine_short(from + k * pitch * value, w.window, w.stride, made,
+                                 to + k * to_pitch * value);
         else if (is_reduced)
             for (int64_t k = 0; k < runs; ++k)
-                op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, made, w.dilation, to + k * to_pitch * value,
+                op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, made, w.dilation,
+                                  to + k * to_pitch * value,
                                   from == m.staged ? m.made : end_of_input);
         else {
             const int64_t values = (rows - 1) * pitch + w.span(b.outputs_w) * lanes;
-            const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, lanes, values, w, op.units[2], m.parts);
-            if (w.stride == 1) op.combine(true, m.parts, parts, made * lanes, to, {runs, pitch * value, to_pitch});
+            const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, lanes,
+                                             values, w, op.units[2], m.parts);
+            if (w.stride == 1)
+                op.combine(true, m.parts, parts, made * lanes, to, {runs, pitch * value, to_pitch});
             else if (lanes > 1)
                 for (int64_t k = 0; k < runs; ++k) {
-                    for (int64_t t = 0; t < parts; ++t) m.moved[t] = {m.parts[t].from + k * pitch * value, m.parts[t].number};
+                    for (int64_t t = 0; t < parts; ++t)
+                        m.moved[t] = {m.parts[t].from + k * pitch * value, m.parts[t].number};
                     op.combine(true, m.moved, parts, lanes, to + k * to_pitch * value,
                                {made, w.stride * lanes * value, lanes});
                 }
             else {
-                // Elements a stride apart become a row: the taps of a window lie in so many rows at the most.
+                // Elements a stride apart become a row: the taps of a window lie in so many rows at
+                // the most.
                 const int64_t length = all + before_last;
                 if (is_wide_w)
                     for (int64_t k = 0; k < parts; ++k) {
@@ -326,16 +449,20 @@ struct RowPooling {
                     }
                 else {
                     for (int64_t phase = 0; phase < w.stride; phase += phase_step)
-                        take_each(value, w.stride, from + phase * value, phase <= rest ? length : length - 1, m.scratch + phase * length * value);
+                        take_each(value, w.stride, from + phase * value,
+                                  phase <= rest ? length : length - 1,
+                                  m.scratch + phase * length * value);
                     for (int64_t t = 0, phase = 0, output = 0; t < w.window; ++t) {
                         m.parts[t].from = m.scratch + (phase * length + output) * value;
-                        for (phase += w.dilation; phase >= w.stride; phase -= w.stride) ++output;
+                        for (phase += w.dilation; phase >= w.stride; phase -= w.stride)
+                            ++output;
                     }
                 }
                 op.combine(true, m.parts, parts, made, to, {runs, made_row * value, to_pitch});
             }
         }
-        if (is_stored) return;
+        if (is_stored)
+            return;
         if (is_whole && finish.is_uniform && starts == nullptr)
             return finish(b.plane, b.od, row, 0, rows * n, to, out);
         for (int64_t k = 0; k < rows; ++k) {
@@ -343,54 +470,75 @@ struct RowPooling {
             const char *const values = to + k * to_pitch * value;
             char *const results = out + (oh - row) * out_pitch;
             for (int64_t x = 0; x < (has_all ? 1 : b.outputs_w); ++x)
-                finish(b.plane, b.od, oh, (b.ow + x) * p.lanes + b.lane, has_all ? n : lanes, values + x * lanes * value,
-                       results + x * p.lanes * finish.result_size);
-            for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1]; ++next)  // which read the same
+                finish(b.plane, b.od, oh, (b.ow + x) * p.lanes + b.lane, has_all ? n : lanes,
+                       values + x * lanes * value, results + x * p.lanes * finish.result_size);
+            for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1];
+                 ++next)  // which read the same
                 std::memcpy(out + (next - row) * out_pitch, results, n * finish.result_size);
         }
     }
 };
 
-// One window over each plane. Planes of many elements are combined in parts that depend on nothing but their size.
-void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output, const Problem &p) {
-    const int64_t lanes = p.lanes, size = p.plane() / lanes, position = lanes * op.element_size, pitch = lanes * op.value_size;
+// One window over each plane. Planes of many elements are combined in parts that depend on nothing
+// but their size.
+void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
+                 const Problem &p) {
+    const int64_t lanes = p.lanes, size = p.plane() / lanes, position = lanes * op.element_size,
+                  pitch = lanes * op.value_size;
     const int64_t part = std::max<int64_t>(1, (1 << 18) / lanes), parts = parts_of(size, part);
     // Several positions of few lanes are one row: long ones take .8 of the time over 32 lanes.
     const int64_t fitting = lanes < 256 ? std::min<int64_t>(64, 2048 / lanes) : 1;
-    const int64_t together = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, std::min(part, size) / 4));
+    const int64_t together =
+        std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, std::min(part, size) / 4));
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
     const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
-    const auto combine = [&](bool are_values, const char *from, int64_t step, int64_t count, int64_t length, char *to) {
+    const auto combine = [&](bool are_values, const char *from, int64_t step, int64_t count,
+                             int64_t length, char *to) {
         std::vector<Row> rows(count);
-        for (int64_t k = 0; k < count; ++k) rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
+        for (int64_t k = 0; k < count; ++k)
+            rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
         op.combine(are_values, rows.data(), count, length, to);
     };
-    parallel(p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
-        std::vector<char> folded((together + 1) * pitch), made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
-        char *const out = output + begin * lanes * finish.result_size;
-        char *const results = parts > 1 ? of_parts.data() + begin * pitch : is_in_place ? out : made.data();
-        if (lanes == 1 && parts == 1) {  // many planes in a call: one in each takes 1.1 to 2.3 times as long
-            std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
-            for (int64_t k = 0; k < int64_t(some.size()); ++k) some[k].begin = k * size;
-            for (int64_t k = begin; k < end; k += 64)
-                op.reduce_windows(false, {input + k * size * position, 0}, 0, some.data(), std::min<int64_t>(64, end - k), 1, results + (k - begin) * pitch, end_of_input);
-        }
-        for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
-            const int64_t plane = number / parts, from = number % parts * part, count = std::min(part, size - from), rest = count % together;
-            const char *const elements = input + (plane * size + from) * position;
-            char *const result = results + (number - begin) * pitch;
-            const Span whole = {0, count, 0, 1, 0};
-            if (lanes == 1) op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result, end_of_input);
-            else if (together == 1) combine(false, elements, position, count, lanes, result);
-            else {
-                combine(false, elements, together * position, count / together, together * lanes, folded.data());
-                combine(false, elements + (count - rest) * position, position, rest, lanes, folded.data() + together * pitch);
-                combine(true, folded.data(), pitch, together + 1, lanes, result);
+    parallel(
+        p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
+            std::vector<char> folded((together + 1) * pitch),
+                made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
+            char *const out = output + begin * lanes * finish.result_size;
+            char *const results = parts > 1     ? of_parts.data() + begin * pitch
+                                  : is_in_place ? out
+                                                : made.data();
+            if (lanes == 1 &&
+                parts == 1) {  // many planes in a call: one in each takes 1.1 to 2.3 times as long
+                std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
+                for (int64_t k = 0; k < int64_t(some.size()); ++k)
+                    some[k].begin = k * size;
+                for (int64_t k = begin; k < end; k += 64)
+                    op.reduce_windows(false, {input + k * size * position, 0}, 0, some.data(),
+                                      std::min<int64_t>(64, end - k), 1,
+                                      results + (k - begin) * pitch, end_of_input);
             }
-        }
-        if (parts == 1) finish(begin, 0, 0, 0, (end - begin) * lanes, results, out);
-    });
+            for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
+                const int64_t plane = number / parts, from = number % parts * part,
+                              count = std::min(part, size - from), rest = count % together;
+                const char *const elements = input + (plane * size + from) * position;
+                char *const result = results + (number - begin) * pitch;
+                const Span whole = {0, count, 0, 1, 0};
+                if (lanes == 1)
+                    op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result, end_of_input);
+                else if (together == 1)
+                    combine(false, elements, position, count, lanes, result);
+                else {
+                    combine(false, elements, together * position, count / together,
+                            together * lanes, folded.data());
+                    combine(false, elements + (count - rest) * position, position, rest, lanes,
+                            folded.data() + together * pitch);
+                    combine(true, folded.data(), pitch, together + 1, lanes, result);
+                }
+            }
+            if (parts == 1)
+                finish(begin, 0, 0, 0, (end - begin) * lanes, results, out);
+        });
     for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
         std::vector<char> made(pitch);
         combine(true, of_parts.data() + plane * parts * pitch, pitch, parts, lanes, made.data());
@@ -400,116 +548,176 @@ void pool_planes(const RowOperations &op, const Finish &finish, const char *inpu
 
 }  // namespace
 
-// The rows that an output row reads are combined into one, of which each window reduces a part; with lanes, windows
-// of few rows or many lanes combine all their elements at once: 5x5 bins of 224x224 over 7 lanes would take five times as long.
-void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
+// The rows that an output row reads are combined into one, of which each window reduces a part;
+// with lanes, windows of few rows or many lanes combine all their elements at once: 5x5 bins of
+// 224x224 over 7 lanes would take five times as long.
+void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to,
+                  const Windows &windows) {
     const Problem &p = windows.p;
     const Axis d = p.d(), h = p.h(), w = p.w();
-    const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size, position = lanes * element, pitch = lanes * value;
+    const int64_t lanes = p.lanes, element = op.element_size, value = op.value_size,
+                  position = lanes * element, pitch = lanes * value;
     const int64_t row_step = w.size * position;
-    const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1)), most_taps = std::max<int64_t>(1, windows.most(2));
+    const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1)),
+                  most_taps = std::max<int64_t>(1, windows.most(2));
     const int64_t elements = lanes == 1 ? 65536 / value : 65536 / most_rows;
     const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * lanes), 1, w.outputs);
-    const int64_t tiles = parts_of(w.outputs, tile), row_bytes = p.output_row() * finish.result_size;
-    const bool shares_columns = lanes * w.stride < 64 * w.extent() && most_rows >= 8 && op.is_separable;
+    const int64_t tiles = parts_of(w.outputs, tile),
+                  row_bytes = p.output_row() * finish.result_size;
+    const bool shares_columns =
+        lanes * w.stride < 64 * w.extent() && most_rows >= 8 && op.is_separable;
     const bool is_table = !windows.spans[2].empty();
-    // Of what the next window reads first: 2/2 takes half the time on memory and a tenth more in cache, 7/7 and bins a tenth
-    // more. Rows that windows above have read come from a cache: 3/2 takes .9 of the time without them.
-    const int64_t ahead = w.window > 0 && w.stride <= 4 && p.is_large(element) ? w.stride * position : 0;
-    const bool is_in_place = finish.result_size == value && !op.writes_results;  // memory of results is fetched while windows are read
+    // Of what the next window reads first: 2/2 takes half the time on memory and a tenth more in
+    // cache, 7/7 and bins a tenth more. Rows that windows above have read come from a cache: 3/2
+    // takes .9 of the time without them.
+    const int64_t ahead =
+        w.window > 0 && w.stride <= 4 && p.is_large(element) ? w.stride * position : 0;
+    const bool is_in_place =
+        finish.result_size == value &&
+        !op.writes_results;  // memory of results is fetched while windows are read
     const double row_cost = double(lanes == 1 ? w.size / tiles : tile * most_taps * lanes);
     const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
-    const char *const input = static_cast<const char *>(from), *const end_of_input = input + p.planes * p.plane() * element;
-    parallel(p.planes * d.outputs * h.outputs * tiles, cost, [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
-        std::vector<Row> rows(most_rows), read(lanes == 1 ? 0 : shares_columns ? most_taps : most_rows * most_taps);
-        std::vector<Span> spans(is_table ? 0 : tile);
-        std::vector<char> staged(1), made(is_in_place ? 0 : tile * pitch);
-        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2], plane = digits[3];
-            const int64_t outputs = std::min(tile, w.outputs - o);
-            char *const out = static_cast<char *>(to) + (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes * finish.result_size;
-            char *const results = is_in_place ? out : made.data();
-            // The row before may read the same.
-            const bool may_copy = is_table && tiles == 1 && finish.is_uniform && number > begin && oh > 0;
-            if (may_copy && windows.at(1, oh).reads(windows.at(1, oh - 1))) {
-                std::memcpy(out, out - row_bytes, row_bytes);
-                continue;
-            }
-            const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
-            // 2.3 ns for each are not spent where windows are alike: 64/64 of 64x4096 takes .65 to .9 of the time.
-            const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 && w.first(o + outputs - 1) + w.extent() <= w.size;
-            if (!is_table && are_whole) spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
-            for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k) spans[k] = w.span_of(o + k);
-            const Span height = windows.at(1, oh);
-            const int64_t first_new = d.outputs == 1 ? std::max<int64_t>(0, height.count - h.stride) : 0;
-            int64_t count = find_rows(op, p, input, plane, windows.at(0, od), height, 0, rows.data()), low = 0, high = 0;
-            // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the time, 32/32 on 256x256 .8.
-            if (lanes == 1 && count > 1 && h.window > 0) prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
-            const bool are_shared = lanes == 1 ? count != 1 : shares_columns;
-            if (are_shared) {
-                low = w.size;
-                for (int64_t k = 0; k < outputs; k += of_w[k].alike)
-                    if (of_w[k].count > 0) {
-                        low = std::min(low, of_w[k].begin);
-                        const int64_t last = of_w[k].begin + (std::min(of_w[k].alike, outputs - k) - 1) * of_w[k].step;
-                        high = std::max(high, last + (of_w[k].count - 1) * w.dilation + 1);
-                    }
-                const int64_t length = std::max<int64_t>(0, high - low);
-                if (int64_t(staged.size()) < length * pitch) staged.resize(length * pitch);
-                for (int64_t r = 0; r < count && length; ++r) rows[r].from += low * position;
-                if (length) op.combine_window(false, rows.data(), count, length * lanes, staged.data(), nullptr);
-                rows.front() = {staged.data(), 0}, count = 1;
-            }
-            if (lanes == 1) op.reduce_windows(are_shared, rows.front(), low, of_w, outputs, w.dilation, results, are_shared ? staged.data() + staged.size() : end_of_input);
-            const int64_t step = are_shared ? pitch : position;
-            for (int64_t k = 0, taps = 0, alike; lanes > 1 && k < outputs; k += alike) {
-                const Span &span = of_w[k], &last = of_w[std::max<int64_t>(0, k - 1)];
-                if (k > 0 && span.count == last.count && span.tap == last.tap) {
-                    const int64_t moved = (span.begin - last.begin) * step;
-                    for (int64_t i = 0; i < taps; ++i) read[i].from += moved;
-                } else {
-                    taps = 0;
-                    for (int64_t r = 0; r < count; ++r) {
-                        Row tap = {rows[r].from + (span.begin - low) * step, rows[r].number + span.tap * op.units[2]};
-                        for (int64_t t = 0; t < span.count; ++t, tap.from += w.dilation * step, tap.number += op.steps[2]) read[taps++] = tap;
-                    }
-                }
-                for (int64_t at = (first_new + 1) * span.count; ahead > 0 && at > 0 && at <= taps; at += span.count)
-                    prefetch<true>(read[at - 1].from + w.dilation * step, ahead);
-                char *const result = results + k * pitch;
-                op.combine_window(are_shared, read.data(), taps, lanes, result, out + k * lanes * finish.result_size);
-                alike = span.step > 0 ? 1 : std::min(span.alike, outputs - k);
-                for (int64_t i = 1; i < alike; ++i) std::memcpy(result + i * pitch, result, pitch);
-            }
-            if (!finish.is_direct) finish(plane, od, oh, o * lanes, outputs * lanes, results, out);
-        }
-    });
+    const char *const input = static_cast<const char *>(from), *const end_of_input =
+                                                                   input +
+                                                                   p.planes * p.plane() * element;
+    parallel(p.planes * d.outputs * h.outputs * tiles, cost,
+             [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
+                 std::vector<Row> rows(most_rows), read(lanes == 1       ? 0
+                                                        : shares_columns ? most_taps
+                                                                         : most_rows * most_taps);
+                 std::vector<Span> spans(is_table ? 0 : tile);
+                 std::vector<char> staged(1), made(is_in_place ? 0 : tile * pitch);
+                 Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
+                 for (int64_t number = begin; number < end; ++number, ++digits) {
+                     const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2],
+                                   plane = digits[3];
+                     const int64_t outputs = std::min(tile, w.outputs - o);
+                     char *const out =
+                         static_cast<char *>(to) +
+                         (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes *
+                             finish.result_size;
+                     char *const results = is_in_place ? out : made.data();
+                     // The row before may read the same.
+                     const bool may_copy =
+                         is_table && tiles == 1 && finish.is_uniform && number > begin && oh > 0;
+                     if (may_copy && windows.at(1, oh).reads(windows.at(1, oh - 1))) {
+                         std::memcpy(out, out - row_bytes, row_bytes);
+                         continue;
+                     }
+                     const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
+                     // 2.3 ns for each are not spent where windows are alike: 64/64 of 64x4096
+                     // takes .65 to .9 of the time.
+                     const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 &&
+                                            w.first(o + outputs - 1) + w.extent() <= w.size;
+                     if (!is_table && are_whole)
+                         spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
+                     for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k)
+                         spans[k] = w.span_of(o + k);
+                     const Span height = windows.at(1, oh);
+                     const int64_t first_new =
+                         d.outputs == 1 ? std::max<int64_t>(0, height.count - h.stride) : 0;
+                     int64_t count = find_rows(op, p, input, plane, windows.at(0, od), height, 0,
+                                               rows.data()),
+                             low = 0, high = 0;
+                     // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the
+                     // time, 32/32 on 256x256 .8.
+                     if (lanes == 1 && count > 1 && h.window > 0)
+                         prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
+                     const bool are_shared = lanes == 1 ? count != 1 : shares_columns;
+                     if (are_shared) {
+                         low = w.size;
+                         for (int64_t k = 0; k < outputs; k += of_w[k].alike)
+                             if (of_w[k].count > 0) {
+                                 low = std::min(low, of_w[k].begin);
+                                 const int64_t last =
+                                     of_w[k].begin +
+                                     (std::min(of_w[k].alike, outputs - k) - 1) * of_w[k].step;
+                                 high = std::max(high, last + (of_w[k].count - 1) * w.dilation + 1);
+                             }
+                         const int64_t length = std::max<int64_t>(0, high - low);
+                         if (int64_t(staged.size()) < length * pitch)
+                             staged.resize(length * pitch);
+                         for (int64_t r = 0; r < count && length; ++r)
+                             rows[r].from += low * position;
+                         if (length)
+                             op.combine_window(false, rows.data(), count, length * lanes,
+                                               staged.data(), nullptr);
+                         rows.front() = {staged.data(), 0}, count = 1;
+                     }
+                     if (lanes == 1)
+                         op.reduce_windows(
+                             are_shared, rows.front(), low, of_w, outputs, w.dilation, results,
+                             are_shared ? staged.data() + staged.size() : end_of_input);
+                     const int64_t step = are_shared ? pitch : position;
+                     for (int64_t k = 0, taps = 0, alike; lanes > 1 && k < outputs; k += alike) {
+                         const Span &span = of_w[k], &last = of_w[std::max<int64_t>(0, k - 1)];
+                         if (k > 0 && span.count == last.count && span.tap == last.tap) {
+                             const int64_t moved = (span.begin - last.begin) * step;
+                             for (int64_t i = 0; i < taps; ++i)
+                                 read[i].from += moved;
+                         } else {
+                             taps = 0;
+                             for (int64_t r = 0; r < count; ++r) {
+                                 Row tap = {rows[r].from + (span.begin - low) * step,
+                                            rows[r].number + span.tap * op.units[2]};
+                                 for (int64_t t = 0; t < span.count;
+                                      ++t, tap.from += w.dilation * step, tap.number += op.steps[2])
+                                     read[taps++] = tap;
+                             }
+                         }
+                         for (int64_t at = (first_new + 1) * span.count;
+                              ahead > 0 && at > 0 && at <= taps; at += span.count)
+                             prefetch<true>(read[at - 1].from + w.dilation * step, ahead);
+                         char *const result = results + k * pitch;
+                         op.combine_window(are_shared, read.data(), taps, lanes, result,
+                                           out + k * lanes * finish.result_size);
+                         alike = span.step > 0 ? 1 : std::min(span.alike, outputs - k);
+                         for (int64_t i = 1; i < alike; ++i)
+                             std::memcpy(result + i * pitch, result, pitch);
+                     }
+                     if (!finish.is_direct)
+                         finish(plane, od, oh, o * lanes, outputs * lanes, results, out);
+                 }
+             });
 }
 
-void pool(const RowOperations &op, const Finish &finish, const void *from, void *to, const Windows &windows) {
+void pool(const RowOperations &op, const Finish &finish, const void *from, void *to,
+          const Windows &windows) {
     const Axis &d = windows.p.d(), &h = windows.p.h(), &w = windows.p.w();
     const int64_t lanes = windows.p.lanes;
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
     // Numbers of taps are those of elements where windows have as many.
-    const bool are_elements = d.window == d.size && h.window == h.size && w.window == w.size && lanes == 1;
-    if (finish.is_uniform && windows.are_planes() && (op.units[2] == 0 || are_elements)) return pool_planes(op, finish, input, output, windows.p);
+    const bool are_elements =
+        d.window == d.size && h.window == h.size && w.window == w.size && lanes == 1;
+    if (finish.is_uniform && windows.are_planes() && (op.units[2] == 0 || are_elements))
+        return pool_planes(op, finish, input, output, windows.p);
     const bool are_huge = is_huge(d) || is_huge(h) || is_huge(w);
-    const auto pool_rows = [&](bool are_boxes) { RowPooling{op, finish, input, output, windows, are_boxes}.pool(); };
-    if (windows.apart > 1) return pool_rows(false);
-    // Rows along D and then along H, or all rows of a window at once: 3x3x3 takes .7 of the time, with indices .6.
-    const bool is_separate = double(d.window + 1) * double(h.stride) + double(h.window) < double(d.window * h.window);
+    const auto pool_rows = [&](bool are_boxes) {
+        RowPooling{op, finish, input, output, windows, are_boxes}.pool();
+    };
+    if (windows.apart > 1)
+        return pool_rows(false);
+    // Rows along D and then along H, or all rows of a window at once: 3x3x3 takes .7 of the time,
+    // with indices .6.
+    const bool is_separate =
+        double(d.window + 1) * double(h.stride) + double(h.window) < double(d.window * h.window);
     const bool has_wide_w = is_wide(op, lanes, w);
-    if (!are_huge && (is_wide(op, lanes, h) || (lanes > 1 && has_wide_w) || is_separate)) return pool_rows(true);
-    // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes the one that loads and
-    // stores fewer bytes, where a tap of a window counts as 128 more: within 2 % of the better one, over 1,092 requests. In narrower
-    // vectors rows take less than they seem to: 7/7 over 64 lanes .4 of the time, 4/4 over 256 .5, 3/3 .8.
-    // Of one lane windows of 64 take as long either way, those of 20 whose elements are loaded .7 of it as windows.
-    const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window), window = double(w.window), stride = double(w.stride);
-    const bool by_rows = lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) < (BYTES == 64 ? 1 : 1.6) * rows * window * (bytes + 128)
-                                   : w.window < (op.element_size == op.value_size ? 64 : 16) || w.dilation > 1;
-    if (is_huge(w) || !(by_rows || (!are_huge && has_wide_w))) return pool_windows(op, finish, input, output, windows);
+    if (!are_huge && (is_wide(op, lanes, h) || (lanes > 1 && has_wide_w) || is_separate))
+        return pool_rows(true);
+    // Rows first, and then what a window reads of them, or all taps of a window at once. With lanes
+    // the one that loads and stores fewer bytes, where a tap of a window counts as 128 more: within
+    // 2 % of the better one, over 1,092 requests. In narrower vectors rows take less than they seem
+    // to: 7/7 over 64 lanes .4 of the time, 4/4 over 256 .5, 3/3 .8. Of one lane windows of 64 take
+    // as long either way, those of 20 whose elements are loaded .7 of it as windows.
+    const double bytes = double(lanes * op.element_size), rows = double(d.window * h.window),
+                 window = double(w.window), stride = double(w.stride);
+    const bool by_rows =
+        lanes > 1 ? ((rows + 2) * stride + window) * bytes + (w.stride > 1 ? window * 128 : 0) <
+                        (BYTES == 64 ? 1 : 1.6) * rows * window * (bytes + 128)
+                  : w.window < (op.element_size == op.value_size ? 64 : 16) || w.dilation > 1;
+    if (is_huge(w) || !(by_rows || (!are_huge && has_wide_w)))
+        return pool_windows(op, finish, input, output, windows);
     pool_rows(false);
 }
 

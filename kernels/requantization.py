@@ -1,12 +1,14 @@
-"""Quantized averages on the GPU: 8-bit elements as they are added up, and requantized as exact arithmetic has it (Q1).
+"""Quantized averages on the GPU: 8-bit elements as they are added up, and requantized as exact
+arithmetic has it (Q1).
 
-Four elements are loaded as one word and added up as two pairs of 16-bit fields, signed ones with their sign bit flipped
-so that nothing borrows. Padding is loaded as the zero point: then every window sums up as many elements, and the zero
-points leave as one constant.
+Four elements are loaded as one word and added up as two pairs of 16-bit fields, signed ones with
+their sign bit flipped so that nothing borrows. Padding is loaded as the zero point: then every
+window sums up as many elements, and the zero points leave as one constant.
 
-For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is off by less than
-2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from every half; so rounding it to a
-multiple of 2⁻⁴¹ first, then to an integer, turns neither into the other. Of larger windows the kernels give the sums.
+For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is
+off by less than 2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from
+every half; so rounding it to a multiple of 2⁻⁴¹ first, then to an integer, turns neither into the
+other. Of larger windows the kernels give the sums.
 """
 
 import triton
@@ -16,7 +18,8 @@ from . import addressing, sums
 
 NUMBER = tl.constexpr(0)
 ONE = tl.constexpr(1)
-"""How a scale or zero point is given: as a number, or as the one entry of a tensor; else one per channel."""
+"""How a scale or zero point is given: as a number, or as the one entry of a tensor; else one per
+channel."""
 LARGEST_FACTOR = tl.constexpr(2.0**15)
 """Any sum but 0 times this is cut off at the ends of the type, and no product reaches 2³¹."""
 SNAP = tl.constexpr(1.5 * 2.0**11)
@@ -40,10 +43,19 @@ def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def quantities(
-    channel, given, TAPS: tl.constexpr, DIVISOR: tl.constexpr, KINDS: tl.constexpr, SIGNED: tl.constexpr,
-    CHANNELS: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """``(fill, factor, offset, output zero)`` of channels: padding as it is loaded, and what ``requantized`` takes."""
+    channel,
+    given,
+    TAPS: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    KINDS: tl.constexpr,
+    SIGNED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    V: tl.constexpr,
+    B: tl.constexpr,
+):
+    """``(fill, factor, offset, output zero)`` of channels: padding as it is loaded, and what
+    ``requantized`` takes.
+    """
     if CHANNELS:
         channel = (channel * V)[:, None] + tl.arange(0, V)[None, :]
     scale = parameter(given[0], channel, KINDS[0], tl.float32).to(tl.float64)
@@ -67,7 +79,9 @@ def quantities(
 
 @triton.jit
 def fields(loaded, SIGNED: tl.constexpr, V: tl.constexpr, B: tl.constexpr):
-    """Loaded words as 16-bit fields of their even and odd bytes, or single elements: numbers from 0 to 255."""
+    """Loaded words as 16-bit fields of their even and odd bytes, or single elements: numbers from 0
+    to 255.
+    """
     if V >= 4:
         if SIGNED:
             loaded = loaded ^ SIGNS
@@ -89,10 +103,22 @@ def elements(words, V: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def results(
-    totals, each, row_reciprocal, divisors, COLS: tl.constexpr, COUNTED: tl.constexpr, CHANNELS: tl.constexpr,
-    SIGNED: tl.constexpr, N: tl.constexpr, T: tl.constexpr, V: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """The results of one target row of a tile: its sums of channels, or of columns from those of N vectors."""
+    totals,
+    each,
+    row_reciprocal,
+    divisors,
+    COLS: tl.constexpr,
+    COUNTED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    SIGNED: tl.constexpr,
+    N: tl.constexpr,
+    T: tl.constexpr,
+    V: tl.constexpr,
+    B: tl.constexpr,
+):
+    """The results of one target row of a tile: its sums of channels, or of columns from those of N
+    vectors.
+    """
     LOWEST: tl.constexpr = -128 if SIGNED else 0
     columns = ()
     for c in tl.static_range(N):

@@ -1,7 +1,9 @@
-"""Sums over sliding windows as trees that share their blocks, and their division: device helpers of the averages.
+"""Sums over sliding windows as trees that share their blocks, and their division: device helpers of
+the averages.
 
-A sequential sum of k terms rounds k - 1 times; here every term passes through a number of additions that grows with the
-logarithm of the window (rule E6), and neighbouring windows share blocks of 1, 2, 4, ... terms.
+A sequential sum of k terms rounds k - 1 times; here every term passes through a number of additions
+that grows with the logarithm of the window (rule E6), and neighbouring windows share blocks of 1,
+2, 4, ... terms.
 """
 
 # Triton's compiler has no unpacking of tuples.
@@ -16,10 +18,11 @@ from .addressing import INTERPRETED, counted_taps
 
 
 class Plan(NamedTuple):
-    """Which source positions a tile of targets adds up along one axis, from the tile's own first source position on.
+    """Which source positions a tile of targets adds up along one axis, from the tile's own first
+    source position on.
 
-    Target j is the sum of ``counts[j]`` positions from ``low + starts[j]`` on, ``step`` apart, the last of which is
-    ``lasts[j]`` (0 for no position); all lie in ``length`` positions from ``low``.
+    Target j is the sum of ``counts[j]`` positions from ``low + starts[j]`` on, ``step`` apart, the
+    last of which is ``lasts[j]`` (0 for no position); all lie in ``length`` positions from ``low``.
     """
 
     advance: int  # from a tile's first source position to the next tile's
@@ -35,7 +38,9 @@ class Plan(NamedTuple):
 
 @triton.constexpr_function
 def plan(axis, ADJOINT, TILE, V):
-    """The plan of a tile of targets (of windows, for an adjoint), with positions in vectors of ``V``."""
+    """The plan of a tile of targets (of windows, for an adjoint), with positions in vectors of
+    ``V``.
+    """
     K, S, P, _, D = axis
     if ADJOINT:
         a, step = S, D
@@ -43,19 +48,30 @@ def plan(axis, ADJOINT, TILE, V):
             a, step = step, a % step
         advance, targets, step = TILE, TILE * S, D // a
         taps = [[t for t in range(K) if (j + P - t * D) % S == 0] for j in range(targets)]
-        firsts = [(j + P - reaching[-1] * D) // S if reaching else None for j, reaching in enumerate(taps)]
+        firsts = [
+            (j + P - reaching[-1] * D) // S if reaching else None for j, reaching in enumerate(taps)
+        ]
         counts = [len(reaching) for reaching in taps]
     else:
         advance, targets, step = TILE * S, TILE, D
         firsts = [j * S - P for j in range(targets)]
         counts = [K] * targets
-    spans = [(first, first + (count - 1) * step) for first, count in zip(firsts, counts, strict=False) if count]
+    spans = [
+        (first, first + (count - 1) * step)
+        for first, count in zip(firsts, counts, strict=False)
+        if count
+    ]
     low = min(first for first, _ in spans) // V * V
     length = (max(last for _, last in spans) // V + 1) * V - low
     starts = tuple(0 if first is None else first - low for first in firsts)
-    added = {start + step * i for start, count in zip(starts, counts, strict=True) for i in range(count)}
+    added = {
+        start + step * i for start, count in zip(starts, counts, strict=True) for i in range(count)
+    }
     used = tuple(not added.isdisjoint(range(i, i + V)) for i in range(0, length, V))
-    lasts = tuple(start + (count - 1) * step if count else 0 for start, count in zip(starts, counts, strict=True))
+    lasts = tuple(
+        start + (count - 1) * step if count else 0
+        for start, count in zip(starts, counts, strict=True)
+    )
     return Plan(advance, targets, low, length, step, starts, tuple(counts), lasts, used)
 
 
@@ -67,14 +83,18 @@ def block_of(count):
 
 @triton.jit
 def tree(values, FIRST: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
-    """The sum of COUNT entries of a tuple; blocks that trees have in common the compiler adds up once."""
+    """The sum of COUNT entries of a tuple; blocks that trees have in common the compiler adds up
+    once.
+    """
     if COUNT == 0:
         return tl.zeros_like(values[0])
     elif COUNT == 1:
         return values[FIRST]
     else:
         BLOCK: tl.constexpr = block_of(COUNT)
-        return tree(values, FIRST + BLOCK * STEP, STEP, COUNT - BLOCK) + tree(values, FIRST, STEP, BLOCK)
+        return tree(values, FIRST + BLOCK * STEP, STEP, COUNT - BLOCK) + tree(
+            values, FIRST, STEP, BLOCK
+        )
 
 
 @triton.jit
@@ -82,7 +102,9 @@ def target_totals(values, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.conste
     """The ``T`` sums of one target, of as many values per position."""
     totals = ()
     for c in tl.static_range(T):
-        totals = totals + (tree(values, PLAN.starts[TARGET] * T + c, PLAN.step * T, PLAN.counts[TARGET]),)
+        totals = totals + (
+            tree(values, PLAN.starts[TARGET] * T + c, PLAN.step * T, PLAN.counts[TARGET]),
+        )
     return totals
 
 
@@ -98,8 +120,12 @@ def sliding_sums(values, PLAN: tl.constexpr):
 
 @triton.jit
 def with_group(total, error, terms):
-    """A running sum with eight more terms, and what all its additions have rounded away (compensated summation)."""
-    group = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + ((terms[4] + terms[5]) + (terms[6] + terms[7]))
+    """A running sum with eight more terms, and what all its additions have rounded away
+    (compensated summation).
+    """
+    group = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + (
+        (terms[4] + terms[5]) + (terms[6] + terms[7])
+    )
     grown = total + group
     back = grown - total
     return grown, error + ((total - (grown - back)) + (group - back))
@@ -107,7 +133,9 @@ def with_group(total, error, terms):
 
 @triton.jit
 def reciprocal(count):
-    """``1 / count``; of a small positive integer in float64, to a unit in the last place: two steps from float32."""
+    """``1 / count``; of a small positive integer in float64, to a unit in the last place: two steps
+    from float32.
+    """
     if count.dtype.is_floating():
         return 1.0 / count
     else:
@@ -119,14 +147,16 @@ def reciprocal(count):
 
 @triton.jit
 def quotient(total, divisor, reciprocal):
-    """``total / divisor``; in float32 one Newton step makes an approximate reciprocal as good as a division."""
+    """``total / divisor``; in float32 one Newton step makes an approximate reciprocal as good as a
+    division.
+    """
     if total.dtype == tl.float64:
         return total / divisor
     else:
         product = total * reciprocal
         rest = tl.fma(-product, divisor, total)
-        # The rest of an infinite product is NaN; any number instead keeps the product. A maximum gives the other
-        # operand of a NaN in one instruction, but in the interpreter gives NaN.
+        # The rest of an infinite product is NaN; any number instead keeps the product. A maximum
+        # gives the other operand of a NaN in one instruction, but in the interpreter gives NaN.
         if INTERPRETED:
             rest = tl.where(rest == rest, rest, 0.0)
         else:
@@ -136,7 +166,9 @@ def quotient(total, divisor, reciprocal):
 
 @triton.jit
 def divisor_along(output, size, axis, COUNT: tl.constexpr, ACC: tl.constexpr):
-    """Counted taps of window ``output`` along one axis, at least 1: a window without any sums to 0 anyway."""
+    """Counted taps of window ``output`` along one axis, at least 1: a window without any sums to 0
+    anyway.
+    """
     first = output * axis[1] - axis[2]
     return tl.maximum(counted_taps(first, size, axis[3], axis[0], axis[4], COUNT == 2), 1).to(ACC)
 
@@ -144,6 +176,6 @@ def divisor_along(output, size, axis, COUNT: tl.constexpr, ACC: tl.constexpr):
 @triton.jit
 def divisor_across(
     row, depth, H, D, ROW: tl.constexpr, DEPTH: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr
-):  # fmt: skip
+):
     """The same along rows and depths together."""
     return divisor_along(row, H, ROW, COUNT, ACC) * divisor_along(depth, D, DEPTH, COUNT, ACC)

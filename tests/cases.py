@@ -1,7 +1,8 @@
-"""Named geometries, and every operator by name. A geometry asserts the edge it is named after: none stops testing it.
+"""Named geometries, and every operator by name. A geometry asserts the edge it is named after: none
+stops testing it.
 
-An :class:`Edge` is one axis and one claim. Cases of rank 2 and 3 are edges side by side: each edge in turn with itself,
-or with plain axes of other sizes on either side, so that swapped axes show.
+An :class:`Edge` is one axis and one claim. Cases of rank 2 and 3 are edges side by side: each edge
+in turn with itself, or with plain axes of other sizes on either side, so that swapped axes show.
 """
 
 from __future__ import annotations
@@ -83,62 +84,275 @@ def _overhangs(edge: Edge) -> bool:
     return edge.taps[-1][-1] >= edge.size + edge.end
 
 
-PLAIN = Edge("plain", 6, lambda edge: edge.stride < edge.window and not edge.empty_windows, window=3)
+PLAIN = Edge(
+    "plain", 6, lambda edge: edge.stride < edge.window and not edge.empty_windows, window=3
+)
 PADDED = Edge("padded", 5, lambda edge: edge.taps[0][0] < 0, window=2, start=1, end=1)
 
 EDGES = [
     Edge("identity", 5, lambda edge: edge.taps == [[x] for x in range(5)], window=1),
-    Edge("adjacent windows", 8, lambda edge: edge.window == edge.stride and edge.taps[-1][-1] == 7, window=2, stride=2),
+    Edge(
+        "adjacent windows",
+        8,
+        lambda edge: edge.window == edge.stride and edge.taps[-1][-1] == 7,
+        window=2,
+        stride=2,
+    ),
     Edge("floor drops a remainder", 9, lambda edge: edge.taps[-1][-1] < 8, window=2, stride=2),
     Edge("gaps between windows", 11, lambda edge: edge.stride > edge.extent, window=2, stride=4),
-    Edge("window is the input", 7, lambda edge: edge.outputs == 1 and edge.window == edge.size, window=7),
+    Edge(
+        "window is the input",
+        7,
+        lambda edge: edge.outputs == 1 and edge.window == edge.size,
+        window=7,
+    ),
     Edge("size one", 1, lambda edge: edge.size == 1 == edge.window, window=1),
-    Edge("size one in padding", 1, lambda edge: edge.size == 1 and edge.outputs == 3, window=3, start=2, end=2),
-    Edge("start padding only", 6, lambda edge: edge.taps[0][0] < 0 and edge.taps[-1][-1] == 5, window=3, start=1),
-    Edge("end padding only", 6, lambda edge: edge.taps[0][0] == 0 and edge.taps[-1][-1] == 6, window=3, end=1),
-    Edge("uneven padding", 6, lambda edge: edge.start != edge.end > 0, window=4, stride=2, start=1, end=3),
-    Edge("padding above half", 5, lambda edge: edge.window // 2 < edge.start < edge.window, window=3, start=2, end=2),
-    Edge("padding above the window", 4, window=2, start=3, end=3, claim=lambda edge:
-        edge.start > edge.window and edge.taps[0] in edge.empty_windows and edge.taps[-1][0] > edge.size),
-    Edge("every window in padding", 2, window=2, stride=5, start=2, end=3, claim=lambda edge:
-        edge.outputs >= 2 and len(edge.empty_windows) == edge.outputs),
-    Edge("dilated", 9, lambda edge: edge.dilation > 1 and edge.extent > edge.window, window=3, stride=2, dilation=2),
-    Edge("dilation above window and stride", 11, window=3, stride=2, start=3, end=2, dilation=5, claim=lambda edge:
-        edge.dilation > max(edge.window, edge.stride)),
-    Edge("taps straddle the input", 3, window=2, start=3, end=3, dilation=5, claim=lambda edge:
-        any(positions[0] < 0 and positions[-1] >= edge.size for positions in edge.empty_windows)),
-    Edge("first tap inside is not tap 0", 6, window=4, stride=2, start=3, dilation=2, claim=lambda edge:
-        edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2]),
-    Edge("wide", 40, lambda edge: edge.window >= 16 and edge.stride == 1, window=17, start=8, end=8),
-    Edge("wide with stride", 41, lambda edge: edge.window > 2 * edge.stride > 2, window=21, stride=3, start=4, end=9),
-    Edge("long windows, the first in padding", 20, window=16, stride=16, start=17, end=17, claim=lambda edge:
-        edge.window >= 16 and edge.empty_windows == edge.taps[:1] and edge.outputs > 2),
-    Edge("far apart and dilated", 45, window=3, stride=20, dilation=2, claim=lambda edge:
-        edge.stride > 16 and edge.dilation > 1 < edge.outputs),
-    Edge("wide and dilated", 30, window=8, start=7, end=6, dilation=3, claim=lambda edge:
-        edge.window >= 8 and edge.dilation > 1),
-    Edge("window wider than the input", 5, window=9, stride=2, start=4, end=5, claim=lambda edge:
-        edge.window > edge.size and all(len(edge.inside(taps)) < edge.window for taps in edge.taps)),
-    Edge("ceil adds an overhang", 6, window=3, stride=2, ceil_mode=True, claim=lambda edge:
-        edge.outputs == _floor_outputs(edge) + 1 and _overhangs(edge)),
-    Edge("ceil overhang past padding", 8, window=4, stride=4, start=1, end=1, ceil_mode=True, claim=lambda edge:
-        _overhangs(edge) and edge.end > 0 and edge.taps[-1][0] < edge.size),
-    Edge("ceil changes nothing", 7, window=3, stride=2, ceil_mode=True, claim=lambda edge:
-        edge.outputs == _floor_outputs(edge) and not _overhangs(edge)),
-    Edge("ceil refused in end padding", 4, window=2, stride=2, end=1, ceil_mode=True, claim=lambda edge:
-        edge.outputs == _floor_outputs(edge) and edge.taps[-1][-1] < edge.size + edge.end - 1
-        and edge.taps[-1][0] + edge.stride >= edge.size),
-    Edge("ceil makes the window fit", 3, window=4, stride=2, ceil_mode=True, claim=lambda edge:
-        _floor_outputs(edge) == 0 and edge.outputs == 1 and edge.extent > edge.size + edge.start + edge.end),
-    Edge("ceil overhang, dilated", 8, window=2, stride=3, start=1, end=0, dilation=3, ceil_mode=True, claim=lambda edge:
-        _overhangs(edge) and edge.dilation > 1),
-    Edge("ceil window between gaps", 5, window=2, stride=4, ceil_mode=True, claim=lambda edge:
-        edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge)),
-    Edge("equal reads, other counts", 5, window=9, start=4, end=1, stride=2, ceil_mode=True, claim=lambda edge:
-        edge.inside(edge.taps[0]) == edge.inside(edge.taps[1]) and edge.taps[0][-1] < 6 <= edge.taps[1][-1]),
-    Edge("stride, dilation of one factor", 14, window=3, stride=6, start=8, end=8, dilation=9, claim=lambda edge:
-        edge.stride % 3 == 0 == edge.dilation % 3 and edge.outputs > 1),
-]  # fmt: skip
+    Edge(
+        "size one in padding",
+        1,
+        lambda edge: edge.size == 1 and edge.outputs == 3,
+        window=3,
+        start=2,
+        end=2,
+    ),
+    Edge(
+        "start padding only",
+        6,
+        lambda edge: edge.taps[0][0] < 0 and edge.taps[-1][-1] == 5,
+        window=3,
+        start=1,
+    ),
+    Edge(
+        "end padding only",
+        6,
+        lambda edge: edge.taps[0][0] == 0 and edge.taps[-1][-1] == 6,
+        window=3,
+        end=1,
+    ),
+    Edge(
+        "uneven padding",
+        6,
+        lambda edge: edge.start != edge.end > 0,
+        window=4,
+        stride=2,
+        start=1,
+        end=3,
+    ),
+    Edge(
+        "padding above half",
+        5,
+        lambda edge: edge.window // 2 < edge.start < edge.window,
+        window=3,
+        start=2,
+        end=2,
+    ),
+    Edge(
+        "padding above the window",
+        4,
+        window=2,
+        start=3,
+        end=3,
+        claim=lambda edge: (
+            edge.start > edge.window
+            and edge.taps[0] in edge.empty_windows
+            and edge.taps[-1][0] > edge.size
+        ),
+    ),
+    Edge(
+        "every window in padding",
+        2,
+        window=2,
+        stride=5,
+        start=2,
+        end=3,
+        claim=lambda edge: edge.outputs >= 2 and len(edge.empty_windows) == edge.outputs,
+    ),
+    Edge(
+        "dilated",
+        9,
+        lambda edge: edge.dilation > 1 and edge.extent > edge.window,
+        window=3,
+        stride=2,
+        dilation=2,
+    ),
+    Edge(
+        "dilation above window and stride",
+        11,
+        window=3,
+        stride=2,
+        start=3,
+        end=2,
+        dilation=5,
+        claim=lambda edge: edge.dilation > max(edge.window, edge.stride),
+    ),
+    Edge(
+        "taps straddle the input",
+        3,
+        window=2,
+        start=3,
+        end=3,
+        dilation=5,
+        claim=lambda edge: any(
+            positions[0] < 0 and positions[-1] >= edge.size for positions in edge.empty_windows
+        ),
+    ),
+    Edge(
+        "first tap inside is not tap 0",
+        6,
+        window=4,
+        stride=2,
+        start=3,
+        dilation=2,
+        claim=lambda edge: edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2],
+    ),
+    Edge(
+        "wide", 40, lambda edge: edge.window >= 16 and edge.stride == 1, window=17, start=8, end=8
+    ),
+    Edge(
+        "wide with stride",
+        41,
+        lambda edge: edge.window > 2 * edge.stride > 2,
+        window=21,
+        stride=3,
+        start=4,
+        end=9,
+    ),
+    Edge(
+        "long windows, the first in padding",
+        20,
+        window=16,
+        stride=16,
+        start=17,
+        end=17,
+        claim=lambda edge: (
+            edge.window >= 16 and edge.empty_windows == edge.taps[:1] and edge.outputs > 2
+        ),
+    ),
+    Edge(
+        "far apart and dilated",
+        45,
+        window=3,
+        stride=20,
+        dilation=2,
+        claim=lambda edge: edge.stride > 16 and edge.dilation > 1 < edge.outputs,
+    ),
+    Edge(
+        "wide and dilated",
+        30,
+        window=8,
+        start=7,
+        end=6,
+        dilation=3,
+        claim=lambda edge: edge.window >= 8 and edge.dilation > 1,
+    ),
+    Edge(
+        "window wider than the input",
+        5,
+        window=9,
+        stride=2,
+        start=4,
+        end=5,
+        claim=lambda edge: (
+            edge.window > edge.size
+            and all(len(edge.inside(taps)) < edge.window for taps in edge.taps)
+        ),
+    ),
+    Edge(
+        "ceil adds an overhang",
+        6,
+        window=3,
+        stride=2,
+        ceil_mode=True,
+        claim=lambda edge: edge.outputs == _floor_outputs(edge) + 1 and _overhangs(edge),
+    ),
+    Edge(
+        "ceil overhang past padding",
+        8,
+        window=4,
+        stride=4,
+        start=1,
+        end=1,
+        ceil_mode=True,
+        claim=lambda edge: _overhangs(edge) and edge.end > 0 and edge.taps[-1][0] < edge.size,
+    ),
+    Edge(
+        "ceil changes nothing",
+        7,
+        window=3,
+        stride=2,
+        ceil_mode=True,
+        claim=lambda edge: edge.outputs == _floor_outputs(edge) and not _overhangs(edge),
+    ),
+    Edge(
+        "ceil refused in end padding",
+        4,
+        window=2,
+        stride=2,
+        end=1,
+        ceil_mode=True,
+        claim=lambda edge: (
+            edge.outputs == _floor_outputs(edge)
+            and edge.taps[-1][-1] < edge.size + edge.end - 1
+            and edge.taps[-1][0] + edge.stride >= edge.size
+        ),
+    ),
+    Edge(
+        "ceil makes the window fit",
+        3,
+        window=4,
+        stride=2,
+        ceil_mode=True,
+        claim=lambda edge: (
+            _floor_outputs(edge) == 0
+            and edge.outputs == 1
+            and edge.extent > edge.size + edge.start + edge.end
+        ),
+    ),
+    Edge(
+        "ceil overhang, dilated",
+        8,
+        window=2,
+        stride=3,
+        start=1,
+        end=0,
+        dilation=3,
+        ceil_mode=True,
+        claim=lambda edge: _overhangs(edge) and edge.dilation > 1,
+    ),
+    Edge(
+        "ceil window between gaps",
+        5,
+        window=2,
+        stride=4,
+        ceil_mode=True,
+        claim=lambda edge: (
+            edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge)
+        ),
+    ),
+    Edge(
+        "equal reads, other counts",
+        5,
+        window=9,
+        start=4,
+        end=1,
+        stride=2,
+        ceil_mode=True,
+        claim=lambda edge: (
+            edge.inside(edge.taps[0]) == edge.inside(edge.taps[1])
+            and edge.taps[0][-1] < 6 <= edge.taps[1][-1]
+        ),
+    ),
+    Edge(
+        "stride, dilation of one factor",
+        14,
+        window=3,
+        stride=6,
+        start=8,
+        end=8,
+        dilation=9,
+        claim=lambda edge: edge.stride % 3 == 0 == edge.dilation % 3 and edge.outputs > 1,
+    ),
+]
 BY_NAME = {edge.name: edge for edge in [PLAIN, PADDED, *EDGES]}
 
 
@@ -175,10 +389,13 @@ class Case:
 
     @property
     def aten(self) -> dict[str, object] | None:
-        """Keyword arguments of torch.nn.functional's max pooling, where it can express the request."""
+        """Keyword arguments of torch.nn.functional's max pooling, where it can express the
+        request."""
         asked = self.pooling
         pads = zip(asked.start_padding, asked.window_size, strict=True)
-        if asked.start_padding != asked.end_padding or any(2 * padding > size for padding, size in pads):
+        if asked.start_padding != asked.end_padding or any(
+            2 * padding > size for padding, size in pads
+        ):
             return None
         return {
             "kernel_size": asked.window_size,
@@ -192,7 +409,10 @@ class Case:
     def has_empty_windows(self) -> bool:
         """Along any axis: asked of every case when tests are collected, so not of whole windows."""
         return any(
-            not any(0 <= position < size for position in oracle.tap_positions(self.pooling, axis, output))
+            not any(
+                0 <= position < size
+                for position in oracle.tap_positions(self.pooling, axis, output)
+            )
             for axis, size in enumerate(self.sizes)
             for output in range(self.output_sizes[axis])
         )
@@ -205,7 +425,10 @@ def case(*names: str) -> Case:
 LINES = [Case((edge,)) for edge in [PLAIN, PADDED, *EDGES]]
 PLANES = [
     Case((PLAIN, PADDED)),
-    *(Case(((edge, PADDED), (PLAIN, edge), (edge, edge))[number % 3]) for number, edge in enumerate(EDGES)),
+    *(
+        Case(((edge, PADDED), (PLAIN, edge), (edge, edge))[number % 3])
+        for number, edge in enumerate(EDGES)
+    ),
 ]
 VOLUMES = [
     Case((PADDED, PLAIN, PADDED)),
@@ -228,7 +451,8 @@ FEW = [
     case("padded", "uneven padding", "plain"),
     case("ceil adds an overhang", "padded", "ceil overhang, dilated"),
 ]
-"""One case for each thing that code may branch on: for tests that multiply cases with data types or layouts."""
+"""One case for each thing that code may branch on: for tests that multiply cases with data types or
+layouts."""
 
 SMALL = [
     case("plain"),
@@ -266,7 +490,9 @@ def _unpooled(image: Tensor) -> Tensor:
 
 
 def _requantized(image: Tensor, scale: float | Tensor, zero_point: int | None) -> Tensor:
-    return dmlpool.quantized_linear_average_pooling(integers(image), scale, zero_point, 0.3, -2, *WINDOW)
+    return dmlpool.quantized_linear_average_pooling(
+        integers(image), scale, zero_point, 0.3, -2, *WINDOW
+    )
 
 
 EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
@@ -278,12 +504,16 @@ EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "max_pooling, dilated": lambda image: dmlpool.max_pooling(image, 3, 1, 2, 2, 2),
     "max_pooling, indices": lambda image: dmlpool.max_pooling(image, *WINDOW, return_indices=True),
     "max_pooling, integers": lambda image: dmlpool.max_pooling(integers(image), *WINDOW),
-    "max_pooling_grad": lambda image: dmlpool.max_pooling_grad(image, dmlpool.average_pooling(image, *WINDOW), *WINDOW),
+    "max_pooling_grad": lambda image: dmlpool.max_pooling_grad(
+        image, dmlpool.average_pooling(image, *WINDOW), *WINDOW
+    ),
     "lp_pooling": lambda image: dmlpool.lp_pooling(image, *WINDOW),
     "lp_pooling, p 3": lambda image: dmlpool.lp_pooling(image, *WINDOW, p=3),
     "adaptive_average_pooling": lambda image: dmlpool.adaptive_average_pooling(image, 4),
     "adaptive_max_pooling": lambda image: dmlpool.adaptive_max_pooling(image, (3, 4)),
-    "adaptive_max_pooling, indices": lambda image: dmlpool.adaptive_max_pooling(image, 3, return_indices=True),
+    "adaptive_max_pooling, indices": lambda image: dmlpool.adaptive_max_pooling(
+        image, 3, return_indices=True
+    ),
     "max_unpooling": _unpooled,
     "quantized_linear_average_pooling": lambda image: _requantized(image, 0.5, 1),
     "quantized_linear_average_pooling, per channel": lambda image: _requantized(
@@ -292,7 +522,9 @@ EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "quantized_average_pooling": lambda image: dmlpool.quantized_average_pooling(
         quantized(image), *WINDOW, output_scale=0.1
     ).int_repr(),
-    "quantized_max_pooling": lambda image: dmlpool.quantized_max_pooling(quantized(image), *WINDOW).int_repr(),
+    "quantized_max_pooling": lambda image: dmlpool.quantized_max_pooling(
+        quantized(image), *WINDOW
+    ).int_repr(),
     "nn.MaxPool2d": dmlpool.nn.MaxPool2d(3, 2, "same"),
     "nn.AvgPool2d": dmlpool.nn.AvgPool2d(3, 2, ((1, 0), (0, 1))),
 }
@@ -314,20 +546,27 @@ class Pools(torch.nn.Module):
             dmlpool.nn.MaxPool2d(3, 2, padding),
             dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), True, dilation=2),
         )
-        self.last, self.pooled = dmlpool.nn.MaxPool2d(2, return_indices=True), dmlpool.nn.AdaptiveAvgPool2d(1)
+        self.last, self.pooled = (
+            dmlpool.nn.MaxPool2d(2, return_indices=True),
+            dmlpool.nn.AdaptiveAvgPool2d(1),
+        )
 
     def forward(self, input: Tensor) -> tuple[Tensor, ...]:
         values, indices = self.last(self.features(input))
         return values, indices, self.pooled(values)
 
 
-def each(names: str | tuple[str, ...], values: Iterable[object], every_day: Iterable[object]) -> pytest.MarkDecorator:
+def each(
+    names: str | tuple[str, ...], values: Iterable[object], every_day: Iterable[object]
+) -> pytest.MarkDecorator:
     """Some of the values every day, and all of them where there is time."""
     rows, chosen = [], list(every_day)
     for value in values:
         entries = value if isinstance(names, tuple) else (value,)
         name = "-".join(getattr(entry, "name", str(entry)) for entry in entries)
-        rows.append(pytest.param(*entries, id=name, marks=[] if value in chosen else [pytest.mark.slow]))
+        rows.append(
+            pytest.param(*entries, id=name, marks=[] if value in chosen else [pytest.mark.slow])
+        )
     return pytest.mark.parametrize(names, rows)
 
 
@@ -336,14 +575,22 @@ def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
 
 
 def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
-    """Each value with each value of every other argument, three or more together only as that takes; the rest is slow.
+    """Each value with each value of every other argument, three or more together only as that
+    takes; the rest is slow.
 
-    Of two arguments each value occurs. What three arguments can break together is rare, and `make test-all` tries it.
+    Of two arguments each value occurs. What three arguments can break together is rare, and `make
+    test-all` tries it.
     """
     fewest = min(map(len, arguments.values()))
     rows = []
     for numbered in itertools.product(*map(enumerate, arguments.values())):
         numbers, values = zip(*numbered, strict=True)
-        name = "-".join(getattr(value, "name", str(value).removeprefix("torch.")) for value in values)
-        rows.append(pytest.param(*values, id=name, marks=[pytest.mark.slow] if sum(numbers) % fewest else []))
+        name = "-".join(
+            getattr(value, "name", str(value).removeprefix("torch.")) for value in values
+        )
+        rows.append(
+            pytest.param(
+                *values, id=name, marks=[pytest.mark.slow] if sum(numbers) % fewest else []
+            )
+        )
     return pytest.mark.parametrize(tuple(arguments), rows)

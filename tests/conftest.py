@@ -1,4 +1,5 @@
-"""One fresh compiler cache per run, seeded property tests, and the device that the operators are tested on."""
+"""One fresh compiler cache per run, seeded property tests, and the device that the operators are
+tested on."""
 
 import functools
 import os
@@ -10,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-# PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never meet an old graph.
-# It is read when torch is imported, hence here and not in a fixture.
+# PyTorch's on-disk cache does not notice that an operator's derivative or fake has changed: never
+# meet an old graph. It is read when torch is imported, hence here and not in a fixture.
 # The processes of a run share it: nine seconds of computing for each but the first.
 IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if IS_FIRST:
@@ -36,12 +37,17 @@ if hypothesis is not None:
         database=None,
         deadline=None,
         max_examples=60,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.function_scoped_fixture,
+        ],
     )
     everyday = hypothesis.settings.get_profile("everyday")
     hypothesis.settings.register_profile("thorough", everyday, max_examples=1500)
     # Not the same examples every time: what it finds, it prints with the way to see it again.
-    hypothesis.settings.register_profile("fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True)
+    hypothesis.settings.register_profile(
+        "fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True
+    )
     hypothesis.settings.load_profile("everyday")
 
 
@@ -50,7 +56,8 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PYTORCH_WARNS_ITSELF = [
-    # Forward-mode AD and Inductor compile PyTorch's own formulas with TorchScript when they are first used.
+    # Forward-mode AD and Inductor compile PyTorch's own formulas with TorchScript when they are
+    # first used.
     "ignore:`torch.jit.script",
     # torch.export's decompositions.
     "ignore:`isinstance.treespec, LeafSpec:FutureWarning",
@@ -66,7 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
     if INTERPRETED:
         # numpy computes for the interpreter, and warns where a GPU quietly makes a NaN.
-        config.addinivalue_line("filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning")
+        config.addinivalue_line(
+            "filterwarnings", "ignore:(invalid value|overflow) encountered:RuntimeWarning"
+        )
         let_loops_count()
         patch_once_per_launch()
     if config.getoption("--backend") == "reference":
@@ -77,20 +86,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def let_loops_count() -> None:
-    """Triton 3.6's interpreter asks of numpy, for a loop up to a run-time number, what numpy 2.4 does no more."""
+    """Triton 3.6's interpreter asks of numpy, for a loop up to a run-time number, what numpy 2.4
+    does no more."""
     import triton
     from triton.runtime import interpreter
 
     def patch(tensor: type, scope: interpreter._LangPatchScope) -> None:
         original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # as Triton 3.7 has it
+        # as Triton 3.7 has it
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     if triton.__version__.startswith("3.6."):
         original, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, patch
 
 
 def patch_once_per_launch() -> None:
-    """Triton's interpreter replaces all of triton.language for a launch, and again at every call inside: half the time.
+    """Triton's interpreter replaces all of triton.language for a launch, and again at every call
+    inside: half the time.
 
     A call inside needs no more than what the launch, or an earlier call, has replaced already.
     """
@@ -100,7 +112,11 @@ def patch_once_per_launch() -> None:
     @functools.cache
     def languages(function: Any) -> frozenset[str]:
         known = language, language.core
-        return frozenset(one.__name__ for one in function.__globals__.values() if any(one is each for each in known))
+        return frozenset(
+            one.__name__
+            for one in function.__globals__.values()
+            if any(one is each for each in known)
+        )
 
     def patch(function: Any) -> interpreter._LangPatchScope:
         wanted = languages(function)
@@ -118,18 +134,40 @@ def patch_once_per_launch() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device the operators are tested on")
-    parser.addoption("--backend", choices=["reference"], help="the backend that serves every device; else the fastest")
-    parser.addoption("--sample", type=int, default=1, help="of a test with parameters run each so-manieth case alone")
+    parser.addoption(
+        "--backend",
+        choices=["reference"],
+        help="the backend that serves every device; else the fastest",
+    )
+    parser.addoption(
+        "--sample",
+        type=int,
+        default=1,
+        help="of a test with parameters run each so-manieth case alone",
+    )
 
 
 def choose_triton(item: pytest.Item) -> None:
-    """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or compiled ones."""
+    """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or
+    compiled ones."""
     if item.path.name == "test_additions.py" and not INTERPRETED:
-        item.add_marker(pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1"))
-    if item.path.name in ("test_emulator.py", "test_every_launch.py", "test_static.py") and INTERPRETED:
-        item.add_marker(pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler"))
-    if item.name in ("test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]") and INTERPRETED:
-        item.add_marker(pytest.mark.skip(reason="millions of elements: the interpreter would take hours"))
+        item.add_marker(
+            pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1")
+        )
+    if (
+        item.path.name in ("test_emulator.py", "test_every_launch.py", "test_static.py")
+        and INTERPRETED
+    ):
+        item.add_marker(
+            pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler")
+        )
+    if (
+        item.name in ("test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]")
+        and INTERPRETED
+    ):
+        item.add_marker(
+            pytest.mark.skip(reason="millions of elements: the interpreter would take hours")
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -169,16 +207,22 @@ def served_by(device: str) -> str:
     backend = torch_dmlpool.backends.serving(torch.device(device).type).__name__.split(".")[-1]
     by_triton = "Triton's interpreter" if INTERPRETED else "Triton's compiled kernels"
     capability = torch.backends.cpu.get_cpu_capability()
-    return {"cpu": f"compiled C++ ({capability})", "reference": "PyTorch's own operations", "triton": by_triton}[
-        backend
-    ]
+    return {
+        "cpu": f"compiled C++ ({capability})",
+        "reference": "PyTorch's own operations",
+        "triton": by_triton,
+    }[backend]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """One line that says what these tests have proved something of."""
     if not config.option.collectonly:
         device = config.getoption("--device")
-        terminalreporter.write_line(f"tested on {device}, served by {served_by(device)}; {versions()}")
+        terminalreporter.write_line(
+            f"tested on {device}, served by {served_by(device)}; {versions()}"
+        )
 
 
 def pytest_unconfigure() -> None:
@@ -195,10 +239,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Python in a process of its own, which must end well unless it is said that it fails."""
 
-    def run(*arguments: str, fails: bool = False, environment: Any = os.environ, **rest: Any) -> Any:
+    def run(
+        *arguments: str, fails: bool = False, environment: Any = os.environ, **rest: Any
+    ) -> Any:
         command = [sys.executable, *map(str, arguments)]
         finished = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=500, check=False, **rest
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+            **rest,
         )
         assert bool(finished.returncode) is fails, finished.stdout + finished.stderr
         return finished
@@ -243,7 +295,8 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
-    """What a test launches, in order: on CPU tensors, by the interpreter or, compiled for sm_90, by the emulator."""
+    """What a test launches, in order: on CPU tensors, by the interpreter or, compiled for sm_90, by
+    the emulator."""
     import torch_dmlpool.backends
     from torch_dmlpool.backends import triton as backend
 
@@ -265,7 +318,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Launches as of large tensors: in 64 bits, as from WIDE_FROM elements on, or rows to a lane as of LANES_ENOUGH."""
+    """Launches as of large tensors: in 64 bits, as from WIDE_FROM elements on, or rows to a lane as
+    of LANES_ENOUGH."""
     from torch_dmlpool.kernels import launch, launches
 
     def are_enough(name: str | None) -> None:
@@ -280,6 +334,12 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 if __name__ == "__main__":
     # The last line of `make test`, which ends sooner where a test fails.
-    gpus = f"{torch.cuda.device_count()} GPUs, tested by make gpu" if torch.cuda.is_available() else "no GPU here"
-    backends = f"{served_by('cpu')}, the plain PyTorch reference, Triton's kernels by its interpreter"
+    gpus = (
+        f"{torch.cuda.device_count()} GPUs, tested by make gpu"
+        if torch.cuda.is_available()
+        else "no GPU here"
+    )
+    backends = (
+        f"{served_by('cpu')}, the plain PyTorch reference, Triton's kernels by its interpreter"
+    )
     print(f"proved on cpu: {backends} ({gpus}); {versions()}")

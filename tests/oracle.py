@@ -1,7 +1,9 @@
-"""What the operators mean, window by window in plain numpy: written from the rules, importing nothing of the package.
+"""What the operators mean, window by window in plain numpy: written from the rules, importing
+nothing of the package.
 
-Slow and literal on purpose. Rules G2-G4 are walked through window by window instead of computed by formula, sums are
-kept in extended precision, and every function loops over windows and asks which taps each really reads.
+Slow and literal on purpose. Rules G2-G4 are walked through window by window instead of computed by
+formula, sums are kept in extended precision, and every function loops over windows and asks which
+taps each really reads.
 """
 
 import functools
@@ -31,14 +33,16 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Bins:
-    """As many windows as these along each axis, covering it evenly: what adaptive pooling is asked for."""
+    """As many windows as these along each axis, covering it evenly: what adaptive pooling is asked
+    for."""
 
     outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one window reads: its taps inside the input, and how many taps lie inside the padded box."""
+    """What one window reads: its taps inside the input, and how many taps lie inside the padded
+    box."""
 
     output: tuple[int, ...]
     taps: tuple[int, ...]
@@ -49,7 +53,8 @@ class Reading:
 
     @property
     def elements(self) -> tuple[object, ...]:
-        """Index that takes a tensor's elements at these positions into a last dimension, in the taps' order."""
+        """Index that takes a tensor's elements at these positions into a last dimension, in the
+        taps' order."""
         return (..., *zip(*self.positions, strict=True))
 
 
@@ -60,9 +65,11 @@ def tap_positions(pooling: Pooling, axis: int, output: int) -> list[int]:
 
 
 def output_size(pooling: Pooling, axis: int, size: int) -> int:
-    """Windows along an axis (G3), by sliding the window until it no longer fits; 0 where there is none."""
+    """Windows along an axis (G3), by sliding the window until it no longer fits; 0 where there is
+    none."""
     box_end = size + pooling.end_padding[axis]
-    # Window -1 stands one stride before the box: if only it "fits", the first window is the one that ceil_mode may add.
+    # Window -1 stands one stride before the box: if only it "fits", the first window is the one
+    # that ceil_mode may add.
     if tap_positions(pooling, axis, -1)[-1] >= box_end:
         return 0
     fitting = -1
@@ -91,7 +98,8 @@ def readings(pooling: Pooling | Bins, sizes: tuple[int, ...]) -> list[Reading]:
 
 
 def bin_positions(size: int, outputs: int, output: int) -> list[int]:
-    """Elements of which some part lies in one of ``outputs`` equal parts of an axis, in exact fractions."""
+    """Elements of which some part lies in one of ``outputs`` equal parts of an axis, in exact
+    fractions."""
     start, stop = Fraction(output * size, outputs), Fraction((output + 1) * size, outputs)
     return [position for position in range(size) if position + 1 > start and position < stop]
 
@@ -108,7 +116,8 @@ def reading(pooling: Pooling | Bins, sizes: tuple[int, ...], output: tuple[int, 
             taps.append(tap)
             inside.append(position)
         in_box += all(
-            coordinate < size + end for coordinate, size, end in zip(position, sizes, pooling.end_padding, strict=True)
+            coordinate < size + end
+            for coordinate, size, end in zip(position, sizes, pooling.end_padding, strict=True)
         )
     return Reading(output, tuple(taps), tuple(inside), in_box)
 
@@ -121,15 +130,22 @@ def divisor(window: Reading, include_padding: bool, divisor_override: int | None
 
 
 def average(
-    values: np.ndarray, pooling: Pooling | Bins, include_padding: bool = False, divisor_override: int | None = None
+    values: np.ndarray,
+    pooling: Pooling | Bins,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Averages in extended precision, and beside each the Σ|x| / |divisor| that rule E6 measures errors by."""
+    """Averages in extended precision, and beside each the Σ|x| / |divisor| that rule E6 measures
+    errors by."""
     shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
     averages, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
     values = values.astype(np.longdouble)
     for window in readings(pooling, values.shape[2:]):
         if window.taps:
-            elements, count = values[window.elements], divisor(window, include_padding, divisor_override)
+            elements, count = (
+                values[window.elements],
+                divisor(window, include_padding, divisor_override),
+            )
             averages[(..., *window.output)] = elements.sum(-1) / count
             magnitudes[(..., *window.output)] = np.abs(elements).sum(-1) / abs(count)
     return averages, magnitudes
@@ -142,14 +158,17 @@ def average_grad(
     include_padding: bool = False,
     divisor_override: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each window's gradient, divided as its sum was, added to the elements it read (A6); magnitudes as above."""
+    """Each window's gradient, divided as its sum was, added to the elements it read (A6);
+    magnitudes as above."""
     shape = gradient.shape[:2] + tuple(sizes)
     result, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
     gradient = gradient.astype(np.longdouble)
     for window in readings(pooling, tuple(sizes)):
         if window.taps:
             # A window's positions are all different, so that adding to them at once loses nothing.
-            share = gradient[(..., *window.output)] / divisor(window, include_padding, divisor_override)
+            share = gradient[(..., *window.output)] / divisor(
+                window, include_padding, divisor_override
+            )
             result[window.elements] += share[..., None]
             magnitudes[window.elements] += np.abs(share)[..., None]
     return result, magnitudes
@@ -165,7 +184,8 @@ def quantized_average(
     include_padding: bool,
     dtype: np.dtype,
 ) -> np.ndarray:
-    """Quantized averages in rational arithmetic (Q1, Q2); a scale and a zero point for each channel on either side."""
+    """Quantized averages in rational arithmetic (Q1, Q2); a scale and a zero point for each channel
+    on either side."""
     result = np.zeros(values.shape[:2] + output_sizes(pooling, values.shape[2:]), dtype)
     for window in readings(pooling, values.shape[2:]):
         sums = np.zeros(values.shape[:2], np.int64)
@@ -175,14 +195,20 @@ def quantized_average(
         count = divisor(window, include_padding, None) or 1
         for sample, channel in np.ndindex(sums.shape):
             result[(sample, channel, *window.output)] = requantized(
-                int(sums[sample, channel]), count, input_scales[channel], output_scales[channel],
-                output_zeros[channel], dtype,
-            )  # fmt: skip
+                int(sums[sample, channel]),
+                count,
+                input_scales[channel],
+                output_scales[channel],
+                output_zeros[channel],
+                dtype,
+            )
     return result
 
 
 @functools.lru_cache(maxsize=2**16)
-def requantized(sum: int, count: int, input_scale: float, output_scale: float, zero: int, dtype: np.dtype) -> int:
+def requantized(
+    sum: int, count: int, input_scale: float, output_scale: float, zero: int, dtype: np.dtype
+) -> int:
     """One result of Q1: Python rounds a fraction's half to even."""
     exact = Fraction(input_scale) * sum / (count * Fraction(output_scale))
     ends = np.iinfo(dtype)
@@ -204,11 +230,13 @@ class Maximum:
     plane_indices: np.ndarray
     """PyTorch's indices, inside the spatial plane; -1 where the window is empty."""
     indices: np.ndarray
-    """DirectML's indices, over the whole tensor in logical order (M4); -1 where the window is empty."""
+    """DirectML's indices, over the whole tensor in logical order (M4); -1 where the window is
+    empty."""
 
 
 def maximum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
-    """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the first NaN wins."""
+    """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the
+    first NaN wins."""
     batch, channels, *sizes = values.shape
     shape = (batch, channels, *output_sizes(pooling, sizes))
     best = np.full(shape, lowest(values.dtype), values.dtype)
@@ -216,11 +244,14 @@ def maximum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
     for window in readings(pooling, tuple(sizes)):
         if window.taps:
             elements, where = values[window.elements], (..., *window.output)
-            # numpy's argmax is the rule itself: the first of equals, and the first NaN before everything.
+            # numpy's argmax is the rule itself: the first of equals, and the first NaN before
+            # everything.
             first = elements.argmax(-1)
             best[where] = np.take_along_axis(elements, first[..., None], -1)[..., 0]
             taps[where] = np.array(window.taps)[first]
-            plane[where] = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)[first]
+            plane[where] = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)[
+                first
+            ]
     planes = np.arange(batch * channels).reshape(batch, channels, *[1] * len(sizes))
     whole = np.where(plane < 0, -1, plane + planes * int(np.prod(sizes)))
     return Maximum(best, taps, plane, whole)
@@ -242,22 +273,34 @@ def norm(values: np.ndarray, pooling: Pooling, p: float) -> np.ndarray:
         if window.taps:
             elements = magnitudes[window.elements]
             result = (
-                elements.max(-1) if p == np.inf else (elements ** np.longdouble(p)).sum(-1) ** (1 / np.longdouble(p))
+                elements.max(-1)
+                if p == np.inf
+                else (elements ** np.longdouble(p)).sum(-1) ** (1 / np.longdouble(p))
             )
             norms[(..., *window.output)] = result
     return norms
 
 
-def unpooled(values: np.ndarray, plane_indices: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Every element written at its index in its plane, one after the other, and which elements were not overwritten."""
+def unpooled(
+    values: np.ndarray, plane_indices: np.ndarray, sizes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every element written at its index in its plane, one after the other, and which elements were
+    not overwritten."""
     planes = values.shape[0] * values.shape[1]
     result, writers = (
-        np.full((planes, int(np.prod(sizes))), fill, dtype) for fill, dtype in ((0, values.dtype), (-1, int))
+        np.full((planes, int(np.prod(sizes))), fill, dtype)
+        for fill, dtype in ((0, values.dtype), (-1, int))
     )
     flat, indices = values.reshape(planes, -1), plane_indices.reshape(planes, -1).astype(np.int64)
     for plane, element in np.ndindex(flat.shape):
         if indices[plane, element] != -1:
             result[plane, indices[plane, element]] = flat[plane, element]
             writers[plane, indices[plane, element]] = element
-    kept = np.array([[element in writers[plane] for element in range(flat.shape[1])] for plane in range(planes)], bool)
+    kept = np.array(
+        [
+            [element in writers[plane] for element in range(flat.shape[1])]
+            for plane in range(planes)
+        ],
+        bool,
+    )
     return result.reshape(*values.shape[:2], *sizes), kept.reshape(values.shape)

@@ -1,7 +1,7 @@
 """Every public argument with every kind of wrong value, which tests/test_refusals.py tries.
 
-A request is refused if it raises; what it raises is kept in docs/refusals.md, which the test compares word for word.
-``python tests/refusals.py`` writes that page anew.
+A request is refused if it raises; what it raises is kept in docs/refusals.md, which the test
+compares word for word. ``python tests/refusals.py`` writes that page anew.
 """
 
 import functools
@@ -76,13 +76,18 @@ NOT_TENSORS = [*plainly(None, 3, "image"), Wrong("a nested list", [[[[1.0]]]])]
 NOT_TENSORS += [Wrong("a NumPy array", planes().numpy())]
 NOT_DENSE = [
     Wrong("a sparse tensor", quietly(lambda: planes().to_sparse())),
-    Wrong("a nested tensor", quietly(lambda: torch.nested.nested_tensor([torch.ones(3, 4, 5)] * 2))),
+    Wrong(
+        "a nested tensor", quietly(lambda: torch.nested.nested_tensor([torch.ones(3, 4, 5)] * 2))
+    ),
 ]
 NOT_PLAIN = [Wrong("a quantized tensor", quantized_planes())]
 
 
 def of_type(dtype: torch.dtype, tensor: Tensor | None = None) -> Wrong:
-    return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(lambda: (planes() if tensor is None else tensor).to(dtype)))
+    return Wrong(
+        f"a tensor of {str(dtype)[6:]}",
+        quietly(lambda: (planes() if tensor is None else tensor).to(dtype)),
+    )
 
 
 UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
@@ -103,8 +108,14 @@ def empty_planes(dtype: torch.dtype = torch.float32) -> list[Wrong]:
 
 FLOAT_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *INTEGERS, *ranks()]
 ALL_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *ranks()]
-INTEGER_TENSORS = [*NOT_TENSORS, *NOT_PLAIN, *UNPOOLED, of_type(torch.int32), of_type(torch.float32),
-                   *ranks(torch.uint8)]  # fmt: skip
+INTEGER_TENSORS = [
+    *NOT_TENSORS,
+    *NOT_PLAIN,
+    *UNPOOLED,
+    of_type(torch.int32),
+    of_type(torch.float32),
+    *ranks(torch.uint8),
+]
 
 NOT_INTS = [
     *plainly(2.0, math.nan, "2", True, (2, None), (2, True), {2, 3}),
@@ -116,22 +127,47 @@ AT_LEAST_1 = [*NOT_INTS, *COUNTS, *plainly(0, -1, (1, 0), -(2**63)), *ABSURD]
 AT_LEAST_0 = [*NOT_INTS, *COUNTS, *plainly(-1, (0, -4), -(2**63)), *ABSURD]
 TOO_LARGE = plainly(5, (4, 6), 2**31 - 1)
 FLAGS = plainly(1, 0, None, "yes")
-DIVISORS = [*plainly(0, 2.0, True, "2", (2, 2), 2**63, -(2**63) - 1, 2**200), Wrong("a tensor", torch.tensor(2))]
+DIVISORS = [
+    *plainly(0, 2.0, True, "2", (2, 2), 2**63, -(2**63) - 1, 2**200),
+    Wrong("a tensor", torch.tensor(2)),
+]
 NORMS = plainly(0, 0.5, -1, -math.inf, math.nan, True, None, "2", (2,), 2j, 2**1100)
-INDEX_TYPES = [Wrong(str(value), value) for value in (torch.float32, torch.int8, torch.uint16, torch.bool, int, None)]
+INDEX_TYPES = [
+    Wrong(str(value), value)
+    for value in (torch.float32, torch.int8, torch.uint16, torch.bool, int, None)
+]
 INDEX_TYPES += plainly("int64")
 GRADIENTS = [
-    *NOT_TENSORS, *NOT_DENSE, *UNPOOLED,
+    *NOT_TENSORS,
+    *NOT_DENSE,
+    *UNPOOLED,
     *(of_type(dtype, torch.ones(2, 3, 3, 4)) for dtype in (torch.float64, torch.float16)),
     Wrong("a tensor on another device", torch.ones(2, 3, 3, 4, device="meta")),
-    *itertools.starmap(of_shape, ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4))),
-]  # fmt: skip
+    *itertools.starmap(
+        of_shape,
+        ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4)),
+    ),
+]
 SIZES = [
-    *plainly(5, None, "size", (), (4, 5), (1, 2, 3, 4, 5), (2, 3, 4.0, 5), (2, True, 4, 5), (2, 3, 4, 6), (1, 3, 4, 5)),
+    *plainly(
+        5,
+        None,
+        "size",
+        (),
+        (4, 5),
+        (1, 2, 3, 4, 5),
+        (2, 3, 4.0, 5),
+        (2, True, 4, 5),
+        (2, 3, 4, 6),
+        (1, 3, 4, 5),
+    ),
     *plainly((2, -3, 4, 5), (2, 3, 0, 5), (2, 3, -4, 5), (2, 3, 4, 2**62), (2, 3, 4, 2**200)),
     Wrong("a tensor", torch.tensor([2, 3, 4, 5])),
 ]
-OUTPUT_SIZES = [*plainly(2.0, "7", True, (1, 2, 3), (), (2, 2.0), (None, "2"), -1, (1, -1)), *ABSURD]
+OUTPUT_SIZES = [
+    *plainly(2.0, "7", True, (1, 2, 3), (), (2, 2.0), (None, "2"), -1, (1, -1)),
+    *ABSURD,
+]
 
 
 def channelwise(value: float) -> Tensor:
@@ -154,15 +190,24 @@ REQUIRED_SCALES = [
 ]
 ZERO_POINTS = [
     *plainly(256, -1, 2**62, 2**200, 1.5, math.nan, True, "3", (3,)),
-    *(Wrong(f"a tensor of shape {sizes}", torch.zeros(sizes, dtype=torch.uint8)) for sizes in ((2,), (3, 1), (0,))),
+    *(
+        Wrong(f"a tensor of shape {sizes}", torch.zeros(sizes, dtype=torch.uint8))
+        for sizes in ((2,), (3, 1), (0,))
+    ),
     Wrong("a tensor on another device", torch.zeros((), dtype=torch.uint8, device="meta")),
 ]
 PLAIN_ZERO_POINTS = [
     *ZERO_POINTS,
     *(of_type(dtype, torch.tensor(3)) for dtype in (torch.int8, torch.int64)),
 ]
-ANY_ZERO_POINTS = [*ZERO_POINTS, Wrong("a tensor of 256", torch.tensor(256)), of_type(torch.float32, torch.tensor(3))]
-QUANTIZED_TYPES = [Wrong(str(value), value) for value in (torch.int32, torch.float32, int)] + plainly("int8")
+ANY_ZERO_POINTS = [
+    *ZERO_POINTS,
+    Wrong("a tensor of 256", torch.tensor(256)),
+    of_type(torch.float32, torch.tensor(3)),
+]
+QUANTIZED_TYPES = [
+    Wrong(str(value), value) for value in (torch.int32, torch.float32, int)
+] + plainly("int8")
 INDICES = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
 ALL_INDICES = [
     *NOT_TENSORS,
@@ -182,15 +227,22 @@ SCALES_AND_ZEROS = (torch.ones(2), torch.zeros(2)), (torch.ones(3), torch.ones(3
 QUANTIZED_TENSORS = [
     *NOT_TENSORS,
     *map(of_type, (torch.float32, torch.uint8)),
-    *(Wrong(name, quietly(make)) for name, make in {
-        "a tensor of qint32": lambda: torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32),
-        "a tensor quantized along axis 0":
-            lambda: torch.quantize_per_channel(planes(), *SCALES_AND_ZEROS[0], 0, torch.quint8),
-        "a tensor quantized with float zero points":
-            lambda: torch.quantize_per_channel(planes(), *SCALES_AND_ZEROS[1], 1, torch.quint8),
-        "a tensor of two dimensions": lambda: torch.quantize_per_tensor(planes()[0, 0], 1.0, 0, torch.qint8),
-    }.items()),
-]  # fmt: skip
+    *(
+        Wrong(name, quietly(make))
+        for name, make in {
+            "a tensor of qint32": lambda: torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32),
+            "a tensor quantized along axis 0": lambda: torch.quantize_per_channel(
+                planes(), *SCALES_AND_ZEROS[0], 0, torch.quint8
+            ),
+            "a tensor quantized with float zero points": lambda: torch.quantize_per_channel(
+                planes(), *SCALES_AND_ZEROS[1], 1, torch.quint8
+            ),
+            "a tensor of two dimensions": lambda: torch.quantize_per_tensor(
+                planes()[0, 0], 1.0, 0, torch.qint8
+            ),
+        }.items()
+    ),
+]
 
 WRONG: dict[str, list[Wrong]] = {
     "input": [*FLOAT_TENSORS, *empty_planes()],
@@ -224,7 +276,10 @@ FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wron
         {"input_gradient": [*FLOAT_TENSORS, *GRADIENTS[-6:]]},
     ),
     dmlpool.max_pooling: ({"input": planes(), "window_size": 2}, NUMBERS),
-    dmlpool.max_pooling_grad: ({"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2}, {}),
+    dmlpool.max_pooling_grad: (
+        {"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2},
+        {},
+    ),
     dmlpool.lp_pooling: ({"input": planes(), "window_size": 2}, {}),
     dmlpool.adaptive_average_pooling: ({"input": planes(), "output_size": 2}, {}),
     dmlpool.adaptive_max_pooling: ({"input": planes(), "output_size": 2}, NUMBERS),
@@ -234,7 +289,12 @@ FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wron
     ),
     dmlpool.quantized_linear_average_pooling: (
         {
-            **{"input": planes(dtype=torch.uint8), "window_size": 2, "input_scale": 0.5, "input_zero_point": 3},
+            **{
+                "input": planes(dtype=torch.uint8),
+                "window_size": 2,
+                "input_scale": 0.5,
+                "input_zero_point": 3,
+            },
             **{"output_scale": 0.25, "output_zero_point": None},
         },
         {
@@ -246,9 +306,15 @@ FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wron
     ),
     dmlpool.quantized_average_pooling: (
         {"input": quantized_planes(), "window_size": 2},
-        {"input": QUANTIZED_TENSORS, "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.qint32", torch.qint32)]},
+        {
+            "input": QUANTIZED_TENSORS,
+            "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.qint32", torch.qint32)],
+        },
     ),
-    dmlpool.quantized_max_pooling: ({"input": quantized_planes(), "window_size": 2}, {"input": QUANTIZED_TENSORS}),
+    dmlpool.quantized_max_pooling: (
+        {"input": quantized_planes(), "window_size": 2},
+        {"input": QUANTIZED_TENSORS},
+    ),
 }
 """The functions in DirectML's words: a right request, and wrong values that are its own."""
 
@@ -305,7 +371,9 @@ Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
 
 def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
     """Right indices, and wrong values of what only unpooling takes."""
-    indices = torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
+    indices = (
+        torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
+    )
     wrong = [
         *NOT_TENSORS[:1],
         Wrong("a tensor of float32", planes(rank)),
@@ -320,30 +388,72 @@ def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
 def torch_rows(rank: int) -> Iterator[Row]:
     """The functions of nn.functional and the layers of nn."""
     for layer in LAYERS:
-        kind, family = getattr(nn, f"{layer}{rank}d"), re.sub("(?<=[a-z])(?=[A-Z])|(?<=LP)", "_", layer).lower()
-        wrong, right = arguments_of(kind, FOR_IMAGES if rank == 2 else FEW), arguments_of(kind, RIGHT)
-        tensors, wrong_tensors, more = {"input": planes(rank)}, {"input": wrong_images(layer, rank)}, {}
+        kind, family = (
+            getattr(nn, f"{layer}{rank}d"),
+            re.sub("(?<=[a-z])(?=[A-Z])|(?<=LP)", "_", layer).lower(),
+        )
+        wrong, right = (
+            arguments_of(kind, FOR_IMAGES if rank == 2 else FEW),
+            arguments_of(kind, RIGHT),
+        )
+        tensors, wrong_tensors, more = (
+            {"input": planes(rank)},
+            {"input": wrong_images(layer, rank)},
+            {},
+        )
         if layer == "MaxUnpool":
             tensors["indices"], unpooled = unpooling_rows(rank)
             wrong_tensors |= unpooled
-            more = {"output_size": [*unpooled["output_size"], *plainly((2, 3, 8))]} if rank > 1 else {}
+            more = (
+                {"output_size": [*unpooled["output_size"], *plainly((2, 3, 8))]} if rank > 1 else {}
+            )
         function = getattr(functional, f"{family}{rank}d")
-        yield f"nn.functional.{family}{rank}d", function, tensors | right, wrong | wrong_tensors | more
+        yield (
+            f"nn.functional.{family}{rank}d",
+            function,
+            tensors | right,
+            wrong | wrong_tensors | more,
+        )
         if layer.endswith("MaxPool"):
             # Its return_indices is ignored, as torch's is.
-            function, name = getattr(functional, f"{family}{rank}d_with_indices"), f"{family}{rank}d_with_indices"
-            yield f"nn.functional.{name}", function, tensors | right, arguments_of(kind, FEW) | wrong_tensors
+            function, name = (
+                getattr(functional, f"{family}{rank}d_with_indices"),
+                f"{family}{rank}d_with_indices",
+            )
+            yield (
+                f"nn.functional.{name}",
+                function,
+                tensors | right,
+                arguments_of(kind, FEW) | wrong_tensors,
+            )
         yield f"nn.{layer}{rank}d", kind, right, wrong
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
-    parameters = {"input_scale": SCALES, "input_zero_point": ANY_ZERO_POINTS, "output_scale": SCALES}
+    parameters = {
+        "input_scale": SCALES,
+        "input_zero_point": ANY_ZERO_POINTS,
+        "output_scale": SCALES,
+    }
     parameters |= {"output_zero_point": ANY_ZERO_POINTS, "output_dtype": QUANTIZED_TYPES}
     # What fits the channels, the device and the type is known with the input alone.
-    told = {"-1", "a tensor on another device", *(f"a tensor of shape {sizes}" for sizes in ((2,), (0,)))}
-    parameters = {name: [row for row in rows if row.name not in told] for name, rows in parameters.items()}
+    told = {
+        "-1",
+        "a tensor on another device",
+        *(f"a tensor of shape {sizes}" for sizes in ((2,), (0,))),
+    }
+    parameters = {
+        name: [row for row in rows if row.name not in told] for name, rows in parameters.items()
+    }
     kind = getattr(quantized, f"AvgPool{rank}d")
-    wrong = {**arguments_of(kind, FEW), "count_include_pad": FLAGS, **(parameters if rank == 2 else {})}
+    wrong = {
+        **arguments_of(kind, FEW),
+        "count_include_pad": FLAGS,
+        **(parameters if rank == 2 else {}),
+    }
     yield f"nn.quantized.AvgPool{rank}d", kind, {"kernel_size": 2}, wrong
-    wrong_types = [Wrong("a tensor of float32", planes(rank)), Wrong("a tensor of int32", planes(rank).int())]
+    wrong_types = [
+        Wrong("a tensor of float32", planes(rank)),
+        Wrong("a tensor of int32", planes(rank).int()),
+    ]
     forward = _forward(kind, {"kernel_size": 2})
     right = {"input": planes(rank, torch.uint8)}
     yield f"nn.quantized.AvgPool{rank}d", forward, right, {"input": [*NOT_IMAGES[:4], *wrong_types]}
@@ -369,7 +479,9 @@ def requests() -> dict[str, list[Request]]:
     """All requests, by the function or layer that they are made of."""
     found: dict[str, list[Request]] = {}
     for name, function, right, wrong in rows():
-        for argument, value in ((argument, value) for argument, values in wrong.items() for value in values):
+        for argument, value in (
+            (argument, value) for argument, values in wrong.items() for value in values
+        ):
             call = functools.partial(function, **{**right, argument: value.value})
             found.setdefault(name, []).append(Request(name, argument, value.name, call))
     return found
@@ -380,9 +492,15 @@ def refusal(request: Request) -> Refused:
     try:
         result = request.call()
     except (TypeError, ValueError, RuntimeError) as error:
-        kinds = (kind.__name__ for kind in (TypeError, ValueError, RuntimeError) if isinstance(error, kind))
+        kinds = (
+            kind.__name__
+            for kind in (TypeError, ValueError, RuntimeError)
+            if isinstance(error, kind)
+        )
         return Refused(request.argument, request.wrong, next(kinds), str(error))
-    raise AssertionError(f"{request.function} accepted {request.argument}={request.wrong}: {type(result).__name__}")
+    raise AssertionError(
+        f"{request.function} accepted {request.argument}={request.wrong}: {type(result).__name__}"
+    )
 
 
 def page(refused: dict[Refused, list[str]]) -> str:
@@ -390,16 +508,25 @@ def page(refused: dict[Refused, list[str]]) -> str:
     lines = [
         "# Error messages",
         "",
-        "What a wrong argument raises, before any work is done. The tests make each of these requests, right but for",
-        "the one argument, and compare the messages with this page word for word; `python tests/refusals.py` writes",
+        "What a wrong argument raises, before any work is done. The tests make each of these "
+        "requests, right but for",
+        "the one argument, and compare the messages with this page word for word; `python "
+        "tests/refusals.py` writes",
         "it anew.",
-        "Right inputs have the shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), right windows 2 taps per dimension.",
+        "Right inputs have the shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), right windows 2 "
+        "taps per dimension.",
     ]
     arguments: dict[str, list[Refused]] = {}
     for row in refused:
         arguments.setdefault(row.argument, []).append(row)
     for argument, rows in arguments.items():
-        lines += ["", f"## `{argument}`", "", "| value | raises | message | where |", "| --- | --- | --- | --- |"]
+        lines += [
+            "",
+            f"## `{argument}`",
+            "",
+            "| value | raises | message | where |",
+            "| --- | --- | --- | --- |",
+        ]
         for row in rows:
             message = row.message.replace("|", "\\|").replace("\n", " ")
             where = ", ".join(dict.fromkeys(refused[row]))

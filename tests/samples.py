@@ -34,7 +34,8 @@ def seeded(*sizes: int, seed: int = 0) -> torch.Generator:
 
 
 def ties(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Few distinct values, so that most windows have several greatest elements; both ends of the type occur."""
+    """Few distinct values, so that most windows have several greatest elements; both ends of the
+    type occur."""
     generator = seeded(*sizes, seed=seed)
     small = torch.randint(-2, 3, sizes, generator=generator)
     if dtype.is_floating_point:
@@ -49,9 +50,14 @@ def ties(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 
 def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    """No two elements alike, and none nearer than numerical differentiation steps: max is smooth there."""
+    """No two elements alike, and none nearer than numerical differentiation steps: max is smooth
+    there."""
     count = math.prod(sizes)
-    return ((torch.randperm(count, generator=seeded(*sizes, seed=seed)) - count / 2) / 7).reshape(sizes).to(dtype)
+    return (
+        ((torch.randperm(count, generator=seeded(*sizes, seed=seed)) - count / 2) / 7)
+        .reshape(sizes)
+        .to(dtype)
+    )
 
 
 def normal(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -59,7 +65,8 @@ def normal(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def special(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Ties of NaNs, infinities and both zeros, and a plane of -inf; of signed integers nothing that padding exceeds."""
+    """Ties of NaNs, infinities and both zeros, and a plane of -inf; of signed integers nothing that
+    padding exceeds."""
     values = ties(*sizes, dtype=dtype, seed=seed)
     if not dtype.is_floating_point:
         return values if dtype in UNSIGNED else values.clamp(max=-2)
@@ -77,7 +84,8 @@ def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
 def results(
     function: Callable[..., Any], input: Tensor, parameters: Sequence[Tensor] = (), **arguments: Any
 ) -> list[Tensor]:
-    """The outputs, and the gradients of the input and of parameters for one that the output's shape alone decides."""
+    """The outputs, and the gradients of the input and of parameters for one that the output's shape
+    alone decides."""
     leaf = input.detach().requires_grad_(input.is_floating_point())
     outputs = listed(function(leaf, **arguments))
     if not outputs[0].requires_grad:
@@ -93,9 +101,12 @@ def channels_last(tensor: Tensor) -> Tensor:
 
 
 def _sliced(tensor: Tensor) -> Tensor:
-    """Every other element of a larger tensor along the last dimension, and a border cut off the one before."""
+    """Every other element of a larger tensor along the last dimension, and a border cut off the one
+    before."""
     *leading, rows, columns = tensor.shape
-    larger = torch.zeros(*leading, rows + 2, 2 * columns + 1, dtype=tensor.dtype, device=tensor.device)
+    larger = torch.zeros(
+        *leading, rows + 2, 2 * columns + 1, dtype=tensor.dtype, device=tensor.device
+    )
     view = larger[..., 1 : 1 + rows, 1 : 1 + 2 * columns : 2]
     return view.copy_(tensor)
 
@@ -107,14 +118,17 @@ def _offset(tensor: Tensor) -> Tensor:
 
 
 def fenced(tensor: Tensor, at_end: bool = True) -> Tensor:
-    """The same without gaps between its elements, and with a page after or before it that a CPU must not touch."""
+    """The same without gaps between its elements, and with a page after or before it that a CPU
+    must not touch."""
     if tensor.device.type != "cpu":
         return tensor
     size, page = tensor.numel() * tensor.itemsize, mmap.PAGESIZE
     room = -(-size // page) * page
     memory = torch.frombuffer(mmap.mmap(-1, room + 2 * page), dtype=torch.uint8)
     for fence in (0, page + room):
-        assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.data_ptr() + fence), ctypes.c_size_t(page), 0)
+        assert not ctypes.CDLL(None).mprotect(
+            ctypes.c_void_p(memory.data_ptr() + fence), ctypes.c_size_t(page), 0
+        )
     elements = memory[page : page + room].view(tensor.dtype)
     begin = elements.storage_offset() + at_end * (room - size) // tensor.itemsize
     return elements.as_strided(tensor.shape, tensor.stride(), begin).copy_(tensor)
@@ -126,18 +140,23 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "channels last, sliced": lambda tensor: channels_last(_sliced(tensor))[..., ::1],
     "sliced": _sliced,
     "transposed": lambda tensor: tensor.transpose(-1, -2).contiguous().transpose(-1, -2),
-    "batch and channels transposed": lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1),
+    "batch and channels transposed": lambda tensor: (
+        tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    ),
     "storage offset": _offset,
     "expanded over the batch": lambda tensor: tensor[:1].expand(tensor.shape),
     "expanded over channels": lambda tensor: tensor[:, :1].expand(tensor.shape),
     "expanded over columns": lambda tensor: tensor[..., :1].expand(tensor.shape),
-    "one element everywhere": lambda tensor: tensor.flatten()[:1].view([1] * tensor.dim()).expand(tensor.shape),
+    "one element everywhere": lambda tensor: (
+        tensor.flatten()[:1].view([1] * tensor.dim()).expand(tensor.shape)
+    ),
     "before a fence": lambda tensor: fenced(tensor.contiguous()),
     "after a fence": lambda tensor: fenced(tensor.contiguous(), at_end=False),
     "channels last, before a fence": lambda tensor: fenced(channels_last(tensor)),
     "channels last, after a fence": lambda tensor: fenced(channels_last(tensor), at_end=False),
 }
-"""Layouts of a tensor. The expanded ones change its values: compute what is expected from the layout's result."""
+"""Layouts of a tensor. The expanded ones change its values: compute what is expected from the
+layout's result."""
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
@@ -161,29 +180,41 @@ def bits(tensor: Tensor) -> np.ndarray:
     return tensor.view(torch.uint8).numpy() if tensor.dim() else tensor.numpy()
 
 
-UNIT_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+UNIT_ROUNDOFF = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
 
 
-def _assert_within(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, roundings: int) -> None:
+def _assert_within(
+    result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, roundings: int
+) -> None:
     accumulated = UNIT_ROUNDOFF[torch.float64 if result.dtype == torch.float64 else torch.float32]
     bound = roundings * accumulated * magnitudes
     if result.dtype in (torch.float16, torch.bfloat16):
-        # The one rounding at the end (A4); half a unit of the smallest subnormal number where that is larger.
+        # The one rounding at the end (A4); half a unit of the smallest subnormal number where that
+        # is larger.
         smallest = float(torch.finfo(result.dtype).smallest_normal) * UNIT_ROUNDOFF[result.dtype]
         bound = bound + np.maximum(UNIT_ROUNDOFF[result.dtype] * (np.abs(exact) + bound), smallest)
     assert tuple(result.shape) == exact.shape
     error = np.abs(to_numpy(result).astype(np.longdouble) - exact)
     worst = np.argmax(error - bound) if error.size else 0
-    assert (error <= bound).all(), f"error {error.flat[worst]:.3g} where the bound is {bound.flat[worst]:.3g}"
+    assert (error <= bound).all(), (
+        f"error {error.flat[worst]:.3g} where the bound is {bound.flat[worst]:.3g}"
+    )
 
 
 def assert_average(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, taps: int) -> None:
-    """Rule E6: |error| ≤ (2 + ⌈log₂ taps⌉) · 2⁻²⁴ · Σ|x| / |divisor| before the one rounding (2⁻⁵³ for float64)."""
+    """Rule E6: |error| ≤ (2 + ⌈log₂ taps⌉) · 2⁻²⁴ · Σ|x| / |divisor| before the one rounding (2⁻⁵³
+    for float64)."""
     _assert_within(result, exact, magnitudes, 2 + math.ceil(math.log2(taps)))
 
 
 def assert_gradient(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, terms: int) -> None:
-    """A sum of ``terms`` gradients: one rounding for each share and one for each addition, in any order."""
+    """A sum of ``terms`` gradients: one rounding for each share and one for each addition, in any
+    order."""
     _assert_within(result, exact, magnitudes, 2 + terms)
 
 
@@ -192,7 +223,9 @@ operators = torch.ops.dmlpool
 
 def spelled_out(pooling: oracle.Pooling) -> tuple[object, ...]:
     """The six window arguments of the registered operators."""
-    return tuple(list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values())
+    return tuple(
+        list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values()
+    )
 
 
 def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
@@ -212,12 +245,15 @@ def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
     assert_same(values, expected.values)
     assert_same(positions, expected.plane_indices)
     for per_plane, numbers in ((False, expected.indices), (True, expected.plane_indices)):
-        decoded = operators.max_pooling_indices(taps, input.shape[2:], *arguments, torch.int64, per_plane)
+        decoded = operators.max_pooling_indices(
+            taps, input.shape[2:], *arguments, torch.int64, per_plane
+        )
         assert_same(decoded, numbers)
 
 
 def whole_gradient(input: Tensor, pooling: oracle.Pooling, seed: int = 1) -> Tensor:
-    """An incoming gradient of small whole numbers: sums are exact in every type, so results must be equal."""
+    """An incoming gradient of small whole numbers: sums are exact in every type, so results must be
+    equal."""
     sizes = (*input.shape[:2], *oracle.output_sizes(pooling, input.shape[2:]))
     return ties(*sizes, dtype=input.dtype, seed=seed).to(input.device)
 
@@ -230,12 +266,16 @@ def check_maximum_gradient(input: Tensor, gradient: Tensor, pooling: oracle.Pool
     assert_same(dmlpool.max_pooling_grad(input, gradient, **vars(pooling)), expected)
 
     leaf = input.detach().requires_grad_()
-    (through_autograd,) = torch.autograd.grad(dmlpool.max_pooling(leaf, **vars(pooling)), leaf, gradient)
+    (through_autograd,) = torch.autograd.grad(
+        dmlpool.max_pooling(leaf, **vars(pooling)), leaf, gradient
+    )
     assert_same(through_autograd, expected)
 
     _, taps = operators.max_pooling_with_taps(input, *arguments)
     for channels_last in (False, True)[: input.dim() - 2]:
-        spread = operators.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], *arguments, channels_last)
+        spread = operators.max_pooling_grad_from_taps(
+            gradient, taps, input.shape[2:], *arguments, channels_last
+        )
         assert_same(spread, expected)
     maximum = oracle.maximum(values, pooling)
     gathered = np.where(maximum.plane_indices < 0, 0, maximum.values)
@@ -243,7 +283,10 @@ def check_maximum_gradient(input: Tensor, gradient: Tensor, pooling: oracle.Pool
 
 
 def check_average(
-    input: Tensor, pooling: oracle.Pooling, include_padding: bool = False, divisor_override: int | None = None
+    input: Tensor,
+    pooling: oracle.Pooling,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
 ) -> None:
     """The average within the bound of E6."""
     result = dmlpool.average_pooling(
@@ -255,9 +298,12 @@ def check_average(
 
 
 def check_average_gradient(
-    gradient: Tensor, sizes: Sequence[int], pooling: oracle.Pooling, include_padding: bool = False,
+    gradient: Tensor,
+    sizes: Sequence[int],
+    pooling: oracle.Pooling,
+    include_padding: bool = False,
     divisor_override: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The gradient operator, and autograd's backward pass."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
     expected = oracle.average_grad(to_numpy(gradient), sizes, pooling, **divisor)
@@ -286,15 +332,20 @@ class Parameters:
     output_scales: tuple[float, ...]
     output_zeros: tuple[int, ...]
 
-    def given(self, forms: list[str], types: tuple[torch.dtype, torch.dtype], rank: int) -> list[object]:
-        """The arguments of the public function; a form for all channels takes the first one's entry."""
+    def given(
+        self, forms: list[str], types: tuple[torch.dtype, torch.dtype], rank: int
+    ) -> list[object]:
+        """The arguments of the public function; a form for all channels takes the first one's
+        entry."""
         kinds = (torch.float32, types[0], torch.float32, types[1])
         return [given(*row, rank) for row in zip(vars(self).values(), forms, kinds, strict=True)]
 
     def understood(self, forms: list[str]) -> Parameters:
         """What arguments given in ``forms`` mean."""
         entries = zip(vars(self).values(), forms, strict=True)
-        return Parameters(*(entry if "channel" in form else entry[:1] * len(entry) for entry, form in entries))
+        return Parameters(
+            *(entry if "channel" in form else entry[:1] * len(entry) for entry, form in entries)
+        )
 
 
 def given(entries: tuple[float, ...], form: str, dtype: torch.dtype, rank: int) -> object:
@@ -312,8 +363,11 @@ def float32(number: float) -> float:
     return float(np.float32(number))
 
 
-def drawn(seed: int, channels: int, types: tuple[torch.dtype, torch.dtype], ties: bool = False) -> Parameters:
-    """Parameters of no special kind, or of many ties; the result mostly neither constant nor cut off."""
+def drawn(
+    seed: int, channels: int, types: tuple[torch.dtype, torch.dtype], ties: bool = False
+) -> Parameters:
+    """Parameters of no special kind, or of many ties; the result mostly neither constant nor cut
+    off."""
     chosen = random.Random(seed)
 
     def scales() -> tuple[float, ...]:
@@ -335,9 +389,14 @@ def integers(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def check_quantized(
-    input: Tensor, parameters: Parameters, pooling: oracle.Pooling, include_padding: bool = False, *,
-    output_dtype: torch.dtype | None = None, forms: list[str] | None = None,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    parameters: Parameters,
+    pooling: oracle.Pooling,
+    include_padding: bool = False,
+    *,
+    output_dtype: torch.dtype | None = None,
+    forms: list[str] | None = None,
+) -> Tensor:
     """Q1, Q2 and G7 for one call: the exact result, in the memory format of the input."""
     forms = ["number"] * 4 if forms is None else forms
     output_dtype = output_dtype or input.dtype
@@ -346,12 +405,19 @@ def check_quantized(
         for argument in parameters.given(forms, (input.dtype, output_dtype), input.dim() - 2)
     ]
     result = dmlpool.quantized_linear_average_pooling(
-        input, *arguments, **vars(pooling), include_padding=include_padding, output_dtype=output_dtype
+        input,
+        *arguments,
+        **vars(pooling),
+        include_padding=include_padding,
+        output_dtype=output_dtype,
     )
     expected = oracle.quantized_average(
-        to_numpy(input), *vars(parameters.understood(forms)).values(), pooling, include_padding,
+        to_numpy(input),
+        *vars(parameters.understood(forms)).values(),
+        pooling,
+        include_padding,
         torch.empty(0, dtype=output_dtype).numpy().dtype,
-    )  # fmt: skip
+    )
     assert result.dtype == output_dtype
     assert_same(result, expected)
     return result
@@ -362,10 +428,11 @@ Quotient = tuple[int, float, float]
 
 
 def near_halves(divisor: int, count: int, largest: int = 2**24) -> list[Quotient]:
-    """Quotients one unit of their denominator beside ``k + 1/2``, on either side, for an odd ``divisor``.
+    """Quotients one unit of their denominator beside ``k + 1/2``, on either side, for an odd
+    ``divisor``.
 
-    With scales ``m`` and ``n``, integers of 24 bits, ``2 · sum · m = (2k + 1) · divisor · n ± 1``: for a given ``m``
-    that asks for one ``n`` modulo ``2m``.
+    With scales ``m`` and ``n``, integers of 24 bits, ``2 · sum · m = (2k + 1) · divisor · n ± 1``:
+    for a given ``m`` that asks for one ``n`` modulo ``2m``.
     """
     found: list[Quotient] = []
     for m in range(largest - 1, largest // 2, -2):
@@ -383,7 +450,8 @@ def near_halves(divisor: int, count: int, largest: int = 2**24) -> list[Quotient
 
 
 def check_near_halves(taps: int) -> None:
-    """Sums of so many elements that float64 takes the quotient for a half, of like scales, unlike and far apart."""
+    """Sums of so many elements that float64 takes the quotient for a half, of like scales, unlike
+    and far apart."""
     for quotient in [*near_halves(taps, 8), *near_halves(taps, 8, 2**22), (taps, 1.0, 2.0**60)]:
         total, *scales = quotient
         image = torch.full((1, 1, taps), total // taps, dtype=torch.uint8)

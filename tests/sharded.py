@@ -23,7 +23,8 @@ import torch_dmlpool.distributed
 
 
 class Ranks:
-    """Gloo processes on this machine. A job is a function that every rank calls with the same arguments."""
+    """Gloo processes on this machine. A job is a function that every rank calls with the same
+    arguments."""
 
     def __init__(self, count: int, timeout: float = 120.0) -> None:
         self.count, self.timeout = count, timeout
@@ -31,16 +32,20 @@ class Ranks:
         self.processes: list[Any] = []
 
     def run(self, job: Callable[..., Any], *arguments: Any, within: float = 300.0) -> list[Any]:
-        """What every rank returns; what fails in any of them is raised here, the first failure first."""
+        """What every rank returns; what fails in any of them is raised here, the first failure
+        first."""
         answers, failures = self.outcomes(job, *arguments, within=within)
         if failures:
             raise AssertionError("\n".join(failures))
         return answers
 
-    def outcomes(self, job: Callable[..., Any], *arguments: Any, within: float = 300.0) -> tuple[list[Any], list[str]]:
+    def outcomes(
+        self, job: Callable[..., Any], *arguments: Any, within: float = 300.0
+    ) -> tuple[list[Any], list[str]]:
         """What every rank returns, None where it fails, and the failures.
 
-        Ranks that were left waiting for one that failed are of no more use: the next job gets new ones.
+        Ranks that were left waiting for one that failed are of no more use: the next job gets new
+        ones.
         """
         if not self.connections:
             self._start()
@@ -49,7 +54,11 @@ class Ranks:
         answers: dict[int, Any] = {}
         failures = []
         while len(answers) < self.count:
-            waiting = [connection for rank, connection in enumerate(self.connections) if rank not in answers]
+            waiting = [
+                connection
+                for rank, connection in enumerate(self.connections)
+                if rank not in answers
+            ]
             ready = wait(waiting, timeout=within)
             if not ready:
                 failures.append(f"no answer within {within} s from {len(waiting)} ranks")
@@ -67,9 +76,12 @@ class Ranks:
         return [answers.get(rank) for rank in range(self.count)], failures
 
     def _start(self) -> None:
-        # One process imports everything and forks the ranks: less than half of what it takes if each of them imports.
+        # One process imports everything and forks the ranks: less than half of what it takes if
+        # each of them imports.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"])
+        context.set_forkserver_preload(
+            ["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"]
+        )
         self.folder = tempfile.TemporaryDirectory(prefix="torch_dmlpool_ranks_")
         for rank in range(self.count):
             ours, theirs = context.Pipe()
@@ -93,7 +105,9 @@ class Ranks:
         self.connections, self.processes = [], []
 
 
-def _serve(rank: int, count: int, meeting_point: str, timeout: float, connection: Connection) -> None:
+def _serve(
+    rank: int, count: int, meeting_point: str, timeout: float, connection: Connection
+) -> None:
     import torch
     import torch.distributed as dist
 
@@ -133,7 +147,8 @@ def mesh_of(*sizes: int) -> Any:
 
 
 class Traffic(TorchDispatchMode):
-    """The collectives that this rank takes part in: bytes that arrive from other ranks, and anything unexpected."""
+    """The collectives that this rank takes part in: bytes that arrive from other ranks, and
+    anything unexpected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,14 +185,18 @@ def hull(numbers: Sequence[int]) -> range:
 
 
 class Halo:
-    """What one rank must be sent, found by walking through windows: bytes per byte of an element."""
+    """What one rank must be sent, found by walking through windows: bytes per byte of an
+    element."""
 
-    def __init__(self, pooling: oracle.Pooling, shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> None:
+    def __init__(
+        self, pooling: oracle.Pooling, shape: Sequence[int], mesh: Any, placements: Sequence[Any]
+    ) -> None:
         self.pooling, self.shape, self.mesh, self.placements = pooling, shape, mesh, placements
         self.outputs = (*shape[:2], *oracle.output_sizes(pooling, shape[2:]))
 
     def elements(self, side: str, to_input: bool) -> int:
-        """Elements of a tensor of the ``side`` that must arrive, axis after axis, for a result there or here."""
+        """Elements of a tensor of the ``side`` that must arrive, axis after axis, for a result
+        there or here."""
         whole = self.shape if side == "input" else self.outputs
         held = list(whole)
         coordinates = self.mesh.get_coordinate()
@@ -201,7 +220,9 @@ class Halo:
 
     def wanted(self, dimension: int, side: str, to_input: bool, part: tuple[int, int]) -> range:
         axis, size, outputs = dimension - 2, self.shape[dimension], self.outputs[dimension]
-        spans = [hull(oracle.tap_positions(self.pooling, axis, output)) for output in range(outputs)]
+        spans = [
+            hull(oracle.tap_positions(self.pooling, axis, output)) for output in range(outputs)
+        ]
         if to_input:
             mine = chunk(size, *part)
             windows = hull([output for output, span in enumerate(spans) if set(span) & set(mine)])
@@ -223,7 +244,11 @@ def own_part(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Tensor:
     """This rank's shard of the whole, by PyTorch's own chunking."""
     for mesh_dimension, placement in enumerate(placements):
         if isinstance(placement, Shard):
-            owned = chunk(whole.shape[placement.dim], mesh.size(mesh_dimension), mesh.get_coordinate()[mesh_dimension])
+            owned = chunk(
+                whole.shape[placement.dim],
+                mesh.size(mesh_dimension),
+                mesh.get_coordinate()[mesh_dimension],
+            )
             whole = whole.narrow(placement.dim, owned.start, len(owned))
     return whole
 
@@ -245,21 +270,38 @@ class Comparison:
     """One request, on the whole tensor and on shards."""
 
     def __init__(
-        self, pooling: oracle.Pooling, shape: Sequence[int], mesh_sizes: Sequence[int], dimensions: Sequence[int | None]
+        self,
+        pooling: oracle.Pooling,
+        shape: Sequence[int],
+        mesh_sizes: Sequence[int],
+        dimensions: Sequence[int | None],
     ) -> None:
         self.pooling, self.shape = pooling, tuple(shape)
         self.mesh = mesh_of(*mesh_sizes)
-        self.placements = [Replicate() if dimension is None else Shard(dimension) for dimension in dimensions]
+        self.placements = [
+            Replicate() if dimension is None else Shard(dimension) for dimension in dimensions
+        ]
         self.halo = Halo(pooling, shape, self.mesh, self.placements)
-        self.window = [list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values()]
+        self.window = [
+            list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values()
+        ]
         self.exchanges = 0
 
-    def call(self, function: Any, *arguments: Any, arriving: Sequence[tuple[str, bool, int]], **keywords: Any) -> Any:
-        """The function's result on shards; what arrives must be the halo, to the byte, in exchanges alone."""
+    def call(
+        self,
+        function: Any,
+        *arguments: Any,
+        arriving: Sequence[tuple[str, bool, int]],
+        **keywords: Any,
+    ) -> Any:
+        """The function's result on shards; what arrives must be the halo, to the byte, in exchanges
+        alone."""
         with Traffic() as traffic:
             results = function(*arguments, **keywords)
         assert not traffic.unexpected, traffic.unexpected
-        halo = sum(self.halo.elements(side, to_input) * itemsize for side, to_input, itemsize in arriving)
+        halo = sum(
+            self.halo.elements(side, to_input) * itemsize for side, to_input, itemsize in arriving
+        )
         assert traffic.received == halo, f"{traffic.received} bytes arrived, the halo has {halo}"
         self.exchanges += traffic.exchanges
         return results
@@ -268,12 +310,20 @@ class Comparison:
         return [spread(tensor, self.mesh, self.placements) for tensor in tensors]
 
     def same(
-        self, function: Any, *tensors: Tensor, rest: Sequence[Any] = (), arriving: Any = (), **keywords: Any
+        self,
+        function: Any,
+        *tensors: Tensor,
+        rest: Sequence[Any] = (),
+        arriving: Any = (),
+        **keywords: Any,
     ) -> Any:
         """The function of the whole tensors, once that of their shards is found to be the same."""
         found = self.call(function, *self.spread(*tensors), *rest, arriving=arriving, **keywords)
         expected = function(*tensors, *rest, **keywords)
-        for pair in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True):
+        for pair in zip(
+            *(each if isinstance(each, tuple) else (each,) for each in (found, expected)),
+            strict=True,
+        ):
             assert_shard(*pair, self.placements)
         return expected
 
@@ -291,39 +341,59 @@ class Comparison:
             return
         _, taps = self.same(operators.max_pooling_with_taps, whole, rest=window, arriving=forward)
         for per_plane in (False, True):
-            self.same(operators.max_pooling_indices, taps, rest=(sizes, *window, torch.int64, per_plane))
+            self.same(
+                operators.max_pooling_indices, taps, rest=(sizes, *window, torch.int64, per_plane)
+            )
         tangent = samples.normal(*self.shape, dtype=dtype, seed=3)
         self.same(operators.max_pooling_gather, tangent, taps, rest=window, arriving=forward)
         gradient = samples.ties(*taps.shape, dtype=dtype, seed=1)
         backward = [("output", True, dtype.itemsize), ("output", True, taps.itemsize)]
         for channels_last in (False, True)[: len(sizes)]:
             rest = (sizes, *window, channels_last)
-            expected = self.same(operators.max_pooling_grad_from_taps, gradient, taps, rest=rest, arriving=backward)
+            expected = self.same(
+                operators.max_pooling_grad_from_taps, gradient, taps, rest=rest, arriving=backward
+            )
         both = [("input", True, dtype.itemsize), ("output", True, dtype.itemsize)]
         self.same(dmlpool.max_pooling_grad, whole, gradient, **request, arriving=both)
         leaf, sharded_gradient = self.spread(whole, gradient)
         pooled = dmlpool.max_pooling(leaf.requires_grad_(), **request)
-        (result,) = self.call(torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward)
+        (result,) = self.call(
+            torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward
+        )
         assert_shard(result, expected, self.placements)
 
     def averages(self, dtype: torch.dtype) -> int:
-        """Sharded averages within E6 of the whole ones; returns how many of the four results differ in any bit."""
+        """Sharded averages within E6 of the whole ones; returns how many of the four results differ
+        in any bit."""
         whole = samples.normal(*self.shape, dtype=dtype)
         gradient = samples.normal(*self.halo.outputs, dtype=dtype, seed=1)
         shard, sharded_gradient = self.spread(whole, gradient)
         size, taps = dtype.itemsize, math.prod(self.pooling.window_size)
         different = 0
-        for divisor in ({"include_padding": False}, {"include_padding": True}, {"divisor_override": -3}):
+        for divisor in (
+            {"include_padding": False},
+            {"include_padding": True},
+            {"divisor_override": -3},
+        ):
             request = {**vars(self.pooling), **divisor}
-            averages = self.call(dmlpool.average_pooling, shard, **request, arriving=[("input", False, size)])
-            expected, magnitude = (dmlpool.average_pooling(tensor, **request) for tensor in (whole, whole.abs()))
-            different += self.close(averages, expected, magnitude.abs(), 2 + math.ceil(math.log2(taps)))
+            averages = self.call(
+                dmlpool.average_pooling, shard, **request, arriving=[("input", False, size)]
+            )
+            expected, magnitude = (
+                dmlpool.average_pooling(tensor, **request) for tensor in (whole, whole.abs())
+            )
+            different += self.close(
+                averages, expected, magnitude.abs(), 2 + math.ceil(math.log2(taps))
+            )
             leaf = shard.detach().requires_grad_()
             pooled = dmlpool.average_pooling(leaf, **request)
             backward = [("output", True, size)]
-            (result,) = self.call(torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward)
+            (result,) = self.call(
+                torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward
+            )
             expected, magnitude = (
-                dmlpool.average_pooling_grad(tensor, self.shape, **request) for tensor in (gradient, gradient.abs())
+                dmlpool.average_pooling_grad(tensor, self.shape, **request)
+                for tensor in (gradient, gradient.abs())
             )
             different += self.close(result, expected, magnitude.abs(), 2 + taps)
         return different
@@ -333,9 +403,14 @@ class Comparison:
         assert result.shape == whole.shape
         local, expected, magnitude = (
             result.to_local(),
-            *(own_part(tensor, self.mesh, self.placements).double() for tensor in (whole, magnitudes)),
+            *(
+                own_part(tensor, self.mesh, self.placements).double()
+                for tensor in (whole, magnitudes)
+            ),
         )
-        unit = samples.UNIT_ROUNDOFF[torch.float64 if whole.dtype == torch.float64 else torch.float32]
+        unit = samples.UNIT_ROUNDOFF[
+            torch.float64 if whole.dtype == torch.float64 else torch.float32
+        ]
         # Both sides may err by the bound of E6; half precision rounds once more.
         bound = 2 * roundings * unit * magnitude
         if whole.itemsize == 2:
@@ -352,7 +427,8 @@ def compare(
     dimensions: Sequence[int | None],
     dtypes: Sequence[torch.dtype] = (torch.float32,),
 ) -> tuple[int, int]:
-    """Everything on one request; returns the exchanges there were and the averages that differed in a bit."""
+    """Everything on one request; returns the exchanges there were and the averages that differed in
+    a bit."""
     comparison = Comparison(pooling, shape, mesh_sizes, dimensions)
     different = 0
     for dtype in dtypes:

@@ -1,4 +1,5 @@
-"""The house: which module may import which, what importing the package does, where PyTorch's private names live."""
+"""The house: which module may import which, what importing the package does, where PyTorch's
+private names live."""
 
 import ast
 import re
@@ -29,9 +30,11 @@ NOT_NEIGHBOURS = {
     "onnx": {"backends", "kernels"},
     "kernels": LEAVES,
 }
-"""nn and quantized call functional or ops, functional calls ops, ops calls a backend; kernels know triton alone.
+"""nn and quantized call functional or ops, functional calls ops, ops calls a backend; kernels know
+triton alone.
 
-distributed stands above the operators, which it teaches about DTensors; nothing imports it but the user."""
+distributed stands above the operators, which it teaches about DTensors; nothing imports it but the
+user."""
 
 
 def sources() -> dict[str, Path]:
@@ -48,7 +51,8 @@ SOURCES = sources()
 
 
 def imports_of(name: str) -> set[str]:
-    """Absolute dotted names of all that a module imports, at its top or inside a function, types included."""
+    """Absolute dotted names of all that a module imports, at its top or inside a function, types
+    included."""
     path = SOURCES[name]
     package = ["torch_dmlpool", *name.split(".")] if name else ["torch_dmlpool"]
     if path.name != "__init__.py":
@@ -61,16 +65,24 @@ def imports_of(name: str) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+            "import_module",
+            "__import__",
+        ):
             found |= {_text_of(node.args[0])}
     return found
 
 
 def _text_of(name: ast.expr) -> str:
-    """The text of a name that is imported at run time, with a blank for each part that is computed."""
+    """The text of a name that is imported at run time, with a blank for each part that is
+    computed."""
     if isinstance(name, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else " " for part in name.values)
-    assert isinstance(name, ast.Constant), f"import_module of {ast.unparse(name)}: nobody can tell what it imports"
+        return "".join(
+            part.value if isinstance(part, ast.Constant) else " " for part in name.values
+        )
+    assert isinstance(name, ast.Constant), (
+        f"import_module of {ast.unparse(name)}: nobody can tell what it imports"
+    )
     return name.value
 
 
@@ -81,7 +93,13 @@ def rooms_of(imported: set[str]) -> set[str]:
 
 def test_the_rooms_are_there() -> None:
     """The tests below read real files."""
-    assert {name.split(".")[0] for name in SOURCES} >= {"nn", "functional", "ops", "backends", *LEAVES}
+    assert {name.split(".")[0] for name in SOURCES} >= {
+        "nn",
+        "functional",
+        "ops",
+        "backends",
+        *LEAVES,
+    }
     assert KERNELS.is_dir()
 
 
@@ -94,7 +112,9 @@ def test_imports_follow_the_arrow() -> None:
             # Geometry is integers: no tensors, no types, no devices.
             assert imported <= (LEAVES if name != "window" else set()), name
         elif room in ROOMS:
-            allowed = {room, *LEAVES, *ROOMS[ROOMS.index(room) + 1 :]} - NOT_NEIGHBOURS.get(room, set())
+            allowed = {room, *LEAVES, *ROOMS[ROOMS.index(room) + 1 :]} - NOT_NEIGHBOURS.get(
+                room, set()
+            )
             assert imported <= allowed, f"{name} imports {sorted(imported - allowed)}"
         else:
             assert room == "__main__", f"{name} has no place in the house"
@@ -110,14 +130,18 @@ def test_kernels_import_triton_and_nothing_else() -> None:
         for imported in imports_of(name):
             top = imported.split(".")[0]
             inside = imported.startswith("torch_dmlpool.kernels")
-            assert top in {"triton", *sys.stdlib_module_names} or inside, f"{name} imports {imported}"
+            assert top in {"triton", *sys.stdlib_module_names} or inside, (
+                f"{name} imports {imported}"
+            )
 
 
 def test_only_kernels_and_their_launcher_know_triton() -> None:
     """And the launcher imports it inside its functions alone."""
     for name in ELSEWHERE:
         if name != "backends.triton":
-            assert not any(imported.split(".")[0] == "triton" for imported in imports_of(name)), name
+            assert not any(imported.split(".")[0] == "triton" for imported in imports_of(name)), (
+                name
+            )
     for node in ast.parse(SOURCES["backends.triton"].read_text()).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             text = ast.unparse(node)
@@ -128,7 +152,9 @@ def test_only_kernels_and_their_launcher_know_triton() -> None:
 def test_no_assert_stands_for_a_refusal() -> None:
     """Mistakes of the caller are refused by exceptions, which python -O keeps."""
     for name, path in SOURCES.items():
-        asserts = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+        asserts = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)
+        ]
         if name.split(".")[0] in {"functional", "operands", "window", "nn", "quantized"}:
             assert not [node.lineno for node in asserts], name
         # Elsewhere an assert says what a type checker cannot see, and nothing else.
@@ -155,7 +181,9 @@ def files_touched(call: Callable[[], object]) -> set[str]:
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("function", [torch_dmlpool.max_pooling, torch_dmlpool.average_pooling])
-def test_an_eager_call_runs_through_at_most_8_files(function: Callable[..., object], gradient: bool) -> None:
+def test_an_eager_call_runs_through_at_most_8_files(
+    function: Callable[..., object], gradient: bool
+) -> None:
     """What a reader has to open to follow a call, and what a call pays for."""
     input = torch.ones(2, 3, 8, 8, requires_grad=gradient)
     touched = files_touched(lambda: function(input, 3, 2, 1, 1))
@@ -163,10 +191,17 @@ def test_an_eager_call_runs_through_at_most_8_files(function: Callable[..., obje
 
 
 def test_rules_that_are_cited_are_in_the_specification() -> None:
-    """A comment, docstring or test that names E6 leads to a line of docs/specification.md, and every rule is tested."""
+    """A comment, docstring or test that names E6 leads to a line of docs/specification.md, and
+    every rule is tested."""
     root = PACKAGE.parent
-    defined = set(re.findall(r"^- \*\*([GAMQE]\d)\*\*", (root / "docs/specification.md").read_text(), re.MULTILINE))
-    folders = {name: list((root / name).rglob("*.py")) for name in ("torch_dmlpool", "kernels", "tests")}
+    defined = set(
+        re.findall(
+            r"^- \*\*([GAMQE]\d)\*\*", (root / "docs/specification.md").read_text(), re.MULTILINE
+        )
+    )
+    folders = {
+        name: list((root / name).rglob("*.py")) for name in ("torch_dmlpool", "kernels", "tests")
+    }
     cited = {
         name: set(re.findall(r"\b[GAMQE][1-9]\b", "".join(map(Path.read_text, paths))))
         for name, paths in folders.items()
@@ -176,15 +211,32 @@ def test_rules_that_are_cited_are_in_the_specification() -> None:
 
 
 FACTORIES = {
-    *("arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint", "randn"),
+    *(
+        "arange",
+        "as_tensor",
+        "empty",
+        "empty_strided",
+        "eye",
+        "full",
+        "linspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+    ),
     *("scalar_tensor", "tensor", "zeros"),
 }
 
 
 def test_constants_name_their_data_type_and_device() -> None:
-    """A default data type or device, which model loaders set for a while, never reaches a tensor of the package."""
+    """A default data type or device, which model loaders set for a while, never reaches a tensor of
+    the package."""
     for name in ELSEWHERE:
         for node in ast.walk(ast.parse(SOURCES[name].read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{factory}" for factory in FACTORIES}:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                f"torch.{factory}" for factory in FACTORIES
+            }:
                 given = {keyword.arg for keyword in node.keywords}
-                assert given >= {"dtype", "device"}, f"{SOURCES[name]}:{node.lineno}: {ast.unparse(node)}"
+                assert given >= {"dtype", "device"}, (
+                    f"{SOURCES[name]}:{node.lineno}: {ast.unparse(node)}"
+                )

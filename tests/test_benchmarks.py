@@ -1,4 +1,5 @@
-"""`make bench` and `make gpu`: contestants compute the same, runs write what the documentation shows, limits hold."""
+"""`make bench` and `make gpu`: contestants compute the same, runs write what the documentation
+shows, limits hold."""
 
 import json
 import os
@@ -26,10 +27,13 @@ PRESENT, _ = peers.present("cpu", with_optional=False)
 
 
 def reduced(row):
-    """The same window over one sample, few channels, and the smallest spatial sizes that keep what is special."""
+    """The same window over one sample, few channels, and the smallest spatial sizes that keep what
+    is special."""
     spatial = tuple(
         min(size, (window - 1) * step + 1 + 2 * stride + 1)
-        for size, window, step, stride in zip(row.sizes[2:], row.window, row.dilation, row.stride, strict=True)
+        for size, window, step, stride in zip(
+            row.sizes[2:], row.window, row.dilation, row.stride, strict=True
+        )
     )
     return replace(row, sizes=(min(row.sizes[0], 2), min(row.sizes[1], 3), *spatial))
 
@@ -39,10 +43,13 @@ REDUCED = list(dict.fromkeys(map(reduced, select("all"))))
 
 @cases.each("row", REDUCED, REDUCED[::40])
 def test_everyone_agrees_or_says_why_not(row) -> None:
-    """ATen's results, exactly for maxima and indices; a peer may be absent, never wrong or broken."""
+    """ATen's results, exactly for maxima and indices; a peer may be absent, never wrong or
+    broken."""
     calls, skipped = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
     # ATen knows no scales of channels, and on a CPU no 3-D averages of 16 bits.
-    without_aten = row.per_channel or (row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2)
+    without_aten = row.per_channel or (
+        row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2
+    )
     reference = peers.DETOUR if without_aten else peers.ATEN
     assert {peers.OURS, reference, peers.COPY} <= {peer.name for peer in calls}
     assert not [reason for reason in skipped.values() if reason.startswith(("wrong:", "failed:"))]
@@ -58,10 +65,20 @@ def test_everyone_agrees_or_says_why_not(row) -> None:
 def test_a_wrong_peer_is_left_out(family: str, change, finding: str) -> None:
     def bind(problem):
         aten = peers.torch_calls(peers.aten_pool(problem.workload), problem)
-        return [Bound(call.run, lambda returned, call=call: change(call.collect(returned))) for call in aten]
+        return [
+            Bound(call.run, lambda returned, call=call: change(call.collect(returned)))
+            for call in aten
+        ]
 
-    row = next(row for row in REDUCED if row.family == family and row.mode == "forward" and row.sizes[0] == 2)
-    aten, wrong = next(peer for peer in PRESENT if peer.name == peers.ATEN), peers.Peer("changed", lambda: "1", bind)
+    row = next(
+        row
+        for row in REDUCED
+        if row.family == family and row.mode == "forward" and row.sizes[0] == 2
+    )
+    aten, wrong = (
+        next(peer for peer in PRESENT if peer.name == peers.ATEN),
+        peers.Peer("changed", lambda: "1", bind),
+    )
     calls, skipped = harness.bind([aten, wrong], harness.problem(row, SETTINGS))
     assert list(calls) == [aten]
     assert skipped["changed"].startswith(f"wrong: {finding}")
@@ -73,16 +90,32 @@ def test_a_wrong_peer_is_left_out(family: str, change, finding: str) -> None:
 def test_a_run_writes_json_and_a_table(tmp_path: Path, python: Callable[..., Any]) -> None:
     """The command itself, beside busy processes, then the documentation made of what it wrote."""
     path = tmp_path / "run.json"
-    options = ["--rows", "1x1x4x4 window 2/2", "--rounds", "2", "--row-seconds", "0", "--threads", "1", "--load"]
+    options = [
+        "--rows",
+        "1x1x4x4 window 2/2",
+        "--rounds",
+        "2",
+        "--row-seconds",
+        "0",
+        "--threads",
+        "1",
+        "--load",
+    ]
     completed = python("-m", "benchmarks", *options, "--out", path, cwd=report.ROOT)
     names = [row.name for row in select("1x1x4x4 window 2/2")]
     assert all(name in completed.stdout for name in names)
     data = json.loads(path.read_text(encoding="utf-8"))
     assert [row["name"] for row in data["rows"]] == names
-    assert (data["conditions"]["threads"], data["conditions"]["busy_processes"]) == (1, load.cores())
+    assert (data["conditions"]["threads"], data["conditions"]["busy_processes"]) == (
+        1,
+        load.cores(),
+    )
     for row in data["rows"]:
         assert {"ours", "copy", "ATen"} <= set(row["seconds"])
-        assert all(0 < times["lower"] <= times["median"] <= times["upper"] for times in row["seconds"].values())
+        assert all(
+            0 < times["lower"] <= times["median"] <= times["upper"]
+            for times in row["seconds"].values()
+        )
     training = next(row for row in data["rows"] if row["kept"] and row["name"].startswith("max"))
     assert training["kept"]["ours"]["extra"] == 4  # M6: one byte for each of four results
     text = report.documentation(report.newest([Results.load(path)]))
@@ -107,19 +140,25 @@ time.sleep(60)
 """
 
 
-def test_a_limit_ends_all_processes_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_ends_all_processes_of_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a tool has started outlived it once; the log is there, and failures were printed."""
     start = time.monotonic()
     report = gpu.run_step("checked", [sys.executable, "-uc", PARENT], 3, dict(os.environ), tmp_path)
     assert report["exit_status"] == 124
     log = (tmp_path / "checked.log").read_text()
     status = Path(f"/proc/{int(log.split()[1])}/status")
-    while time.monotonic() - start < 30 and status.exists() and "State:\tZ" not in status.read_text():
+    while (
+        time.monotonic() - start < 30 and status.exists() and "State:\tZ" not in status.read_text()
+    ):
         time.sleep(0.05)  # killed, but not gone yet where the machine is busy
     assert not status.exists() or "State:\tZ" in status.read_text()
     printed = capsys.readouterr().out
     assert printed.index("FAILED") < printed.index("ended at its limit")
-    failed = gpu.run_step("checked", [sys.executable, "-c", "raise SystemExit(3)"], 20, dict(os.environ), tmp_path)
+    failed = gpu.run_step(
+        "checked", [sys.executable, "-c", "raise SystemExit(3)"], 20, dict(os.environ), tmp_path
+    )
     assert failed["exit_status"] == 3
 
 
@@ -130,8 +169,11 @@ def test_no_row_is_begun_after_the_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_prepared_is_found_in_another_folder(tmp_path: Path, python: Callable[..., Any]) -> None:
-    """The whole way that a launch takes on a GPU, up to the driver: nothing is compiled a second time."""
+def test_what_is_prepared_is_found_in_another_folder(
+    tmp_path: Path, python: Callable[..., Any]
+) -> None:
+    """The whole way that a launch takes on a GPU, up to the driver: nothing is compiled a second
+    time."""
     pytest.importorskip("triton._C.libtriton")
     prepare = ("-m", "benchmarks.gpu_prepare", "--every", "70", "--folder")
     assert ", 0 compiled" not in python(*prepare, tmp_path / "here", cwd=gpu.ROOT).stdout

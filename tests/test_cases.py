@@ -1,4 +1,5 @@
-"""The table of cases and the oracle are tested too: a case must reach its edge, and the oracle must know the seeds."""
+"""The table of cases and the oracle are tested too: a case must reach its edge, and the oracle must
+know the seeds."""
 
 import cases
 import numpy as np
@@ -12,7 +13,9 @@ def test_edge_reaches_what_it_is_named_after(edge: cases.Edge) -> None:
     assert edge.claim(edge)
 
 
-@cases.parametrized([case for case in cases.LINES + cases.PLANES + cases.VOLUMES if case.pooling.ceil_mode])
+@cases.parametrized(
+    [case for case in cases.LINES + cases.PLANES + cases.VOLUMES if case.pooling.ceil_mode]
+)
 def test_a_neighbour_in_ceil_mode_still_reaches_its_edge(case: cases.Case) -> None:
     """ceil_mode holds for all axes of a request: plain neighbours must not change under it."""
     for edge, size in zip(case.edges, case.output_sizes, strict=True):

@@ -1,4 +1,5 @@
-"""torch.compile, torch.export, fake and meta tensors (E1, E2): nothing breaks the graph, nothing recompiles in vain."""
+"""torch.compile, torch.export, fake and meta tensors (E1, E2): nothing breaks the graph, nothing
+recompiles in vain."""
 
 import functools
 import itertools
@@ -26,7 +27,12 @@ def _unpooled(x: Tensor) -> Tensor:
 
 def _adaptive(x: Tensor) -> Tensor:
     values, indices = dmlpool.adaptive_max_pooling(x, (3, 4), return_indices=True)
-    return dmlpool.adaptive_average_pooling(x.sin(), (3, 4)) + values + indices + dmlpool.adaptive_average_pooling(x, 1)
+    return (
+        dmlpool.adaptive_average_pooling(x.sin(), (3, 4))
+        + values
+        + indices
+        + dmlpool.adaptive_average_pooling(x, 1)
+    )
 
 
 def _gradients(x: Tensor) -> Tensor:
@@ -45,7 +51,9 @@ def _requantized(x: Tensor) -> Tensor:
 
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "average": lambda x: dmlpool.average_pooling(x, 3, 2, (1,) * (x.dim() - 2), 2, ceil_mode=True),
-    "max with indices": lambda x: dmlpool.max_pooling(x, (3,) * (x.dim() - 2), 2, 1, 1, return_indices=True)[0],
+    "max with indices": lambda x: dmlpool.max_pooling(
+        x, (3,) * (x.dim() - 2), 2, 1, 1, return_indices=True
+    )[0],
     "average over planes": lambda x: dmlpool.average_pooling(x, x.shape[2:], include_padding=True),
     "adaptive": _adaptive,
     "unpooling": _unpooled,
@@ -56,13 +64,17 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "average, divided by 5": lambda x: dmlpool.average_pooling(x, 2, divisor_override=5),
     "max over planes": lambda x: dmlpool.max_pooling(x, x.shape[2:]),
     "average of rows": lambda x: dmlpool.average_pooling(x, (1, x.shape[3]), (1, x.shape[3])),
-    "half a window of padding": lambda x: dmlpool.average_pooling(x, 3, 1, x.shape[2] // 4, x.shape[3] // 4),
+    "half a window of padding": lambda x: dmlpool.average_pooling(
+        x, 3, 1, x.shape[2] // 4, x.shape[3] // 4
+    ),
     "gradients": _gradients,
     "layers": torch.nn.Sequential(
-        nn.MaxPool2d(3, 2, "same"), nn.AvgPool2d(2, 1, ((0, 1), (1, 0)), dilation=2, count_include_pad=False),
-        nn.LPPool2d(2, 2, 1), nn.AdaptiveMaxPool2d((3, None)),
+        nn.MaxPool2d(3, 2, "same"),
+        nn.AvgPool2d(2, 1, ((0, 1), (1, 0)), dilation=2, count_include_pad=False),
+        nn.LPPool2d(2, 2, 1),
+        nn.AdaptiveMaxPool2d((3, None)),
     ),
-}  # fmt: skip
+}
 
 
 def counted(
@@ -72,14 +84,19 @@ def counted(
     return torch.compile(function, backend=counter, fullgraph=True, **rest), counter
 
 
-def check_forward_and_backward(ours: Callable[[Tensor], Tensor], eager: Callable[[Tensor], Tensor], input: Tensor):
+def check_forward_and_backward(
+    ours: Callable[[Tensor], Tensor], eager: Callable[[Tensor], Tensor], input: Tensor
+):
     """Eager's numbers, and eager's strides."""
     results = []
     for function in (ours, eager):
         leaf = input.detach().requires_grad_()
         output = function(leaf)
-        results.append([output] if output.dtype is torch.int8 else [
-            output, *torch.autograd.grad(output.pow(2).sum(), leaf)])  # fmt: skip
+        results.append(
+            [output]
+            if output.dtype is torch.int8
+            else [output, *torch.autograd.grad(output.pow(2).sum(), leaf)]
+        )
     for result, expected in zip(*results, strict=True):
         torch.testing.assert_close(result, expected)
         assert result.stride() == expected.stride()
@@ -91,21 +108,27 @@ GRAPHS = [*((pool, "aot_eager") for pool in POOLS), *LOWERED]
 
 @cases.each(("pool", "backend"), GRAPHS, GRAPHS[:6])
 def test_one_graph_for_every_size(pool: str, backend: str, device: torch.device) -> None:
-    """E2: forward and backward, other batches and images, windows that follow the image; in either layout one more."""
+    """E2: forward and backward, other batches and images, windows that follow the image; in either
+    layout one more."""
     function, counter = counted(POOLS[pool], backend, dynamic=True)
     for sizes in [(2, 3, 9, 8), (5, 3, 9, 7), (3, 4, 17, 12)]:
         check_forward_and_backward(function, POOLS[pool], samples.distinct(*sizes).to(device))
     assert counter.frame_count == 1
-    check_forward_and_backward(function, POOLS[pool], samples.channels_last(samples.distinct(2, 3, 9, 8).to(device)))
+    check_forward_and_backward(
+        function, POOLS[pool], samples.channels_last(samples.distinct(2, 3, 9, 8).to(device))
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["max", "average"])
 def test_automatic_dynamic_shapes_settle(pool: str, device: torch.device) -> None:
-    """E2: without dynamic=True, one more graph for the first size that differs, and none after it."""
+    """E2: without dynamic=True, one more graph for the first size that differs, and none after
+    it."""
     function, counter = counted(POOLS[pool])
     for batch in (2, 4, 5, 9):
-        torch.testing.assert_close(function(x := samples.distinct(batch, 3, 9, 8).to(device)), POOLS[pool](x))
+        torch.testing.assert_close(
+            function(x := samples.distinct(batch, 3, 9, 8).to(device)), POOLS[pool](x)
+        )
     assert counter.frame_count == 2
 
 
@@ -116,7 +139,10 @@ PAIRS = list(itertools.product(COMPILED, ["max", "average"]))
 @cases.each(("transform", "pool"), PAIRS, [("vmap of grad", "max"), ("jvp", "average")])
 def test_compiled_transforms(transform: str, pool: str, device: torch.device) -> None:
     """E1: torch.func inside the compiled region, in one graph."""
-    function, input = functools.partial(TRANSFORMS[transform], POOLS[pool]), samples.distinct(2, 2, 5, 4).to(device)
+    function, input = (
+        functools.partial(TRANSFORMS[transform], POOLS[pool]),
+        samples.distinct(2, 2, 5, 4).to(device),
+    )
     torch.testing.assert_close(counted(function)[0](input), function(input))
 
 
@@ -135,22 +161,44 @@ class Network(torch.nn.Module):
         )
 
 
-OPERATORS = ["max_pooling_with_indices", "max_unpooling", "average_pooling", "lp_pooling", "adaptive_average_pooling"]
+OPERATORS = [
+    "max_pooling_with_indices",
+    "max_unpooling",
+    "average_pooling",
+    "lp_pooling",
+    "adaptive_average_pooling",
+]
 OPERATORS += ["max_pooling", "quantized_linear_average_pooling"]
 
 
 def operators_in(program: torch.export.ExportedProgram) -> list[str]:
-    return [str(node.target).split(".")[1] for node in program.graph.nodes if "dmlpool" in str(node.target)]
+    return [
+        str(node.target).split(".")[1]
+        for node in program.graph.nodes
+        if "dmlpool" in str(node.target)
+    ]
 
 
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["non-strict", "strict"])
+@pytest.mark.parametrize(
+    "strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["non-strict", "strict"]
+)
 def test_export_with_dynamic_dimensions(strict: bool, device: torch.device) -> None:
-    """E2: an exported program keeps the operators whole, decomposed too but for norms, and serves other sizes."""
-    dimensions = {0: torch.export.Dim("batch", min=2), 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    """E2: an exported program keeps the operators whole, decomposed too but for norms, and serves
+    other sizes."""
+    dimensions = {
+        0: torch.export.Dim("batch", min=2),
+        2: torch.export.Dim.AUTO,
+        3: torch.export.Dim.AUTO,
+    }
     example = samples.normal(2, 3, 9, 8).to(device)
-    program = torch.export.export(Network(), (example,), dynamic_shapes=(dimensions,), strict=strict)
+    program = torch.export.export(
+        Network(), (example,), dynamic_shapes=(dimensions,), strict=strict
+    )
     assert operators_in(program) == OPERATORS
-    assert {*OPERATORS} - {*operators_in(program.run_decompositions())} == {"lp_pooling", "max_unpooling"}
+    assert {*OPERATORS} - {*operators_in(program.run_decompositions())} == {
+        "lp_pooling",
+        "max_unpooling",
+    }
     for sizes in [(2, 3, 9, 8), (5, 3, 14, 21)]:
         input = samples.normal(*sizes).to(device)
         for result, expected in zip(program.module()(input), Network()(input), strict=True):
@@ -163,6 +211,8 @@ def test_export_with_dynamic_dimensions(strict: bool, device: torch.device) -> N
 def test_a_refusal_while_compiling(device: torch.device) -> None:
     """G5: a wrong window is refused in a compiled function too, by the same text."""
     function = torch.compile(lambda x: dmlpool.max_pooling(x, 9), backend="aot_eager")
-    with pytest.raises(Exception, match="the window leaves no output in spatial dimension H") as refusal:
+    with pytest.raises(
+        Exception, match="the window leaves no output in spatial dimension H"
+    ) as refusal:
         function(torch.ones(2, 3, 5, 6, device=device))
     assert not isinstance(refusal.value, AssertionError)

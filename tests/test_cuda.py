@@ -1,4 +1,5 @@
-"""What only a GPU can show: large tensors, streams, graphs, determinism under load. Skipped in words without one."""
+"""What only a GPU can show: large tensors, streams, graphs, determinism under load. Skipped in
+words without one."""
 
 import pytest
 import samples
@@ -90,13 +91,16 @@ def test_more_samples_than_a_grid_has_rows(function: str) -> None:
 
 
 def test_the_gpu_agrees_with_the_cpu_on_real_sizes() -> None:
-    """E6: maxima and indices are equal, averages within the bound, gradients too, contiguous and channels_last."""
+    """E6: maxima and indices are equal, averages within the bound, gradients too, contiguous and
+    channels_last."""
     for memory_format in (torch.contiguous_format, torch.channels_last):
         input = torch.randn(4, 32, 61, 56).to(memory_format=memory_format)
         on_gpu = input.cuda()
         for name in ("max", "indices"):
             assert torch.equal(FORWARD[name](on_gpu).cpu(), FORWARD[name](input))
-        torch.testing.assert_close(FORWARD["average"](on_gpu).cpu(), FORWARD["average"](input), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            FORWARD["average"](on_gpu).cpu(), FORWARD["average"](input), rtol=1e-6, atol=1e-6
+        )
         for name in ("max", "average"):
             on_both = (samples.results(FORWARD[name], image)[1].cpu() for image in (on_gpu, input))
             torch.testing.assert_close(*on_both, rtol=1e-5, atol=1e-6)

@@ -25,7 +25,9 @@ def test_wide_unsigned_integers_are_taken_apart(dtype: torch.dtype) -> None:
     arguments = samples.spelled_out(case.pooling)
     expected = oracle.maximum(samples.to_numpy(input), case.pooling)
     samples.assert_same(TABLE[operators.max_pooling.default](input, *arguments), expected.values)
-    values, indices = TABLE[operators.max_pooling_with_indices.default](input, *arguments, torch.int64, False)
+    values, indices = TABLE[operators.max_pooling_with_indices.default](
+        input, *arguments, torch.int64, False
+    )
     samples.assert_same(values, expected.values)
     samples.assert_same(indices, expected.indices)
 
@@ -41,10 +43,15 @@ class Program(torch.nn.Module):
         return self.function(*inputs)
 
 
-def taken_apart(function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence[int] = ()) -> Callable[..., Any]:
-    """The function exported without an operator of this package; of the first input these dimensions stay open."""
+def taken_apart(
+    function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence[int] = ()
+) -> Callable[..., Any]:
+    """The function exported without an operator of this package; of the first input these
+    dimensions stay open."""
     shapes = (dict.fromkeys(dynamic, torch.export.Dim.AUTO), *[None] * (len(inputs) - 1))
-    program = torch.export.export(Program(function), inputs, dynamic_shapes=(shapes,) if dynamic else None)
+    program = torch.export.export(
+        Program(function), inputs, dynamic_shapes=(shapes,) if dynamic else None
+    )
     apart = program.run_decompositions({**torch.export.default_decompositions(), **TABLE})
     assert "dmlpool" in program.graph_module.code
     assert "dmlpool" not in apart.graph_module.code
@@ -53,10 +60,22 @@ def taken_apart(function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence
 
 def everywhere(input: Tensor) -> tuple[Any, ...]:
     """What needs no static image sizes."""
-    values, indices = dmlpool.max_pooling(input, (2, 3), 2, 1, 2, ceil_mode=True, return_indices=True)
-    whole = dmlpool.max_pooling(input, input.shape[2:]), dmlpool.average_pooling(input, (1, input.shape[3]))
+    values, indices = dmlpool.max_pooling(
+        input, (2, 3), 2, 1, 2, ceil_mode=True, return_indices=True
+    )
+    whole = (
+        dmlpool.max_pooling(input, input.shape[2:]),
+        dmlpool.average_pooling(input, (1, input.shape[3])),
+    )
     same = dmlpool.nn.functional.avg_pool2d(input, 2, 2, "same")
-    return values, indices, *whole, same, dmlpool.lp_pooling(input, 2, 2, 1), dmlpool.max_pooling(input, 2)
+    return (
+        values,
+        indices,
+        *whole,
+        same,
+        dmlpool.lp_pooling(input, 2, 2, 1),
+        dmlpool.max_pooling(input, 2),
+    )
 
 
 def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
@@ -71,9 +90,15 @@ def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
     return averages, *maxima, dmlpool.max_unpooling(values, indices, input.shape), *gradients
 
 
-@pytest.mark.parametrize(("function", "dynamic"), [
-    pytest.param(everywhere, (), marks=pytest.mark.slow), (everywhere, (0, 2, 3)), (of_known_sizes, (0,))
-], ids=["static", "dynamic", "static image sizes"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "dynamic"),
+    [
+        pytest.param(everywhere, (), marks=pytest.mark.slow),
+        (everywhere, (0, 2, 3)),
+        (of_known_sizes, (0,)),
+    ],
+    ids=["static", "dynamic", "static image sizes"],
+)
 def test_a_program_taken_apart(function: Callable[[Tensor], Any], dynamic: tuple[int, ...]) -> None:
     """No operator of this package is left, and sizes may stay dynamic."""
     input = samples.normal(2, 3, 9, 8)
@@ -88,7 +113,9 @@ def test_a_window_of_dynamic_size_is_refused() -> None:
     half = Program(lambda input: dmlpool.max_pooling(input, (input.shape[2] // 2, 2)))
     shapes = (({2: torch.export.Dim.AUTO},),)
     program = torch.export.export(half, (samples.normal(2, 3, 9, 8),), dynamic_shapes=shapes)
-    with pytest.raises(Exception, match="window_size depends on dynamic sizes in spatial dimension H"):
+    with pytest.raises(
+        Exception, match="window_size depends on dynamic sizes in spatial dimension H"
+    ):
         program.run_decompositions(decompositions())
 
 
@@ -100,11 +127,23 @@ def dilated(input: Tensor, integers: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("dynamic", [(), (0,)], ids=["static", "dynamic"])
-def test_a_dilated_window_that_spans_a_dimension_skips_what_lies_between_its_taps(dynamic: tuple[int, ...]) -> None:
+def test_a_dilated_window_that_spans_a_dimension_skips_what_lies_between_its_taps(
+    dynamic: tuple[int, ...],
+) -> None:
     """G2: of 1, 9, 2 it reads 1 and 2."""
-    input, integers = torch.tensor([[[1.0, 9.0, 2.0]]]).repeat(2, 1, 1), torch.tensor([[[1, 9, 5]]], dtype=torch.uint8)
-    values, indices, average, quantized = taken_apart(dilated, input, integers, dynamic=dynamic)(input, integers)
-    assert (values[0].item(), indices[0].item(), average[0].item(), quantized.item()) == (2, 2, 1.5, 3)
+    input, integers = (
+        torch.tensor([[[1.0, 9.0, 2.0]]]).repeat(2, 1, 1),
+        torch.tensor([[[1, 9, 5]]], dtype=torch.uint8),
+    )
+    values, indices, average, quantized = taken_apart(dilated, input, integers, dynamic=dynamic)(
+        input, integers
+    )
+    assert (values[0].item(), indices[0].item(), average[0].item(), quantized.item()) == (
+        2,
+        2,
+        1.5,
+        3,
+    )
 
 
 def test_quantized_averages_of_millions_of_elements_are_exact() -> None:

@@ -19,31 +19,53 @@ MODES = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_fo
 
 
 def finite(values: Tensor) -> Tensor:
-    """Minus infinity, which empty windows give, as a number that numerical differentiation can subtract from itself."""
+    """Minus infinity, which empty windows give, as a number that numerical differentiation can
+    subtract from itself."""
     return values.clamp(min=-1e6)
 
 
 def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]]:
     """Every differentiable operator as a function of one tensor, with that tensor's sizes."""
     given, window = case.arguments, samples.spelled_out(case.pooling)
-    inner, outer, sizes, last = (2, 2, *case.sizes), (2, 2, *case.output_sizes), list(case.sizes), case.rank > 1
+    inner, outer, sizes, last = (
+        (2, 2, *case.sizes),
+        (2, 2, *case.output_sizes),
+        list(case.sizes),
+        case.rank > 1,
+    )
     input, arriving = samples.distinct(*inner, seed=1), samples.distinct(*outer)
     taps = operators.max_pooling_with_taps(input, *window)[1]
     positions = operators.max_pooling_with_indices(input, *window, torch.int64, True)[1]
     uneven = tuple(size // 2 + 1 for size in sizes)
     bins = operators.adaptive_max_pooling(input, list(uneven))[1]
     larger = [size + 2 for size in case.output_sizes]
-    average, maximum, gradient = dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.max_pooling_grad
+    average, maximum, gradient = (
+        dmlpool.average_pooling,
+        dmlpool.max_pooling,
+        dmlpool.max_pooling_grad,
+    )
     return {
         "average_pooling": (lambda x: average(x, **given), inner),
-        "average_pooling, padding counted": (lambda x: average(x, **given, include_padding=True), inner),
+        "average_pooling, padding counted": (
+            lambda x: average(x, **given, include_padding=True),
+            inner,
+        ),
         "average_pooling, by 3": (lambda x: average(x, **given, divisor_override=3), inner),
         "average_pooling_grad": (lambda g: dmlpool.average_pooling_grad(g, inner, **given), outer),
         "max_pooling": (lambda x: finite(maximum(x, **given)), inner),
-        "max_pooling with indices": (lambda x: finite(maximum(x, **given, return_indices=True)[0]), inner),
-        "max_pooling_with_taps": (lambda x: finite(operators.max_pooling_with_taps(x, *window)[0]), inner),
+        "max_pooling with indices": (
+            lambda x: finite(maximum(x, **given, return_indices=True)[0]),
+            inner,
+        ),
+        "max_pooling_with_taps": (
+            lambda x: finite(operators.max_pooling_with_taps(x, *window)[0]),
+            inner,
+        ),
         "max_pooling_grad": (lambda g: gradient(input, g, **given), outer),
-        "max_pooling_grad in its input": (lambda x: gradient(x, arriving, **given) * x.square().mean(), inner),
+        "max_pooling_grad in its input": (
+            lambda x: gradient(x, arriving, **given) * x.square().mean(),
+            inner,
+        ),
         "max_pooling_grad_from_taps": (
             lambda g: operators.max_pooling_grad_from_taps(g, taps, sizes, *window, last),
             outer,
@@ -52,8 +74,14 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
         # An element of 0 alone in its window is where a norm, |x|, has no derivative.
         "lp_pooling": (lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3), inner),
         "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, uneven), inner),
-        "adaptive_average_pooling_grad": (lambda g: operators.adaptive_average_pooling_grad(g, larger), outer),
-        "adaptive_max_pooling": (lambda x: dmlpool.adaptive_max_pooling(x, uneven, return_indices=True)[0], inner),
+        "adaptive_average_pooling_grad": (
+            lambda g: operators.adaptive_average_pooling_grad(g, larger),
+            outer,
+        ),
+        "adaptive_max_pooling": (
+            lambda x: dmlpool.adaptive_max_pooling(x, uneven, return_indices=True)[0],
+            inner,
+        ),
         "max_unpooling": (lambda x: operators.max_unpooling(x, positions, sizes, True), outer),
         "gather_positions of bins": (lambda x: operators.gather_positions(x, bins, True), inner),
         "scatter_positions of bins": (
@@ -68,7 +96,8 @@ NAMES = list(functions_of(cases.case("plain")))
 
 @cases.in_pairs(case=cases.SMALL, name=NAMES)
 def test_first_derivatives(case: cases.Case, name: str) -> None:
-    """E1: reverse and forward mode, batched, against numerical differentiation; windows without a tap included."""
+    """E1: reverse and forward mode, batched, against numerical differentiation; windows without a
+    tap included."""
     function, sizes = functions_of(case)[name]
     input = samples.distinct(*sizes).requires_grad_()
     assert gradcheck(function, input, **MODES, fast_mode=case.rank > 1)
@@ -79,18 +108,30 @@ def test_second_derivatives(case: cases.Case, name: str) -> None:
     """E1: reverse over reverse and forward over reverse, batched."""
     function, sizes = functions_of(case)[name]
     input = samples.distinct(*sizes).requires_grad_()
-    arguments = (lambda x: function(x).sin(), input)  # bent: pooling alone has second derivatives of 0
+    # bent: pooling alone has second derivatives of 0
+    arguments = (
+        lambda x: function(x).sin(),
+        input,
+    )
     modes = {"check_batched_grad": True, "check_fwd_over_rev": True, "check_rev_over_rev": True}
     assert gradgradcheck(*arguments, **modes, fast_mode=case.rank > 1)
 
 
 def scattered(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     """Max unpooling as ATen does it where vmap goes too."""
-    return torch.zeros_like(like).flatten(2).scatter(2, indices.flatten(2), values.flatten(2)).view(like.shape)
+    return (
+        torch.zeros_like(like)
+        .flatten(2)
+        .scatter(2, indices.flatten(2), values.flatten(2))
+        .view(like.shape)
+    )
 
 
 POOLS = {
-    "max": (lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1), lambda x: functional.max_pool2d(x, 3, 2, 1)),
+    "max": (
+        lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
+        lambda x: functional.max_pool2d(x, 3, 2, 1),
+    ),
     "max with indices": (
         lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1, return_indices=True)[0],
         lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[0],
@@ -109,7 +150,9 @@ POOLS = {
         lambda x: functional.adaptive_max_pool2d(x, (3, 4)),
     ),
     "unpooling": (
-        lambda x: dmlpool.max_unpooling(*dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape),
+        lambda x: dmlpool.max_unpooling(
+            *dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape
+        ),
         lambda x: scattered(*functional.max_pool2d(x, 2, return_indices=True), x),
     ),
 }
@@ -126,20 +169,29 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor | tuple[Tensor, ...]]]
     "grad of grad": lambda pool, x: grad(lambda y: grad(loss(pool))(y).pow(2).sum())(x),
     "vjp": lambda pool, x: vjp(pool, x)[1](pool(x).cos())[0],
     "jvp": lambda pool, x: jvp(pool, (x,), (x.cos(),)),
-    "jvp of jvp": lambda pool, x: jvp(lambda y: jvp(lambda z: pool(z.sin()), (y,), (x.cos(),))[1], (x,), (x.cos(),)),
+    "jvp of jvp": lambda pool, x: jvp(
+        lambda y: jvp(lambda z: pool(z.sin()), (y,), (x.cos(),))[1], (x,), (x.cos(),)
+    ),
     "jvp of grad": lambda pool, x: jvp(grad(loss(pool)), (x,), (x.cos(),)),
-    "grad of jvp": lambda pool, x: grad(lambda y: jvp(lambda z: pool(z.sin()), (y,), (x.cos(),))[1].pow(2).sum())(x),
+    "grad of jvp": lambda pool, x: grad(
+        lambda y: jvp(lambda z: pool(z.sin()), (y,), (x.cos(),))[1].pow(2).sum()
+    )(x),
     "linearize": lambda pool, x: linearize(pool, x)[1](x.cos()),
     "vmap": lambda pool, x: vmap(pool)(torch.stack([x, -x, x.cos()])),
-    "vmap over dimension 2": lambda pool, x: vmap(pool, in_dims=2)(torch.stack([x, -x, x.cos()], 2)),
-    "vmap over the last dimension, into the first": lambda pool, x: vmap(pool, in_dims=-1, out_dims=1)(
-        torch.stack([x, -x], -1)
+    "vmap over dimension 2": lambda pool, x: vmap(pool, in_dims=2)(
+        torch.stack([x, -x, x.cos()], 2)
     ),
+    "vmap over the last dimension, into the first": lambda pool, x: vmap(
+        pool, in_dims=-1, out_dims=1
+    )(torch.stack([x, -x], -1)),
     "vmap of vmap": lambda pool, x: vmap(vmap(pool, in_dims=1), in_dims=3)(
-        torch.stack([x, x.cos(), -x], 1).unsqueeze(3) * torch.tensor([1.0, -2.0]).view(2, *[1] * (x.dim() - 2))
+        torch.stack([x, x.cos(), -x], 1).unsqueeze(3)
+        * torch.tensor([1.0, -2.0]).view(2, *[1] * (x.dim() - 2))
     ),
     "vmap of grad": lambda pool, x: vmap(grad(lambda y: loss(pool)(y[None])))(x),
-    "vmap of jvp": lambda pool, x: vmap(lambda t: jvp(pool, (x,), (t,))[1])(torch.stack([x.cos(), x])),
+    "vmap of jvp": lambda pool, x: vmap(lambda t: jvp(pool, (x,), (t,))[1])(
+        torch.stack([x.cos(), x])
+    ),
     "vmap of vjp": lambda pool, x: vmap(vjp(pool, x)[1])(torch.stack([pool(x), pool(-x)]))[0],
     "grad of vmap": lambda pool, x: grad(lambda y: vmap(pool)(y[:, None]).pow(2).sum())(x),
     "jvp of vmap": lambda pool, x: jvp(lambda y: vmap(pool)(y[:, None]), (x,), (x.cos(),)),
@@ -167,7 +219,12 @@ def test_vmapped_indices_count_inside_each_sample(
 ) -> None:
     """E1 and M4: what vmap gives is what a loop gives."""
     samples_of_vmap = [samples.ties(2, 3, 4, 5, seed=seed).to(device) for seed in range(3)]
-    arguments = {"window_size": 2, "start_padding": (2, 0), "return_indices": True, "index_dtype": index_dtype}
+    arguments = {
+        "window_size": 2,
+        "start_padding": (2, 0),
+        "return_indices": True,
+        "index_dtype": index_dtype,
+    }
     found = vmap(lambda x: dmlpool.max_pooling(x, **arguments), in_dims=dimension)(
         torch.stack(samples_of_vmap, dimension)
     )
@@ -184,8 +241,15 @@ def test_integers_are_not_differentiable(device: torch.device) -> None:
     assert values.requires_grad
     assert not indices.requires_grad
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(samples.normal(1, 1, 4, 4).to(device), torch.ones(1, 1, 4, 4, device=device))
-        assert forward_ad.unpack_dual(dmlpool.max_pooling(dual, 2, return_indices=True)[1]).tangent is None
+        dual = forward_ad.make_dual(
+            samples.normal(1, 1, 4, 4).to(device), torch.ones(1, 1, 4, 4, device=device)
+        )
+        assert (
+            forward_ad.unpack_dual(dmlpool.max_pooling(dual, 2, return_indices=True)[1]).tangent
+            is None
+        )
         whole = samples.ties(1, 1, 4, 4, dtype=torch.int32).to(device)
-        samples.assert_same(dmlpool.max_pooling(whole, 4), samples.to_numpy(whole.amax((2, 3), keepdim=True)))
+        samples.assert_same(
+            dmlpool.max_pooling(whole, 4), samples.to_numpy(whole.amax((2, 3), keepdim=True))
+        )
     assert not dmlpool.max_pooling(whole, 2).requires_grad

@@ -1,4 +1,5 @@
-"""README.md, docs/ and examples/: code runs, drawings and pictures are what the operators compute, names exist."""
+"""README.md, docs/ and examples/: code runs, drawings and pictures are what the operators compute,
+names exist."""
 
 import doctest
 import importlib.util
@@ -19,10 +20,15 @@ import torch_dmlpool as dmlpool
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+}
 PAGES["README.md"] = README
 
-PYTORCH_ANNOUNCES = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and")
+PYTORCH_ANNOUNCES = pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and"
+)
 ABOUT_QUANTIZED_TENSORS = {"docs/quantization.md", "docs/operators/quantized_average_pooling.md"}
 
 
@@ -38,16 +44,23 @@ class Block(NamedTuple):
 
 
 def blocks(text: str, language: str) -> list[Block]:
-    found = re.findall(rf"^```{language}(?: \{{(.*?)\}})?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        rf"^```{language}(?: \{{(.*?)\}})?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL
+    )
     return [Block(*block) for block in found]
 
 
 def pages_with_code() -> list[Any]:
-    found = [page for page, text in PAGES.items() if any(not block.mark for block in blocks(text, "python"))]
+    found = [
+        page
+        for page, text in PAGES.items()
+        if any(not block.mark for block in blocks(text, "python"))
+    ]
     return [
         pytest.param(
             page,
-            marks=[PYTORCH_ANNOUNCES] * (page in ABOUT_QUANTIZED_TENSORS) + [pytest.mark.slow] * (page in COMPILES),
+            marks=[PYTORCH_ANNOUNCES] * (page in ABOUT_QUANTIZED_TENSORS)
+            + [pytest.mark.slow] * (page in COMPILES),
             id=page,
         )
         for page in found
@@ -72,7 +85,8 @@ pictures = drawings()
 def test_the_code_of_a_page_runs(
     page: str, fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Block after block in one namespace, as a reader would type them, with something that could turn out wrong."""
+    """Block after block in one namespace, as a reader would type them, with something that could
+    turn out wrong."""
     for name in NEEDS.get(page, []):
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)  # where pages save their files
@@ -86,13 +100,22 @@ def test_the_code_of_a_page_runs(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "code"),
-    [(page, block.code) for page, text in PAGES.items() for block in blocks(text, "python") if block.mark],
+    [
+        (page, block.code)
+        for page, text in PAGES.items()
+        for block in blocks(text, "python")
+        if block.mark
+    ],
 )
-def test_code_for_several_processes_runs(page: str, code: str, tmp_path: Path, python: Callable[..., object]) -> None:
+def test_code_for_several_processes_runs(
+    page: str, code: str, tmp_path: Path, python: Callable[..., object]
+) -> None:
     pytest.importorskip("torch.distributed.tensor")
     script = tmp_path / "block.py"
     script.write_text(f"{code}\ntorch.distributed.destroy_process_group()\n", encoding="utf-8")
-    python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script, cwd=tmp_path)
+    python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script, cwd=tmp_path
+    )
 
 
 @PYTORCH_ANNOUNCES
@@ -107,7 +130,8 @@ def test_the_examples_of_docstrings_run(name: str) -> None:
 
 
 def drawing(request: str) -> str:
-    """The windows of a request over the row 1 to 6 as text, with what max and average pooling make of them."""
+    """The windows of a request over the row 1 to 6 as text, with what max and average pooling make
+    of them."""
     arguments: dict[str, Any] = eval(f"dict({request})", {"__builtins__": {"dict": dict}})
     size = 6
     axis, windows = pictures.axis_of(arguments), pictures.windows(arguments, size)
@@ -117,7 +141,10 @@ def drawing(request: str) -> str:
     lines = [request, "", "  ".join(["", *symbols.values()])[1:]]
     for window in windows:
         taps = window.taps
-        inside = "  ".join(symbols[position] if position in taps else " " for position in range(taps[0], taps[-1] + 1))
+        inside = "  ".join(
+            symbols[position] if position in taps else " "
+            for position in range(taps[0], taps[-1] + 1)
+        )
         line = " " * 3 * (taps[0] + axis.start_padding) + f"[{inside}]"
         numbers = f"max {window.maximum:.3g}   average {window.average:.3g}"
         if axis.start_padding or axis.end_padding:
@@ -146,7 +173,9 @@ def test_every_window_argument_has_a_heading_and_its_picture() -> None:
     page = PAGES["docs/window.md"]
     for argument in inspect.signature(dmlpool.average_pooling).parameters:
         if argument not in ("input", "divisor_override"):
-            section = re.search(rf"^## [^\n]*\b{argument}\b.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL)
+            section = re.search(
+                rf"^## [^\n]*\b{argument}\b.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL
+            )
             assert section is not None, argument
             assert "](images/" in section[0], argument
 
@@ -157,7 +186,9 @@ IMPLIED = {"OutputTensor", "OutputGradientTensor", "DimensionCount"}
 
 
 def test_every_struct_of_pooling_has_a_page() -> None:
-    names = re.findall(r"^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()), flags=re.MULTILINE)
+    names = re.findall(
+        r"^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()), flags=re.MULTILINE
+    )
     assert sorted(names) == [
         "DML_AVERAGE_POOLING1",
         "DML_AVERAGE_POOLING_GRAD",
@@ -171,12 +202,15 @@ def test_every_struct_of_pooling_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", STRUCTS)
 def test_a_struct_has_the_arguments_of_the_function_beside_it(page: str) -> None:
-    """Every field is an argument; every argument is a field, or one that the page names as going beyond."""
+    """Every field is an argument; every argument is a field, or one that the page names as going
+    beyond."""
     name = Path(page).stem
     arguments = set(inspect.signature(getattr(dmlpool, name)).parameters)
     call = blocks(PAGES[page], "python")[0].code
     fields = set(re.findall(r"(\w+)(?=;)", STRUCTS[page])) - IMPLIED
-    spelled = {re.sub(r"(?<!^)(?=[A-Z])", "_", field.removesuffix("Tensor")).lower() for field in fields}
+    spelled = {
+        re.sub(r"(?<!^)(?=[A-Z])", "_", field.removesuffix("Tensor")).lower() for field in fields
+    }
     expected = {argument.replace("output_indices", "return_indices") for argument in spelled}
     assert expected <= arguments
     tensors = {"input", "input_gradient", "indices"}
@@ -201,8 +235,12 @@ def test_the_navigation_has_every_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_files_a_page_links_to_exist(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)):
-        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).is_file(), target
+    for target in re.findall(
+        r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    ):
+        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).is_file(), (
+            target
+        )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/examples.md"])
@@ -234,7 +272,9 @@ SAID = {
 
 
 @cases.each("script", SAID, ["beyond_torch.py"])
-def test_an_example_ends_in_its_number_or_picture(script: str, tmp_path: Path, python: Callable[..., Any]) -> None:
+def test_an_example_ends_in_its_number_or_picture(
+    script: str, tmp_path: Path, python: Callable[..., Any]
+) -> None:
     pytest.importorskip("sklearn")
     pyplot = pytest.importorskip("matplotlib.pyplot")
     # On the CPU as users have it: under Triton's interpreter training would take an hour.

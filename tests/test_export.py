@@ -1,4 +1,5 @@
-"""Exported programs on disk: a fresh process loads and runs them, with this package and, taken apart, without it (E2).
+"""Exported programs on disk: a fresh process loads and runs them, with this package and, taken
+apart, without it (E2).
 
 What torch.export keeps and which sizes may be dynamic is in test_compile.py.
 """
@@ -23,12 +24,15 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Apart(cases.Pools):
-    """What can be taken apart: all but layers that put maxima back, which call for this package's own order."""
+    """What can be taken apart: all but layers that put maxima back, which call for this package's
+    own order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = dmlpool.nn.LPPool2d(2.0, 2, 1)
-        self.quantized = dmlpool.nn.quantized.AvgPool2d(2, input_scale=0.5, output_scale=0.25, output_zero_point=3)
+        self.quantized = dmlpool.nn.quantized.AvgPool2d(
+            2, input_scale=0.5, output_scale=0.25, output_zero_point=3
+        )
 
     def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
         return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
@@ -67,12 +71,17 @@ print("torch_dmlpool" in sys.modules)
 """
 
 
-def run_in_a_fresh_process(load: str, path: Path, imports: str, arguments: tuple[Tensor, ...]) -> tuple[Any, str]:
-    """What a saved model computes where nothing but ``imports`` has been imported, and what it complains of."""
+def run_in_a_fresh_process(
+    load: str, path: Path, imports: str, arguments: tuple[Tensor, ...]
+) -> tuple[Any, str]:
+    """What a saved model computes where nothing but ``imports`` has been imported, and what it
+    complains of."""
     results = path.with_suffix(".results")
     torch.save(arguments, f"{results}.inputs")
     command = [sys.executable, "-c", RUN.format(imports=imports), load, path, results]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=path.parent)
+    completed = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, cwd=path.parent
+    )
     if completed.returncode:
         return None, completed.stderr
     assert completed.stdout.strip() == str(bool(imports))
@@ -86,7 +95,8 @@ def check(results: Any, expected: tuple[Tensor, ...]) -> None:
 
 @pytest.mark.slow
 def test_a_saved_program(tmp_path: Path) -> None:
-    """Loaded where the package is imported, and refused in words where it is not; other batch sizes too."""
+    """Loaded where the package is imported, and refused in words where it is not; other batch sizes
+    too."""
     network, arguments = Apart(), inputs(5)
     path = tmp_path / "network.pt2"
     torch.export.save(program_of(network), path)
@@ -99,11 +109,15 @@ def test_a_saved_program(tmp_path: Path) -> None:
 
 
 def apart(network: torch.nn.Module) -> torch.export.ExportedProgram:
-    return program_of(network).run_decompositions({**torch.export.default_decompositions(), **decompositions()})
+    return program_of(network).run_decompositions(
+        {**torch.export.default_decompositions(), **decompositions()}
+    )
 
 
 @pytest.mark.parametrize("kind", [Few, pytest.param(Apart, marks=pytest.mark.slow)])
-def test_a_program_taken_apart_runs_without_the_package(kind: type[torch.nn.Module], tmp_path: Path) -> None:
+def test_a_program_taken_apart_runs_without_the_package(
+    kind: type[torch.nn.Module], tmp_path: Path
+) -> None:
     network, arguments = kind(), inputs(5)
     path = tmp_path / "network.pt2"
     torch.export.save(apart(network), path)
@@ -113,7 +127,8 @@ def test_a_program_taken_apart_runs_without_the_package(kind: type[torch.nn.Modu
 
 @pytest.mark.slow
 def test_packages_of_aot_inductor(tmp_path: Path) -> None:
-    """The operators call back into Python, so that the process must import the package; taken apart they do not."""
+    """The operators call back into Python, so that the process must import the package; taken apart
+    they do not."""
     network, arguments = Apart(), inputs(5)
     path = tmp_path / "whole.pt2"
     if torch.torch_version.TorchVersion(torch.__version__) < "2.13":
@@ -158,12 +173,21 @@ def run_in_cpp(package: Path, arguments: tuple[Tensor, ...]) -> Any:
     source, program = folder / "run.cpp", folder / "run"
     source.write_text(CPP)
     includes = [f"-I{path}" for path in torch.utils.cpp_extension.include_paths()]
-    libraries = [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_folder}/lib"]
+    libraries = [
+        f"-L{torch_folder}/lib",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+        f"-Wl,-rpath,{torch_folder}/lib",
+    ]
     compiler = torch.utils.cpp_extension.get_cxx_compiler()
     build = [compiler, "-std=c++20", "-O0", str(source), "-o", str(program), *includes, *libraries]
     subprocess.run(build, check=True, capture_output=True, timeout=500)
     torch.save(list(arguments), folder / "inputs")
     subprocess.run(
-        [program, package, folder / "inputs", folder / "outputs"], check=True, capture_output=True, timeout=240
+        [program, package, folder / "inputs", folder / "outputs"],
+        check=True,
+        capture_output=True,
+        timeout=240,
     )
     return torch.load(folder / "outputs", weights_only=False)  # a list that C++ wrote

@@ -34,7 +34,9 @@ SIGNATURES = {
 def test_signatures(name: str) -> None:
     """The contract's names, order, defaults and keyword-only arguments."""
     parameters = inspect.signature(getattr(dmlpool, name)).parameters.values()
-    plain = inspect.Signature([parameter.replace(annotation=parameter.empty) for parameter in parameters])
+    plain = inspect.Signature(
+        [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+    )
     assert str(plain) == f"({SIGNATURES[name]})"
 
 
@@ -48,7 +50,8 @@ def test_window_arguments_take_any_sequence(device: torch.device) -> None:
 
 
 def test_unusual_tensors_are_read_right(device: torch.device) -> None:
-    """G7: lazily negated views, Parameters, subclasses and inference tensors hold the values they show."""
+    """G7: lazily negated views, Parameters, subclasses and inference tensors hold the values they
+    show."""
     negated = torch.view_as_complex(samples.normal(1, 2, 5, 6, 2).to(device)).conj().imag
     assert negated.is_neg()
     plain = negated.clone().resolve_neg()
@@ -131,7 +134,9 @@ def test_nothing_to_pool(name: str, leading: tuple[int, int]) -> None:
     sizes = [tuple(tensor.shape) for tensor in cases.everything(name, torch.zeros(2, 3, 8, 9))]
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
         found = cases.everything(name, layout(torch.zeros(*leading, 8, 9)))
-        assert [tuple(tensor.shape) for tensor in found] == [(*leading, *size[2:]) for size in sizes]
+        assert [tuple(tensor.shape) for tensor in found] == [
+            (*leading, *size[2:]) for size in sizes
+        ]
 
 
 CHECKED_BY_MYPY = """
@@ -157,11 +162,18 @@ def pooled(x: torch.Tensor, flag: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_type_checker_sees_arguments_and_results(tmp_path: Path, python: Callable[..., Any]) -> None:
-    """return_indices decides the type, a bool variable included; the last six lines are wrong, and they alone."""
+def test_a_type_checker_sees_arguments_and_results(
+    tmp_path: Path, python: Callable[..., Any]
+) -> None:
+    """return_indices decides the type, a bool variable included; the last six lines are wrong, and
+    they alone."""
     source = tmp_path / "user.py"
     source.write_text(CHECKED_BY_MYPY)
-    completed = python("-m", "mypy", "--no-error-summary", "--follow-imports=silent", source, fails=True)
-    wrong = [int(line.split(":")[1]) for line in completed.stdout.splitlines() if ": error:" in line]
+    completed = python(
+        "-m", "mypy", "--no-error-summary", "--follow-imports=silent", source, fails=True
+    )
+    wrong = [
+        int(line.split(":")[1]) for line in completed.stdout.splitlines() if ": error:" in line
+    ]
     last = CHECKED_BY_MYPY.count("\n")
     assert wrong == list(range(last - 5, last + 1)), completed.stdout

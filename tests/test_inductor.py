@@ -1,4 +1,5 @@
-"""Inductor's lowerings (E2): what fuses, that it computes what the operators compute, and how it is switched off."""
+"""Inductor's lowerings (E2): what fuses, that it computes what the operators compute, and how it is
+switched off."""
 
 import math
 from collections.abc import Callable
@@ -32,29 +33,44 @@ def called(function: Callable[..., object], *arguments: object) -> list[str]:
     torch._dynamo.reset()
     _, code = run_and_get_code(compiled(function), *arguments)
     return [
-        line.split("dmlpool.")[1].split(".")[0] for line in "".join(code).splitlines() if "= torch.ops.dmlpool" in line
+        line.split("dmlpool.")[1].split(".")[0]
+        for line in "".join(code).splitlines()
+        if "= torch.ops.dmlpool" in line
     ]
 
 
 def of_types(dtypes: list[torch.dtype]) -> pytest.MarkDecorator:
     """The edges every day; every type in both layouts where there is time."""
-    return pytest.mark.parametrize(("chosen", "layout", "dtype"), [
-        pytest.param(EDGES, "channels last", torch.float32, id="edges"),
-        *(
-            pytest.param([*EDGES, PADDED], layout, dtype, id=f"{layout} {dtype}", marks=pytest.mark.slow)
-            for layout in ("contiguous", "channels last") for dtype in dtypes
-        ),
-    ])  # fmt: skip
+    return pytest.mark.parametrize(
+        ("chosen", "layout", "dtype"),
+        [
+            pytest.param(EDGES, "channels last", torch.float32, id="edges"),
+            *(
+                pytest.param(
+                    [*EDGES, PADDED], layout, dtype, id=f"{layout} {dtype}", marks=pytest.mark.slow
+                )
+                for layout in ("contiguous", "channels last")
+                for dtype in dtypes
+            ),
+        ],
+    )
 
 
 @of_types([*samples.FLOATS, *samples.INTEGERS])
 def test_maxima_equal_the_operators(
     chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """M1 to M3 and M5 to M7: values, taps and whole gradients, of types that Inductor has no code for too."""
+    """M1 to M3 and M5 to M7: values, taps and whole gradients, of types that Inductor has no code
+    for too."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
-    inputs = [samples.LAYOUTS[layout](samples.special(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
-    gradients = [samples.whole_gradient(input, case.pooling) for input, case in zip(inputs, chosen, strict=True)]
+    inputs = [
+        samples.LAYOUTS[layout](samples.special(2, 3, *case.sizes, dtype=dtype)).to(device)
+        for case in chosen
+    ]
+    gradients = [
+        samples.whole_gradient(input, case.pooling)
+        for input, case in zip(inputs, chosen, strict=True)
+    ]
 
     def maxima(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
         results = []
@@ -62,10 +78,16 @@ def test_maxima_equal_the_operators(
             values, taps = operators.max_pooling_with_taps(input, *arguments)
             results += [operators.max_pooling(input, *arguments), values, taps]
             if input.is_floating_point():
-                results.append(operators.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], *arguments, False))
+                results.append(
+                    operators.max_pooling_grad_from_taps(
+                        gradient, taps, input.shape[2:], *arguments, False
+                    )
+                )
         return results
 
-    for result, expected in zip(compiled(maxima)(inputs, gradients), maxima(inputs, gradients), strict=True):
+    for result, expected in zip(
+        compiled(maxima)(inputs, gradients), maxima(inputs, gradients), strict=True
+    ):
         assert result.dtype == expected.dtype
         samples.assert_same(result, expected)
 
@@ -79,7 +101,10 @@ def test_averages_are_as_exact_as_the_operators(
 ) -> None:
     """A1 to A6 and E6: halves are summed in float32; a negative divisor."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
-    inputs = [samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device) for case in chosen]
+    inputs = [
+        samples.LAYOUTS[layout](samples.normal(2, 3, *case.sizes, dtype=dtype)).to(device)
+        for case in chosen
+    ]
     outputs = [samples.normal(2, 3, *case.output_sizes, dtype=dtype) for case in chosen]
     gradients = [samples.LAYOUTS[layout](output).to(device) for output in outputs]
 
@@ -88,15 +113,25 @@ def test_averages_are_as_exact_as_the_operators(
         for input, gradient, window in zip(inputs, gradients, requests, strict=True):
             for divisor in DIVISORS:
                 results.append(operators.average_pooling(input, *window, *divisor))
-                results.append(operators.average_pooling_grad(gradient, input.shape[2:], *window, *divisor))
+                results.append(
+                    operators.average_pooling_grad(gradient, input.shape[2:], *window, *divisor)
+                )
         return results
 
     found = iter(compiled(averages)(inputs, gradients))
     for input, gradient, case in zip(inputs, gradients, chosen, strict=True):
-        taps, values, spread = math.prod(case.pooling.window_size), samples.to_numpy(input), samples.to_numpy(gradient)
+        taps, values, spread = (
+            math.prod(case.pooling.window_size),
+            samples.to_numpy(input),
+            samples.to_numpy(gradient),
+        )
         for divisor in DIVISORS:
-            samples.assert_average(next(found), *oracle.average(values, case.pooling, *divisor), taps)
-            samples.assert_gradient(next(found), *oracle.average_grad(spread, case.sizes, case.pooling, *divisor), taps)
+            samples.assert_average(
+                next(found), *oracle.average(values, case.pooling, *divisor), taps
+            )
+            samples.assert_gradient(
+                next(found), *oracle.average_grad(spread, case.sizes, case.pooling, *divisor), taps
+            )
 
 
 GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
@@ -116,10 +151,21 @@ def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> 
     found, expected = compiled(all_of)(leaf), all_of(leaf)
     for result, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(result, wanted, equal_nan=True)
-    sums = [sum(value.sum() * number for number, value in enumerate(values, 1)) for values in (found, expected)]
-    torch.testing.assert_close(*(torch.autograd.grad(value, leaf)[0] for value in sums), equal_nan=True)
-    assert called(lambda x: [GLOBAL["average"](x), GLOBAL["max"](x)], samples.normal(2, 3, 7, 12)) == []
-    assert called(GLOBAL["average"], samples.normal(2, 3, 7, 12, dtype=torch.float64)) == ["average_pooling"]  # E6
+    sums = [
+        sum(value.sum() * number for number, value in enumerate(values, 1))
+        for values in (found, expected)
+    ]
+    torch.testing.assert_close(
+        *(torch.autograd.grad(value, leaf)[0] for value in sums), equal_nan=True
+    )
+    assert (
+        called(lambda x: [GLOBAL["average"](x), GLOBAL["max"](x)], samples.normal(2, 3, 7, 12))
+        == []
+    )
+    # E6
+    assert called(GLOBAL["average"], samples.normal(2, 3, 7, 12, dtype=torch.float64)) == [
+        "average_pooling"
+    ]
 
 
 @pytest.mark.slow
@@ -144,14 +190,18 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
     torch._dynamo.reset()
     metrics.reset()
-    with config.patch(force_disable_caches=True), torch.compiler.config.patch(force_disable_caches=False):
+    with (
+        config.patch(force_disable_caches=True),
+        torch.compiler.config.patch(force_disable_caches=False),
+    ):
         compiled(function)(input)
     return metrics.generated_kernel_count
 
 
 @cases.each("pool", POOLS, ["max 3/1"])
 def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: torch.device) -> None:
-    """What stands before and after a pooling is computed in its loop, unless the option says otherwise."""
+    """What stands before and after a pooling is computed in its loop, unless the option says
+    otherwise."""
     function = lambda x: POOLS[pool](x * 2 + 1).relu() + 1  # noqa: E731 - compiled and called as it is
     input = samples.normal(2, 16, 9, 8).to(device)
     assert kernels_of(function, input) == 1
@@ -171,12 +221,19 @@ def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
     assert called(function, samples.channels_last(input)) == []
     if device.type == "cpu":
         assert called(function, input) == ["max_pooling"]
-        assert called(function, input[:1, :8, :9]) == []  # so few windows that a call would take longer
+        # so few windows that a call would take longer
+        assert called(function, input[:1, :8, :9]) == []
 
 
 def test_maxima_of_many_taps_are_loops_that_equal_the_operators(device: torch.device) -> None:
     """M1 to M3: padding, an overhang and gaps that no code spells out."""
-    gaps = {"window_size": (4, 5), "strides": (5, 4), "end_padding": 3, "dilations": (2, 1), "ceil_mode": True}
+    gaps = {
+        "window_size": (4, 5),
+        "strides": (5, 4),
+        "end_padding": 3,
+        "dilations": (2, 1),
+        "ceil_mode": True,
+    }
     maxima = lambda x: [dmlpool.max_pooling(x, 5, 2, 2, 1), dmlpool.max_pooling(x, **gaps)]  # noqa: E731
     input = samples.channels_last(samples.special(2, 16, 14, 17)).to(device)
     found, code = run_and_get_code(compiled(maxima), input)
@@ -188,9 +245,15 @@ def test_maxima_of_many_taps_are_loops_that_equal_the_operators(device: torch.de
 MOVES: dict[str, tuple[Callable[[Tensor], object], list[str]]] = {
     "tanh": (lambda x: dmlpool.max_pooling(x.tanh(), 2, 2), ["max_pooling", "tanh"]),
     "sigmoid": (lambda x: dmlpool.max_pooling(x.sigmoid(), 9, 4, 4, 4), ["max_pooling", "sigmoid"]),
-    "as many maxima": (lambda x: dmlpool.max_pooling(x.tanh(), 3, 1, 1, 1), ["tanh", "max_pooling"]),
+    "as many maxima": (
+        lambda x: dmlpool.max_pooling(x.tanh(), 3, 1, 1, 1),
+        ["tanh", "max_pooling"],
+    ),
     "empty windows": (lambda x: dmlpool.max_pooling(x.tanh(), 2, 3, 3), ["tanh", "max_pooling"]),
-    "returned too": (lambda x: ((y := x.tanh()), dmlpool.max_pooling(y, 2, 2)), ["tanh", "max_pooling"]),
+    "returned too": (
+        lambda x: ((y := x.tanh()), dmlpool.max_pooling(y, 2, 2)),
+        ["tanh", "max_pooling"],
+    ),
 }
 
 
@@ -199,7 +262,9 @@ def test_sigmoid_and_tanh_are_computed_of_maxima_alone(move: str, device: torch.
     """Where that gives the same results, of fewer evaluations."""
     function, order = MOVES[move]
     input, seen = samples.special(2, 3, 20, 22).to(device), list[str]()
-    see = lambda graph: seen.extend(str(node.target).split(".")[-2] for node in graph.nodes if "." in str(node.target))  # noqa: E731
+    see = lambda graph: seen.extend(
+        str(node.target).split(".")[-2] for node in graph.nodes if "." in str(node.target)
+    )  # noqa: E731
     with config.patch(post_grad_custom_post_pass=see):
         found = compiled(function)(input)
     assert [name for name in seen if name in order] == order
@@ -209,7 +274,9 @@ def test_sigmoid_and_tanh_are_computed_of_maxima_alone(move: str, device: torch.
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:
     """No operator of the package is left in either graph."""
     window = (3, 2, 1, 1)
-    both = lambda x: dmlpool.max_pooling(x.sin(), *window) + dmlpool.average_pooling(x.cos(), *window)  # noqa: E731
+    both = lambda x: (
+        dmlpool.max_pooling(x.sin(), *window) + dmlpool.average_pooling(x.cos(), *window)
+    )  # noqa: E731
     leaf = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device).requires_grad_()
     torch._dynamo.reset()
     _, code = run_and_get_code(lambda: compiled(both)(leaf).sum().backward())
@@ -250,7 +317,8 @@ def test_the_option_is_part_of_the_caches_key() -> None:
 
 @pytest.mark.slow
 def test_another_inductor_calls_the_operators(python: Callable[..., object]) -> None:
-    """A name that is missing costs the fusion and nothing else; importing the package does not load Inductor."""
+    """A name that is missing costs the fusion and nothing else; importing the package does not load
+    Inductor."""
     program = """
 import sys
 import torch

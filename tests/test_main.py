@@ -11,7 +11,8 @@ from torch_dmlpool import __main__ as program
 
 
 def test_as_a_command(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """The examples of DirectML's pages come out right, and nothing but text is written where there is no terminal."""
+    """The examples of DirectML's pages come out right, and nothing but text is written where there
+    is no terminal."""
     output = python("-W", "error", "-m", "torch_dmlpool", "--no-timing").stdout
     lines = output.splitlines()
     assert lines[0].split() == ["torch_dmlpool", dmlpool.__version__]
@@ -29,12 +30,19 @@ def test_the_version_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_the_cpu_lacks_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program.cpu, "missing", "cpu_avx2.so was not built: install a C++ compiler")
-    assert dict(program.versions())["CPU kernels"] == "cpu_avx2.so was not built: install a C++ compiler"
+    assert (
+        dict(program.versions())["CPU kernels"]
+        == "cpu_avx2.so was not built: install a C++ compiler"
+    )
 
 
-def test_a_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_result_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And one that raises too."""
-    monkeypatch.setattr(dmlpool, "average_pooling", lambda input, window: input[..., :2, :2] - window)
+    monkeypatch.setattr(
+        dmlpool, "average_pooling", lambda input, window: input[..., :2, :2] - window
+    )
 
     def refuses(*arguments: object) -> None:
         raise ValueError("no such window")
@@ -42,7 +50,10 @@ def test_a_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(dmlpool, "max_pooling_grad", refuses)
     assert program.main(["--quick"]) == 1
     output = capsys.readouterr().out
-    assert "FAILED DML_AVERAGE_POOLING\n    expected [[3, 4], [6, 7]], got [[-1.0, 0.0], [2.0, 3.0]]" in output
+    assert (
+        "FAILED DML_AVERAGE_POOLING\n    expected [[3, 4], [6, 7]], got [[-1.0, 0.0], [2.0, 3.0]]"
+        in output
+    )
     assert "FAILED DML_MAX_POOLING_GRAD\n    ValueError: no such window" in output
     assert "ok DML_MAX_POOLING2, indices" in output
 
@@ -53,9 +64,15 @@ def test_the_comparison_with_aten_has_a_row_for_each_contest(
     """Times of ours and of ATen, and their ratio."""
     monkeypatch.setattr(program, "SHAPE", (1, 1, 14, 14))
     measured = program.Timer.blocked_autorange
-    monkeypatch.setattr(program.Timer, "blocked_autorange", lambda timer, **_: measured(timer, min_run_time=0.001))
+    monkeypatch.setattr(
+        program.Timer, "blocked_autorange", lambda timer, **_: measured(timer, min_run_time=0.001)
+    )
     assert program.main([]) == 0
-    rows = capsys.readouterr().out.partition("milliseconds")[2].splitlines()[1 : 1 + len(program.CONTESTS)]
+    rows = (
+        capsys.readouterr()
+        .out.partition("milliseconds")[2]
+        .splitlines()[1 : 1 + len(program.CONTESTS)]
+    )
     for name, row in zip(program.CONTESTS, rows, strict=True):
         ours, aten, ratio = map(float, row.strip().removeprefix(name).split())
         assert min(ours, aten, ratio) > 0

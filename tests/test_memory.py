@@ -1,4 +1,5 @@
-"""Memory: nothing is left behind by a call, caches have an end, and what training keeps is what the contract allows."""
+"""Memory: nothing is left behind by a call, caches have an end, and what training keeps is what the
+contract allows."""
 
 import functools
 import gc
@@ -17,7 +18,9 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
+)
 MEBIBYTE = 2**20
 
 
@@ -37,7 +40,8 @@ def old_objects_aside() -> Iterator[None]:
 
 
 def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
-    """Python objects and bytes of memory more after so many calls than before, once caches are warm."""
+    """Python objects and bytes of memory more after so many calls than before, once caches are
+    warm."""
     for _ in range(20):
         call()
     gc.collect()
@@ -48,20 +52,29 @@ def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
     return len(gc.get_objects()) - objects, resident() - memory
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is not what is measured")
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's account of a process's memory")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is not what is measured"
+)
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="reads Linux's account of a process's memory"
+)
 @pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
-    """Per call of each operator, forward and backward, far less than one result (3 KiB at least) stays behind."""
+    """Per call of each operator, forward and backward, far less than one result (3 KiB at least)
+    stays behind."""
     each = times // len(cases.EVERYTHING)
     image = samples.normal(4, 3, 32, 32)
     for name in cases.EVERYTHING:
         call = functools.partial(cases.everything, name, image)
         # A cache may fill once more where the machine is busy: what leaks does so again.
-        objects, memory = map(min, zip(left_behind(call, each), left_behind(call, each), strict=True))
+        objects, memory = map(
+            min, zip(left_behind(call, each), left_behind(call, each), strict=True)
+        )
         assert objects < 50, f"{name} leaves {objects} objects after {each} calls"
         # A few pages come and go with the allocator; a leak of every smallest result would be more.
-        assert memory < max(MEBIBYTE, 3 * 2**10 * each // 4), f"{name} leaves {memory} bytes after {each} calls"
+        assert memory < max(MEBIBYTE, 3 * 2**10 * each // 4), (
+            f"{name} leaves {memory} bytes after {each} calls"
+        )
 
 
 def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
@@ -69,7 +82,8 @@ def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
     kept: list[object] = []
 
     def call() -> None:
-        # What the allocator would serve from memory that something else gave back is no more than before.
+        # What the allocator would serve from memory that something else gave back is no more than
+        # before.
         pages = mmap.mmap(-1, MEBIBYTE)
         pages.write(bytes(MEBIBYTE))
         kept.append([pages])
@@ -86,12 +100,18 @@ def caches() -> dict[str, Callable[..., object]]:
         if ".kernels" in module.name or "triton" in module.name or module.name.endswith("__main__"):
             continue
         for name, member in vars(importlib.import_module(module.name)).items():
-            if isinstance(member, type(functools.cache(len))) and member.__module__.startswith("torch_dmlpool"):
+            if isinstance(member, type(functools.cache(len))) and member.__module__.startswith(
+                "torch_dmlpool"
+            ):
                 found[f"{member.__module__}.{name}"] = member
     return found
 
 
-ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._hide_the_warning", "torch_dmlpool.onnx.register"}
+ENDLESS = {
+    "torch_dmlpool.backends.serving",
+    "torch_dmlpool.quantized._hide_the_warning",
+    "torch_dmlpool.onnx.register",
+}
 """By the name of a device type, and by nothing at all."""
 
 
@@ -99,20 +119,27 @@ def test_caches_have_an_end() -> None:
     """However many windows and sizes a process meets."""
     found = caches()
     assert len(found) > 4
-    assert {name for name, cache in found.items() if cache.cache_parameters()["maxsize"] is None} <= ENDLESS
+    assert {
+        name for name, cache in found.items() if cache.cache_parameters()["maxsize"] is None
+    } <= ENDLESS
 
 
 def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype, int]:
-    """What is saved for the backward pass: elements of each data type, but for the input and the output themselves."""
+    """What is saved for the backward pass: elements of each data type, but for the input and the
+    output themselves."""
     saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+    ):
         output = pool(leaf)
     if not torch.is_grad_enabled():
         assert not saved
         assert not output.requires_grad
     own = {leaf.data_ptr(), output.data_ptr()}
     kept: dict[torch.dtype, int] = {}
-    for tensor in {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in own}.values():
+    for tensor in {
+        tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in own
+    }.values():
         kept[tensor.dtype] = kept.get(tensor.dtype, 0) + tensor.numel()
     return kept
 

@@ -1,4 +1,5 @@
-"""What results look like in memory (G7): the format PyTorch suggests, in fake tensors exactly as in real ones."""
+"""What results look like in memory (G7): the format PyTorch suggests, in fake tensors exactly as in
+real ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ operators = torch.ops.dmlpool
 
 
 def window(rank: int) -> tuple[object, ...]:
-    """Window 2 in padding 1: the output is one larger than the input, so size-1 dimensions stay small but legal."""
+    """Window 2 in padding 1: the output is one larger than the input, so size-1 dimensions stay
+    small but legal."""
     return ([2] * rank, [1] * rank, [1] * rank, [1] * rank, [1] * rank, False)
 
 
@@ -79,8 +81,12 @@ FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
     "average_pooling over a window of one": lambda input: dmlpool.average_pooling(input, 1),
     "max_pooling over a window of one": lambda input: dmlpool.max_pooling(input, 1),
     "adaptive_average_pooling": lambda input: dmlpool.adaptive_average_pooling(input, 3),
-    "adaptive_max_pooling": lambda input: operators.adaptive_max_pooling(input, [3] * (input.dim() - 2)),
-    "backward of adaptive_max_pooling": backward_of(lambda input: dmlpool.adaptive_max_pooling(input, 3)),
+    "adaptive_max_pooling": lambda input: operators.adaptive_max_pooling(
+        input, [3] * (input.dim() - 2)
+    ),
+    "backward of adaptive_max_pooling": backward_of(
+        lambda input: dmlpool.adaptive_max_pooling(input, 3)
+    ),
     "quantized_linear_average_pooling": lambda input: dmlpool.quantized_linear_average_pooling(
         input.to(torch.int8), 0.5, 3, 0.3, 5, **ARGUMENTS
     ),
@@ -99,17 +105,34 @@ FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
         suggested(input) is not torch.contiguous_format,
     ),
     "max_unpooling": lambda input: operators.max_unpooling(
-        input, torch.zeros(input.shape, dtype=torch.int64, device=input.device), [3] * (input.dim() - 2), True
+        input,
+        torch.zeros(input.shape, dtype=torch.int64, device=input.device),
+        [3] * (input.dim() - 2),
+        True,
     ),
 }
 """Operators whose results take the format suggested for the tensor they are given."""
 
 SIZES = [
-    (2, 3, 5), (2, 1, 5),
-    (2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 5), (2, 3, 1, 1), (1, 1, 1, 1), (0, 3, 4, 5),
-    (2, 3, 4, 5, 3), (1, 3, 4, 1, 5),
-]  # fmt: skip
-LAYOUTS = ["contiguous", "channels last", "channels last, sliced", "transposed", "one element everywhere"]
+    (2, 3, 5),
+    (2, 1, 5),
+    (2, 3, 4, 5),
+    (2, 1, 4, 5),
+    (1, 3, 4, 5),
+    (2, 3, 1, 5),
+    (2, 3, 1, 1),
+    (1, 1, 1, 1),
+    (0, 3, 4, 5),
+    (2, 3, 4, 5, 3),
+    (1, 3, 4, 1, 5),
+]
+LAYOUTS = [
+    "contiguous",
+    "channels last",
+    "channels last, sliced",
+    "transposed",
+    "one element everywhere",
+]
 
 
 def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tensor:
@@ -119,28 +142,40 @@ def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tenso
 
 
 @cases.in_pairs(operator=list(FOLLOWS_INPUT), sizes=SIZES, layout=LAYOUTS)
-def test_real_and_fake_strides(operator: str, sizes: tuple[int, ...], layout: str, device: torch.device) -> None:
-    """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does not look."""
+def test_real_and_fake_strides(
+    operator: str, sizes: tuple[int, ...], layout: str, device: torch.device
+) -> None:
+    """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does
+    not look."""
     input = laid_out(sizes, layout, device)
     memory_format = suggested(input)
     mode = FakeTensorMode()
     with mode:
         fakes = samples.listed(FOLLOWS_INPUT[operator](mode.from_tensor(input)))
-    metas = samples.listed(FOLLOWS_INPUT[operator](torch.empty_strided(input.shape, input.stride(), device="meta")))
+    metas = samples.listed(
+        FOLLOWS_INPUT[operator](torch.empty_strided(input.shape, input.stride(), device="meta"))
+    )
     results = samples.listed(FOLLOWS_INPUT[operator](input))
     assert len(results) == len(fakes) == len(metas)
     for result, fake, meta in zip(results, fakes, metas, strict=True):
-        expected = torch.empty(result.shape, dtype=result.dtype, memory_format=memory_format, device="meta")
+        expected = torch.empty(
+            result.shape, dtype=result.dtype, memory_format=memory_format, device="meta"
+        )
         assert result.stride() == expected.stride()
         for other in (fake, meta):
-            assert (other.shape, other.dtype, other.stride()) == (result.shape, result.dtype, result.stride())
+            assert (other.shape, other.dtype, other.stride()) == (
+                result.shape,
+                result.dtype,
+                result.stride(),
+            )
         assert meta.device.type == "meta"
         assert fake.device == result.device
 
 
 @pytest.mark.parametrize("operator", FOLLOWS_INPUT)
 def test_results_are_fresh(operator: str, device: torch.device) -> None:
-    """G7: a result shares no memory with its input, the window of one element included, and leaves it unchanged."""
+    """G7: a result shares no memory with its input, the window of one element included, and leaves
+    it unchanged."""
     for layout in ("contiguous", "channels last", "sliced"):
         input = samples.LAYOUTS[layout](samples.normal(2, 3, 4, 5).to(device))
         before = input.clone()

@@ -1,4 +1,5 @@
-"""A request and its neighbours agree: the same numbers in any layout, cut of the batch, number of threads and so on."""
+"""A request and its neighbours agree: the same numbers in any layout, cut of the batch, number of
+threads and so on."""
 
 import contextlib
 import functools
@@ -20,7 +21,9 @@ from torch_dmlpool.decompositions import decompositions
 hypothesis = pytest.importorskip("hypothesis")
 strategies = hypothesis.strategies
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
+)
 Call = Callable[[Tensor], list[Tensor]]
 IS_FUZZ = not hypothesis.settings().derandomize
 
@@ -63,7 +66,9 @@ def maxima(input: Tensor, request: Request) -> list[Tensor]:
 
 
 def averages(input: Tensor, request: Request) -> list[Tensor]:
-    include_padding, divisor = [(False, None), (True, None), (False, 5), (True, -3)][request.choice % 4]
+    include_padding, divisor = [(False, None), (True, None), (False, 5), (True, -3)][
+        request.choice % 4
+    ]
     divided = {"include_padding": include_padding, "divisor_override": divisor}
     return [dmlpool.average_pooling(input, **request.window, **divided)]
 
@@ -83,19 +88,32 @@ def adaptive_maxima(input: Tensor, request: Request) -> list[Tensor]:
 
 
 def unpooling(input: Tensor, request: Request) -> list[Tensor]:
-    return [dmlpool.max_unpooling(*dmlpool.max_pooling(input, **request.window, return_indices=True), input.shape)]
+    return [
+        dmlpool.max_unpooling(
+            *dmlpool.max_pooling(input, **request.window, return_indices=True), input.shape
+        )
+    ]
 
 
 def gradients(input: Tensor, request: Request) -> list[Tensor]:
-    """As functions of their own, on sums of whole numbers; what arrives laid out as drawn in the second."""
+    """As functions of their own, on sums of whole numbers; what arrives laid out as drawn in the
+    second."""
     window, pooling = request.window, request.pooling
     sums = dmlpool.average_pooling(input, **window, divisor_override=1)
     results = [dmlpool.max_pooling_grad(input, sums, **window)]
-    extents = [(size - 1) * gap + 1 for size, gap in zip(pooling.window_size, pooling.dilations, strict=True)]
+    extents = [
+        (size - 1) * gap + 1
+        for size, gap in zip(pooling.window_size, pooling.dilations, strict=True)
+    ]
     sizes = [
         (outputs - 1) * stride + extent - start - end
         for outputs, stride, extent, start, end in zip(
-            input.shape[2:], pooling.strides, extents, pooling.start_padding, pooling.end_padding, strict=True
+            input.shape[2:],
+            pooling.strides,
+            extents,
+            pooling.start_padding,
+            pooling.end_padding,
+            strict=True,
         )
     ]
     if min(sizes) > 0:
@@ -120,19 +138,31 @@ def quantized_tensors(input: Tensor, request: Request) -> list[Tensor]:
 NUMBERS, BYTES = samples.FLOATS + samples.INTEGERS, [torch.int8, torch.uint8]
 FAMILIES: dict[str, Family] = {
     "maxima": Family(maxima, NUMBERS),
-    "averages": Family(averages, samples.FLOATS, lambda asked: (2 + math.ceil(math.log2(asked.taps)), 2 + asked.taps)),
-    "norms": Family(norms, samples.FLOATS, lambda asked:
-        (0, 0) if exponent(asked) == math.inf else (8 + asked.taps, 16 + 4 * asked.taps)),
+    "averages": Family(
+        averages,
+        samples.FLOATS,
+        lambda asked: (2 + math.ceil(math.log2(asked.taps)), 2 + asked.taps),
+    ),
+    "norms": Family(
+        norms,
+        samples.FLOATS,
+        lambda asked: (
+            (0, 0) if exponent(asked) == math.inf else (8 + asked.taps, 16 + 4 * asked.taps)
+        ),
+    ),
     "adaptive maxima": Family(adaptive_maxima, NUMBERS),
-    # No bin has more than 64 elements, and no element is in more bins than a window asked for has taps.
+    # No bin has more than 64 elements, and no element is in more bins than a window asked for has
+    # taps.
     "adaptive averages": Family(
         lambda input, asked: [dmlpool.adaptive_average_pooling(input, asked.pooling.window_size)],
-        samples.FLOATS, lambda asked: (2 + 6, 2 + asked.taps)),
+        samples.FLOATS,
+        lambda asked: (2 + 6, 2 + asked.taps),
+    ),
     "unpooling": Family(unpooling, samples.FLOATS),
     "gradients": Family(gradients, samples.FLOATS),
     "quantized": Family(quantized, BYTES),
     "quantized tensors": Family(quantized_tensors, BYTES),
-}  # fmt: skip
+}
 
 
 # Ways to run a call.
@@ -152,7 +182,9 @@ def setting(name: str, value: object) -> Iterator[None]:
 class Decomposed(TorchDispatchMode):
     """Every operator is taken apart where it is called."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return table().get(function, function)(*args, **(kwargs or {}))
 
 
@@ -192,7 +224,8 @@ def exported(call: Call, input: Tensor) -> list[Tensor]:
 
 
 def run(call: Call, input: Tensor) -> list[Tensor]:
-    """The results and, of floats, the gradient of the first of them for whole numbers, alike for every sample."""
+    """The results and, of floats, the gradient of the first of them for whole numbers, alike for
+    every sample."""
     if not input.is_floating_point():
         return call(input)
     leaf = input.detach().requires_grad_()
@@ -203,7 +236,9 @@ def run(call: Call, input: Tensor) -> list[Tensor]:
     return [*(result.detach() for result in results), *torch.autograd.grad(first, leaf, gradient)]
 
 
-def check(rounded: Roundings, found: list[Tensor], expected: list[Tensor], magnitudes: list[Tensor]) -> None:
+def check(
+    rounded: Roundings, found: list[Tensor], expected: list[Tensor], magnitudes: list[Tensor]
+) -> None:
     """Equal, but where the order of sums may be another: within twice the bound of rule E6."""
     for number, (result, right) in enumerate(zip(found, expected[: len(found)], strict=True)):
         is_gradient = right.is_floating_point() and number == len(expected) - 1
@@ -213,15 +248,22 @@ def check(rounded: Roundings, found: list[Tensor], expected: list[Tensor], magni
             continue
         assert (result.dtype, result.shape) == (right.dtype, right.shape)
         magnitude, unit = magnitudes[number].abs(), samples.UNIT_ROUNDOFF
-        bound = roundings * unit[torch.float64 if result.dtype is torch.float64 else torch.float32] * magnitude
+        bound = (
+            roundings
+            * unit[torch.float64 if result.dtype is torch.float64 else torch.float32]
+            * magnitude
+        )
         if result.dtype.itemsize == 2:
-            bound += unit[result.dtype] * (magnitude + bound) + torch.finfo(result.dtype).smallest_normal
+            bound += (
+                unit[result.dtype] * (magnitude + bound) + torch.finfo(result.dtype).smallest_normal
+            )
         assert ((result.double() - right.double()).abs() <= 2 * bound).all()
 
 
 @strategies.composite
 def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tensor]:
-    """Operators, the roundings of their results, and an input in some layout with numbers that are hard for them."""
+    """Operators, the roundings of their results, and an input in some layout with numbers that are
+    hard for them."""
     pooling, sizes = draw(requests())
     leading = draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (3, 2), (2, 9), (2, 33)]))
     results, dtypes, roundings = FAMILIES[name]
@@ -232,11 +274,16 @@ def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tenso
         chosen = torch.rand(input.shape, generator=samples.seeded(seed=seed))
         input[chosen < 0.2], input[chosen > 0.7] = math.nan, -math.inf
     asked = Request(pooling, seed)
-    return lambda input: results(input, asked), roundings(asked), laid_out(input, draw(layouts(input.dim())))
+    return (
+        lambda input: results(input, asked),
+        roundings(asked),
+        laid_out(input, draw(layouts(input.dim()))),
+    )
 
 
 def expected_of(call: Call, rounded: Roundings, view: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What the same numbers give in a contiguous tensor, and the magnitudes of what is added up there."""
+    """What the same numbers give in a contiguous tensor, and the magnitudes of what is added up
+    there."""
     numbers = view.clone(memory_format=torch.contiguous_format)
     expected = run(call, numbers)
     return expected, run(call, numbers.abs().double()) if rounded[0] else expected
@@ -258,7 +305,9 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
         with SAME_BITS[way]():
             again = run(call, view)
         one_by_one = [run(call, sample) for sample in view.contiguous().split(1)]
-        for result, same, cut, right in zip(alone, again, zip(*one_by_one, strict=True), expected, strict=True):
+        for result, same, cut, right in zip(
+            alone, again, zip(*one_by_one, strict=True), expected, strict=True
+        ):
             samples.assert_same(same, result)
             samples.assert_same(torch.cat(cut), right)
 

@@ -1,4 +1,5 @@
-"""Models written by torch.onnx.export with this package's translations and run by ONNX Runtime, against the oracle."""
+"""Models written by torch.onnx.export with this package's translations and run by ONNX Runtime,
+against the oracle."""
 
 import math
 import warnings
@@ -22,7 +23,10 @@ pytest.importorskip("onnxscript")
 DYNAMIC = torch.export.Dim.AUTO
 FEW = [*cases.SMALL, cases.case("ceil refused in end padding")]
 ALL = [*cases.LINES, *cases.FEW, cases.case("dilated", "padding above the window")]
-ALL += [cases.case("taps straddle the input", "padded"), cases.case("padded", "ceil refused in end padding")]
+ALL += [
+    cases.case("taps straddle the input", "padded"),
+    cases.case("padded", "ceil refused in end padding"),
+]
 
 
 class Model(torch.nn.Module):
@@ -44,7 +48,9 @@ class Exported:
     run: Callable[..., list[Tensor]]
 
 
-def export(model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = False, **options: bool) -> Exported:
+def export(
+    model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = False, **options: bool
+) -> Exported:
     opset = options.pop("opset_version", None)
     shapes: Any = tuple(dict.fromkeys([0, *range(2, input.dim())], DYNAMIC) for input in inputs)
     program = torch.onnx.export(
@@ -67,7 +73,9 @@ def export(model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = Fal
     def run(*inputs: Tensor) -> list[Tensor]:
         return [
             torch.from_numpy(array)
-            for array in session.run(None, {name: input.numpy() for name, input in zip(names, inputs, strict=True)})
+            for array in session.run(
+                None, {name: input.numpy() for name, input in zip(names, inputs, strict=True)}
+            )
         ]
 
     return Exported([node.op_type for node in program.model.graph], run)
@@ -119,7 +127,10 @@ def check_all(chosen: list[cases.Case], dynamic: bool, more: Sequence[int]) -> N
     inputs = [samples.ties(2, 3, *case.sizes) for case in chosen]
     run = export(Model([all_of(case) for case in chosen]), inputs, dynamic).run
     for larger in more:
-        inputs = [samples.ties(2 + larger, 3, *(size + larger for size in case.sizes), seed=1) for case in chosen]
+        inputs = [
+            samples.ties(2 + larger, 3, *(size + larger for size in case.sizes), seed=1)
+            for case in chosen
+        ]
         results = run(*inputs)
         assert len(results) == OUTPUTS * len(chosen)
         for number, (case, input) in enumerate(zip(chosen, inputs, strict=True)):
@@ -129,16 +140,22 @@ def check_all(chosen: list[cases.Case], dynamic: bool, more: Sequence[int]) -> N
                 raise AssertionError(f"{case.name}, {larger} larger") from error
 
 
-@pytest.mark.parametrize(("chosen", "dynamic"), [
-    (FEW, False), *(pytest.param(ALL, dynamic, marks=pytest.mark.slow) for dynamic in (False, True))
-], ids=["few", "all", "all, dynamic"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("chosen", "dynamic"),
+    [
+        (FEW, False),
+        *(pytest.param(ALL, dynamic, marks=pytest.mark.slow) for dynamic in (False, True)),
+    ],
+    ids=["few", "all", "all, dynamic"],
+)
 def test_windows(chosen: list[cases.Case], dynamic: bool) -> None:
     """G3, A1 to A5, M1 to M4: sizes known when the model is exported, or not."""
     check_all(chosen, dynamic, [0, 1, 3] if dynamic else [0])
 
 
 def test_standard_nodes() -> None:
-    """Where ONNX has the words, one node says it all: asymmetric padding, dilations, ceil_mode, whole planes."""
+    """Where ONNX has the words, one node says it all: asymmetric padding, dilations, ceil_mode,
+    whole planes."""
     images, window = torch.randn(2, 3, 9, 8), (3, 2, (1, 0), (2, 1), (1, 2))
     functions = {
         "AveragePool": lambda x: dmlpool.average_pooling(x, *window),
@@ -154,11 +171,21 @@ def test_standard_nodes() -> None:
     kinds = [node for node in exported.nodes if node in functions]
     assert kinds == [*functions, "AveragePool"]
     larger = torch.randn(3, 3, 12, 11)
-    for result, function in zip(exported.run(*[larger] * len(functions)), functions.values(), strict=True):
+    for result, function in zip(
+        exported.run(*[larger] * len(functions)), functions.values(), strict=True
+    ):
         torch.testing.assert_close(result, function(larger))
 
 
-TYPES = [torch.float16, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32]
+TYPES = [
+    torch.float16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+]
 QUANTIZED: list[dict[str, Any]] = [
     {"start_padding": 1, "strides": 2, "include_padding": True},
     {"start_padding": (1, 0), "end_padding": (0, 1), "ceil_mode": True},
@@ -173,8 +200,15 @@ QUANTIZED: list[dict[str, Any]] = [
 
 
 def quantized(options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    scales = {"input_scale": 0.75, "input_zero_point": 130, "output_scale": 0.5, "output_zero_point": 7}
-    return lambda x: dmlpool.quantized_linear_average_pooling(x, **{**scales, "window_size": 3, **options})
+    scales = {
+        "input_scale": 0.75,
+        "input_zero_point": 130,
+        "output_scale": 0.5,
+        "output_zero_point": 7,
+    }
+    return lambda x: dmlpool.quantized_linear_average_pooling(
+        x, **{**scales, "window_size": 3, **options}
+    )
 
 
 def adaptive(input: Tensor) -> tuple[Tensor, ...]:
@@ -184,11 +218,14 @@ def adaptive(input: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.slow
 def test_types_bins_and_integers() -> None:
-    """M7, A4 and Q1: every type that MaxPool can be given, uneven bins, and integers that stand for real numbers."""
+    """M7, A4 and Q1: every type that MaxPool can be given, uneven bins, and integers that stand for
+    real numbers."""
     pooling = cases.case("padding above the window", "uneven padding").pooling
     window = vars(pooling)
     inputs = [samples.ties(2, 3, 4, 6, dtype=dtype) for dtype in TYPES]
-    functions: list[Any] = [lambda x: dmlpool.max_pooling(x, **window, return_indices=True)] * len(TYPES)
+    functions: list[Any] = [lambda x: dmlpool.max_pooling(x, **window, return_indices=True)] * len(
+        TYPES
+    )
     functions += [lambda x: dmlpool.average_pooling(x.half(), 3).float()]
     functions += [lambda x: dmlpool.average_pooling(x.bfloat16(), 3).float()]
     functions += [lambda x: dmlpool.max_pooling(x.bfloat16(), 3).float()]
@@ -221,12 +258,15 @@ def test_types_bins_and_integers() -> None:
     assert exported.nodes.count("QuantizeLinear") == len(QUANTIZED)
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"]
+)
 def test_exact(dynamic: bool) -> None:
     """M2, M3 and Q1: what a runtime may decide otherwise, and does not with exact=True."""
     windows = [cases.case("plain"), cases.case("padding above the window", "uneven padding")]
     functions: list[Any] = [
-        lambda x, window=case.arguments: dmlpool.max_pooling(x, **window, return_indices=True) for case in windows
+        lambda x, window=case.arguments: dmlpool.max_pooling(x, **window, return_indices=True)
+        for case in windows
     ]
     functions += [quantized(options) for options in QUANTIZED]
     functions += [quantized({"window_size": (7, 5)})] if not dynamic else []
@@ -235,7 +275,10 @@ def test_exact(dynamic: bool) -> None:
         lambda x: dmlpool.max_pooling(x, x.shape[2:]),
     ]
     inputs = [samples.special(2, 3, *case.sizes) for case in windows]
-    integers = [samples.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed) for seed in range(len(functions) - 4)]
+    integers = [
+        samples.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed)
+        for seed in range(len(functions) - 4)
+    ]
     inputs += [*integers, samples.special(2, 3, 7, 5), samples.special(2, 3, 7, 5)]
     if not dynamic:
         functions += [lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
@@ -256,9 +299,18 @@ def test_a_network_of_layers() -> None:
         pools = [node for node in exported.nodes if "Pool" in node]
         assert [pool for pool in pools if pool != "GlobalAveragePool"] in (
             ["MaxPool", "AveragePool", "MaxPool"],
-            ["MaxPool", "MaxPool", "AveragePool", "MaxPool"],  # the mask of empty windows, if sizes are dynamic
+            [
+                "MaxPool",
+                "MaxPool",
+                "AveragePool",
+                "MaxPool",
+            ],  # the mask of empty windows, if sizes are dynamic
         )
-        for image in [input] if gradients else [input, samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]:
+        for image in (
+            [input]
+            if gradients
+            else [input, samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]
+        ):
             for result, expected in zip(exported.run(image), network(image), strict=True):
                 torch.testing.assert_close(result, expected.detach())
 
@@ -273,14 +325,28 @@ def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        torch.onnx.export(model.eval(), (input,), file, dynamo=False, input_names=["x"], dynamic_axes=axes, **options)
+        torch.onnx.export(
+            model.eval(),
+            (input,),
+            file,
+            dynamo=False,
+            input_names=["x"],
+            dynamic_axes=axes,
+            **options,
+        )
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
     nodes = [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node]
-    return Exported(nodes, lambda image: [torch.from_numpy(array) for array in session.run(None, {"x": image.numpy()})])
+    return Exported(
+        nodes,
+        lambda image: [
+            torch.from_numpy(array) for array in session.run(None, {"x": image.numpy()})
+        ],
+    )
 
 
 def test_the_older_exporter() -> None:
-    """``dynamo=False`` needs no table: a network of layers, adaptive ones among them, and every kind of window."""
+    """``dynamo=False`` needs no table: a network of layers, adaptive ones among them, and every
+    kind of window."""
     network, input = cases.Pools(1), samples.normal(2, 3, 14, 13)
     exported = older(network, input)
     for image in (input, samples.normal(3, 3, 17, 16)):
@@ -295,13 +361,20 @@ def test_the_older_exporter() -> None:
 def test_what_the_older_exporter_refuses() -> None:
     """In words that say what to do."""
     layer, image = dmlpool.nn.MaxPool2d(2), samples.normal(1, 1, 4, 4)
-    with pytest.raises(ValueError, match=r"opset 18 and later, got opset_version=17: export with a later one"):
+    with pytest.raises(
+        ValueError, match=r"opset 18 and later, got opset_version=17: export with a later one"
+    ):
         older(layer, image, opset_version=17)
     unpool = Model(
-        [lambda image: dmlpool.max_unpooling(image, torch.zeros_like(image, dtype=torch.int64), image.shape)]
+        [
+            lambda image: dmlpool.max_unpooling(
+                image, torch.zeros_like(image, dtype=torch.int64), image.shape
+            )
+        ]
     )
     with pytest.raises(
-        ValueError, match=r"max_unpooling cannot be written for ONNX: torch_dmlpool\.onnx\.translations"
+        ValueError,
+        match=r"max_unpooling cannot be written for ONNX: torch_dmlpool\.onnx\.translations",
     ):
         older(unpool, image)
 
@@ -319,18 +392,34 @@ SYMBOL = "u0"
 PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 DEPENDS = "depends on dynamic sizes"
 REFUSALS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
-    f"strides {DEPENDS} in spatial dimension W": ("max_pooling", ([3, 3], [1, SYMBOL], *PLANE[2:]), {}),
+    f"strides {DEPENDS} in spatial dimension W": (
+        "max_pooling",
+        ([3, 3], [1, SYMBOL], *PLANE[2:]),
+        {},
+    ),
     f"window_size {DEPENDS} in spatial dimension H": (
-        "average_pooling", ([SYMBOL, 3], *PLANE[1:], False, None), {},
+        "average_pooling",
+        ([SYMBOL, 3], *PLANE[1:], False, None),
+        {},
     ),
     f"divisor_override {DEPENDS}": ("average_pooling", (*PLANE, False, SYMBOL), {}),
     "maxima of int64 cannot be written for ONNX": ("max_pooling", PLANE, {"dtype": "INT64"}),
     "dilations of averages need opset 19, got opset_version=18": (
-        "average_pooling", (*PLANE[:4], [2, 1], False, False, None), {"version": 18},
+        "average_pooling",
+        (*PLANE[:4], [2, 1], False, False, None),
+        {"version": 18},
     ),
-    "has windows that depend on dynamic sizes": ("adaptive_max_pooling", ([3, 3],), {"sizes": [2, 3, SYMBOL, 8]}),
-    "only where they come straight from max_pooling_with_taps": ("max_pooling_indices", ([8, 8], *PLANE, 7, False), {}),
-}  # fmt: skip
+    "has windows that depend on dynamic sizes": (
+        "adaptive_max_pooling",
+        ([3, 3],),
+        {"sizes": [2, 3, SYMBOL, 8]},
+    ),
+    "only where they come straight from max_pooling_with_taps": (
+        "max_pooling_indices",
+        ([8, 8], *PLANE, 7, False),
+        {},
+    ),
+}
 
 
 @pytest.mark.parametrize("text", REFUSALS)
@@ -341,7 +430,9 @@ def test_refusals(text: str) -> None:
     operator, arguments, options = REFUSALS[text]
     error = TypeError if "int64" in text else ValueError
     shape = ir.Shape(options.get("sizes", [2, 3, 8, 8]))
-    input = ir.Value(name="input", shape=shape, type=ir.TensorType(ir.DataType[options.get("dtype", "FLOAT")]))
+    input = ir.Value(
+        name="input", shape=shape, type=ir.TensorType(ir.DataType[options.get("dtype", "FLOAT")])
+    )
     symbol = ir.Value(name="size", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
 
     def with_values(entry: Any) -> Any:
@@ -370,12 +461,19 @@ torch.onnx.export(model, (torch.ones(1, 1, 4, 4),), dynamo=True, verbose=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "error", "text"), [
-    (MISSING, "ImportError", "which is not installed: pip install torch-dmlpool[onnx]"),
-    (WITHOUT_TABLE, "TypeError", "custom_translation_table=torch_dmlpool.onnx.translations()"),
-], ids=["onnxscript", "table"])  # fmt: skip
-def test_what_is_missing_is_said(program: str, error: str, text: str, python: Callable[..., Any]) -> None:
-    """onnxscript is imported when it is needed, and not before; the exporter's error names the table."""
+@pytest.mark.parametrize(
+    ("program", "error", "text"),
+    [
+        (MISSING, "ImportError", "which is not installed: pip install torch-dmlpool[onnx]"),
+        (WITHOUT_TABLE, "TypeError", "custom_translation_table=torch_dmlpool.onnx.translations()"),
+    ],
+    ids=["onnxscript", "table"],
+)
+def test_what_is_missing_is_said(
+    program: str, error: str, text: str, python: Callable[..., Any]
+) -> None:
+    """onnxscript is imported when it is needed, and not before; the exporter's error names the
+    table."""
     finished = python("-c", program, fails=True)
     assert text in finished.stderr
     assert error in finished.stderr

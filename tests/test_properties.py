@@ -1,4 +1,5 @@
-"""What holds whatever the geometry and however tensors lie in memory: drawn requests and strides against the oracle."""
+"""What holds whatever the geometry and however tensors lie in memory: drawn requests and strides
+against the oracle."""
 
 import math
 from typing import NamedTuple
@@ -26,8 +27,14 @@ def requests(draw: strategies.DrawFn) -> tuple[oracle.Pooling, tuple[int, ...]]:
     def entries(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw(strategies.integers(low, high)) for _ in range(rank))
 
-    sizes, window, ceil_mode = entries(1, largest), entries(1, largest // 2 + 2), draw(strategies.booleans())
-    pooling = oracle.Pooling(window, entries(1, 4), entries(0, 4), entries(0, 4), entries(1, 3), ceil_mode)
+    sizes, window, ceil_mode = (
+        entries(1, largest),
+        entries(1, largest // 2 + 2),
+        draw(strategies.booleans()),
+    )
+    pooling = oracle.Pooling(
+        window, entries(1, 4), entries(0, 4), entries(0, 4), entries(1, 3), ceil_mode
+    )
     hypothesis.assume(all(oracle.output_sizes(pooling, sizes)))
     return pooling, sizes
 
@@ -44,7 +51,8 @@ class Dimension(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory: its dimensions from the outermost to the innermost, and each of them."""
+    """How a tensor lies in memory: its dimensions from the outermost to the innermost, and each of
+    them."""
 
     order: list[int]
     dimensions: list[Dimension]
@@ -62,15 +70,24 @@ def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
         strategies.integers(0, 40),
     )
     channels_last = [0, *range(2, rank), 1]
-    order = draw(strategies.one_of(strategies.just(channels_last), strategies.permutations(list(range(rank)))))
+    order = draw(
+        strategies.one_of(
+            strategies.just(channels_last), strategies.permutations(list(range(rank)))
+        )
+    )
     return Layout(list(order), draw(strategies.lists(dimensions, min_size=rank, max_size=rank)))
 
 
 def laid_out(values: Tensor, layout: Layout) -> Tensor:
     """``values`` in that layout; where a dimension is expanded, those of its first element."""
     dimensions = layout.dimensions
-    sizes = [one.before + size * one.step + one.after for size, one in zip(values.shape, dimensions, strict=True)]
-    memory = torch.zeros([sizes[number] for number in layout.order], dtype=values.dtype, device=values.device)
+    sizes = [
+        one.before + size * one.step + one.after
+        for size, one in zip(values.shape, dimensions, strict=True)
+    ]
+    memory = torch.zeros(
+        [sizes[number] for number in layout.order], dtype=values.dtype, device=values.device
+    )
     memory = samples.fenced(memory, at_end=dimensions[0].stride_of_one % 4 > 0)
     view = memory.permute([layout.order.index(number) for number in range(values.dim())])
     for number, (size, along) in enumerate(zip(values.shape, dimensions, strict=True)):
@@ -86,7 +103,10 @@ def laid_out(values: Tensor, layout: Layout) -> Tensor:
 
 @hypothesis.given(request=requests(), data=strategies.data(), seed=strategies.integers(0, 2**16))
 def test_any_geometry_in_any_strides(
-    request: tuple[oracle.Pooling, tuple[int, ...]], data: strategies.DataObject, seed: int, device: torch.device
+    request: tuple[oracle.Pooling, tuple[int, ...]],
+    data: strategies.DataObject,
+    seed: int,
+    device: torch.device,
 ) -> None:
     """A1-A6, M1-M6, G4, G7 and E6: either direction, input and gradient laid out independently."""
     pooling, sizes = request
@@ -115,7 +135,10 @@ FOUND: dict[str, tuple[Tensor, oracle.Pooling]] = {
         oracle.Pooling((2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 1, 2), (1, 1, 1), False),
     ),
     "gaps between windows": (samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16), GAPS),
-    "gaps, channels last": (samples.channels_last(samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16)), GAPS),
+    "gaps, channels last": (
+        samples.channels_last(samples.ties(2, 4, 5, 12, 6, dtype=torch.bfloat16)),
+        GAPS,
+    ),
     "an empty window in depth padding over whole planes": (
         samples.ties(1, 1, 1, 2, 1, dtype=torch.float64),
         oracle.Pooling((1, 2, 1), (2, 1, 1), (1, 0, 0), (0, 0, 0), (2, 1, 1), False),
@@ -159,12 +182,19 @@ LARGE: list[tuple[int, torch.dtype, tuple[int, ...], tuple[tuple[int, ...], ...]
 
 @pytest.mark.parametrize(("channels", "dtype", "sizes", "asked"), LARGE, ids=str)
 def test_what_is_computed_in_parts(
-    channels: int, dtype: torch.dtype, sizes: tuple[int, ...], asked: tuple[tuple[int, ...], ...], device: torch.device
+    channels: int,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    asked: tuple[tuple[int, ...], ...],
+    device: torch.device,
 ) -> None:
-    """G4, M4 and Q1: rows, planes and windows longer than what is worked on at once, or than 16 bits count."""
+    """G4, M4 and Q1: rows, planes and windows longer than what is worked on at once, or than 16
+    bits count."""
     pooling = oracle.Pooling(*asked, asked[2], (1,) * len(sizes))
     layout = samples.channels_last if channels > 3 else torch.clone
-    input = layout(samples.ties(1 + (3 < channels < 1000), channels, *sizes, dtype=dtype).to(device))
+    input = layout(
+        samples.ties(1 + (3 < channels < 1000), channels, *sizes, dtype=dtype).to(device)
+    )
     samples.check_maximum(input, pooling)
     samples.check_maximum(layout(input.sort().values), pooling)  # winners that come late
     if dtype.is_floating_point:
@@ -178,20 +208,30 @@ def test_what_is_computed_in_parts(
 
 @pytest.mark.usefixtures("either_backend")
 def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
-    """Of 2³¹ - 1 taps along an axis, or 2⁶² in all, those inside are read; so many would not fit into memory."""
+    """Of 2³¹ - 1 taps along an axis, or 2⁶² in all, those inside are read; so many would not fit
+    into memory."""
     largest = 2**31 - 1
-    line = {"window_size": largest, "strides": largest, "start_padding": largest - 2, "end_padding": largest - 1}
+    line = {
+        "window_size": largest,
+        "strides": largest,
+        "start_padding": largest - 2,
+        "end_padding": largest - 1,
+    }
     input = torch.tensor([[[3.0, 1.0, 2.0]]], requires_grad=True)
     values, indices = dmlpool.max_pooling(input, **line, return_indices=True)
     assert (values.tolist(), indices.tolist()) == ([[[3, 2]]], [[[0, 2]]])
     assert torch.autograd.grad(values.sum(), input)[0].tolist() == [[[1, 0, 1]]]
     assert dmlpool.average_pooling(input, **line).tolist() == [[[2, 2]]]
-    gradient = dmlpool.average_pooling_grad(torch.tensor([[[4.0, 6.0]]]), (1, 1, 3), **line, divisor_override=2)
+    gradient = dmlpool.average_pooling_grad(
+        torch.tensor([[[4.0, 6.0]]]), (1, 1, 3), **line, divisor_override=2
+    )
     assert gradient.tolist() == [[[2, 2, 3]]]
     window = {"window_size": largest, "start_padding": largest - 2, "strides": 5}
     planes = samples.distinct(2, 3, 3, 3, dtype=torch.float32)
     for layout in (planes, samples.channels_last(planes)):
-        samples.assert_same(dmlpool.max_pooling(layout, **window), planes[..., :2, :2].amax((2, 3), keepdim=True))
+        samples.assert_same(
+            dmlpool.max_pooling(layout, **window), planes[..., :2, :2].amax((2, 3), keepdim=True)
+        )
         sums = dmlpool.average_pooling(layout, **window, divisor_override=1)
         torch.testing.assert_close(sums, planes[..., :2, :2].sum((2, 3), keepdim=True))
         means = dmlpool.average_pooling(layout, **window, include_padding=True)
@@ -199,11 +239,17 @@ def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
 
 
 def test_strides_far_larger_than_the_input_cost_what_is_read() -> None:
-    """One window of three elements, whatever comes after it: a row as long as the stride was made of it."""
+    """One window of three elements, whatever comes after it: a row as long as the stride was made
+    of it."""
     for stride in (10**7, 2**31 - 1):
-        for planes in (samples.normal(2, 3, 5, 6), samples.channels_last(samples.normal(2, 3, 5, 6))):
+        for planes in (
+            samples.normal(2, 3, 5, 6),
+            samples.channels_last(samples.normal(2, 3, 5, 6)),
+        ):
             for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
                 leaves = [planes.clone().requires_grad_() for _ in range(2)]
                 values = pool(leaves[0], 3, stride, 1, 1), pool(leaves[1], 3, 100, 1, 1)
                 samples.assert_same(*(value.detach() for value in values))
-                samples.assert_same(*(torch.autograd.grad(values[i].sum(), leaves[i])[0] for i in (0, 1)))
+                samples.assert_same(
+                    *(torch.autograd.grad(values[i].sum(), leaves[i])[0] for i in (0, 1))
+                )

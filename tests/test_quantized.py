@@ -1,4 +1,5 @@
-"""PyTorch's quantized tensors (Q5): the integer operator's averages and exact maxima, with scales kept or given."""
+"""PyTorch's quantized tensors (Q5): the integer operator's averages and exact maxima, with scales
+kept or given."""
 
 import warnings
 from collections.abc import Callable
@@ -15,8 +16,12 @@ from torch.nn import functional
 import torch_dmlpool as dmlpool
 
 pytestmark = [
-    pytest.mark.skipif(not hasattr(torch, "quint8"), reason="this PyTorch has no quantized tensors"),
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning"),
+    pytest.mark.skipif(
+        not hasattr(torch, "quint8"), reason="this PyTorch has no quantized tensors"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning"
+    ),
 ]
 TYPES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
 types = pytest.mark.parametrize("dtype", TYPES, ids=samples.name_of)
@@ -33,15 +38,21 @@ def per_tensor(values: Tensor, scale: float = 0.3, zero_point: int = 3) -> Tenso
 
 
 def per_channel(values: Tensor, scales: tuple[float, ...] = (0.5, 0.0625, 0.3)) -> Tensor:
-    """Zero points 3, 4, 5, …; in the memory format of ``values``, which PyTorch's function drops."""
+    """Zero points 3, 4, 5, …; in the memory format of ``values``, which PyTorch's function
+    drops."""
     vectors = torch.tensor(scales, dtype=torch.float64), torch.arange(3, 3 + len(scales))
     packed = torch._make_per_channel_quantized_tensor(values, *vectors, 1)
     if values.dim() > 3 and not values.is_contiguous():
-        return packed.contiguous(memory_format=[torch.channels_last, torch.channels_last_3d][values.dim() - 4])
+        return packed.contiguous(
+            memory_format=[torch.channels_last, torch.channels_last_3d][values.dim() - 4]
+        )
     return packed
 
 
-QUANTIZED: dict[str, Callable[[Tensor], Tensor]] = {"per tensor": per_tensor, "per channel": per_channel}
+QUANTIZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "per tensor": per_tensor,
+    "per channel": per_channel,
+}
 
 
 def parameters(tensor: Tensor) -> tuple[Any, Any]:
@@ -63,7 +74,9 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "a sample": lambda tensor: tensor[1:],
     "no sample": lambda tensor: tensor[:0],
     "channels_last": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
-    "channels_last, sliced": lambda tensor: tensor.contiguous(memory_format=torch.channels_last)[..., 1:, ::2],
+    "channels_last, sliced": lambda tensor: tensor.contiguous(memory_format=torch.channels_last)[
+        ..., 1:, ::2
+    ],
     # PyTorch neither transposes nor expands a tensor quantized per channel.
     "transposed": lambda tensor: tensor.transpose(-1, -2),
     "expanded": lambda tensor: tensor[:1].expand(tensor.shape),
@@ -72,11 +85,16 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize(
     ("scheme", "view"),
-    [(scheme, view) for scheme in QUANTIZED for view in list(VIEWS)[: 8 if scheme == "per tensor" else 6]],
+    [
+        (scheme, view)
+        for scheme in QUANTIZED
+        for view in list(VIEWS)[: 8 if scheme == "per tensor" else 6]
+    ],
 )
 @types
 def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
-    """G7: every view gives what its integers give, laid out as PyTorch suggests for the input, and is left alone."""
+    """G7: every view gives what its integers give, laid out as PyTorch suggests for the input, and
+    is left alone."""
     tensor = VIEWS[view](QUANTIZED[scheme](integers(2, CHANNELS, 7, 8, dtype=dtype)))
     before = tensor.int_repr().clone()
     window = (3, 2, 1, (0, 2))
@@ -89,13 +107,16 @@ def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
     samples.assert_same(average.int_repr(), expected)
     samples.assert_same(maximum.int_repr(), dmlpool.max_pooling(plain, *window))
     assert torch.equal(tensor.int_repr(), before)
-    memory_format = torch.channels_last if view.startswith("channels_last") else torch.contiguous_format
+    memory_format = (
+        torch.channels_last if view.startswith("channels_last") else torch.contiguous_format
+    )
     assert all(result.is_contiguous(memory_format=memory_format) for result in (average, maximum))
 
 
 @cases.in_pairs(case=cases.FEW, scheme=list(QUANTIZED), dtype=list(TYPES))
 def test_maxima_and_indices(case: cases.Case, scheme: str, dtype: torch.dtype) -> None:
-    """M1, M2 and M7: of the integers; where no window is empty, of the numbers that they stand for."""
+    """M1, M2 and M7: of the integers; where no window is empty, of the numbers that they stand
+    for."""
     input = QUANTIZED[scheme](integers(2, CHANNELS, *case.sizes, dtype=dtype))
     values, indices = dmlpool.quantized_max_pooling(input, **case.arguments, return_indices=True)
     expected = oracle.maximum(input.int_repr().numpy(), case.pooling)
@@ -103,18 +124,22 @@ def test_maxima_and_indices(case: cases.Case, scheme: str, dtype: torch.dtype) -
     samples.assert_same(indices, expected.indices)
     assert_quantized_alike(values, input)
     if not case.has_empty_windows:
-        samples.assert_same(values.dequantize(), oracle.maximum(input.dequantize().numpy(), case.pooling).values)
+        samples.assert_same(
+            values.dequantize(), oracle.maximum(input.dequantize().numpy(), case.pooling).values
+        )
 
 
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
 @types
 def test_atens_results(dtype: torch.dtype, channels_last: bool) -> None:
-    """Q1: where every divisor is a power of two and the zero point even, half of them ties; else but for a step."""
+    """Q1: where every divisor is a power of two and the zero point even, half of them ties; else
+    but for a step."""
     values = integers(2, 16, 8, 6, dtype=dtype)
     values = samples.channels_last(values) if channels_last else values
     tensor = per_tensor(values, 0.3, 10)
     samples.assert_same(
-        dmlpool.quantized_average_pooling(tensor, 2, 2).int_repr(), functional.avg_pool2d(tensor, 2).int_repr()
+        dmlpool.quantized_average_pooling(tensor, 2, 2).int_repr(),
+        functional.avg_pool2d(tensor, 2).int_repr(),
     )
     aten, pooled = (
         functional.avg_pool2d(tensor, 3, 2, 1),
@@ -153,22 +178,36 @@ def test_what_is_not_given_is_inherited(scheme: str, scale: str, zero_point: str
         for new, old in zip(given, inherited, strict=True)
     )
     vectors = {scale, zero_point} & {"a vector", "spread"}
-    is_per_channel = bool(vectors) or ("inherited" in (scale, zero_point) and scheme == "per channel")
+    is_per_channel = bool(vectors) or (
+        "inherited" in (scale, zero_point) and scheme == "per channel"
+    )
     for dtype, plain_type in TYPES.items():
         rest = {"output_scale": given[0], "output_zero_point": given[1], "output_dtype": dtype}
         pooled = dmlpool.quantized_average_pooling(tensor, 2, **rest)
-        assert (pooled.dtype, pooled.qscheme() is torch.per_channel_affine) == (dtype, is_per_channel)
+        assert (pooled.dtype, pooled.qscheme() is torch.per_channel_affine) == (
+            dtype,
+            is_per_channel,
+        )
         for found, expected in zip(parameters(pooled), (scales, zero_points), strict=True):
-            assert torch.equal(torch.as_tensor(found, dtype=torch.float64).expand(CHANNELS), expected)
+            assert torch.equal(
+                torch.as_tensor(found, dtype=torch.float64).expand(CHANNELS), expected
+            )
         plain = dmlpool.quantized_linear_average_pooling(
-            tensor.int_repr(), *inherited, scales, zero_points.to(plain_type), 2, output_dtype=plain_type
+            tensor.int_repr(),
+            *inherited,
+            scales,
+            zero_points.to(plain_type),
+            2,
+            output_dtype=plain_type,
         )
         samples.assert_same(pooled.int_repr(), plain)
 
 
 def test_the_output_type_may_be_named_by_its_integers() -> None:
     tensor = per_tensor(integers(1, 1, 4, 4))
-    assert dmlpool.quantized_average_pooling(tensor, 2, output_dtype=torch.int8).dtype is torch.qint8
+    assert (
+        dmlpool.quantized_average_pooling(tensor, 2, output_dtype=torch.int8).dtype is torch.qint8
+    )
     assert dmlpool.quantized_average_pooling(tensor, 2).dtype is torch.quint8
 
 
@@ -181,18 +220,23 @@ def test_one_channel_stays_per_channel() -> None:
 
 
 def test_scales_are_rounded_to_float32_first() -> None:
-    """Q5: 1 + 2⁻³⁰ is 1 in float32, where half a step is a tie and goes to 0; the tensor keeps the scale it has."""
+    """Q5: 1 + 2⁻³⁰ is 1 in float32, where half a step is a tie and goes to 0; the tensor keeps the
+    scale it has."""
     values, scale = torch.tensor([[[[0, 1]]]], dtype=torch.uint8), 1 + 2.0**-30
     tensor = per_tensor(values, scale, 0)
-    assert dmlpool.quantized_average_pooling(tensor, (1, 2), output_scale=1.0).int_repr().item() == 0
+    assert (
+        dmlpool.quantized_average_pooling(tensor, (1, 2), output_scale=1.0).int_repr().item() == 0
+    )
     assert dmlpool.quantized_average_pooling(tensor, (1, 2)).q_scale() == scale
-    pooled = dmlpool.quantized_average_pooling(per_channel(values, (scale,)), (1, 2), output_scale=1.0,
-                                               output_zero_point=3)  # fmt: skip
+    pooled = dmlpool.quantized_average_pooling(
+        per_channel(values, (scale,)), (1, 2), output_scale=1.0, output_zero_point=3
+    )
     assert pooled.int_repr().item() == 1  # −2.5 is a tie too, and goes to −2
 
 
 def test_nothing_is_warned_of_and_no_filter_is_left() -> None:
-    """Creating a quantized tensor warns once in a process (PyTorch 2.13); the function's own output does not."""
+    """Creating a quantized tensor warns once in a process (PyTorch 2.13); the function's own output
+    does not."""
     tensor = per_channel(integers(1, CHANNELS, 4, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

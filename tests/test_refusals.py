@@ -1,4 +1,5 @@
-"""Every public argument with every kind of wrong value: refused in words before any work, as docs/refusals.md says."""
+"""Every public argument with every kind of wrong value: refused in words before any work, as
+docs/refusals.md says."""
 
 import contextlib
 import inspect
@@ -17,7 +18,9 @@ from torch_dmlpool.window import ArgumentError
 
 REQUESTS = refusals.requests()
 # PyTorch 2.13 warns of the first quantized tensor of a process, wherever that is.
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
+)
 operators = torch.ops.dmlpool
 PLANES = torch.ones(2, 3, 4, 5)
 GRADIENT = torch.ones(2, 3, 3, 4)
@@ -37,15 +40,20 @@ def test_a_wrong_value_is_a_value_error_and_pytorchs_runtime_error() -> None:
     assert type(refusal.value) is ArgumentError
 
 
-@pytest.mark.parametrize(("function", "name", "meant"), [
-    (dmlpool.max_pooling, "kernel_size", "window_size"),
-    (dmlpool.max_pooling, "stride", "strides"),
-    (dmlpool.max_pooling, "padding", "start_padding and end_padding"),
-    (dmlpool.max_pooling, "dilation", "dilations"),
-    (dmlpool.average_pooling, "count_include_pad", "include_padding"),
-    (nn.functional.avg_pool2d, "include_padding", "count_include_pad"),
-])  # fmt: skip
-def test_torchs_names_are_answered_by_directmls(function: Callable[..., object], name: str, meant: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "name", "meant"),
+    [
+        (dmlpool.max_pooling, "kernel_size", "window_size"),
+        (dmlpool.max_pooling, "stride", "strides"),
+        (dmlpool.max_pooling, "padding", "start_padding and end_padding"),
+        (dmlpool.max_pooling, "dilation", "dilations"),
+        (dmlpool.average_pooling, "count_include_pad", "include_padding"),
+        (nn.functional.avg_pool2d, "include_padding", "count_include_pad"),
+    ],
+)
+def test_torchs_names_are_answered_by_directmls(
+    function: Callable[..., object], name: str, meant: str
+) -> None:
     message = f"{function.__name__} has no argument {name}: did you mean {meant}?"
     refused(TypeError, message, lambda: function(PLANES, 2, **{name: 2}))
 
@@ -61,46 +69,73 @@ def test_tensors_without_data_are_refused_alike(device: str) -> None:
     """G1, G5 and G8: the fake tensors of a compiler know as much as real ones."""
     input, gradient = PLANES.to(device), GRADIENT.to(device)
     leaves_no_output = (
-        "the window leaves no output in spatial dimension W: window_size 6 with dilation 1 spans 6 positions, but the "
+        "the window leaves no output in spatial dimension W: window_size 6 with dilation 1 spans "
+        "6 positions, but the "
         "padded input has only 0 + 5 + 0"
     )
     for call in (dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.lp_pooling):
         refused(ValueError, leaves_no_output, lambda call=call: call(input, (2, 6)))
         rank = "input must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape (4, 5)"
         refused(ValueError, rank, lambda call=call: call(input[0, 0], 2))
-    message = "input_gradient must have the forward output's shape (2, 3, 3, 4), got shape (2, 3, 3, 3)"
+    message = (
+        "input_gradient must have the forward output's shape (2, 3, 3, 4), got shape (2, 3, 3, 3)"
+    )
     refused(ValueError, message, lambda: dmlpool.max_pooling_grad(input, gradient[..., :3], 2))
-    refused(ValueError, message, lambda: dmlpool.average_pooling_grad(gradient[..., :3], (2, 3, 4, 5), 2))
+    refused(
+        ValueError,
+        message,
+        lambda: dmlpool.average_pooling_grad(gradient[..., :3], (2, 3, 4, 5), 2),
+    )
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.int32, 2**31), (torch.uint32, 2**32 - 1)], ids=["int32", "uint32"])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.int32, 2**31), (torch.uint32, 2**32 - 1)], ids=["int32", "uint32"]
+)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_index_types_that_cannot_number_the_input(device: str, dtype: torch.dtype, most: int) -> None:
-    """M4: refused before any work, on an input that could never be computed here; one element less is accepted."""
+def test_index_types_that_cannot_number_the_input(
+    device: str, dtype: torch.dtype, most: int
+) -> None:
+    """M4: refused before any work, on an input that could never be computed here; one element less
+    is accepted."""
     for elements in (2**34, most + 1):
         input = torch.zeros((), device=device, dtype=torch.uint8).expand(1, 1, elements)
         message = f"index_dtype {str(dtype)[6:]} numbers at most {most} elements, got {elements}"
-        refused(ValueError, message, lambda: dmlpool.max_pooling(input, 2, return_indices=True, index_dtype=dtype))  # noqa: B023
+        refused(
+            ValueError,
+            message,
+            lambda: dmlpool.max_pooling(input, 2, return_indices=True, index_dtype=dtype),
+        )  # noqa: B023
     if device == "meta":
-        values, indices = dmlpool.max_pooling(input[..., :most], 2, 2, return_indices=True, index_dtype=dtype)
+        values, indices = dmlpool.max_pooling(
+            input[..., :most], 2, 2, return_indices=True, index_dtype=dtype
+        )
         assert values.shape[-1] == indices.shape[-1] == most // 2
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_operators_refuse_too(device: str) -> None:
-    """G5, G6, G8 and M6 where somebody calls torch.ops.dmlpool directly, or torch.export replays a graph."""
+    """G5, G6, G8 and M6 where somebody calls torch.ops.dmlpool directly, or torch.export replays a
+    graph."""
     input, gradient = PLANES.to(device), GRADIENT.to(device)
     taps = torch.zeros(2, 3, 3, 4, dtype=torch.uint8, device=device)
     message = "strides must be at least 1, got 0 in spatial dimension W (strides=[1, 0])"
     refused(ValueError, message, lambda: operators.max_pooling(input, [2, 2], [1, 0], *WINDOW[2:]))
     message = "input has data type int32; supported are float32, float16, bfloat16, float64"
-    refused(TypeError, message, lambda: operators.average_pooling(input.int(), *WINDOW, False, None))
+    refused(
+        TypeError, message, lambda: operators.average_pooling(input.int(), *WINDOW, False, None)
+    )
     message = "divisor_override must not be 0"
     refused(ValueError, message, lambda: operators.average_pooling(input, *WINDOW, False, 0))
-    with pytest.raises(TypeError, match=r"^taps must have the window's data type uint8, got int64$"):
+    with pytest.raises(
+        TypeError, match=r"^taps must have the window's data type uint8, got int64$"
+    ):
         operators.max_pooling_grad_from_taps(gradient, taps.long(), [4, 5], *WINDOW, False)
     message = "taps must have the forward output's shape (2, 3, 4, 4), got shape (2, 3, 3, 4)"
-    refused(ValueError, message, lambda: operators.max_pooling_indices(taps, [5, 5], *WINDOW, torch.int64, True))
+    refused(
+        ValueError,
+        message,
+        lambda: operators.max_pooling_indices(taps, [5, 5], *WINDOW, torch.int64, True),
+    )
     for call in (
         lambda: operators.max_pooling_grad_from_taps(gradient[:1], taps, [4, 5], *WINDOW, False),
         lambda: operators.max_pooling_gather(input, taps[:, :1], *WINDOW),
@@ -111,7 +146,10 @@ def test_the_operators_refuse_too(device: str) -> None:
 
 def test_the_quantized_operator_refuses_too() -> None:
     """Q3 and Q4 where somebody calls torch.ops.dmlpool directly."""
-    operator, input = operators.quantized_linear_average_pooling, torch.zeros(2, 3, 4, 5, dtype=torch.uint8)
+    operator, input = (
+        operators.quantized_linear_average_pooling,
+        torch.zeros(2, 3, 4, 5, dtype=torch.uint8),
+    )
     scales = torch.tensor([0.5, 1.0, 2.0])
     message = "output_scale must be finite and above 0 in float32, got 0.0"
     rest = (*WINDOW, False, torch.uint8)
@@ -119,13 +157,23 @@ def test_the_quantized_operator_refuses_too() -> None:
     message = "input_scale must have one element or shape (3,) or (1, 3, 1, 1), got shape (2,)"
     refused(ValueError, message, lambda: operator(input, scales[:2], None, scales, None, *rest))
     message = "output_dtype must be one of int8, uint8, got float32"
-    refused(TypeError, message, lambda: operator(input, scales, None, scales, None, *WINDOW, False, torch.float32))
+    refused(
+        TypeError,
+        message,
+        lambda: operator(input, scales, None, scales, None, *WINDOW, False, torch.float32),
+    )
 
 
 def test_every_public_function_and_layer_is_in_the_table() -> None:
     """And every argument of each, but what takes models or is ignored as PyTorch ignores it."""
-    public = {name: getattr(dmlpool, name) for name in dmlpool.__all__ if name not in ("Window", "__version__", "nn")}
-    public |= {f"nn.functional.{name}": getattr(nn.functional, name) for name in nn.functional.__all__}
+    public = {
+        name: getattr(dmlpool, name)
+        for name in dmlpool.__all__
+        if name not in ("Window", "__version__", "nn")
+    }
+    public |= {
+        f"nn.functional.{name}": getattr(nn.functional, name) for name in nn.functional.__all__
+    }
     public |= {f"nn.quantized.{name}": getattr(nn.quantized, name) for name in nn.quantized.__all__}
     layers = {"Conversion", "convert", "functional", "integer_pooling", "quantized", "rerouted"}
     public |= {f"nn.{name}": getattr(nn, name) for name in nn.__all__ if name not in layers}
@@ -140,32 +188,41 @@ def test_every_public_function_and_layer_is_in_the_table() -> None:
 
 
 def test_refusals_are_those_of_the_page() -> None:
-    """G5, G6, G8, A5, M4, Q3 and Q4: a TypeError or a ValueError which names the argument or what it leaves.
+    """G5, G6, G8, A5, M4, Q3 and Q4: a TypeError or a ValueError which names the argument or what
+    it leaves.
 
-    Word for word those of docs/refusals.md, which python tests/refusals.py writes; what is right is accepted.
+    Word for word those of docs/refusals.md, which python tests/refusals.py writes; what is right is
+    accepted.
     """
     for call in refusals.right_requests():
         call()
     found = refusals.collected()
     for refused, names in found.items():
         # A scale that requires a gradient is right in every other respect.
-        assert refused.kind in ("TypeError", "ValueError") or "requires a gradient" in refused.wrong, refused
+        assert (
+            refused.kind in ("TypeError", "ValueError") or "requires a gradient" in refused.wrong
+        ), refused
         named = re.match(r"(?:\w+pool\dd: )?(the \w+|\w+)", refused.message)
         subjects = {"the window", "the input", "the output"} | {
             request.argument for name in names for request in REQUESTS[name]
         }
         assert named is not None, refused
         assert named[1] in subjects or refused.kind == "RuntimeError", refused
-    assert refusals.PAGE.read_text() == refusals.page(found), "run python tests/refusals.py and read what has changed"
+    assert refusals.PAGE.read_text() == refusals.page(found), (
+        "run python tests/refusals.py and read what has changed"
+    )
 
 
-# What the reference and ATen compute with (refusals of scales and indices look at them by other operations), and
-# what the compiled library is called by.
-WORKING = re.compile(r"aten::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)|dmlpool_")
+# What the reference and ATen compute with (refusals of scales and indices look at them by other
+# operations), and what the compiled library is called by.
+WORKING = re.compile(
+    r"aten::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)|dmlpool_"
+)
 
 
 def operations(calls: list[Callable[[], object]]) -> set[str]:
-    """PyTorch's operations and the library's functions that run while something is called and refused or not."""
+    """PyTorch's operations and the library's functions that run while something is called and
+    refused or not."""
     called: set[str] = set()
 
     class Recorded:
@@ -183,7 +240,9 @@ def operations(calls: list[Callable[[], object]]) -> set[str]:
     return {event.name for event in profile.function_events} | called
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter computes outside of PyTorch")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter computes outside of PyTorch"
+)
 def test_no_wrong_input_reaches_a_kernel() -> None:
     """Nothing that pools runs, by what PyTorch's profiler and the compiled library see."""
     right = operations(refusals.right_requests())

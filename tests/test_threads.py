@@ -1,4 +1,5 @@
-"""E3 and E6: the same bits run after run, by any number of threads, and for several callers at once, also in forks."""
+"""E3 and E6: the same bits run after run, by any number of threads, and for several callers at
+once, also in forks."""
 
 import multiprocessing
 import os
@@ -19,8 +20,13 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves one at a time"),
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") == "1",
+        reason="Triton's interpreter serves one at a time",
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
+    ),
     # Python 3.12 and later, of every fork beside threads, which PyTorch always has.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
@@ -42,7 +48,8 @@ def restored() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread(restored: None) -> None:
-    """Each of the callers uses one thread, so that a busy machine is not asked for eight times its cores."""
+    """Each of the callers uses one thread, so that a busy machine is not asked for eight times its
+    cores."""
     torch.set_num_threads(1)
 
 
@@ -76,7 +83,9 @@ def bits_of(tensors: list[Tensor]) -> list[bytes]:
     return [samples.bits(tensor).tobytes() for tensor in tensors]
 
 
-def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def test_eight_threads_call_everything_at_once(
+    monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
     """The right bits in every thread."""
     expected = {
         (name, number): bits_of(cases.everything(name, image))
@@ -103,9 +112,13 @@ def test_eight_threads_call_everything_at_once(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_replicas_in_threads(one_thread: None) -> None:
-    """DataParallel makes replicas without calling their constructors, and calls each in a thread of its own."""
+    """DataParallel makes replicas without calling their constructors, and calls each in a thread of
+    its own."""
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, padding="same"), nn.AvgPool2d(3, 1, dilation=2), nn.LPPool2d(2, 2)
+        torch.nn.Conv2d(3, 4, 3),
+        nn.MaxPool2d(2, padding="same"),
+        nn.AvgPool2d(3, 1, dilation=2),
+        nn.LPPool2d(2, 2),
     )
     images = [samples.normal(2, 3, 21, 23, seed=seed) for seed in range(4)]
     with torch.no_grad():
@@ -134,12 +147,16 @@ def test_replicas_in_threads(one_thread: None) -> None:
 
 def _in_child(sender: object, images: list[Tensor]) -> None:
     torch.set_num_threads(1)
-    sender.send([bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in images])
+    sender.send(
+        [bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in images]
+    )
 
 
 def test_a_forked_child_pools_after_its_parent() -> None:
     """What the parent cached serves the child: results and gradients, bit for bit."""
-    expected = [bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in IMAGES]
+    expected = [
+        bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in IMAGES
+    ]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_in_child, args=(sender, IMAGES))
@@ -195,12 +212,17 @@ def pooled(image: Tensor) -> list[Tensor]:
         for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
             leaf = image.detach().requires_grad_()
             values = pool(leaf, window, stride)
-            found += [values.detach(), torch.autograd.grad(values, leaf, torch.sin(values.detach()))[0]]
+            found += [
+                values.detach(),
+                torch.autograd.grad(values, leaf, torch.sin(values.detach()))[0],
+            ]
     return found
 
 
 @cases.in_pairs(dtype=samples.FLOATS, layout=["contiguous", "channels last"])
-def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, layout: str, one_thread: None) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    dtype: torch.dtype, layout: str, one_thread: None
+) -> None:
     image = samples.LAYOUTS[layout](samples.normal(2, 12, 105, 103, dtype=dtype))
     expected = pooled(image)
     for threads in (2, 5):

@@ -1,4 +1,5 @@
-"""Other versions: of the package beside compiled graphs of its own past, of PyTorch without what may go, of Triton."""
+"""Other versions: of the package beside compiled graphs of its own past, of PyTorch without what
+may go, of Triton."""
 
 import ast
 import contextlib
@@ -19,13 +20,19 @@ import torch_dmlpool
 from torch_dmlpool import ops
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
-KERNELS = PACKAGE.parent / "kernels" if (PACKAGE.parent / "kernels").is_dir() else PACKAGE / "kernels"
+KERNELS = (
+    PACKAGE.parent / "kernels" if (PACKAGE.parent / "kernels").is_dir() else PACKAGE / "kernels"
+)
 
 
 @pytest.fixture
 def run_python(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
-    def run(source: str, *, folder: Path | None = None, warnings: str = "error", **environment: str) -> str:
-        return python("-W", warnings, "-c", source, cwd=folder, environment={**os.environ, **environment}).stdout
+    def run(
+        source: str, *, folder: Path | None = None, warnings: str = "error", **environment: str
+    ) -> str:
+        return python(
+            "-W", warnings, "-c", source, cwd=folder, environment={**os.environ, **environment}
+        ).stdout
 
     return run
 
@@ -45,7 +52,8 @@ print(dmlpool.__file__, gradient.unique().tolist(), hits)
 
 
 def copied_package(folder: Path, changed: bool) -> Path:
-    """A whole package in ``folder``; ``changed`` in its gradient of averages, under the same operators' names."""
+    """A whole package in ``folder``; ``changed`` in its gradient of averages, under the same
+    operators' names."""
     shutil.copytree(PACKAGE, folder / "torch_dmlpool", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(KERNELS, folder / "torch_dmlpool" / "kernels", dirs_exist_ok=True)
     source = folder / "torch_dmlpool" / "ops" / "average_pooling.py"
@@ -63,12 +71,18 @@ average_pooling.adjoint = lambda input, window, include_padding, _: (
 
 
 @pytest.mark.slow
-def test_no_graph_of_another_version_is_reused(run_python: Callable[..., str], tmp_path: Path) -> None:
-    """One cache on disk for two versions: each computes its own gradient, and finds its own graph again.
+def test_no_graph_of_another_version_is_reused(
+    run_python: Callable[..., str], tmp_path: Path
+) -> None:
+    """One cache on disk for two versions: each computes its own gradient, and finds its own graph
+    again.
 
     Without the mark the second version would run the first one's backward graph: that is tried too.
     """
-    folders = {"old": copied_package(tmp_path / "old", False), "new": copied_package(tmp_path / "new", True)}
+    folders = {
+        "old": copied_package(tmp_path / "old", False),
+        "new": copied_package(tmp_path / "new", True),
+    }
 
     def gradient(version: str, cache: str, setting: str = "") -> tuple[list[float], int]:
         output = run_python(
@@ -94,12 +108,17 @@ def test_no_graph_of_another_version_is_reused(run_python: Callable[..., str], t
     unmarked = 'torch.compiler.config.cache_key_tag = ""'
     assert gradient("old", "unmarked", unmarked) == ([0.25], 0)
     values, hits = gradient("new", "unmarked", unmarked)
-    assert values == [0.25], "PyTorch's caches tell derivatives apart by themselves now: the mark has become needless"
+    assert values == [0.25], (
+        "PyTorch's caches tell derivatives apart by themselves now: the mark has become needless"
+    )
     assert hits > 0
 
 
 def test_every_change_of_a_source_is_another_revision(tmp_path: Path) -> None:
-    old, new = (copied_package(tmp_path / name, changed) for name, changed in (("old", False), ("new", True)))
+    old, new = (
+        copied_package(tmp_path / name, changed)
+        for name, changed in (("old", False), ("new", True))
+    )
     twin = copied_package(tmp_path / "twin", False)
     marks = [ops.revision(folder / "torch_dmlpool") for folder in (old, new, twin)]
     assert marks[0] == marks[2] != marks[1]
@@ -126,7 +145,9 @@ def test_pytorch_puts_the_mark_into_the_keys_of_its_caches() -> None:
     for tag in ("one", "another"):
         with torch.compiler.config.patch(cache_key_tag=tag):
             tags.append(vars(FxGraphHashDetails(graph, [], {}, [])))
-    assert {name for name in tags[0] if name.endswith("tag") and tags[0][name] != tags[1][name]} == {"cache_key_tag"}
+    assert {
+        name for name in tags[0] if name.endswith("tag") and tags[0][name] != tags[1][name]
+    } == {"cache_key_tag"}
 
 
 # PyTorch's private names, which may change without notice.
@@ -135,7 +156,10 @@ def test_pytorch_puts_the_mark_into_the_keys_of_its_caches() -> None:
 def modules() -> dict[str, ast.Module]:
     """The package's sources by their dotted names; kernels know nothing of PyTorch."""
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if "kernels" not in path.parts]
-    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text()) for path in paths}
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
+        for path in paths
+    }
 
 
 def private_names(tree: ast.Module) -> set[str]:
@@ -145,14 +169,20 @@ def private_names(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             known |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            known |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)):
             first, *rest = ast.unparse(node).split(".")
             found.add(".".join([known.get(first, ""), *rest]))
     # Of torch._inductor modules alone are there before something is compiled.
-    return {name for name in found if re.match(r"torch\.[\w.]*\b_[a-zA-Z][\w.]*$", name) and ".V." not in name}
+    return {
+        name
+        for name in found
+        if re.match(r"torch\.[\w.]*\b_[a-zA-Z][\w.]*$", name) and ".V." not in name
+    }
 
 
 USERS: dict[str, set[str]] = {}
@@ -242,7 +272,8 @@ for function in (dmlpool.quantized_average_pooling, dmlpool.quantized_max_poolin
 
 
 def test_importing_does_nothing_but_register(run_python: Callable[..., str]) -> None:
-    """E7: operators are there before the first call, settings stay; neither triton nor a kernel of it is loaded."""
+    """E7: operators are there before the first call, settings stay; neither triton nor a kernel of
+    it is loaded."""
     program = """
 import sys, torch
 before = set(sys.modules), torch.get_num_threads(), torch.get_default_dtype()

@@ -1,4 +1,5 @@
-"""Window geometry (G2-G6) against sliding the window by hand, and against torch.nn.functional where it applies."""
+"""Window geometry (G2-G6) against sliding the window by hand, and against torch.nn.functional where
+it applies."""
 
 import pickle
 
@@ -26,7 +27,8 @@ axes = strategies.builds(
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(axes, strategies.integers(1, 14))
 def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> None:
-    """G2 to G5, A1 to A3 and M1: outputs, positions, taps inside and counted, empty windows are those of sliding it."""
+    """G2 to G5, A1 to A3 and M1: outputs, positions, taps inside and counted, empty windows are
+    those of sliding it."""
     window, expected = Window.directml(1, **vars(pooling)), oracle.output_size(pooling, 0, size)
     (axis,) = window.axes
     if not expected:
@@ -35,7 +37,9 @@ def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> No
         return
     assert window.output_sizes([size]) == (expected,)
     readings = oracle.readings(pooling, (size,))
-    assert axis.empty_windows(size) == [reading.output[0] for reading in readings if not reading.taps]
+    assert axis.empty_windows(size) == [
+        reading.output[0] for reading in readings if not reading.taps
+    ]
     for reading in readings:
         (output,) = reading.output
         positions = oracle.tap_positions(pooling, 0, output)
@@ -44,13 +48,19 @@ def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> No
         assert axis.taps_before(output, size + axis.end_padding) == reading.taps_in_box
         assert axis.taps_before(output, size) - axis.taps_before(output, 0) == len(reading.taps)
         for bound in (0, 1, size, size + axis.end_padding):
-            assert axis.taps_before(output, bound) == sum(position < bound for position in positions)
+            assert axis.taps_before(output, bound) == sum(
+                position < bound for position in positions
+            )
         assert not reading.taps or axis.taps_before(output, 0) == reading.taps[0]
 
 
 def test_entries_are_read_in_dhw_order() -> None:
     window = Window.directml(3, (2, 3, 4), (5, 6, 7), (0, 1, 2), (3, 0, 1), (1, 2, 3))
-    assert window.axes == (Axis(2, 5, 0, 3, 1, False), Axis(3, 6, 1, 0, 2, False), Axis(4, 7, 2, 1, 3, False))
+    assert window.axes == (
+        Axis(2, 5, 0, 3, 1, False),
+        Axis(3, 6, 1, 0, 2, False),
+        Axis(4, 7, 2, 1, 3, False),
+    )
     assert window.arguments == ([2, 3, 4], [5, 6, 7], [0, 1, 2], [3, 0, 1], [1, 2, 3], False)
     assert window.taps == 24
     assert window.rank == 3
@@ -78,11 +88,19 @@ def test_anything_with_an_index_is_an_int() -> None:
 
 def test_the_largest_argument_is_accepted() -> None:
     """G4: absurd padding and dilation are geometry like any other, in exact integers."""
-    window = Window.directml(1, 2, LARGEST_ARGUMENT, LARGEST_ARGUMENT, LARGEST_ARGUMENT, LARGEST_ARGUMENT)
-    assert window.output_sizes([5]) == ((5 + 2 * LARGEST_ARGUMENT - (LARGEST_ARGUMENT + 1)) // LARGEST_ARGUMENT + 1,)
+    window = Window.directml(
+        1, 2, LARGEST_ARGUMENT, LARGEST_ARGUMENT, LARGEST_ARGUMENT, LARGEST_ARGUMENT
+    )
+    assert window.output_sizes([5]) == (
+        (5 + 2 * LARGEST_ARGUMENT - (LARGEST_ARGUMENT + 1)) // LARGEST_ARGUMENT + 1,
+    )
 
 
-max_pools = [torch.nn.functional.max_pool1d, torch.nn.functional.max_pool2d, torch.nn.functional.max_pool3d]
+max_pools = [
+    torch.nn.functional.max_pool1d,
+    torch.nn.functional.max_pool2d,
+    torch.nn.functional.max_pool3d,
+]
 
 
 @hypothesis.given(
@@ -91,14 +109,22 @@ max_pools = [torch.nn.functional.max_pool1d, torch.nn.functional.max_pool2d, tor
     strategies.booleans(),
 )
 def test_output_size_is_that_of_pytorch(
-    rank: int, size: int, kernel: int, padding: int, dilation: int, stride: int | None, ceil_mode: bool
+    rank: int,
+    size: int,
+    kernel: int,
+    padding: int,
+    dilation: int,
+    stride: int | None,
+    ceil_mode: bool,
 ) -> None:
     """G3: for symmetric padding, PyTorch's own rule, ceil_mode and its refusals included."""
     hypothesis.assume(2 * padding <= kernel)
     window = Window.pytorch(rank, kernel, stride, padding, dilation, ceil_mode)
     sizes, pool = [size] * rank, max_pools[rank - 1]
     try:
-        expected = pool(torch.zeros(1, 1, *sizes), kernel, stride, padding, dilation, ceil_mode).shape[2:]
+        expected = pool(
+            torch.zeros(1, 1, *sizes), kernel, stride, padding, dilation, ceil_mode
+        ).shape[2:]
     except RuntimeError:
         with pytest.raises(ValueError, match="the window leaves no output"):
             window.output_sizes(sizes)
@@ -114,19 +140,25 @@ def test_same_padding_keeps_the_size(size: int, kernel: int, stride: int, dilati
     total = axis.start_padding + axis.end_padding
     assert axis.end_padding - axis.start_padding == total % 2
     if total:
-        assert Axis(kernel, stride, 0, total - 1, dilation, False).output_size(size) < -(-size // stride)
+        assert Axis(kernel, stride, 0, total - 1, dilation, False).output_size(size) < -(
+            -size // stride
+        )
 
 
 def test_words_and_pairs_of_padding() -> None:
     """E8."""
     assert Window.pytorch(2, 3, 1, "valid") == Window.pytorch(2, 3, 1, 0)
     assert Window.pytorch(2, 3, 1, "".join(("sa", "me"))) == Window.pytorch(2, 3, 1, 1)
-    assert Window.pytorch(2, 3, padding=((1, 2), (0, 4))) == Window.directml(2, 3, 3, (1, 0), (2, 4))
+    assert Window.pytorch(2, 3, padding=((1, 2), (0, 4))) == Window.directml(
+        2, 3, 3, (1, 0), (2, 4)
+    )
     assert Window.pytorch(2, 3) == Window.directml(2, 3, 3)
 
 
 def test_sizes_are_as_many_as_the_window_has_axes() -> None:
-    with pytest.raises(ValueError, match=r"^the input must have 2 spatial sizes \(H, W\), got \(3, 4, 5\)$"):
+    with pytest.raises(
+        ValueError, match=r"^the input must have 2 spatial sizes \(H, W\), got \(3, 4, 5\)$"
+    ):
         Window.directml(2, 2).output_sizes((3, 4, 5))
 
 
@@ -136,7 +168,11 @@ def symbols(*numbers: int) -> torch.Size:
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(numbers))
-    sizes = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(numbers), symbolic_context=context).shape
+    sizes = (
+        FakeTensorMode(shape_env=ShapeEnv())
+        .from_tensor(torch.empty(numbers), symbolic_context=context)
+        .shape
+    )
     assert all(type(number) is torch.SymInt for number in sizes)
     return sizes
 
@@ -151,4 +187,7 @@ def test_symbolic_sizes_and_windows(ceil_mode: bool) -> None:
         assert tuple(int(output) for output in window.output_sizes(symbolic[:1])) == expected
         (axis,) = Window.pytorch(1, symbolic[1], 3, "same", sizes=symbolic[:1]).axes
         (plain,) = Window.pytorch(1, window_size, 3, "same", sizes=[size]).axes
-        assert (int(axis.start_padding), int(axis.end_padding)) == (plain.start_padding, plain.end_padding)
+        assert (int(axis.start_padding), int(axis.end_padding)) == (
+            plain.start_padding,
+            plain.end_padding,
+        )

@@ -12,4 +12,11 @@ from torch_dmlpool.window import Window
 
 __version__ = "0.2.0"
 
-__all__ = [*functional.__all__, "Window", "__version__", "nn", "quantized_average_pooling", "quantized_max_pooling"]
+__all__ = [
+    *functional.__all__,
+    "Window",
+    "__version__",
+    "nn",
+    "quantized_average_pooling",
+    "quantized_max_pooling",
+]

@@ -1,6 +1,8 @@
-"""``python -m torch_dmlpool``: what is installed, which backend serves which device, and whether it computes rightly.
+"""``python -m torch_dmlpool``: what is installed, which backend serves which device, and whether it
+computes rightly.
 
-The examples are those of DirectML's own pages. The exit code is 1 if one of them comes out otherwise.
+The examples are those of DirectML's own pages. The exit code is 1 if one of them comes out
+otherwise.
 """
 
 import argparse
@@ -32,16 +34,25 @@ CONTESTS = {  # function, window, stride and padding, and what is timed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m torch_dmlpool", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--no-timing", "--quick", action="store_true", help="leave out the comparison with ATen")
-    parser.add_argument("--version", action="version", version=f"torch_dmlpool {dmlpool.__version__}")
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_dmlpool", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--no-timing", "--quick", action="store_true", help="leave out the comparison with ATen"
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"torch_dmlpool {dmlpool.__version__}"
+    )
     options = parser.parse_args(arguments)
     for name, version in versions():
         print(f"{name:<15}{version}")
     devices, right = [torch.device("cpu")], True
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        devices += [torch.device(accelerator.type, index) for index in range(torch.accelerator.device_count())]
+        devices += [
+            torch.device(accelerator.type, index)
+            for index in range(torch.accelerator.device_count())
+        ]
     for device in devices:
         serving = backends.serving(device.type).__name__.rsplit(".", 1)[-1]
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
@@ -50,9 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             right = right and not difference
             print(f"  FAILED {name}\n    {difference}" if difference else f"  ok {name}")
         if not options.no_timing:
-            print(f"  milliseconds for float32 of shape {SHAPE}, and how many times as long ATen takes")
+            print(
+                f"  milliseconds for float32 of shape {SHAPE}, and how many times as long ATen "
+                "takes"
+            )
             for name in CONTESTS:
-                ours, aten = (median(module, name, device) for module in (dmlpool.nn.functional, torch.nn.functional))
+                ours, aten = (
+                    median(module, name, device)
+                    for module in (dmlpool.nn.functional, torch.nn.functional)
+                )
                 print(f"  {name:<52}{1000 * ours:>9.3f}{1000 * aten:>9.3f}{aten / ours:>8.2f}")
     return 0 if right else 1
 
@@ -79,18 +96,40 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
     first, second = plane([1, 2], [3, 4]), plane([1, 2], [4, 5])
     # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
     quantized = plane([10, 12], [14, 18], dtype=torch.uint8), 0.5, 10, 0.25, 3
-    quarters, winners = [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]], [[0, 0, 0], [0, 3, 0], [0, 4, 5]]
-    average, maximum, vjp = dmlpool.average_pooling, dmlpool.max_pooling, torch.autograd.functional.vjp
+    quarters, winners = (
+        [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]],
+        [[0, 0, 0], [0, 3, 0], [0, 4, 5]],
+    )
+    average, maximum, vjp = (
+        dmlpool.average_pooling,
+        dmlpool.max_pooling,
+        torch.autograd.functional.vjp,
+    )
     requantized = dmlpool.quantized_linear_average_pooling
     examples: dict[str, tuple[Callable[[], Tensor], list[Any]]] = {
         "DML_AVERAGE_POOLING": (lambda: average(counting, 2), [[3, 4], [6, 7]]),
-        "DML_AVERAGE_POOLING_GRAD": (lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2), quarters),
-        "DML_AVERAGE_POOLING_GRAD, by autograd": (lambda: vjp(lambda x: average(x, 2), counting, first)[1], quarters),
+        "DML_AVERAGE_POOLING_GRAD": (
+            lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2),
+            quarters,
+        ),
+        "DML_AVERAGE_POOLING_GRAD, by autograd": (
+            lambda: vjp(lambda x: average(x, 2), counting, first)[1],
+            quarters,
+        ),
         "DML_MAX_POOLING2, values": (lambda: maximum(hill, 2), [[4, 4], [6, 7]]),
-        "DML_MAX_POOLING2, indices": (lambda: maximum(hill, 2, return_indices=True)[1], [[4, 4], [7, 8]]),
+        "DML_MAX_POOLING2, indices": (
+            lambda: maximum(hill, 2, return_indices=True)[1],
+            [[4, 4], [7, 8]],
+        ),
         "DML_MAX_POOLING_GRAD": (lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
-        "DML_MAX_POOLING_GRAD, by autograd": (lambda: vjp(lambda x: maximum(x, 2), hill, second)[1], winners),
-        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING": (lambda: requantized(*quantized, window_size=2), [[10]]),
+        "DML_MAX_POOLING_GRAD, by autograd": (
+            lambda: vjp(lambda x: maximum(x, 2), hill, second)[1],
+            winners,
+        ),
+        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING": (
+            lambda: requantized(*quantized, window_size=2),
+            [[10]],
+        ),
     }
     for name, (compute, expected) in examples.items():
         try:
@@ -103,9 +142,16 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
 
 def median(module: Any, name: str, device: torch.device) -> float:
     function, window, statement = CONTESTS[name]
-    image = torch.randn(SHAPE, dtype=torch.float32, device=device, requires_grad=statement is TRAINING)
+    image = torch.randn(
+        SHAPE, dtype=torch.float32, device=device, requires_grad=statement is TRAINING
+    )
     pool = getattr(module, function)
-    known = {"pool": pool, "image": image, "window": window, "gradient": torch.ones_like(pool(image, *window))}
+    known = {
+        "pool": pool,
+        "image": image,
+        "window": window,
+        "gradient": torch.ones_like(pool(image, *window)),
+    }
     timer = Timer(statement, globals=known, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=0.5).median
 

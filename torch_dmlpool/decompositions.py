@@ -12,21 +12,28 @@ from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 __all__ = ["decompositions"]
-_DYNAMIC = ("average_pooling", "max_pooling", "max_pooling_with_indices", "quantized_linear_average_pooling")
+_DYNAMIC = (
+    "average_pooling",
+    "max_pooling",
+    "max_pooling_with_indices",
+    "quantized_linear_average_pooling",
+)
 """Operators of which image sizes may be dynamic; batch sizes may be of all."""
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """Give a table for ``ExportedProgram.run_decompositions`` that takes the pooling operators apart.
+    """Give a table for ``ExportedProgram.run_decompositions`` that takes the pooling operators
+    apart.
 
     Returns:
-        A decomposition for each operator; p-norms and unpooling, which are made of others, PyTorch takes apart by
-        itself. Results are the operators' own: averages within the bound of rule E6, all others equal. With dynamic
-        image sizes averages, maxima, maxima with indices and quantized averages are taken apart, the others stay.
+        A decomposition for each operator; p-norms and unpooling, which are made of others, PyTorch
+        takes apart by itself. Results are the operators' own: averages within the bound of rule E6,
+        all others equal. With dynamic image sizes averages, maxima, maxima with indices and
+        quantized averages are taken apart, the others stay.
 
     Raises:
-        ValueError: While a program is taken apart: a window that depends on dynamic sizes, unless it covers the whole
-            dimension without padding.
+        ValueError: While a program is taken apart: a window that depends on dynamic sizes, unless
+            it covers the whole dimension without padding.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -36,23 +43,38 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         >>> [node.name for node in program.graph.nodes if "dmlpool" in str(node.target)]
         []
     """
-    operators = [getattr(torch.ops.dmlpool, name).default for name in torch.ops.dmlpool if hasattr(reference, name)]
+    operators = [
+        getattr(torch.ops.dmlpool, name).default
+        for name in torch.ops.dmlpool
+        if hasattr(reference, name)
+    ]
     return {operator: functools.partial(_taken_apart, operator) for operator in operators}
 
 
 def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
-    name, names = operator._schema.name.split("::")[1], [argument.name for argument in operator._schema.arguments]
-    sizes = [size for argument in arguments if isinstance(argument, Tensor) for size in argument.shape[2:]]
+    name, names = (
+        operator._schema.name.split("::")[1],
+        [argument.name for argument in operator._schema.arguments],
+    )
+    sizes = [
+        size
+        for argument in arguments
+        if isinstance(argument, Tensor)
+        for size in argument.shape[2:]
+    ]
     sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
     if name not in _DYNAMIC and not are_ints(*sizes):
         return NotImplemented
     if "window_size" in names:
         before = names.index("window_size")
         window = Window.directml(arguments[0].dim() - 2, *arguments[before : before + 6])
-        for axis, size, dimension in zip(window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True):
+        for axis, size, dimension in zip(
+            window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True
+        ):
             if type(axis.window) is not int and not covers(axis, size):
                 raise ValueError(
-                    f"window_size depends on dynamic sizes in spatial dimension {dimension}: it can be taken apart "
+                    f"window_size depends on dynamic sizes in spatial dimension {dimension}: it "
+                    "can be taken apart "
                     "if it is a number, or if it covers the whole dimension without padding"
                 )
         arguments = (*arguments[:before], window, *arguments[before + 6 :])

@@ -1,4 +1,6 @@
-"""What the public operators share: an answer to torch.nn's keywords, and those parts of their docstrings."""
+"""What the public operators share: an answer to torch.nn's keywords, and those parts of their
+docstrings.
+"""
 
 import functools
 import inspect
@@ -23,7 +25,10 @@ _WINDOW = """\
     dilations: Elements from one tap to the next, at least 1.
     ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies there
         never counts."""
-_PADDED = _WINDOW + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
+_PADDED = (
+    _WINDOW
+    + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
+)
 _SIZES = """\
 ``output = (size + start_padding + end_padding - extent) // strides + 1`` with
     ``extent = (window_size - 1) * dilations + 1``"""
@@ -42,7 +47,8 @@ _SOURCE = "\nSource: https://learn.microsoft.com/windows/win32/api/directml/ns-d
 def operator(page: str = "") -> Callable[[_F], _F]:
     """Answer torch.nn's keywords by DirectML's, and complete the docstring.
 
-    ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is DirectML's own.
+    ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is
+    DirectML's own.
     """
 
     def decorate(function: _F) -> _F:
@@ -57,7 +63,9 @@ def operator(page: str = "") -> Callable[[_F], _F]:
                 wrong = next((name for name in kwargs if name in meant), None)
                 if wrong is None:
                     raise
-            raise TypeError(f"{function.__name__} has no argument {wrong}: did you mean {meant[wrong]}?")
+            raise TypeError(
+                f"{function.__name__} has no argument {wrong}: did you mean {meant[wrong]}?"
+            )
 
         text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>> ")
         for name, shared in (("    WINDOW", _WINDOW), ("    PADDED", _PADDED), ("SIZES", _SIZES)):
@@ -70,7 +78,9 @@ def operator(page: str = "") -> Callable[[_F], _F]:
 
 
 def typed_as(model: _F) -> Callable[[Any], _F]:
-    """Give a function that hands its arguments on the signature of another one, overloads included."""
+    """Give a function that hands its arguments on the signature of another one, overloads
+    included.
+    """
 
     def decorate(function: Any) -> Any:
         for each in (function, inspect.unwrap(function)):  # documentation is made from the second

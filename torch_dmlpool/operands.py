@@ -13,11 +13,20 @@ import torch
 from torch import Tensor
 from torch import _prims_common as prims
 
-from torch_dmlpool.window import ArgumentError, check_spatial_sizes, entries, integer, remembering, wrong_type
+from torch_dmlpool.window import (
+    ArgumentError,
+    check_spatial_sizes,
+    entries,
+    integer,
+    remembering,
+    wrong_type,
+)
 from torch_dmlpool.window import check_flag as check_flag
 
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-INTEGER_TYPES = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
+INTEGER_TYPES = tuple(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
@@ -26,14 +35,20 @@ INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
 def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
-    """Refuse what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and G6)."""
+    """Refuse what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and
+    G6).
+    """
     check_dense(name, tensor, types)
     if not 3 <= tensor.dim() <= 5:
         shape = tuple(tensor.shape)
-        raise ArgumentError(f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape {shape}")
+        raise ArgumentError(
+            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape {shape}"
+        )
 
 
-def check_dense(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wanted: str = "a dense tensor") -> None:
+def check_dense(
+    name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wanted: str = "a dense tensor"
+) -> None:
     """Refuse what is not a dense tensor of one of ``types`` (rule G6)."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -41,29 +56,43 @@ def check_dense(name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wante
         layout = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
         raise TypeError(f"{name} must be {wanted} (torch.strided), got {layout}")
     if tensor.dtype not in types:
-        raise TypeError(f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}")
+        raise TypeError(
+            f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}"
+        )
 
 
 def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
     """Refuse a tensor on another device than the one it is pooled with (rule G6)."""
     if tensor.device != input.device:
-        raise ArgumentError(f"{name} must be on the input's device {input.device}, got {tensor.device}")
+        raise ArgumentError(
+            f"{name} must be on the input's device {input.device}, got {tensor.device}"
+        )
 
 
 def check_type(name: str, tensor: Tensor, dtype: torch.dtype, whose: str) -> None:
     """Refuse a tensor of another data type than it must share (rules G8 and Q3)."""
     if tensor.dtype is not dtype:
-        raise TypeError(f"{name} must have the {whose} data type {name_of(dtype)}, got {name_of(tensor.dtype)}")
+        raise TypeError(
+            f"{name} must have the {whose} data type {name_of(dtype)}, got {name_of(tensor.dtype)}"
+        )
 
 
 def check_sizes(
-    name: str, tensor: Tensor, sizes: Sequence[int], input: Tensor | None = None, whose: str = "forward output's"
+    name: str,
+    tensor: Tensor,
+    sizes: Sequence[int],
+    input: Tensor | None = None,
+    whose: str = "forward output's",
 ) -> None:
-    """Refuse a tensor of other ``sizes`` than the forward output's (rule G8), or that is not where ``input`` is."""
+    """Refuse a tensor of other ``sizes`` than the forward output's (rule G8), or that is not where
+    ``input`` is.
+    """
     if input is not None:
         check_device(name, tensor, input)
     if tuple(tensor.shape) != tuple(sizes):
-        raise ArgumentError(f"{name} must have the {whose} shape {tuple(sizes)}, got shape {tuple(tensor.shape)}")
+        raise ArgumentError(
+            f"{name} must have the {whose} shape {tuple(sizes)}, got shape {tuple(tensor.shape)}"
+        )
 
 
 def check_divisor(divisor_override: int | None) -> None:
@@ -79,28 +108,47 @@ def check_divisor(divisor_override: int | None) -> None:
 
 
 def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
-    """``full_size`` as ints, refused where it cannot be ``(N, C, *spatial)`` of as many dimensions as ``tensor``."""
+    """``full_size`` as ints, refused where it cannot be ``(N, C, *spatial)`` of as many dimensions
+    as ``tensor``.
+    """
     if isinstance(full_size, Tensor) or not isinstance(full_size, Sequence):
         raise wrong_type(name, "a sequence of ints (N, C, *spatial)", full_size)
     sizes = tuple(integer(name, size, full_size) for size in full_size)
     if len(sizes) != tensor.dim():
-        raise ArgumentError(f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got {sizes}")
+        raise ArgumentError(
+            f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got "
+            f"{sizes}"
+        )
     return sizes
 
 
-def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps the input's size."""
+def checked_output_size(
+    output_size: int | Sequence[int | None] | None, sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps
+    the input's size.
+    """
     if type(sizes[0]) is not int and torch.jit.is_tracing():
-        sizes = (-1,) * len(sizes)  # which stands for sizes that are tensors: the operator looks at them
+        # which stands for sizes that are tensors: the operator looks at them
+        sizes = (-1,) * len(sizes)
     elif 0 in sizes:
         check_spatial_sizes("the input", sizes, len(sizes))
     rank = len(sizes)
     if output_size is None:
         return sizes
-    if not isinstance(output_size, Sequence) or isinstance(output_size, str) or len(output_size) != rank:
+    if (
+        not isinstance(output_size, Sequence)
+        or isinstance(output_size, str)
+        or len(output_size) != rank
+    ):
         return entries("output_size", output_size, rank, 0)
-    checked = entries("output_size", [0 if entry is None else entry for entry in output_size], rank, 0)
-    return tuple(kept if asked is None else one for asked, one, kept in zip(output_size, checked, sizes, strict=True))
+    checked = entries(
+        "output_size", [0 if entry is None else entry for entry in output_size], rank, 0
+    )
+    return tuple(
+        kept if asked is None else one
+        for asked, one, kept in zip(output_size, checked, sizes, strict=True)
+    )
 
 
 def check_norm(name: str, p: float) -> None:
@@ -114,23 +162,37 @@ def check_norm(name: str, p: float) -> None:
         raise ArgumentError(f"{name} must be at most {sys.float_info.max}, or infinite, got {p}")
 
 
-def check_index_type(index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False) -> None:
-    """Refuse an index type other than DirectML's and PyTorch's, or too small for a tensor of ``sizes`` (rule M4)."""
+def check_index_type(
+    index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False
+) -> None:
+    """Refuse an index type other than DirectML's and PyTorch's, or too small for a tensor of
+    ``sizes`` (rule M4).
+    """
     if index_dtype not in INDEX_TYPES:
-        raise TypeError(f"index_dtype must be one of {names_of(INDEX_TYPES)}, got {name_of(index_dtype)}")
+        raise TypeError(
+            f"index_dtype must be one of {names_of(INDEX_TYPES)}, got {name_of(index_dtype)}"
+        )
     if index_dtype.itemsize == 8:
         return
     elements = math.prod(sizes[2:] if per_plane else sizes)
     # The largest unsigned number marks an empty window, so it numbers no element.
     numbered = torch.iinfo(index_dtype).max + (1 if index_dtype.is_signed else 0)
     if elements > numbered:
-        raise ArgumentError(f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, got {elements}")
+        raise ArgumentError(
+            f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, got "
+            f"{elements}"
+        )
 
 
 def tap_dtype(taps: int) -> torch.dtype:
-    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses more than fit."""
+    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses
+    more than fit.
+    """
     if taps > 2**31:
-        raise ArgumentError(f"window_size must be at most {2**31} taps in all where winners are numbered, got {taps}")
+        raise ArgumentError(
+            f"window_size must be at most {2**31} taps in all where winners are numbered, got "
+            f"{taps}"
+        )
     return torch.uint8 if taps <= 225 else torch.int16 if taps <= 2**15 else torch.int32
 
 
@@ -143,12 +205,17 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
     if isinstance(parameter, Tensor):
         if not is_scale and parameter.dtype in QUANTIZED_TYPES:
             check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
-        check_dense(name, parameter, FLOAT_TYPES if is_scale else (dtype,), "a number or a dense tensor")
+        check_dense(
+            name, parameter, FLOAT_TYPES if is_scale else (dtype,), "a number or a dense tensor"
+        )
         check_device(name, parameter, input)
         channels, shape = input.shape[1], tuple(parameter.shape)
         spread = (1, channels, *(1 for _ in input.shape[2:]))
         if parameter.numel() != 1 and shape not in ((channels,), spread):
-            raise ArgumentError(f"{name} must have one element or shape ({channels},) or {spread}, got shape {shape}")
+            raise ArgumentError(
+                f"{name} must have one element or shape ({channels},) or {spread}, got shape "
+                f"{shape}"
+            )
         return parameter.reshape(-1).to(torch.float32) if is_scale else parameter.reshape(-1)
     if not is_scale:
         number = 0 if parameter is None else integer(name, parameter, parameter)
@@ -171,25 +238,36 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
     """Refuse a zero point that its type cannot hold (rule Q4)."""
     bounds = torch.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
-        raise ArgumentError(f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got {number}")
+        raise ArgumentError(
+            f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got "
+            f"{number}"
+        )
 
 
-def check_output_type(output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES) -> None:
+def check_output_type(
+    output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES
+) -> None:
     """Refuse what the result of a quantized average cannot be (rule Q3)."""
     if output_dtype is not None and output_dtype not in types:
-        raise TypeError(f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}")
+        raise TypeError(
+            f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}"
+        )
 
 
 def checked_quantization(
     input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
 ) -> tuple[tuple[Any, ...], torch.dtype]:
-    """Scale and zero point of ``input`` and of the output, and the output's data type, checked (rules Q3 and Q4)."""
+    """Scale and zero point of ``input`` and of the output, and the output's data type, checked
+    (rules Q3 and Q4).
+    """
     check_output_type(output_dtype)
     if output_dtype is None:
         output_dtype = getattr(parameters[3], "dtype", None)
         output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
     if are_numbers(parameters):
-        return checked_numbers(input.dtype is torch.int8, output_dtype is torch.int8, *parameters), output_dtype
+        return checked_numbers(
+            input.dtype is torch.int8, output_dtype is torch.int8, *parameters
+        ), output_dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
 
@@ -200,9 +278,14 @@ def are_numbers(parameters: Sequence[Any]) -> bool:
 
 
 @remembering
-def checked_numbers(input_is_signed: bool, output_is_signed: bool, *numbers: Any) -> tuple[Any, ...]:
+def checked_numbers(
+    input_is_signed: bool, output_is_signed: bool, *numbers: Any
+) -> tuple[Any, ...]:
     """Numbers alone, checked."""
-    zeros = [torch.int8 if is_signed else torch.uint8 for is_signed in (input_is_signed, output_is_signed)]
+    zeros = [
+        torch.int8 if is_signed else torch.uint8
+        for is_signed in (input_is_signed, output_is_signed)
+    ]
     dtypes = torch.float32, zeros[0], torch.float32, zeros[1]
     return tuple(map(checked_parameter, PARAMETERS, numbers, dtypes, [None] * 4))
 
@@ -217,7 +300,9 @@ def check_scale_values(name: str, scales: Tensor) -> None:
         return
     channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
     where = f" in channel {channel}" if scales.numel() > 1 else ""
-    raise ArgumentError(f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}")
+    raise ArgumentError(
+        f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}"
+    )
 
 
 def position_dtype(plane: int) -> torch.dtype:
@@ -226,7 +311,9 @@ def position_dtype(plane: int) -> torch.dtype:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether results computed from ``tensor`` are laid out with channels innermost, as PyTorch does (rule G7)."""
+    """Whether results computed from ``tensor`` are laid out with channels innermost, as PyTorch
+    does (rule G7).
+    """
     strides = tensor.stride()
     if len(strides) == 3:
         return False
@@ -256,27 +343,46 @@ def suggested_memory_format(tensor: Tensor) -> torch.memory_format:
 
 
 def empty(
-    sizes: Sequence[int], like: Tensor, memory_format: torch.memory_format, dtype: torch.dtype | None = None
+    sizes: Sequence[int],
+    like: Tensor,
+    memory_format: torch.memory_format,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """An uninitialised tensor on the device of ``like``, of its data type unless another is given."""
-    return torch.empty(tuple(sizes), dtype=dtype or like.dtype, device=like.device, memory_format=memory_format)
+    """An uninitialised tensor on the device of ``like``, of its data type unless another is
+    given.
+    """
+    return torch.empty(
+        tuple(sizes), dtype=dtype or like.dtype, device=like.device, memory_format=memory_format
+    )
 
 
 def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """``tensor`` with the very strides that :func:`empty` gives, dimensions of size 1 included."""
     is_contiguous = memory_format is torch.contiguous_format
-    strides_for = prims.make_contiguous_strides_for if is_contiguous else prims.make_channels_last_strides_for
+    strides_for = (
+        prims.make_contiguous_strides_for if is_contiguous else prims.make_channels_last_strides_for
+    )
     # A clone, as programs that are taken apart change nothing in place.
-    return tensor if tensor.stride() == strides_for(tensor.shape) else tensor.clone(memory_format=memory_format)
+    return (
+        tensor
+        if tensor.stride() == strides_for(tensor.shape)
+        else tensor.clone(memory_format=memory_format)
+    )
 
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
     """Contiguous or channels_last for ``rank`` spatial dimensions."""
-    return {2: torch.channels_last, 3: torch.channels_last_3d}[rank] if channels_last else torch.contiguous_format
+    return (
+        {2: torch.channels_last, 3: torch.channels_last_3d}[rank]
+        if channels_last
+        else torch.contiguous_format
+    )
 
 
 def name_of(value: object) -> str:
-    """A data type (or another constant of PyTorch's) without ``torch.``; of anything else its repr."""
+    """A data type (or another constant of PyTorch's) without ``torch.``; of anything else its
+    repr.
+    """
     return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else repr(value)
 
 

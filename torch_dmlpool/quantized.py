@@ -1,6 +1,8 @@
-"""Quantized tensors (``torch.quint8``, ``torch.qint8``): their integers pooled by the integer operator, packed again.
+"""Quantized tensors (``torch.quint8``, ``torch.qint8``): their integers pooled by the integer
+operator, packed again.
 
-PyTorch has announced their end: this module and the CPU backend alone know them, and load where PyTorch has none.
+PyTorch has announced their end: this module and the CPU backend alone know them, and load where
+PyTorch has none.
 """
 
 import functools
@@ -14,7 +16,10 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.docstrings import operator, typed_as
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
-from torch_dmlpool.ops.quantized_average_pooling import of_quantized_tensor, quantized_linear_average_pooling
+from torch_dmlpool.ops.quantized_average_pooling import (
+    of_quantized_tensor,
+    quantized_linear_average_pooling,
+)
 from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window
 
@@ -23,43 +28,65 @@ CHANNEL_AXIS = 1
 
 @operator("quantized_linear_average_pooling")
 def quantized_average_pooling(
-    input: Tensor, window_size: Integers, strides: Integers = 1, start_padding: Integers = 0,
-    end_padding: Integers = 0, dilations: Integers = 1, include_padding: bool = False, *, ceil_mode: bool = False,
-    output_scale: float | Tensor | None = None, output_zero_point: int | Tensor | None = None,
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    output_scale: float | Tensor | None = None,
+    output_zero_point: int | Tensor | None = None,
     output_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    """Average pooling of a quantized tensor: :func:`quantized_linear_average_pooling` with the tensor's own numbers.
+) -> Tensor:
+    """Average pooling of a quantized tensor: :func:`quantized_linear_average_pooling` with the
+    tensor's own numbers.
 
     Args:
-        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per tensor or per channel
-            (along axis 1).
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per
+            tensor or per channel (along axis 1).
         PADDED
-        output_scale: The output's scale, finite and above 0: a number or a tensor of one element for all channels, or
-            ``(C,)`` for one each; the input's unless given.
-        output_zero_point: The output's zero point, in the same forms, of any integer type; the input's unless given.
+        output_scale: The output's scale, finite and above 0: a number or a tensor of one element
+            for all channels, or ``(C,)`` for one each; the input's unless given.
+        output_zero_point: The output's zero point, in the same forms, of any integer type; the
+            input's unless given.
         output_dtype: quint8 or qint8 (or uint8 or int8, which they hold); the input's unless given.
 
     Returns:
-        ``(N, C, *output)``, quantized per channel where its scale or its zero point is per channel and per tensor
-        otherwise, in the input's memory format. Equal bit for bit to exact arithmetic on the scales rounded to float32,
-        rounded half to even before the zero point is added. Padding is the real number 0 whatever the zero point is.
+        ``(N, C, *output)``, quantized per channel where its scale or its zero point is per channel
+        and per tensor otherwise, in the input's memory format. Equal bit for bit to exact
+        arithmetic on the scales rounded to float32, rounded half to even before the zero point is
+        added. Padding is the real number 0 whatever the zero point is.
 
-    Quantized tensors have no gradient, and torch.compile does not take them: there, and for every new program, use
-    :func:`quantized_linear_average_pooling` on the integers. A PyTorch without them raises a NotImplementedError.
+    Quantized tensors have no gradient, and torch.compile does not take them: there, and for every
+    new program, use :func:`quantized_linear_average_pooling` on the integers. A PyTorch without
+    them raises a NotImplementedError.
 
     >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
     >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()  # 10 + 1.75 / 0.5, half to even
     tensor([[[[14]]]], dtype=torch.uint8)
     """
     types = check_quantized(input)
-    window = Window.directml(input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    return average(input, types, window, include_padding, output_scale, output_zero_point, output_dtype)
+    window = Window.directml(
+        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    return average(
+        input, types, window, include_padding, output_scale, output_zero_point, output_dtype
+    )
 
 
 def average(
-    input: Tensor, plain_types: dict[torch.dtype, torch.dtype], window: Window, include_padding: bool, *output: Any
+    input: Tensor,
+    plain_types: dict[torch.dtype, torch.dtype],
+    window: Window,
+    include_padding: bool,
+    *output: Any,
 ) -> Tensor:
-    """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these types for."""
+    """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these
+    types for.
+    """
     scale, zero_point, output_dtype = output
     operands.check_flag("include_padding", include_padding)
     output_type = input.dtype
@@ -71,52 +98,71 @@ def average(
     given = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
     dtypes = plain_types[input.dtype], plain_types[output_type]
     if operands.are_numbers((*own, *given)):
-        numbers = operands.checked_numbers(dtypes[0] is torch.int8, dtypes[1] is torch.int8, *own, *given)
+        numbers = operands.checked_numbers(
+            dtypes[0] is torch.int8, dtypes[1] is torch.int8, *own, *given
+        )
         empty = functools.partial(_empty, *given, output_type, input.device)
         pooled = of_quantized_tensor(input, numbers, window, include_padding, output_type, empty)
         if pooled is not None:
             return pooled
-    # A single channel has vectors of one element, which alone would not tell that it is quantized per channel.
+    # A single channel has vectors of one element, which alone would not tell that it is quantized
+    # per channel.
     per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)
-    per_channel |= any(isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given)
-    pooled = average_of_integers(_integers(input, dtypes[0]), (*own, *given), window, include_padding, dtypes[1])
+    per_channel |= any(
+        isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given
+    )
+    pooled = average_of_integers(
+        _integers(input, dtypes[0]), (*own, *given), window, include_padding, dtypes[1]
+    )
     return _packed(pooled, *given, output_type, per_channel)
 
 
 def average_of_integers(
-    input: Tensor, parameters: tuple[Any, ...], window: Window, include_padding: bool, dtype: torch.dtype
+    input: Tensor,
+    parameters: tuple[Any, ...],
+    window: Window,
+    include_padding: bool,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The integer operator with zero points of any integer type."""
     scale, zero_point, output_scale, output_zero_point = parameters
     zero_point = narrowed("input_zero_point", zero_point, input.dtype)
     output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
-    parameters, _ = operands.checked_quantization(input, (scale, zero_point, output_scale, output_zero_point), dtype)
+    parameters, _ = operands.checked_quantization(
+        input, (scale, zero_point, output_scale, output_zero_point), dtype
+    )
     return quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
 
 
 @typed_as(max_pooling)
 @operator()
 def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Pooled:
-    """Max pooling of a quantized tensor, whose scale and zero point the result keeps: :func:`max_pooling` of integers.
+    """Max pooling of a quantized tensor, whose scale and zero point the result keeps:
+    :func:`max_pooling` of integers.
 
     Args:
-        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per tensor or per channel
-            (along axis 1).
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per
+            tensor or per channel (along axis 1).
         WINDOW
-        return_indices: Whether to return the indices of the maxima too, as :func:`max_pooling` counts them.
+        return_indices: Whether to return the indices of the maxima too, as :func:`max_pooling`
+            counts them.
         index_dtype: int32, int64, uint32 or uint64.
 
     Returns:
-        ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and its indices. A window
-        that reads no element gives the lowest number that the input's quantization knows.
+        ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and
+        its indices. A window that reads no element gives the lowest number that the input's
+        quantization knows.
 
-    Quantized tensors have no gradient, and torch.compile does not take them: there use :func:`max_pooling` of integers.
+    Quantized tensors have no gradient, and torch.compile does not take them: there use
+    :func:`max_pooling` of integers.
 
     >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
     >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
     tensor([[[[4.]]]])
     """
-    maxima = max_pooling(_integers(input, check_quantized(input)[input.dtype]), *arguments, **keywords)
+    maxima = max_pooling(
+        _integers(input, check_quantized(input)[input.dtype]), *arguments, **keywords
+    )
     quantization = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
     if isinstance(maxima, Tensor):
         return _packed(maxima, *quantization)
@@ -124,25 +170,34 @@ def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Po
 
 
 def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
-    """Refuse what cannot be pooled here (rule Q5); return the integer type that each quantized type holds."""
+    """Refuse what cannot be pooled here (rule Q5); return the integer type that each quantized type
+    holds.
+    """
     if not hasattr(torch, "quint8"):
         raise NotImplementedError(
-            f"PyTorch {torch.__version__} has no quantized tensors: use quantized_linear_average_pooling or max_pooling"
+            f"PyTorch {torch.__version__} has no quantized tensors: use "
+            "quantized_linear_average_pooling or max_pooling"
         )
     quantized_types = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
     operands.check_pooled("input", input, tuple(quantized_types))
     scheme = input.qscheme()
     if scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
         name = operands.name_of(scheme)
-        raise ArgumentError(f"input must be quantized per_tensor_affine or per_channel_affine, got {name}")
+        raise ArgumentError(
+            f"input must be quantized per_tensor_affine or per_channel_affine, got {name}"
+        )
     axis = input.q_per_channel_axis() if scheme is torch.per_channel_affine else CHANNEL_AXIS
     if axis != CHANNEL_AXIS:
-        raise ArgumentError(f"input must be quantized along axis {CHANNEL_AXIS}, its channels, got axis {axis}")
+        raise ArgumentError(
+            f"input must be quantized along axis {CHANNEL_AXIS}, its channels, got axis {axis}"
+        )
     return quantized_types
 
 
 def narrowed(name: str, zero_point: int | Tensor, dtype: torch.dtype) -> int | Tensor:
-    """``zero_point`` as the integer operator takes it: a tensor of integers becomes one of ``dtype`` (rule Q4)."""
+    """``zero_point`` as the integer operator takes it: a tensor of integers becomes one of
+    ``dtype`` (rule Q4).
+    """
     if not isinstance(zero_point, Tensor) or zero_point.dtype not in operands.INTEGER_TYPES:
         return zero_point
     if zero_point.dtype is not dtype and is_readable(zero_point):
@@ -159,41 +214,67 @@ def _parameters(input: Tensor) -> tuple[float | Tensor, int | Tensor]:
 
 
 def _integers(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The integers of a quantized tensor, without a copy (``int_repr`` makes one) and with its strides."""
+    """The integers of a quantized tensor, without a copy (``int_repr`` makes one) and with its
+    strides.
+    """
     plain = torch.empty(0, dtype=dtype, device=tensor.device)
-    return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return plain.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 def _empty(
-    scale: Any, zero_point: Any, dtype: torch.dtype, device: torch.device, sizes: Sequence[int],
+    scale: Any,
+    zero_point: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    sizes: Sequence[int],
     memory_format: torch.memory_format = torch.contiguous_format,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A quantized tensor, whose integers are still to be written."""
     _hide_the_warning()
     given: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
-    return torch._empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **given)
+    return torch._empty_affine_quantized(
+        sizes, scale=float(scale), zero_point=int(zero_point), **given
+    )
 
 
-def _packed(integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool) -> Tensor:
+def _packed(
+    integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool
+) -> Tensor:
     """``integers`` as a quantized tensor, which takes their memory over."""
     given: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
         _hide_the_warning()
         channels = integers.shape[1]
         given["scales"], given["zero_points"] = (
-            torch.as_tensor(parameter, dtype=kind, device=integers.device).reshape(-1).expand(channels).contiguous()
+            torch.as_tensor(parameter, dtype=kind, device=integers.device)
+            .reshape(-1)
+            .expand(channels)
+            .contiguous()
             for parameter, kind in ((scale, torch.float64), (zero_point, torch.int64))
         )
-        packed = torch._empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **given)
+        packed = torch._empty_per_channel_affine_quantized(
+            [0, channels], axis=CHANNEL_AXIS, **given
+        )
     else:
         packed = _empty(scale, zero_point, dtype, integers.device, [0])
-    return packed.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
+    return packed.set_(
+        integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride()
+    )
 
 
 @functools.cache
 def _hide_the_warning() -> None:
-    """Have PyTorch give its warning, once per process, where nobody hears it: who pools such a tensor has met it."""
-    # Not around every call: the filters of warnings belong to the whole process, other threads included.
+    """Have PyTorch give its warning, once per process, where nobody hears it: who pools such a
+    tensor has met it.
+    """
+    # Not around every call: the filters of warnings belong to the whole process, other threads
+    # included.
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other")
-        torch._empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=torch.quint8, device="cpu")
+        warnings.filterwarnings(
+            "ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other"
+        )
+        torch._empty_affine_quantized(
+            [0], scale=1.0, zero_point=0, dtype=torch.quint8, device="cpu"
+        )

@@ -1,7 +1,7 @@
 """Window geometry: integers only, no tensors and no devices.
 
-Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it, and the overhang of
-``ceil_mode`` past the padded box, which is neither read nor counted.
+Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it,
+and the overhang of ``ceil_mode`` past the padded box, which is neither read nor counted.
 """
 
 import contextlib
@@ -22,7 +22,9 @@ AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
 class ArgumentError(ValueError, RuntimeError):
-    """An argument with a wrong value: a ValueError, and a RuntimeError as PyTorch raises for most of them."""
+    """An argument with a wrong value: a ValueError, and a RuntimeError as PyTorch raises for most
+    of them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,23 @@ class Axis:
         return (self.window - 1) * self.dilation + 1
 
     def output_size(self, size: int) -> int:
-        """Windows along this axis for ``size`` input elements (rule G3); below 1 where none fits."""
+        """Windows along this axis for ``size`` input elements (rule G3); below 1 where none
+        fits.
+        """
         room = size + self.start_padding + self.end_padding - self.extent
         whole = room // self.stride + 1
         if not self.ceil_mode:
             return whole
-        # At most one window more, and only if it starts before the end of the input; branch-free for symbolic sizes.
+        # At most one window more, and only if it starts before the end of the input; branch-free
+        # for symbolic sizes.
         ceiling = -(-room // self.stride) + 1
         starting_inside = -(-(size + self.start_padding) // self.stride)
         return torch.sym_max(whole, torch.sym_min(ceiling, starting_inside))
 
     def first_position(self, output: int) -> int:
-        """Input position of the first tap of window ``output``; negative inside the start padding."""
+        """Input position of the first tap of window ``output``; negative inside the start
+        padding.
+        """
         return output * self.stride - self.start_padding
 
     def taps_before(self, output: int, bound: int) -> int:
@@ -63,13 +70,19 @@ class Axis:
 
     def empty_windows(self, size: int) -> list[int]:
         """Windows of which no tap lies inside the input."""
-        return [at for at in range(self.output_size(size)) if self.taps_before(at, size) == self.taps_before(at, 0)]
+        return [
+            at
+            for at in range(self.output_size(size))
+            if self.taps_before(at, size) == self.taps_before(at, 0)
+        ]
 
 
 def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Remember what is made of arguments by the bytes that these are written as: to check them costs microseconds.
+    """Remember what is made of arguments by the bytes that these are written as: to check them
+    costs microseconds.
 
-    Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused, is made each time.
+    Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused,
+    is made each time.
     """
 
     @functools.wraps(make)
@@ -94,7 +107,9 @@ def _remembered(make: Callable[..., _R], written: bytes) -> _R:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W`` order."""
+    """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W``
+    order.
+    """
 
     axes: tuple[Axis, ...]
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
@@ -116,10 +131,24 @@ class Window:
         dilations: Any = 1,
         ceil_mode: bool = False,
     ) -> "Window":
-        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses bad ones by name."""
-        limits = {"window_size": 1, "strides": 1, "start_padding": 0, "end_padding": 0, "dilations": 1}
-        given = zip(limits.items(), (window_size, strides, start_padding, end_padding, dilations), strict=True)
-        return _window(ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given))
+        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses
+        bad ones by name.
+        """
+        limits = {
+            "window_size": 1,
+            "strides": 1,
+            "start_padding": 0,
+            "end_padding": 0,
+            "dilations": 1,
+        }
+        given = zip(
+            limits.items(),
+            (window_size, strides, start_padding, end_padding, dilations),
+            strict=True,
+        )
+        return _window(
+            ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given)
+        )
 
     @staticmethod
     @remembering
@@ -132,30 +161,48 @@ class Window:
         ceil_mode: bool = False,
         sizes: Sequence[int] | None = None,
     ) -> "Window":
-        """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end), ...)`` or a word.
+        """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end),
+        ...)`` or a word.
 
-        No stride, or an empty one, is the kernel size; a list of one entry is an int. ``"valid"`` pads nothing.
-        ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end; with a stride above 1 it
-        depends on the input's spatial ``sizes`` (without them the window is only checked).
+        No stride, or an empty one, is the kernel size; a list of one entry is an int. ``"valid"``
+        pads nothing. ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at
+        the end; with a stride above 1 it depends on the input's spatial ``sizes`` (without them the
+        window is only checked).
         """
-        if stride is None or (type(stride) is not int and isinstance(stride, Sequence) and not stride):
+        if stride is None or (
+            type(stride) is not int and isinstance(stride, Sequence) and not stride
+        ):
             stride = kernel_size
         windows = entries("kernel_size", shared(kernel_size), rank, 1)
         strides = entries("stride", shared(stride), rank, 1)
         dilations = entries("dilation", shared(dilation), rank, 1)
         if isinstance(padding, str):
             if padding not in ("same", "valid"):
-                raise ArgumentError(f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}')
+                raise ArgumentError(
+                    f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}'
+                )
             totals = [0] * rank
             if padding == "same":
                 axes = zip(windows, strides, dilations, sizes or strides, strict=True)
                 totals = [_same_padding(*axis) for axis in axes]
-            starts, ends = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
-        elif isinstance(padding, Sequence) and any(isinstance(entry, Sequence) for entry in padding):
-            if len(padding) != rank or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in padding):
+            starts, ends = (
+                tuple(total // 2 for total in totals),
+                tuple(total - total // 2 for total in totals),
+            )
+        elif isinstance(padding, Sequence) and any(
+            isinstance(entry, Sequence) for entry in padding
+        ):
+            if len(padding) != rank or not all(
+                isinstance(pair, Sequence) and len(pair) == 2 for pair in padding
+            ):
                 names = ", ".join(AXIS_NAMES[rank])
-                raise ArgumentError(f"padding must be {rank} pairs (start, end), one each for {names}, got {padding}")
-            starts, ends = (entries("padding", side, rank, 0) for side in zip(*padding, strict=True))
+                raise ArgumentError(
+                    f"padding must be {rank} pairs (start, end), one each for {names}, got "
+                    f"{padding}"
+                )
+            starts, ends = (
+                entries("padding", side, rank, 0) for side in zip(*padding, strict=True)
+            )
         else:
             starts = ends = entries("padding", shared(padding), rank, 0)
         return _window(ceil_mode, windows, strides, starts, ends, dilations)
@@ -176,17 +223,22 @@ class Window:
     def arguments(self) -> tuple[Any, ...]:
         """The window as the registered operators take it: five lists and ``ceil_mode``."""
         names = ("window", "stride", "start_padding", "end_padding", "dilation")
-        return *([getattr(axis, name) for axis in self.axes] for name in names), self.axes[0].ceil_mode
+        return *([getattr(axis, name) for axis in self.axes] for name in names), self.axes[
+            0
+        ].ceil_mode
 
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none (rule G5)."""
+        """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none
+        (rule G5).
+        """
         check_spatial_sizes("the input", sizes, self.rank)
         outputs = []
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             outputs.append(axis.output_size(size))
             if outputs[-1] < 1:
                 raise ArgumentError(
-                    f"the window leaves no output in spatial dimension {name}: window_size {axis.window} with dilation "
+                    f"the window leaves no output in spatial dimension {name}: window_size "
+                    f"{axis.window} with dilation "
                     f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
                     f"{axis.start_padding} + {size} + {axis.end_padding}"
                 )
@@ -199,15 +251,21 @@ def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
 
 
 def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
-    """``value`` as one int per spatial dimension; refuses anything else by argument, dimension and number (G5, G6)."""
+    """``value`` as one int per spatial dimension; refuses anything else by argument, dimension and
+    number (G5, G6).
+    """
     # Plain ints first: a compiled graph looks at whatever a trace has looked at, in every call.
     if type(value) is int and least <= value <= LARGEST_ARGUMENT:
         return (value,) * rank
     # What has no order, or is read as one thing, is no list of numbers: it is refused below.
-    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, torch.Tensor, Set, Mapping))
+    is_list = isinstance(value, Iterable) and not isinstance(
+        value, (str, bytes, torch.Tensor, Set, Mapping)
+    )
     listed = tuple(value) if is_list else (value,) * rank
     if len(listed) != rank:
-        raise ArgumentError(f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {listed}")
+        raise ArgumentError(
+            f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {listed}"
+        )
     numbers = tuple(integer(name, entry, value) for entry in listed)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         if number < least or number > LARGEST_ARGUMENT:
@@ -218,7 +276,9 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
 
 
 def integer(name: str, entry: Any, value: Any) -> int:
-    """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are refused (rule G6)."""
+    """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are
+    refused (rule G6).
+    """
     if not isinstance(entry, bool):
         if isinstance(entry, (int, torch.SymInt)):
             return cast(int, entry)
@@ -239,13 +299,19 @@ def wrong_type(name: str, wanted: str, value: object) -> TypeError:
 
 
 def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
-    """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has them."""
+    """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has
+    them.
+    """
     names = AXIS_NAMES[rank]
     if len(sizes) != rank:
-        raise ArgumentError(f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got {tuple(sizes)}")
+        raise ArgumentError(
+            f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got {tuple(sizes)}"
+        )
     for size, name in zip(sizes, names, strict=True):
         if size < 1:
-            raise ArgumentError(f"{subject} must have a size of at least 1 in spatial dimension {name}, got {size}")
+            raise ArgumentError(
+                f"{subject} must have a size of at least 1 in spatial dimension {name}, got {size}"
+            )
 
 
 def shared(value: Any) -> Any:
@@ -258,4 +324,8 @@ def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
     extent = (window - 1) * dilation + 1
     total = (-(-size // stride) - 1) * stride + extent - size
     # Where windows leave no gaps it is never negative, and symbolic sizes need not be told so.
-    return total if type(stride) is type(extent) is int and extent >= stride else torch.sym_max(0, total)
+    return (
+        total
+        if type(stride) is type(extent) is int and extent >= stride
+        else torch.sym_max(0, total)
+    )

@@ -1,4 +1,5 @@
-"""What the Triton backend asks of Triton beyond its documented interface; a new Triton that differs fails here."""
+"""What the Triton backend asks of Triton beyond its documented interface; a new Triton that differs
+fails here."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
+)
 
 from torch_dmlpool.kernels.launches import Request, max_launches  # noqa: E402
 
@@ -41,17 +44,24 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
 
 def a_launch() -> object:
     window = Window.directml(2, 2, 2)
-    return max_launches(Request(window, (1, 1, 8, 16), (128, 128, 16, 1), (4, 8), 4, True, False), False)[0]
+    return max_launches(
+        Request(window, (1, 1, 8, 16), (128, 128, 16, 1), (4, 8), 4, True, False), False
+    )[0]
 
 
-def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launched: list[tuple[object, ...]]) -> None:
-    """``JITFunction.warmup`` and ``arg_names``, ``CompiledKernel.__getitem__``: a launch by hand is Triton's own."""
+def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(
+    launched: list[tuple[object, ...]],
+) -> None:
+    """``JITFunction.warmup`` and ``arg_names``, ``CompiledKernel.__getitem__``: a launch by hand is
+    Triton's own."""
     input = torch.zeros(1, 1, 8, 16)
     how = a_launch()
     for _ in range(2):
         backend._run(how, (input, input, input), 0)
     kernel = backend.kernel_named(*how.kernel.split("."))
-    kernel[(how.programs,)](input, input, input, *how.sizes, **dict(how.constants), enable_fp_fusion=True)
+    kernel[(how.programs,)](
+        input, input, input, *how.sizes, **dict(how.constants), enable_fp_fusion=True
+    )
     by_hand, again, by_triton = launched
     assert backend._compiled.cache_info().misses == 1
     assert by_hand[:3] == by_triton[:3] == (how.programs, 1, 1)
@@ -61,7 +71,8 @@ def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launche
 
 @pytest.mark.usefixtures("launched")
 def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
-    """Triton compiles from a data type and an address: aligned pointers are read 16 bytes at a time, others are not."""
+    """Triton compiles from a data type and an address: aligned pointers are read 16 bytes at a
+    time, others are not."""
     how = a_launch()
     for aligned in (True, False):
         kinds = ((torch.float32, aligned),) * 3

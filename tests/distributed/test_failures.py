@@ -1,4 +1,5 @@
-"""Ranks that disagree, hold the wrong shard, die or never come: an error on the others, and soon."""
+"""Ranks that disagree, hold the wrong shard, die or never come: an error on the others, and
+soon."""
 
 import datetime
 import os
@@ -17,7 +18,8 @@ import torch_dmlpool as dmlpool
 
 
 def ask_for_different_things() -> list[str]:
-    """What every rank is told: another image, another window, another type, another operator on one rank."""
+    """What every rank is told: another image, another window, another type, another operator on one
+    rank."""
     line, square = sharded.mesh_of(4), sharded.mesh_of(2, 2)
     odd = line.get_rank() == 3
     image = samples.normal(1, 1, 16, 16)
@@ -59,7 +61,9 @@ def holds_a_wrong_shard(window: int) -> None:
         # Nothing is exchanged, so that the others need not know.
         assert dmlpool.max_pooling(shard, window, window).shape == (1, 1, 8, 4)
         return
-    with pytest.raises(ValueError, match=r"this rank must hold \(1, 1, 4, 8\) of it, but holds \(1, 1, 3, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"this rank must hold \(1, 1, 4, 8\) of it, but holds \(1, 1, 3, 8\)"
+    ):
         dmlpool.max_pooling(shard, window, window if window == 2 else 1)
 
 
@@ -90,7 +94,8 @@ def meets_absent_ranks() -> list[tuple[str, float]]:
 
 
 def test_a_rank_that_stays_away_or_dies_is_an_error_elsewhere() -> None:
-    """After the process group's timeout where the rank is alive, at once where its connection closes."""
+    """After the process group's timeout where the rank is alive, at once where its connection
+    closes."""
     two = Ranks(2)
     answers, failures = two.outcomes(meets_absent_ranks)
     two.close()

@@ -1,4 +1,5 @@
-"""What operators do with placements: shards of batch and channels, partial sums, copies; data-parallel training."""
+"""What operators do with placements: shards of batch and channels, partial sums, copies;
+data-parallel training."""
 
 import copy
 import itertools
@@ -27,23 +28,33 @@ POOLING = oracle.Pooling((3, 2), (2, 1), (1, 0), (2, 1), (1, 2), True)
 
 
 def test_every_operator_has_a_rule() -> None:
-    """A new one that has none would be refused by DTensor; those that are made of others need none."""
-    defined = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("dmlpool::")}
+    """A new one that has none would be refused by DTensor; those that are made of others need
+    none."""
+    defined = {
+        name.split("::")[1]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("dmlpool::")
+    }
     composed = {
         name
         for name in defined
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"dmlpool::{name}", "CompositeImplicitAutograd")
+        if torch._C._dispatch_has_kernel_for_dispatch_key(
+            f"dmlpool::{name}", "CompositeImplicitAutograd"
+        )
     }
     assert defined - composed == set(RULES)
 
 
-@pytest.mark.parametrize(("shape", "mesh", "dimensions"), [
-    (SHAPE, (4,), (0,)), (SHAPE, (4,), (1,)), ((3, *SHAPE[1:]), (2, 2), (0, 1))
-], ids=["batch", "channels", "both, uneven"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "mesh", "dimensions"),
+    [(SHAPE, (4,), (0,)), (SHAPE, (4,), (1,)), ((3, *SHAPE[1:]), (2, 2), (0, 1))],
+    ids=["batch", "channels", "both, uneven"],
+)
 def test_batch_and_channels_stay_sharded(
     ranks: Ranks, shape: tuple[int, ...], mesh: tuple[int, ...], dimensions: tuple[int, ...]
 ) -> None:
-    """Every operator and gradient: Traffic finds no byte and no other collective, indices are global (M4)."""
+    """Every operator and gradient: Traffic finds no byte and no other collective, indices are
+    global (M4)."""
     answers = ranks.run(sharded.compare, POOLING, shape, mesh, dimensions)
     assert [exchanges for exchanges, _ in answers] == [0] * 4
 
@@ -58,7 +69,9 @@ def passes_partial_sums_through(reduce_op: str) -> None:
         averages = dmlpool.average_pooling(leaf, **vars(POOLING))
     assert communication.get_total_counts() == 0
     assert averages.placements == (Partial(reduce_op),)
-    torch.testing.assert_close(averages.full_tensor(), dmlpool.average_pooling(whole, **vars(POOLING)))
+    torch.testing.assert_close(
+        averages.full_tensor(), dmlpool.average_pooling(whole, **vars(POOLING))
+    )
     gradients = [samples.ties(*averages.shape, seed=rank) for rank in range(4)]
     gradient = DTensor.from_local(gradients[mesh.get_rank()], mesh, [Partial()])
     with CommDebugMode() as communication:
@@ -111,10 +124,13 @@ def second_derivatives_and_channels_last_are_those_of_the_whole() -> None:
         shard = sharded.spread(leaf.detach(), mesh, [Shard(2)]).requires_grad_()
         results = []
         for tensor in (leaf, shard):
-            # Cubic in the input, so that second derivatives go through every operator of both families.
+            # Cubic in the input, so that second derivatives go through every operator of both
+            # families.
             maxima = dmlpool.max_pooling(tensor, **vars(POOLING))
             averages = dmlpool.average_pooling(tensor, **vars(POOLING))
-            (first,) = torch.autograd.grad((maxima * averages * averages).sum(), tensor, create_graph=True)
+            (first,) = torch.autograd.grad(
+                (maxima * averages * averages).sum(), tensor, create_graph=True
+            )
             (second,) = torch.autograd.grad((first * first).sum(), tensor)
             results.append((maxima, averages, first, second))
         for expected, result in zip(*results, strict=True):
@@ -122,7 +138,10 @@ def second_derivatives_and_channels_last_are_those_of_the_whole() -> None:
             assert result.stride() == expected.stride()
             torch.testing.assert_close(result.full_tensor(), expected, rtol=1e-12, atol=1e-12)
         for pooled in results[1][:2]:
-            assert pooled.to_local().is_contiguous(memory_format=layout) or pooled.to_local().shape[2] <= 1
+            assert (
+                pooled.to_local().is_contiguous(memory_format=layout)
+                or pooled.to_local().shape[2] <= 1
+            )
 
 
 def layers_take_unbatched_shards_and_return_positions_in_planes() -> None:
@@ -130,7 +149,9 @@ def layers_take_unbatched_shards_and_return_positions_in_planes() -> None:
     whole = samples.ties(3, 9, 10)
     placements = [Shard(1), Shard(2)]
     layer = dmlpool.nn.MaxPool2d(3, 2, padding="same", return_indices=True)
-    for result, expected in zip(layer(sharded.spread(whole, mesh, placements)), layer(whole), strict=True):
+    for result, expected in zip(
+        layer(sharded.spread(whole, mesh, placements)), layer(whole), strict=True
+    ):
         sharded.assert_shard(result, expected, placements)
     layer = dmlpool.nn.AvgPool2d(3, 2, padding=1, ceil_mode=True)
     shard = sharded.spread(whole.unsqueeze(0), mesh, [Shard(2), Shard(3)])
@@ -138,14 +159,20 @@ def layers_take_unbatched_shards_and_return_positions_in_planes() -> None:
 
 
 def quantized_averages_take_the_parameters_of_their_channels() -> None:
-    """Scales and zero points are plain tensors, the same on every rank; one per channel is cut with the channels."""
+    """Scales and zero points are plain tensors, the same on every rank; one per channel is cut with
+    the channels."""
     whole = samples.ties(*SHAPE, dtype=torch.uint8)
     scales = torch.rand(8, generator=samples.seeded(8)) + 0.5
     zero_points = torch.arange(8, dtype=torch.uint8)
     arguments = (scales, zero_points, 0.75, torch.tensor([3], dtype=torch.uint8))
     for dimensions in ((0, 1), (1, 2), (2, 3), (None, 1)):
         comparison = sharded.Comparison(POOLING, SHAPE, (2, 2), dimensions)
-        request = {**vars(POOLING), "include_padding": True, "rest": arguments, "arriving": [("input", False, 1)]}
+        request = {
+            **vars(POOLING),
+            "include_padding": True,
+            "rest": arguments,
+            "arriving": [("input", False, 1)],
+        }
         comparison.same(dmlpool.quantized_linear_average_pooling, whole, **request)
 
 
@@ -168,12 +195,16 @@ def what_no_rule_serves_is_refused() -> None:
     """What no rule serves, and an index type that numbers a shard but not the whole (M4)."""
     square, line = sharded.mesh_of(2, 2), sharded.mesh_of(4)
     whole = samples.ties(1, 1, 8, 8)
-    with pytest.raises(ValueError, match=r"H is over two, placements .*: shard another dimension over the second"):
+    with pytest.raises(
+        ValueError, match=r"H is over two, placements .*: shard another dimension over the second"
+    ):
         dmlpool.max_pooling(sharded.spread(whole, square, [Shard(2), Shard(2)]), 3)
     shard, gradient = sharded.spread(whole, line, [Shard(2)]), dmlpool.max_pooling(whole, 3)
     with pytest.raises(TypeError, match=r"input_gradient must be a DTensor, .* got Tensor"):
         dmlpool.max_pooling_grad(shard, gradient, 3)
-    with pytest.raises(ValueError, match="the tensors of max_pooling_grad must be on one device mesh"):
+    with pytest.raises(
+        ValueError, match="the tensors of max_pooling_grad must be on one device mesh"
+    ):
         dmlpool.max_pooling_grad(shard, sharded.spread(gradient, square, [Shard(2), Shard(3)]), 3)
     with pytest.raises(ValueError, match="uint32 numbers at most"):
         dmlpool.max_pooling(
@@ -193,7 +224,10 @@ def compiles(backend: str) -> None:
     for dimension in (0, 2):
         leaf = whole.clone().requires_grad_()
         shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)]).requires_grad_()
-        expected, result = pooled(leaf), torch.compile(pooled, fullgraph=True, backend=backend)(shard)
+        expected, result = (
+            pooled(leaf),
+            torch.compile(pooled, fullgraph=True, backend=backend)(shard),
+        )
         expected.sum().backward()
         result.sum().backward()
         assert result.placements == (Shard(dimension),)
@@ -214,7 +248,8 @@ def test_compiled_whole(ranks: Ranks, backend: str) -> None:
 def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(
     mode: str, python: Callable[..., Any]
 ) -> None:
-    """Below a dispatch mode too. Importing the package and pooling plain tensors loads neither rules nor DTensor."""
+    """Below a dispatch mode too. Importing the package and pooling plain tensors loads neither
+    rules nor DTensor."""
     program = f"""
 import contextlib, sys, tempfile, torch
 import torch_dmlpool as dmlpool
@@ -240,7 +275,8 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> None:
-    """Operators without a window, and those made of others: right on every placement, silent on batch and channels."""
+    """Operators without a window, and those made of others: right on every placement, silent on
+    batch and channels."""
     whole = samples.distinct(4, 4, 7, 9)
     for dimension in (0, 1, 2):
         shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)])
@@ -260,8 +296,13 @@ def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> Non
             if dimension < 2:
                 assert result.placements == sharded_leaf.grad.placements == (Shard(dimension),)
                 assert communication.get_total_counts() == 0
-        layers = dmlpool.nn.MaxPool2d(3, 2, padding=1, return_indices=True), dmlpool.nn.MaxUnpool2d(3, 2, padding=1)
-        restored, expected = (layers[1](*layers[0](tensor), output_size=(7, 9)) for tensor in (shard, whole))
+        layers = (
+            dmlpool.nn.MaxPool2d(3, 2, padding=1, return_indices=True),
+            dmlpool.nn.MaxUnpool2d(3, 2, padding=1),
+        )
+        restored, expected = (
+            layers[1](*layers[0](tensor), output_size=(7, 9)) for tensor in (shard, whole)
+        )
         torch.testing.assert_close(restored.full_tensor(), expected)
 
 
@@ -272,7 +313,9 @@ def adaptive_maxima_have_indices_into_the_whole_tensor() -> None:
         for index_dtype in (torch.int64, torch.int32):
             request = {"return_indices": True, "index_dtype": index_dtype}
             results = dmlpool.adaptive_max_pooling(shard, sizes, **request)
-            for result, expected in zip(results, dmlpool.adaptive_max_pooling(whole, sizes, **request), strict=True):
+            for result, expected in zip(
+                results, dmlpool.adaptive_max_pooling(whole, sizes, **request), strict=True
+            ):
                 samples.assert_same(result.full_tensor(), expected)
 
 
@@ -303,8 +346,18 @@ def trained(network: nn.Module, images: Tensor) -> None:
 
 def trains(how: str) -> None:
     torch.manual_seed(1)
-    pools = dmlpool.nn.MaxPool2d(3, 2, padding=1), dmlpool.nn.AvgPool2d(3, 1, 1, count_include_pad=False)
-    layers = nn.Conv2d(1, 8, 3), pools[0], nn.Conv2d(8, 8, 3, padding=1), pools[1], nn.Flatten(), nn.Linear(72, 4)
+    pools = (
+        dmlpool.nn.MaxPool2d(3, 2, padding=1),
+        dmlpool.nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+    )
+    layers = (
+        nn.Conv2d(1, 8, 3),
+        pools[0],
+        nn.Conv2d(8, 8, 3, padding=1),
+        pools[1],
+        nn.Flatten(),
+        nn.Linear(72, 4),
+    )
     alone = nn.Sequential(*layers).double()
     parallel: Any = copy.deepcopy(alone)
     images = samples.normal(8, 1, 8, 8, dtype=torch.float64)
@@ -316,9 +369,13 @@ def trains(how: str) -> None:
         for layer in (*parallel[::2][:2], parallel[-1], parallel):
             fully_shard(layer, mesh=sharded.mesh_of(4))
     trained(parallel, images[dist.get_rank() :: 4])
-    for ours, theirs, first in zip(parallel.parameters(), alone.parameters(), before.parameters(), strict=True):
+    for ours, theirs, first in zip(
+        parallel.parameters(), alone.parameters(), before.parameters(), strict=True
+    ):
         assert isinstance(ours, DTensor) == (how == "FSDP2")
-        torch.testing.assert_close(ours.full_tensor() if isinstance(ours, DTensor) else ours, theirs)
+        torch.testing.assert_close(
+            ours.full_tensor() if isinstance(ours, DTensor) else ours, theirs
+        )
         assert not torch.equal(theirs, first)
 
 

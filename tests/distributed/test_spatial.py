@@ -1,4 +1,5 @@
-"""Sharded pooling equals the whole one, and only halos move: every geometry, over one and two mesh dimensions."""
+"""Sharded pooling equals the whole one, and only halos move: every geometry, over one and two mesh
+dimensions."""
 
 import random
 from collections.abc import Iterator
@@ -15,13 +16,20 @@ LINE, SQUARE = (4,), (2, 2)
 
 @cases.each("case", cases.LINES, cases.LINES[::7])
 def test_one_dimension_over_four_ranks(ranks: Ranks, case: cases.Case) -> None:
-    """Few elements for each rank: uneven and empty shards, windows that reach past the neighbours."""
+    """Few elements for each rank: uneven and empty shards, windows that reach past the
+    neighbours."""
     ranks.run(sharded.compare, case.pooling, (2, 3, *case.sizes), LINE, (2,))
 
 
-@cases.in_pairs(case=[case for case in cases.FEW if case.rank == 2][:4], dimensions=[(2, 3), (3, 2), (0, 3), (2, 1)])
-def test_planes_over_a_square_of_ranks(ranks: Ranks, case: cases.Case, dimensions: tuple[int, int]) -> None:
-    """Two spatial dimensions at once, corners too, or one beside a shard of the batch or the channels."""
+@cases.in_pairs(
+    case=[case for case in cases.FEW if case.rank == 2][:4],
+    dimensions=[(2, 3), (3, 2), (0, 3), (2, 1)],
+)
+def test_planes_over_a_square_of_ranks(
+    ranks: Ranks, case: cases.Case, dimensions: tuple[int, int]
+) -> None:
+    """Two spatial dimensions at once, corners too, or one beside a shard of the batch or the
+    channels."""
     ranks.run(sharded.compare, case.pooling, (3, 2, *case.sizes), SQUARE, dimensions)
 
 
@@ -37,20 +45,30 @@ def test_every_data_type(ranks: Ranks) -> None:
     """Halos are moved as bytes, those of unsigned and half-precision types too."""
     case = cases.case("uneven padding", "padded")
     ranks.run(
-        sharded.compare, case.pooling, (1, 2, *case.sizes), LINE, (2,), [*samples.FLOATS[2:], *samples.UNSIGNED[1:]]
+        sharded.compare,
+        case.pooling,
+        (1, 2, *case.sizes),
+        LINE,
+        (2,),
+        [*samples.FLOATS[2:], *samples.UNSIGNED[1:]],
     )
 
 
 def test_windows_side_by_side_need_no_exchange(ranks: Ranks) -> None:
-    """Window and stride 2 over shards of even size: no rank reads another's element, and no message is sent."""
+    """Window and stride 2 over shards of even size: no rank reads another's element, and no message
+    is sent."""
     edge = cases.BY_NAME["adjacent windows"]
     case = cases.Case((edge,))
     assert (edge.window, edge.stride, edge.size) == (2, 2, 8)
-    assert [exchanges for exchanges, _ in ranks.run(sharded.compare, case.pooling, (1, 1, 8), LINE, (2,))] == [0] * 4
+    assert [
+        exchanges
+        for exchanges, _ in ranks.run(sharded.compare, case.pooling, (1, 1, 8), LINE, (2,))
+    ] == [0] * 4
 
 
 def test_averages_of_larger_shards_have_the_bits_of_the_whole(ranks: Ranks) -> None:
-    """Past the sizes that ATen pools, a sum is made in the order of its taps wherever its window lies."""
+    """Past the sizes that ATen pools, a sum is made in the order of its taps wherever its window
+    lies."""
     case = cases.case("uneven padding", "padded")
     answers = ranks.run(sharded.compare, case.pooling, (1, 256, 61, 67), LINE, (2,))
     assert [different for _, different in answers] == [0] * 4
@@ -64,15 +82,22 @@ def three_ranks() -> Iterator[Ranks]:
 
 
 def drawn(seed: int) -> tuple[oracle.Pooling, tuple[int, ...], int]:
-    """A request that leaves an output, and the dimension that is sharded; uneven and empty shards among them."""
+    """A request that leaves an output, and the dimension that is sharded; uneven and empty shards
+    among them."""
     draw = random.Random(seed)
     while True:
         rank = draw.choice((1, 2, 2, 3))
         columns = [[draw.randint(1, most) for _ in range(rank)] for most in (5, 4, 4)]
         paddings = [[draw.randint(0, 5) for _ in range(rank)] for _ in range(2)]
         window, strides, dilations = (tuple(column) for column in columns)
-        pooling = oracle.Pooling(window, strides, *map(tuple, paddings), dilations, draw.random() < 0.3)
-        shape = (draw.randint(1, 4), draw.randint(1, 4), *(draw.randint(1, 11) for _ in range(rank)))
+        pooling = oracle.Pooling(
+            window, strides, *map(tuple, paddings), dilations, draw.random() < 0.3
+        )
+        shape = (
+            draw.randint(1, 4),
+            draw.randint(1, 4),
+            *(draw.randint(1, 11) for _ in range(rank)),
+        )
         if all(oracle.output_size(pooling, axis, shape[axis + 2]) >= 1 for axis in range(rank)):
             return pooling, shape, draw.randrange(rank + 2)
 

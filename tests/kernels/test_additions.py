@@ -1,8 +1,10 @@
-"""E6 for the kernel that adds up trees, in worst-case terms: additions counted, not errors measured.
+"""E6 for the kernel that adds up trees, in worst-case terms: additions counted, not errors
+measured.
 
-Under the interpreter the kernel runs in an algebra where a number is how deep a sum is: a source element is 1, what is
-not there 0, and a sum of two numbers the greater one plus 1. So each result is the most additions that one of its terms
-has gone through, plus 1; an addition of 0 rounds nothing and counts nothing. The divisor is 1.
+Under the interpreter the kernel runs in an algebra where a number is how deep a sum is: a source
+element is 1, what is not there 0, and a sum of two numbers the greater one plus 1. So each result
+is the most additions that one of its terms has gone through, plus 1; an addition of 0 rounds
+nothing and counts nothing. The divisor is 1.
 """
 
 import numpy as np
@@ -30,12 +32,18 @@ WINDOWS = [(1, 7), (2, 2), (3, 3), (3, 5), (5, 5), (4, 7), (7, 7), (8, 3), (1, 9
 def test_unrolled_windows_add_up_trees(
     rows: int, columns: int, layout: str, monkeypatch: pytest.MonkeyPatch, launched: list
 ) -> None:
-    """(2 + ⌈log₂ taps⌉) roundings, of which the division is one; and no tree is less deep than a balanced one."""
+    """(2 + ⌈log₂ taps⌉) roundings, of which the division is one; and no tree is less deep than a
+    balanced one."""
     builder = interpreter.InterpreterBuilder
-    monkeypatch.setattr(builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper))
+    monkeypatch.setattr(
+        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
+    )
     # The window lies wherever it can among 16 columns.
     source = samples.LAYOUTS[layout](torch.ones(1, 4, rows, 16 * -(-(columns + 15) // 16)))
-    depth = int(backend.average_pooling(source, Window.directml(2, (rows, columns), 1), True, 1).max()) - 1
+    depth = (
+        int(backend.average_pooling(source, Window.directml(2, (rows, columns), 1), True, 1).max())
+        - 1
+    )
     balanced = (rows * columns - 1).bit_length()
     assert balanced <= depth <= balanced + 1
     assert [one.kernel for one in launched] == ["sum_tile"]

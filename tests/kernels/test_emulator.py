@@ -23,7 +23,9 @@ def turned(source, target, B: tl.constexpr):
     row = tl.arange(0, B)[:, None]
     column = tl.arange(0, B)[None, :]
     first = tl.program_id(0) * B * B
-    tl.store(target + first + row * B + column, tl.trans(tl.load(source + first + row * B + column)))
+    tl.store(
+        target + first + row * B + column, tl.trans(tl.load(source + first + row * B + column))
+    )
 
 
 @triton.jit
@@ -48,20 +50,37 @@ def padded(source, target, B: tl.constexpr, V: tl.constexpr, FILL: tl.constexpr)
 def fill_planes(target, width, WIDE: tl.constexpr, B: tl.constexpr):
     plane = tl.program_id(0).to(tl.int64)
     base = target + (plane * width * width if WIDE else plane * (width * width))
-    tl.store(base + (tl.cast(width, tl.int64) * width if WIDE else width * width) - B + tl.arange(0, B), 1.0)
+    tl.store(
+        base + (tl.cast(width, tl.int64) * width if WIDE else width * width) - B + tl.arange(0, B),
+        1.0,
+    )
 
 
 def launch(
-    kernel, tensors: list[Tensor], constants: dict, programs: int = 1, edit=None, sizes=(), only=None, aligned=True
+    kernel,
+    tensors: list[Tensor],
+    constants: dict,
+    programs: int = 1,
+    edit=None,
+    sizes=(),
+    only=None,
+    aligned=True,
 ) -> Memory:
     """Run a kernel with 128 threads, its PTX perhaps edited."""
-    types = (*(compiler.POINTERS[str(each.dtype).removeprefix("torch.")] for each in tensors), *["i32"] * len(sizes))
+    types = (
+        *(compiler.POINTERS[str(each.dtype).removeprefix("torch.")] for each in tensors),
+        *["i32"] * len(sizes),
+    )
     pointers = tuple(range(len(tensors) if aligned else 0))
     made = compiler.ptx(compiler.Request(kernel, types, pointers, tuple(constants.items())))
     memory = Memory()
-    arguments = [memory.address(each, name) for each, name in zip(tensors, kernel.arg_names, strict=False)]
+    arguments = [
+        memory.address(each, name) for each, name in zip(tensors, kernel.arg_names, strict=False)
+    ]
     ptx = edit(made.text) if edit else made.text
-    machine.run(ptx, memory, [*arguments, *sizes], programs, made.shared_bytes, only or range(programs))
+    machine.run(
+        ptx, memory, [*arguments, *sizes], programs, made.shared_bytes, only or range(programs)
+    )
     return memory
 
 
@@ -86,15 +105,41 @@ def test_a_removed_barrier_is_a_race_though_values_are_right() -> None:
 BOTH = torch.arange(512.0)
 FAULTS = {
     "two programs write the same element": (
-        number_of_program, [torch.zeros(128, dtype=torch.int32)], {"B": 128}, 2, "race: two threads write target"),
-    "a program writes what another one reads": (copy, [BOTH[:256], BOTH[128:384]], {"B": 128, "V": 1}, 2, "race"),
+        number_of_program,
+        [torch.zeros(128, dtype=torch.int32)],
+        {"B": 128},
+        2,
+        "race: two threads write target",
+    ),
+    "a program writes what another one reads": (
+        copy,
+        [BOTH[:256], BOTH[128:384]],
+        {"B": 128, "V": 1},
+        2,
+        "race",
+    ),
     "a load past the end": (
-        copy, [torch.zeros(255), torch.zeros(256)], {"B": 128, "V": 1}, 2, "out of bounds of source: bytes .* of 1020"),
+        copy,
+        [torch.zeros(255), torch.zeros(256)],
+        {"B": 128, "V": 1},
+        2,
+        "out of bounds of source: bytes .* of 1020",
+    ),
     "a store past the end": (
-        copy, [torch.zeros(256), torch.zeros(255)], {"B": 128, "V": 1}, 2, "out of bounds of target: bytes .* of 1020"),
+        copy,
+        [torch.zeros(256), torch.zeros(255)],
+        {"B": 128, "V": 1},
+        2,
+        "out of bounds of target: bytes .* of 1020",
+    ),
     "a vector from an odd element on": (
-        copy, [torch.zeros(513)[1:], BOTH], {"B": 512, "V": 4}, 1, "misaligned access of 16 bytes to source"),
-}  # fmt: skip
+        copy,
+        [torch.zeros(513)[1:], BOTH],
+        {"B": 512, "V": 4},
+        1,
+        "misaligned access of 16 bytes to source",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", FAULTS)
@@ -112,7 +157,8 @@ def test_what_is_like_a_fault_is_none() -> None:
 
 @pytest.mark.parametrize(("dtype", "right"), [(torch.int8, 0x80808080), (torch.int16, 0x80008000)])
 def test_padding_of_narrow_signed_integers_is_the_lowest(dtype: torch.dtype, right: int) -> None:
-    """Triton before 3.9 sign-extends the fill over its word: upper elements get -1. Either way the emulator sees it."""
+    """Triton before 3.9 sign-extends the fill over its word: upper elements get -1. Either way the
+    emulator sees it."""
     lowest = torch.iinfo(dtype).min
     source, target = torch.full((2048,), -3, dtype=dtype), torch.zeros(2048, dtype=dtype)
     constants = {"B": 128, "V": 16, "FILL": lowest}
@@ -120,7 +166,9 @@ def test_padding_of_narrow_signed_integers_is_the_lowest(dtype: torch.dtype, rig
     def as_triton_3_6(ptx: str) -> str:
         wrong = hex(lowest & (2**64 - 1))
         edited = re.sub(
-            rf"mov\.[bu]32\s+(%r\d+),\s*(?:{hex(right)}|{right - 2**32}|{right});", rf"mov.u32 \1, {wrong};", ptx
+            rf"mov\.[bu]32\s+(%r\d+),\s*(?:{hex(right)}|{right - 2**32}|{right});",
+            rf"mov.u32 \1, {wrong};",
+            ptx,
         )
         assert wrong in edited
         return edited
@@ -138,7 +186,9 @@ def test_padding_of_narrow_signed_integers_is_the_lowest(dtype: torch.dtype, rig
 
 def test_products_of_sizes_beyond_32_bits_are_seen_without_the_tensor() -> None:
     target = torch.empty(3, 2**16 - 16, 2**16 - 16, dtype=torch.float16, device="meta")
-    memory = launch(fill_planes, [target], {"WIDE": True, "B": 128}, 3, sizes=(2**16 - 16,), only=[2])
+    memory = launch(
+        fill_planes, [target], {"WIDE": True, "B": 128}, 3, sizes=(2**16 - 16,), only=[2]
+    )
     assert memory.segments[0].stored == target.numel() * 2
     with pytest.raises(FaultError, match="out of bounds of target"):
         launch(fill_planes, [target], {"WIDE": False, "B": 128}, 3, sizes=(2**16 - 16,), only=[0])
@@ -169,11 +219,17 @@ def test_threads_that_part_come_together_again() -> None:
     assert run_by_hand(LOOP + "bar.sync 0;").tolist() == expected
 
 
-@pytest.mark.parametrize(("body", "fault"), [
-    ("setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip; bar.sync 0; $skip: bar.sync 0; bar.sync 1;",
-     "a barrier that not every thread"),
-    ("$again: bra $again;", "an endless loop"),
-], ids=["a barrier that some threads miss", "an endless loop"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (
+            "setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip; bar.sync 0; $skip: bar.sync 0; bar.sync 1;",
+            "a barrier that not every thread",
+        ),
+        ("$again: bra $again;", "an endless loop"),
+    ],
+    ids=["a barrier that some threads miss", "an endless loop"],
+)
 def test_what_does_not_end_is_a_fault(body: str, fault: str) -> None:
     with pytest.raises(FaultError, match=fault):
         run_by_hand(body)
@@ -183,9 +239,15 @@ def test_a_register_that_nothing_was_written_to_holds_no_zero() -> None:
     assert run_by_hand("st.global.b32 [%rd2+0], %r8;").ne(0).all()
 
 
-@pytest.mark.parametrize("body", [
-    "tanh.approx.f32 %r2, %r1;", "add.ftz.f32 %r2, %r1, %r1;", "mov.u32 %r2, %clock;", "st.local.b32 [%rd2], %r1;"
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        "tanh.approx.f32 %r2, %r1;",
+        "add.ftz.f32 %r2, %r1, %r1;",
+        "mov.u32 %r2, %clock;",
+        "st.local.b32 [%rd2], %r1;",
+    ],
+)
 def test_unknown_instructions_are_refused(body: str) -> None:
     with pytest.raises(values.RefusedError):
         run_by_hand(body)
@@ -228,10 +290,13 @@ INSTRUCTIONS = [
 
 
 @pytest.mark.parametrize(("opcode", "sources", "expected"), INSTRUCTIONS)
-def test_instructions_compute_what_ptx_says(opcode: str, sources: tuple[int, ...], expected: int) -> None:
+def test_instructions_compute_what_ptx_says(
+    opcode: str, sources: tuple[int, ...], expected: int
+) -> None:
     sizes, compute = values.operation(opcode)
     given = [
-        np.array([each], np.uint64).astype(values.UNSIGNED[size]) for each, size in zip(sources, sizes, strict=True)
+        np.array([each], np.uint64).astype(values.UNSIGNED[size])
+        for each, size in zip(sources, sizes, strict=True)
     ]
     with np.errstate(all="ignore"):
         result = compute(*given)

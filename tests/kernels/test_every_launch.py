@@ -1,6 +1,7 @@
 """Every launch of every operator is compiled for GPUs, though none is there.
 
-The interpreter runs code that no GPU's compiler takes, and sees none of the launches that are for GPUs alone.
+The interpreter runs code that no GPU's compiler takes, and sees none of the launches that are for
+GPUs alone.
 """
 
 import importlib
@@ -47,7 +48,8 @@ class Made(NamedTuple):
         return self.launch.kernel, self.operands[0]
 
     def form(self) -> Hashable:
-        """The types of all that it works on, and every choice that decides which of a kernel's code runs."""
+        """The types of all that it works on, and every choice that decides which of a kernel's code
+        runs."""
         modes = ("COUNT", "KINDS", "WITH_TAPS", "RANK")
         chosen = [one for one in self.launch.constants if type(one[1]) is bool or one[0] in modes]
         return self.launch.kernel, self.operands, tuple(sorted(chosen))
@@ -59,9 +61,14 @@ class Made(NamedTuple):
     def request(self) -> compiler.Request:
         kernel = backend.kernel_named(*self.launch.kernel.split("."))
         numbers = {float: "fp32", int: "i32"}
-        types = [numbers[each] if isinstance(each, type) else compiler.POINTERS[each] for each in self.operands]
+        types = [
+            numbers[each] if isinstance(each, type) else compiler.POINTERS[each]
+            for each in self.operands
+        ]
         aligned = tuple(i for i, each in enumerate(self.operands) if isinstance(each, str))
-        return compiler.Request(kernel, (*types, *self.launch.size_types), aligned, self.launch.constants)
+        return compiler.Request(
+            kernel, (*types, *self.launch.size_types), aligned, self.launch.constants
+        )
 
 
 SIZES = {
@@ -72,7 +79,16 @@ SIZES = {
 HUGE = (1, 1, 2**16, 2**16)
 WINDOWS = {
     1: [(3, 1, 1), (70, 1, 35), (7, 1, 3), (2, 2, 0), (31, 2, 15), (13, 1, 12, 12, 2)],
-    2: [(3, 1, 1), (70, 1, 35), (2, 2, 0), (3, 2, 1), (3, 1, 2, 2, 2), (3, 1, 4), (6, 1, 3), (7, 1, 6, 6, 2)]
+    2: [
+        (3, 1, 1),
+        (70, 1, 35),
+        (2, 2, 0),
+        (3, 2, 1),
+        (3, 1, 2, 2, 2),
+        (3, 1, 4),
+        (6, 1, 3),
+        (7, 1, 6, 6, 2),
+    ]
     + [(size, 1, size // 2) for size in (2, 4, 5, 7, 9, 11, 13, 16, 20, 31)]
     + [(size, 2, 0) for size in (4, 5, 7, 17, 31)]
     + [(size, 1, 0) for size in ((3, 1), (1, 3), (5, 3), (7, 9), (2, 16), (31, 3), (3, 31), 112)]
@@ -83,9 +99,13 @@ WINDOWS = {
 
 
 def problems(dtype: torch.dtype, every: bool) -> Iterator[tuple[Tensor, Window]]:
-    """Tensors without memory beside windows: contiguous, channels last, of odd sizes, sliced, larger than 2³¹."""
+    """Tensors without memory beside windows: contiguous, channels last, of odd sizes, sliced,
+    larger than 2³¹."""
     for rank in (1, 2, 3):
-        tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape in SIZES[rank][: None if every else 1]]
+        tensors = [
+            torch.empty(shape, dtype=dtype, device="meta")
+            for shape in SIZES[rank][: None if every else 1]
+        ]
         tensors += [samples.channels_last(one) for one in tensors if rank > 1]
         tensors += [tensors[0][..., ::2]] * every
         for size, stride, start, *rest in WINDOWS[rank][: None if every else 2]:
@@ -121,7 +141,11 @@ def gathered(input: Tensor, window: Window) -> None:
 
 
 def max_gradients(input: Tensor, window: Window) -> None:
-    given, taps, last = results_of(input, window), taps_of(input, window), window.rank > 1 and input.stride(1) == 1
+    given, taps, last = (
+        results_of(input, window),
+        taps_of(input, window),
+        window.rank > 1 and input.stride(1) == 1,
+    )
     for gradient in (given, given.contiguous()):
         backend.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], window, last)
 
@@ -133,9 +157,16 @@ def averages(input: Tensor, window: Window) -> None:
 
 
 def quantized(input: Tensor, window: Window) -> None:
-    for results, channels in ((input.dtype, 1), (input.dtype, input.shape[1]), (torch.int8, 0), (torch.uint8, 0)):
+    for results, channels in (
+        (input.dtype, 1),
+        (input.dtype, input.shape[1]),
+        (torch.int8, 0),
+        (torch.uint8, 0),
+    ):
         scale = torch.empty(channels, device="meta") if channels else 0.5
-        zero, other = (input.new_empty(channels, dtype=of) if channels else 3 for of in (input.dtype, results))
+        zero, other = (
+            input.new_empty(channels, dtype=of) if channels else 3 for of in (input.dtype, results)
+        )
         given = (scale, zero, scale, other, window, channels == 1, results)
         backend.quantized_linear_average_pooling(input, *given)
 
@@ -169,13 +200,21 @@ class Collector:
         monkeypatch.setattr(backend, "launch", self.launch)
 
     def launch(self, launch: Launch, *operands: object) -> None:
-        names = (samples.name_of(one.dtype) if isinstance(one, Tensor) else type(one) for one in operands)
+        names = (
+            samples.name_of(one.dtype) if isinstance(one, Tensor) else type(one) for one in operands
+        )
         self.made.append(Made(launch, tuple(names)))
 
     def __call__(
-        self, family: str, dtype: torch.dtype, runs_ptx: bool, alike: Callable[[Made], Hashable], every: bool = False
+        self,
+        family: str,
+        dtype: torch.dtype,
+        runs_ptx: bool,
+        alike: Callable[[Made], Hashable],
+        every: bool = False,
     ) -> list[Made]:
-        """The first of the launches that are ``alike``: the shortest code, as windows are in order."""
+        """The first of the launches that are ``alike``: the shortest code, as windows are in
+        order."""
         self.runs_ptx, result = runs_ptx, {}
         for input, window in problems(dtype, every):
             FAMILIES[family][0](input, window)
@@ -202,7 +241,8 @@ def assert_compiles(launches: list[Made], compile: Callable[[Made], object]) -> 
 
 
 def to_machine_code(made: Made, target: str) -> Any:
-    """NVIDIA's pads no signed type with a word that is one element's sign (Triton 3.6 to 3.8); all ones are right."""
+    """NVIDIA's pads no signed type with a word that is one element's sign (Triton 3.6 to 3.8); all
+    ones are right."""
     hip = target == "gfx942"
     binary = compiler.binary(made.request()._replace(warps=2 if hip else 4), TARGETS[target][0])
     assert binary.asm["hsaco" if hip else "cubin"]
@@ -221,20 +261,30 @@ EACH_TYPE = pytest.mark.parametrize(
 
 
 @cases.each(
-    ("target", "every"), [("sm_90", False), *((each, True) for each in TARGETS if each != "sm_100")], [("sm_90", False)]
+    ("target", "every"),
+    [("sm_90", False), *((each, True) for each in TARGETS if each != "sm_100")],
+    [("sm_90", False)],
 )
 @EACH_TYPE
-def test_types_fit(family: str, dtype: torch.dtype, target: str, every: bool, launches_of: Collector) -> None:
-    """G6, M7, Q1: kernels become Triton's intermediate representation for every type, then with every choice."""
-    launches = launches_of(family, dtype, TARGETS[target][1], Made.form if every else Made.kernel, every)
+def test_types_fit(
+    family: str, dtype: torch.dtype, target: str, every: bool, launches_of: Collector
+) -> None:
+    """G6, M7, Q1: kernels become Triton's intermediate representation for every type, then with
+    every choice."""
+    launches = launches_of(
+        family, dtype, TARGETS[target][1], Made.form if every else Made.kernel, every
+    )
     assert_compiles(launches, lambda made: compiler.ir_of(made.request(), TARGETS[target][0]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @EACH_TYPE
-def test_machine_code_of_some(family: str, dtype: torch.dtype, target: str, launches_of: Collector) -> None:
-    """E7: launches drawn from a large choice of problems, other ones for each device, become machine code."""
+def test_machine_code_of_some(
+    family: str, dtype: torch.dtype, target: str, launches_of: Collector
+) -> None:
+    """E7: launches drawn from a large choice of problems, other ones for each device, become
+    machine code."""
     launches = launches_of(family, dtype, TARGETS[target][1], Made.whole, every=True)
     launches.sort(key=lambda made: zlib.crc32(f"{target} {made.whole()}".encode()))
     assert_compiles(launches[:2], lambda made: to_machine_code(made, target))
@@ -242,7 +292,8 @@ def test_machine_code_of_some(family: str, dtype: torch.dtype, target: str, laun
 
 @cases.each("target", TARGETS, ["sm_90"])
 def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: Collector) -> None:
-    """E7: a contiguous float16 batch under window 3: maxima, with taps, averages, and their gradients."""
+    """E7: a contiguous float16 batch under window 3: maxima, with taps, averages, and their
+    gradients."""
     launches_of.runs_ptx = TARGETS[target][1]
     window = Window.directml(2, 3, 1, 1, 1)
     input = torch.empty((32, 64, 112, 112), dtype=torch.float16, device="meta")
@@ -256,8 +307,11 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
         binary = to_machine_code(made, target)
         if target == "gfx942":
             assert re.search(r"load_dwordx4", binary.asm["amdgcn"]), made
-            # Scalar registers that are too many stay in lanes of vector registers: no memory is touched.
-            used = re.findall(r"\.(?:vgpr_spill_count|private_segment_fixed_size): +(\d+)", binary.asm["amdgcn"])
+            # Scalar registers that are too many stay in lanes of vector registers: no memory is
+            # touched.
+            used = re.findall(
+                r"\.(?:vgpr_spill_count|private_segment_fixed_size): +(\d+)", binary.asm["amdgcn"]
+            )
             assert used == ["0", "0"], made
         else:
             assert re.search(r"ld\.global\S*\.v4\.b32", binary.asm["ptx"]), made
@@ -271,7 +325,10 @@ def test_every_kernel_is_launched(launches_of: Collector) -> None:
         for family, (_, dtypes) in FAMILIES.items()
         for made in launches_of(family, dtypes[0], "sm_90", Made.kernel)
     }
-    exist, sources = set(), [path for folder in kernels.__path__ for path in Path(folder).glob("*.py")]
+    exist, sources = (
+        set(),
+        [path for folder in kernels.__path__ for path in Path(folder).glob("*.py")],
+    )
     for path in sources:
         for one in vars(importlib.import_module(f"{kernels.__name__}.{path.stem}")).values():
             if getattr(one, "do_not_specialize", None):  # a kernel, not a function within one

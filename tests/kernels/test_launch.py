@@ -1,4 +1,5 @@
-"""Launches are pure functions of the problem: tiles and vectors, 32 or 64 bits, loops for large windows."""
+"""Launches are pure functions of the problem: tiles and vectors, 32 or 64 bits, loops for large
+windows."""
 
 from typing import Any
 
@@ -25,7 +26,10 @@ def request(window: Window, shape: tuple[int, ...], **changes: object) -> Reques
 
 
 def constants_of(request: Request) -> list[dict[str, Any]]:
-    return [{"kernel": made.kernel, **dict(made.constants)} for made in launches.average_launches(request)]
+    return [
+        {"kernel": made.kernel, **dict(made.constants)}
+        for made in launches.average_launches(request)
+    ]
 
 
 def only(request: Request) -> dict[str, Any]:
@@ -39,11 +43,15 @@ SEVENTY = Window.directml(2, 70, 1, 35, 35)
 
 
 def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> None:
-    """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by side."""
+    """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by
+    side."""
     for made, kernels in (
         (lambda given: launches.max_launches(given, True), ("max_tile", "max_axis")),
         (launches.average_launches, ("sum_tile", "sum_axis")),
-        (lambda given: launches.grad_launches(given._replace(adjoint=True)), ("grad_tile", "grad_axis")),
+        (
+            lambda given: launches.grad_launches(given._replace(adjoint=True)),
+            ("grad_tile", "grad_axis"),
+        ),
     ):
         for channels_last in (False, True):
             (small,) = made(request(THREE, (64, 32, 64, 64), channels_last=channels_last))
@@ -58,13 +66,17 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
 
 def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:
     """M1: geometry alone decides whether a window can be empty."""
-    for window, empty in ((Window.directml(2, 2, 1, (3, 0), (0, 3)), True), (Window.directml(2, 2, 1, 1, 1), False)):
+    for window, empty in (
+        (Window.directml(2, 2, 1, (3, 0), (0, 3)), True),
+        (Window.directml(2, 2, 1, 1, 1), False),
+    ):
         (how,) = launches.max_launches(request(window, (1, 1, 4, 4)), True)
         assert dict(how.constants)["EMPTY"] is empty
 
 
 def test_a_batch_makes_no_new_kernel() -> None:
-    """What is compiled follows from window, data type and layout: not from batch, channels or size."""
+    """What is compiled follows from window, data type and layout: not from batch, channels or
+    size."""
     first = only(request(THREE, (1, 4, 16, 16)))
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
         assert only(request(THREE, shape)) == first
@@ -85,7 +97,8 @@ def test_strides_decide_about_vectors() -> None:
 
 
 def test_64_bits_only_where_needed() -> None:
-    assert not only(request(THREE, (4096, 64, 112, 112)))["WIDE"]  # 2**31.7 elements in small planes
+    # 2**31.7 elements in small planes
+    assert not only(request(THREE, (4096, 64, 112, 112)))["WIDE"]
     assert only(request(THREE, (1, 1, 2**16, 2**15)))["WIDE"]
     assert only(request(THREE, (1, 2**16, 2**8, 2**8), channels_last=True))["WIDE"]
     far = Window.directml(2, (1, 2), 1, (0, 2**30), (0, 2**30), (1, 2**30))

@@ -1,7 +1,9 @@
-"""Every operator of the Triton backend against the oracle: interpreted, or as compiled for sm_90 by the emulator.
+"""Every operator of the Triton backend against the oracle: interpreted, or as compiled for sm_90 by
+the emulator.
 
-Each operator meets every problem, with types and layouts in turn; the slow tests have every layout. TRITON_INTERPRET=1
-chooses the interpreter. The emulator sees addresses and races too, but waits for the compiler, and has fewer problems.
+Each operator meets every problem, with types and layouts in turn; the slow tests have every layout.
+TRITON_INTERPRET=1 chooses the interpreter. The emulator sees addresses and races too, but waits for
+the compiler, and has fewer problems.
 """
 
 import itertools
@@ -23,20 +25,38 @@ pytest.importorskip("triton._C.libtriton")
 from torch_dmlpool.window import Window  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-only_interpreted = pytest.mark.skipif(not INTERPRETED, reason="the compiler would take most of the time")
+only_interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="the compiler would take most of the time"
+)
 FLOATS = [torch.float16, torch.float32, torch.bfloat16, torch.float64]
 NUMBERS = [each for pair in zip(samples.INTEGERS, FLOATS * 2, strict=True) for each in pair]
-LAYOUTS = ["contiguous", "channels last", "sliced", "storage offset", "expanded over columns", "transposed"]
+LAYOUTS = [
+    "contiguous",
+    "channels last",
+    "sliced",
+    "storage offset",
+    "expanded over columns",
+    "transposed",
+]
 Request = oracle.Pooling | oracle.Bins
 Operator = Callable[[Tensor, Request], None]
 Shape = tuple[int, ...]
 Problem = tuple[Shape, Request]
 
 
-def pooling(rank: int, window: object, stride: object = 1, start: object = 0, end: object = None, dilation: object = 1,
-            ceil_mode: bool = False) -> oracle.Pooling:  # fmt: skip
+def pooling(
+    rank: int,
+    window: object,
+    stride: object = 1,
+    start: object = 0,
+    end: object = None,
+    dilation: object = 1,
+    ceil_mode: bool = False,
+) -> oracle.Pooling:
     entries = (window, stride, start, start if end is None else end, dilation)
-    return oracle.Pooling(*((each,) * rank if isinstance(each, int) else each for each in entries), ceil_mode)
+    return oracle.Pooling(
+        *((each,) * rank if isinstance(each, int) else each for each in entries), ceil_mode
+    )
 
 
 def window_of(request: oracle.Pooling) -> Window:
@@ -74,12 +94,16 @@ MORE: list[Problem] = [
 STRIDES_AND_DILATIONS = [(1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 6), (6, 4)]
 OTHERS: list[Problem] = [
     *(((1, 2, *case.sizes), case.pooling) for case in cases.LINES + cases.FEW[3:]),
-    *(((1, 2, 24), pooling(1, 5, stride, 2, 3, dilation)) for stride, dilation in STRIDES_AND_DILATIONS),
+    *(
+        ((1, 2, 24), pooling(1, 5, stride, 2, 3, dilation))
+        for stride, dilation in STRIDES_AND_DILATIONS
+    ),
     ((1, 2, 3, 5, 4), pooling(3, (3, 5, 4))),
     ((1, 1, 24), pooling(1, 90, 4, 200, 370, 6)),
     ((1, 2, 5), pooling(1, 3, 2, 2**31 - 3, None, 2**31 - 4)),
 ]
-"""For the interpreter, of every other operator: all edges, what stride and dilation share, positions near 2**31."""
+"""For the interpreter, of every other operator: all edges, what stride and dilation share,
+positions near 2**31."""
 ADAPTED: list[Problem] = [
     ((1, 8, 9, 16), oracle.Bins((4, 5))),
     ((2, 3, 67), oracle.Bins((3,))),
@@ -91,9 +115,13 @@ ADAPTED: list[Problem] = [
 WORDS: list[Problem] = [
     *(((2, 3, 6, columns), pooling(2, 3, 1, 1)) for columns in (32, 24, 12, 13)),
     *(((2, channels, 6, 5), pooling(2, 3, 1, 1)) for channels in (32, 12, 7)),
-    *(((1, 4, *(each + 4 for each in size)), pooling(len(size), size)) for size in ((11, 11), (128,), (4, 4, 8))),
+    *(
+        ((1, 4, *(each + 4 for each in size)), pooling(len(size), size))
+        for size in ((11, 11), (128,), (4, 4, 8))
+    ),
 ]
-"""Quantized averages add up words of several elements, and 16-bit fields of at most 257: columns, channels, taps."""
+"""Quantized averages add up words of several elements, and 16-bit fields of at most 257: columns,
+channels, taps."""
 
 
 def maxima(input: Tensor, request: oracle.Pooling) -> None:
@@ -107,13 +135,17 @@ def maxima_with_taps(input: Tensor, request: oracle.Pooling) -> None:
     values, taps = backend.max_pooling_with_taps(input, window)
     samples.assert_same(values, expected.values)
     samples.assert_same(taps, expected.taps)
-    indices = backend.max_pooling_indices(taps, input.shape[2:], window, torch.int32, request.rank == 2)
+    indices = backend.max_pooling_indices(
+        taps, input.shape[2:], window, torch.int32, request.rank == 2
+    )
     samples.assert_same(indices, expected.plane_indices if request.rank == 2 else expected.indices)
 
 
 def maxima_with_indices(input: Tensor, request: oracle.Pooling) -> None:
     expected, of_planes = oracle.maximum(samples.to_numpy(input), request), request.rank == 1
-    values, indices = backend.max_pooling_with_indices(input, window_of(request), torch.int64, of_planes)
+    values, indices = backend.max_pooling_with_indices(
+        input, window_of(request), torch.int64, of_planes
+    )
     samples.assert_same(values, expected.values)
     samples.assert_same(indices, expected.plane_indices if of_planes else expected.indices)
 
@@ -123,8 +155,12 @@ FAR = 2**29 + 2**12 + 3
 
 
 def spread(tensor: Tensor, dimension: int) -> Tensor:
-    """``tensor`` with its parts along a dimension ``FAR`` elements apart; memory between them is never touched."""
-    strides = [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    """``tensor`` with its parts along a dimension ``FAR`` elements apart; memory between them is
+    never touched."""
+    strides = [
+        stride if size > 1 else 0
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
     strides[dimension] = FAR
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1
     return torch.empty(reach, dtype=tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
@@ -144,7 +180,9 @@ def max_gradients(input: Tensor, request: oracle.Pooling) -> None:
     winners = oracle.maximum(values, request)
     taps = torch.from_numpy(winners.taps).to(backend.operands.tap_dtype(window.taps))
     for channels_last in (False, True)[: window.rank]:
-        back = backend.max_pooling_grad_from_taps(given, taps, input.shape[2:], window, channels_last)
+        back = backend.max_pooling_grad_from_taps(
+            given, taps, input.shape[2:], window, channels_last
+        )
         samples.assert_same(back, oracle.maximum_grad(values, samples.to_numpy(given), request))
     gathered = backend.max_pooling_gather(input, taps, window)
     samples.assert_same(gathered, np.where(winners.plane_indices < 0, 0, winners.values))
@@ -158,9 +196,13 @@ def averages(input: Tensor, request: oracle.Pooling) -> None:
 def average_gradients(input: Tensor, request: oracle.Pooling) -> None:
     given = arriving(input, request)
     for include_padding, divisor in [(True, None), (False, None), (True, -3)][: 4 - request.rank]:
-        result = backend.average_pooling_grad(given, input.shape[2:], window_of(request), include_padding, divisor)
+        result = backend.average_pooling_grad(
+            given, input.shape[2:], window_of(request), include_padding, divisor
+        )
         assert result.dtype == given.dtype
-        exact = oracle.average_grad(samples.to_numpy(given), input.shape[2:], request, include_padding, divisor)
+        exact = oracle.average_grad(
+            samples.to_numpy(given), input.shape[2:], request, include_padding, divisor
+        )
         samples.assert_gradient(result, *exact, math.prod(request.window_size))
 
 
@@ -183,7 +225,9 @@ def bins(input: Tensor, request: oracle.Bins) -> None:
         return
     given = arriving(input, request)
     back = backend.adaptive_average_pooling_grad(given, sizes)
-    samples.assert_gradient(back, *oracle.average_grad(samples.to_numpy(given), sizes, request), taps)
+    samples.assert_gradient(
+        back, *oracle.average_grad(samples.to_numpy(given), sizes, request), taps
+    )
     finite = input.nan_to_num(1, 2, 3)
     result = backend.adaptive_average_pooling(finite, request.outputs)
     samples.assert_average(result, *oracle.average(samples.to_numpy(finite), request), taps)
@@ -202,7 +246,8 @@ OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
 
 
 def every_case() -> list[object]:
-    """Each operator with each problem, layout and type in turn; the slow ones in the other layouts."""
+    """Each operator with each problem, layout and type in turn; the slow ones in the other
+    layouts."""
     rows = []
     for o, (operator, (dtypes, special)) in enumerate(OPERATORS.items()):
         problems = special if operator is bins else COMPILED + MORE + special
@@ -213,12 +258,19 @@ def every_case() -> list[object]:
             chosen += [(len(problems) + i, 0) for i in range(o % 2, len(OTHERS), 2)]
         for i, j in chosen:
             shape, request = (problems + OTHERS)[i]
-            layout, dtype = LAYOUTS[(o + i + j) % len(LAYOUTS)], dtypes[(o + 3 * i + i // 4 + j) % len(dtypes)]
-            name = f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(" ", "")
+            layout, dtype = (
+                LAYOUTS[(o + i + j) % len(LAYOUTS)],
+                dtypes[(o + 3 * i + i // 4 + j) % len(dtypes)],
+            )
+            name = f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(
+                " ", ""
+            )
             left = j or (not INTERPRETED and (i >= everyday or (o + i) % 5 in (1, 3)))
             marks = [pytest.mark.slow] if left else []
             many = INTERPRETED and (o + i) % 2 == 1
-            rows.append(pytest.param(operator, shape, request, layout, dtype, many, id=name, marks=marks))
+            rows.append(
+                pytest.param(operator, shape, request, layout, dtype, many, id=name, marks=marks)
+            )
     return rows
 
 
@@ -231,10 +283,17 @@ def hard(operator: Operator, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "many"), every_case())
 def test_results(
-    operator: Operator, shape: Shape, request_: Request, layout: str, dtype: torch.dtype, many: bool, launched: list,
+    operator: Operator,
+    shape: Shape,
+    request_: Request,
+    layout: str,
+    dtype: torch.dtype,
+    many: bool,
+    launched: list,
     large: Callable[[str], None],
-) -> None:  # fmt: skip
-    """E7: the oracle's results, by lanes of one row or of many; what is compiled touches no more than it may."""
+) -> None:
+    """E7: the oracle's results, by lanes of one row or of many; what is compiled touches no more
+    than it may."""
     if many:
         large("LANES_ENOUGH")
     operator(samples.LAYOUTS[layout](hard(operator, shape, dtype)), request_)
@@ -247,16 +306,24 @@ def test_wide_arithmetic(operator: Operator, launched: list, large: Callable[[st
     """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need."""
     large("WIDE_FROM")
     requests = [pooling(2, 3, 1, (4, 1), 1), pooling(2, (70, 3), 1, (40, 1))]
-    for request, layout in zip([oracle.Bins((3, 4))] * 2 if operator is bins else requests, LAYOUTS, strict=False):
-        operator(samples.LAYOUTS[layout](hard(operator, (1, 4, 7, 8), OPERATORS[operator][0][0])), request)
+    for request, layout in zip(
+        [oracle.Bins((3, 4))] * 2 if operator is bins else requests, LAYOUTS, strict=False
+    ):
+        operator(
+            samples.LAYOUTS[layout](hard(operator, (1, 4, 7, 8), OPERATORS[operator][0][0])),
+            request,
+        )
     assert all(one.constants["WIDE"] for one in launched)
 
 
 @only_interpreted
 @pytest.mark.parametrize("dimension", [0, 1, 2], ids=["samples", "channels", "rows"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_elements_further_apart_than_32_bits_reach(operator: Operator, dimension: int, launched: list) -> None:
-    """G7: six samples, channels or rows, of a tensor of which only the pages that hold them are touched."""
+def test_elements_further_apart_than_32_bits_reach(
+    operator: Operator, dimension: int, launched: list
+) -> None:
+    """G7: six samples, channels or rows, of a tensor of which only the pages that hold them are
+    touched."""
     shape = tuple(6 if number == dimension else size for number, size in enumerate((2, 2, 2, 9)))
     dtype = torch.float16 if torch.float16 in OPERATORS[operator][0] else torch.uint8
     for request in (pooling(2, 2, 1, 1), pooling(2, (2, 3), (2, 3))):
@@ -270,8 +337,11 @@ HUGE = [(1, 2, 65537, 65537), (2, 8, 50001, 50001)]
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs every program")
 @cases.each(("shape", "last"), itertools.product(HUGE, (False, True)), [(HUGE[1], True)])
-def test_planes_of_more_elements_than_32_bits_count(shape: Shape, last: bool, launched: list) -> None:
-    """G7: the last program writes the end of the last plane: maxima, averages, their gradients, quantized averages."""
+def test_planes_of_more_elements_than_32_bits_count(
+    shape: Shape, last: bool, launched: list
+) -> None:
+    """G7: the last program writes the end of the last plane: maxima, averages, their gradients,
+    quantized averages."""
     window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))
     form = torch.channels_last if last else torch.contiguous_format
     input = torch.empty(shape, dtype=torch.float16, device="meta", memory_format=form)
@@ -281,7 +351,13 @@ def test_planes_of_more_elements_than_32_bits_count(shape: Shape, last: bool, la
     backend.max_pooling_grad_from_taps(output, taps, shape[2:], window, last)
     small = torch.empty(shape, dtype=torch.uint8, device="meta", memory_format=form)
     backend.quantized_linear_average_pooling(small, 0.5, 3, 0.5, 3, window, False, torch.uint8)
-    assert [one.kernel for one in launched] == ["sum_tile", "sum_tile", "max_tile", "grad_tile", "sum_tile"]
+    assert [one.kernel for one in launched] == [
+        "sum_tile",
+        "sum_tile",
+        "max_tile",
+        "grad_tile",
+        "sum_tile",
+    ]
 
 
 @only_interpreted
@@ -289,29 +365,37 @@ def test_the_largest_window() -> None:
     """G4: it needs 64-bit positions, and no time."""
     far = 2**31 - 1
     window = Window.directml(1, far, far, far // 2, far // 2)
-    assert torch.equal(backend.average_pooling(torch.ones(1, 1, 8), window, False, None), torch.ones(1, 1, 1))
+    assert torch.equal(
+        backend.average_pooling(torch.ones(1, 1, 8), window, False, None), torch.ones(1, 1, 1)
+    )
 
 
 @only_interpreted
 def test_indices_of_every_type() -> None:
-    """M4: over N, C, D, H, W in logical order, whatever the layout, straight from the kernel and from taps."""
+    """M4: over N, C, D, H, W in logical order, whatever the layout, straight from the kernel and
+    from taps."""
     request = pooling(2, 3, 1, (4, 1), 1)
     for layout in ("contiguous", "channels last", "transposed"):
         input = samples.LAYOUTS[layout](samples.special(2, 4, 3, 4))
         expected = oracle.maximum(samples.to_numpy(input), request)
         _, taps = backend.max_pooling_with_taps(input, window_of(request))
-        # Neighbours are read together only where they lie side by side, not where they are the same element.
+        # Neighbours are read together only where they lie side by side, not where they are the same
+        # element.
         alike = taps[..., :1].expand(taps.shape)
         for dtype in samples.INDEX_TYPES:
             wanted = expected.indices.astype(samples.name_of(dtype))
             given = (input.shape[2:], window_of(request), dtype, False)
             samples.assert_same(backend.max_pooling_with_indices(input, *given[1:])[1], wanted)
             samples.assert_same(backend.max_pooling_indices(taps, *given), wanted)
-            samples.assert_same(*(backend.max_pooling_indices(each, *given) for each in (alike, alike.contiguous())))
+            samples.assert_same(
+                *(backend.max_pooling_indices(each, *given) for each in (alike, alike.contiguous()))
+            )
 
 
 @only_interpreted
-@pytest.mark.parametrize("scales", [(2.0**-149, 2.0**-149), (2.0**127, 2.0**-149), (2.0**-149, 2.0**127), (1.0, 2.0)])
+@pytest.mark.parametrize(
+    "scales", [(2.0**-149, 2.0**-149), (2.0**127, 2.0**-149), (2.0**-149, 2.0**127), (1.0, 2.0)]
+)
 def test_scales_far_apart(scales: tuple[float, float]) -> None:
     """Q1 and Q4: as far as float32 has them."""
     parameters = samples.Parameters(scales[:1] * 2, (100, 3), scales[1:] * 2, (7, 40))
@@ -322,7 +406,9 @@ def test_scales_far_apart(scales: tuple[float, float]) -> None:
 
 
 @only_interpreted
-@pytest.mark.parametrize("request_", [pooling(2, 3, 1, 1), pooling(2, 13, 1, 6), oracle.Bins((2, 3))], ids=str)
+@pytest.mark.parametrize(
+    "request_", [pooling(2, 3, 1, 1), pooling(2, 13, 1, 6), oracle.Bins((2, 3))], ids=str
+)
 def test_infinity_and_nan_stay_in_their_windows(request_: Request) -> None:
     """A1 and E6: and sums that overflow float16 do not."""
     input = samples.normal(1, 3, 9, 9)
@@ -333,7 +419,9 @@ def test_infinity_and_nan_stay_in_their_windows(request_: Request) -> None:
         else:
             found = backend.average_pooling(given, window_of(request_), False, None)
         expected = oracle.average(samples.to_numpy(given), request_)[0]
-        np.testing.assert_allclose(samples.to_numpy(found), expected.astype(np.float64), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            samples.to_numpy(found), expected.astype(np.float64), rtol=1e-5, atol=1e-6
+        )
 
 
 @only_interpreted
@@ -351,17 +439,23 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     for window in (Window.directml(2, 3, 1, 1, 1), Window.directml(2, 31, 1, 15, 15)):
         input = samples.normal(3, 2, 6, 8)
         together = backend.average_pooling(input, window, False, None)
-        alone = [backend.average_pooling(each.clone(), window, False, None) for each in input.split(1)]
+        alone = [
+            backend.average_pooling(each.clone(), window, False, None) for each in input.split(1)
+        ]
         assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 6, 6), (2, 0, 6, 6)], ids=["no samples", "no channels"])
-@pytest.mark.parametrize("operator", [maxima_with_taps, max_gradients, averages, average_gradients, bins])
+@pytest.mark.parametrize(
+    "operator", [maxima_with_taps, max_gradients, averages, average_gradients, bins]
+)
 def test_nothing_to_pool(operator: Operator, shape: Shape, launched: list) -> None:
     """G5: an empty batch and no channels are legal, and launch nothing."""
     operator(torch.empty(shape), oracle.Bins((3, 4)) if operator is bins else pooling(2, 3, 1, 1))
     window, empty = Window.directml(2, 3, 1, 1, 1), torch.empty(shape, dtype=torch.int8)
-    result = backend.quantized_linear_average_pooling(empty, 0.1, 3, 0.1, 3, window, False, torch.int8)
+    result = backend.quantized_linear_average_pooling(
+        empty, 0.1, 3, 0.1, 3, window, False, torch.int8
+    )
     assert result.shape == shape
     assert not launched
 
@@ -371,5 +465,8 @@ def test_negative_bit() -> None:
     """Kernels read raw memory: a lazily negated view is negated first."""
     negated, window = torch._neg_view(samples.normal(1, 2, 4, 8)), Window.directml(2, 2)
     assert negated.is_neg()
-    for pool, rest in ((backend.average_pooling, (window, False, None)), (backend.max_pooling, (window,))):
+    for pool, rest in (
+        (backend.average_pooling, (window, False, None)),
+        (backend.max_pooling, (window,)),
+    ):
         assert torch.equal(pool(negated, *rest), pool(negated.resolve_neg(), *rest))

@@ -1,4 +1,5 @@
-"""What compiled kernels are predicted to reach: the model on kernels whose bound is known, and the package's rows."""
+"""What compiled kernels are predicted to reach: the model on kernels whose bound is known, and the
+package's rows."""
 
 import cases
 import pytest
@@ -38,14 +39,18 @@ def test_a_copy_is_bound_by_memory() -> None:
     code = code_of(copy, ("*fp32", "*fp32"), 2, B=128, V=4)
     time = sass.launch_time(code, PROGRAMS, 4, PROGRAMS * 128 * 4 * 8)
     assert time.bound == "memory"
-    assert time.in_flight == 16 * 128 * 16  # 16 programs of 128 threads, a load of 16 bytes for each
+    # 16 programs of 128 threads, a load of 16 bytes for each
+    assert time.in_flight == 16 * 128 * 16
     assert code.spills == 0
 
 
 def test_loads_that_wait_for_each_other_are_bound_by_latency() -> None:
     code = code_of(chase, ("*i32", "*i32", "i32"), 2, B=128)
     loads = len(code.loads())
-    few, many = (sass.launch_time(code, PROGRAMS, 4, PROGRAMS * 128 * 8, turns) for turns in (loads, 20 * loads))
+    few, many = (
+        sass.launch_time(code, PROGRAMS, 4, PROGRAMS * 128 * 8, turns)
+        for turns in (loads, 20 * loads)
+    )
     assert many.bound == "latency"
     assert many.total > 10 * few.total
 
@@ -55,7 +60,9 @@ def test_rows_count_the_bytes_of_their_operands() -> None:
     for row in ROWS:
         if (row.window, row.stride, row.dtype) == (2, 2, torch.float16):
             _, copied = row.launches()
-            assert copied == input * 2 * 1.25 + (input // 4 if "max " in row.operator else 0), row.name
+            assert copied == input * 2 * 1.25 + (input // 4 if "max " in row.operator else 0), (
+                row.name
+            )
 
 
 @cases.each("row", ROWS, ROWS[2::40])

@@ -1,4 +1,5 @@
-"""torch_dmlpool.nn.convert: whole models before and after, what becomes of a layer, what is left and why."""
+"""torch_dmlpool.nn.convert: whole models before and after, what becomes of a layer, what is left
+and why."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,12 +25,16 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> torch.
 
 
 class GoogLeNet(torch.nn.Module):
-    """Padded maxima with ceil_mode, a branch that pools with stride 1, averages that do not count their padding."""
+    """Padded maxima with ceil_mode, a branch that pools with stride 1, averages that do not count
+    their padding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.pool1 = convolution(3, 6, 7, 2), torch.nn.MaxPool2d(3, 2, 1, ceil_mode=True)
-        branch = torch.nn.MaxPool2d(kernel_size=3, stride=1, padding=1, ceil_mode=True), convolution(6, 2, 1)
+        branch = (
+            torch.nn.MaxPool2d(kernel_size=3, stride=1, padding=1, ceil_mode=True),
+            convolution(6, 2, 1),
+        )
         self.branches = torch.nn.ModuleList([convolution(6, 3, 1), torch.nn.Sequential(*branch)])
         self.pool2 = torch.nn.AvgPool2d(2, 2, 1, ceil_mode=True, count_include_pad=False)
 
@@ -52,7 +57,9 @@ class SegNet(torch.nn.Module):
         return self.decoder(self.unpool(values, indices, encoded.shape))
 
 
-NETWORKS: dict[str, type[torch.nn.Module]] = {network.__name__: network for network in (GoogLeNet, SegNet)}
+NETWORKS: dict[str, type[torch.nn.Module]] = {
+    network.__name__: network for network in (GoogLeNet, SegNet)
+}
 
 
 def network(name: str, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
@@ -76,15 +83,21 @@ def test_a_converted_network_gives_the_same(name: str, device: torch.device) -> 
     before, input = network(name, device), image(device)
     after = convert(before, inplace=False)
     assert after.replaced == EXPECTED[name]
-    expected, actual = (samples.results(model, input, list(model.parameters())) for model in (before, after.model))
+    expected, actual = (
+        samples.results(model, input, list(model.parameters())) for model in (before, after.model)
+    )
     if "AvgPool2d" not in EXPECTED[name].values():
         assert torch.equal(actual[0], expected[0])
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     # Running statistics of the batch normalisation were counted alike; then each loads the other's.
-    torch.testing.assert_close(after.model.state_dict(), before.state_dict(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        after.model.state_dict(), before.state_dict(), rtol=1e-12, atol=1e-12
+    )
     for source, target in ((before, after.model), (after.model, before)):
         assert str(target.load_state_dict(source.state_dict())) == "<All keys matched successfully>"
-    torch.testing.assert_close(after.model.eval()(input), before.eval()(input), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        after.model.eval()(input), before.eval()(input), rtol=1e-12, atol=1e-12
+    )
 
 
 class Recorder(torch.nn.Module):
@@ -128,7 +141,13 @@ def test_a_copy_leaves_the_model_alone() -> None:
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "MaxPool": {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "dilation": 2},
-    "AvgPool": {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False},
+    "AvgPool": {
+        "kernel_size": 3,
+        "stride": 2,
+        "padding": 1,
+        "ceil_mode": True,
+        "count_include_pad": False,
+    },
     "LPPool": {"norm_type": 2.0, "kernel_size": 3, "stride": 2},
     "AdaptiveAvgPool": {"output_size": 4},
     "AdaptiveMaxPool": {"output_size": 4},
@@ -138,7 +157,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [name for name in layers.__all__ if "Unpool" not in name])
 def test_a_model_that_is_a_pool(name: str, device: torch.device) -> None:
     """Every kind, with every argument that it has."""
-    keywords = ARGUMENTS[name[:-2]] | ({"divisor_override": 5} if name in ("AvgPool2d", "AvgPool3d") else {})
+    keywords = ARGUMENTS[name[:-2]] | (
+        {"divisor_override": 5} if name in ("AvgPool2d", "AvgPool3d") else {}
+    )
     pool = getattr(torch.nn, name)(**keywords)
     input = samples.normal(2, 3, *(9,) * int(name[-2]), dtype=torch.float64).to(device)
     expected, text = samples.results(pool, input), repr(pool)
@@ -177,7 +198,10 @@ def with_attribute(layer: torch.nn.Module, name: str, value: object) -> torch.nn
 
 
 LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
-    "a forward of its own": (lambda: OwnForward(2), "OwnForward is a subclass of MaxPool2d with a forward of its own"),
+    "a forward of its own": (
+        lambda: OwnForward(2),
+        "OwnForward is a subclass of MaxPool2d with a forward of its own",
+    ),
     "a subclass": (OwnName, "OwnName is a subclass of AvgPool2d"),
     "an overridden forward": (
         lambda: with_attribute(torch.nn.MaxPool2d(2), "forward", torch.nn.Identity().forward),
@@ -187,14 +211,18 @@ LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         lambda: torch.nn.FractionalMaxPool2d(2, output_size=3),
         "torch_dmlpool.nn has no FractionalMaxPool2d",
     ),
-    "a base class of torch's": (lambda: OwnBase(2), "OwnBase is a subclass of _MaxPoolNd with a forward of its own"),
+    "a base class of torch's": (
+        lambda: OwnBase(2),
+        "OwnBase is a subclass of _MaxPoolNd with a forward of its own",
+    ),
     "norms of signed numbers": (
         lambda: torch.nn.LPPool2d(3, 2),
         "PyTorch's norms differ with ceil_mode, and for negative elements unless norm_type is even",
     ),
     "unpooling of shared elements": (
         lambda: torch.nn.MaxUnpool2d(3, (3, 2)),
-        "windows that overlap: PyTorch gives the gradient to all elements of one index, not to the last alone",
+        "windows that overlap: PyTorch gives the gradient to all elements of one index, not to "
+        "the last alone",
     ),
     "an argument that torch would take": (
         lambda: torch.nn.MaxPool2d(2, ceil_mode=1),
@@ -238,7 +266,9 @@ def test_the_report_says_what_is_gained(effect: str) -> None:
 
 def test_what_torchscript_has_compiled_is_left() -> None:
     with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.trace"):
-        scripted = torch.jit.trace(torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.ones(1, 1, 4, 4))
+        scripted = torch.jit.trace(
+            torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.ones(1, 1, 4, 4)
+        )
     assert convert(scripted).left == {"0": "compiled by TorchScript from MaxPool2d"}
 
 
@@ -250,7 +280,11 @@ def test_refusals() -> None:
 
 
 def pad_same(
-    input: Tensor, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int] = (1, 1), value: float = 0.0
+    input: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int] = (1, 1),
+    value: float = 0.0,
 ) -> Tensor:
     """TensorFlow's "same": ``ceil(size / stride)`` windows, the odd element at the end."""
     padding: list[int] = []
@@ -261,7 +295,8 @@ def pad_same(
 
 
 class AvgPool2dSame(torch.nn.AvgPool2d):
-    """timm's: the padding is part of the input when it is averaged, whatever ``count_include_pad`` says."""
+    """timm's: the padding is part of the input when it is averaged, whatever ``count_include_pad``
+    says."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(pad_same(input, self.kernel_size, self.stride))
@@ -271,7 +306,9 @@ class MaxPool2dSame(torch.nn.MaxPool2d):
     """timm's."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(pad_same(input, self.kernel_size, self.stride, self.dilation, -math.inf))
+        return super().forward(
+            pad_same(input, self.kernel_size, self.stride, self.dilation, -math.inf)
+        )
 
 
 for layer in (AvgPool2dSame, MaxPool2dSame):
@@ -279,8 +316,11 @@ for layer in (AvgPool2dSame, MaxPool2dSame):
 
 
 @pytest.mark.parametrize(("size", "window", "stride"), [(8, (2, 5), (4, 2)), (13, (2, 2), (1, 1))])
-def test_timms_same_padding(size: int, window: tuple[int, int], stride: tuple[int, int], device: torch.device) -> None:
-    """E8: sizes, numbers and gradients, strides above 1 and above the window, dilation, odd and even sizes."""
+def test_timms_same_padding(
+    size: int, window: tuple[int, int], stride: tuple[int, int], device: torch.device
+) -> None:
+    """E8: sizes, numbers and gradients, strides above 1 and above the window, dilation, odd and
+    even sizes."""
     input = samples.normal(2, 3, size, size + 1, dtype=torch.float64).to(device)
     for pool in (
         MaxPool2dSame(window, stride, (0, 0), (2, 1)),

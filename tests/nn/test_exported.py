@@ -1,4 +1,5 @@
-"""integer_pooling: dequantize → average pool → quantize in an exported program becomes the one integer operator."""
+"""integer_pooling: dequantize → average pool → quantize in an exported program becomes the one
+integer operator."""
 
 import collections
 import io
@@ -23,10 +24,16 @@ SHAPES = {1: (2, 3, 14), 2: (2, 3, 9, 8), 3: (2, 3, 6, 5, 7)}
 
 
 class Quantization(torch.nn.Module):
-    """Scale, zero point and limits of one tensor; per channel where they are vectors, which are buffers."""
+    """Scale, zero point and limits of one tensor; per channel where they are vectors, which are
+    buffers."""
 
     def __init__(
-        self, scale: Any, zero_point: Any, dtype: torch.dtype, limits: tuple[int, int] | None = None, axis: int = 1
+        self,
+        scale: Any,
+        zero_point: Any,
+        dtype: torch.dtype,
+        limits: tuple[int, int] | None = None,
+        axis: int = 1,
     ) -> None:
         super().__init__()
         self.dtype, self.axis = dtype, axis
@@ -59,13 +66,17 @@ class Quantization(torch.nn.Module):
 
     def steps(self, real: Tensor) -> Tensor:
         """How many steps from zero that is."""
-        return real / torch.as_tensor(self.scale, dtype=torch.float64).reshape(-1, *[1] * (real.dim() - 2))
+        return real / torch.as_tensor(self.scale, dtype=torch.float64).reshape(
+            -1, *[1] * (real.dim() - 2)
+        )
 
 
 class Pattern(torch.nn.Module):
     """The pattern alone."""
 
-    def __init__(self, pool: Callable[[Tensor], Tensor], input: Quantization, output: Quantization) -> None:
+    def __init__(
+        self, pool: Callable[[Tensor], Tensor], input: Quantization, output: Quantization
+    ) -> None:
         super().__init__()
         self.pool, self.input, self.output = pool, input, output
 
@@ -76,7 +87,9 @@ class Pattern(torch.nn.Module):
 def operators_in(program: ExportedProgram) -> collections.Counter[str]:
     """How often a program calls each operator."""
     return collections.Counter(
-        node.target._schema.name for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+        node.target._schema.name
+        for node in program.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
     )
 
 
@@ -89,13 +102,18 @@ def is_replaced(program: ExportedProgram) -> bool:
     names = operators_in(program)
     if not names[INTEGER]:
         return False
-    return not [name for name in names for part in FLOAT_PATTERN if part in name and name != INTEGER]
+    return not [
+        name for name in names for part in FLOAT_PATTERN if part in name and name != INTEGER
+    ]
 
 
 POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "avg_pool1d": (1, lambda real: functional.avg_pool1d(real, 2)),
     "avg_pool2d": (2, lambda real: functional.avg_pool2d(real, 2)),
-    "avg_pool2d, padded": (2, lambda real: functional.avg_pool2d(real, (3, 2), 2, (1, 0), count_include_pad=False)),
+    "avg_pool2d, padded": (
+        2,
+        lambda real: functional.avg_pool2d(real, (3, 2), 2, (1, 0), count_include_pad=False),
+    ),
     "avg_pool2d, ceil": (2, lambda real: functional.avg_pool2d(real, 3, 2, 1, ceil_mode=True)),
     "avg_pool3d": (3, lambda real: functional.avg_pool3d(real, (1, 2, 3), (2, 1, 2))),
     "adaptive_avg_pool1d": (1, lambda real: functional.adaptive_avg_pool1d(real, 7)),
@@ -104,26 +122,39 @@ POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "adaptive_avg_pool3d": (3, lambda real: functional.adaptive_avg_pool3d(real, (3, 5, 1))),
     "dmlpool, one dimension": (1, lambda real: dmlpool.average_pooling(real, 3, 2, 1, 2, 2)),
     "dmlpool, layer": (2, dmlpool.nn.AvgPool2d(3, 1, "same", dilation=2)),
-    "dmlpool, three dimensions": (3, lambda real: dmlpool.average_pooling(real, 2, include_padding=True)),
+    "dmlpool, three dimensions": (
+        3,
+        lambda real: dmlpool.average_pooling(real, 2, include_padding=True),
+    ),
 }
 QUANTIZATIONS: dict[str, Quantization] = {
     "uint8": Quantization(0.037, 119, torch.uint8),
     "int8": Quantization(0.021, -3, torch.int8),
-    "per channel": Quantization(torch.tensor([0.021, 0.05, 0.0133]), torch.tensor([7, 0, 200]), torch.uint8),
+    "per channel": Quantization(
+        torch.tensor([0.021, 0.05, 0.0133]), torch.tensor([7, 0, 200]), torch.uint8
+    ),
     "per channel, int8": Quantization(
-        torch.tensor([0.021, 0.05, 0.0133], dtype=torch.float64), torch.tensor([7, 0, -20]), torch.int8
+        torch.tensor([0.021, 0.05, 0.0133], dtype=torch.float64),
+        torch.tensor([7, 0, -20]),
+        torch.int8,
     ),
     "a tensor": Quantization(torch.tensor(0.04), torch.tensor(17), torch.uint8),
 }
 UINT8 = QUANTIZATIONS["uint8"]
 INT8 = QUANTIZATIONS["int8"]
 AVERAGE = POOLS["avg_pool2d"][1]
-PAIRS = [("uint8", "int8"), ("per channel", "uint8"), ("a tensor", "per channel, int8"), ("per channel, int8",) * 2]
+PAIRS = [
+    ("uint8", "int8"),
+    ("per channel", "uint8"),
+    ("a tensor", "per channel, int8"),
+    ("per channel, int8",) * 2,
+]
 
 
 @cases.in_pairs(pool=list(POOLS), types=PAIRS)
 def test_the_pattern_is_replaced(pool: str, types: tuple[str, str]) -> None:
-    """Q1, Q3: by the operator's exact result, which is the float program's but where that one's rounding errors decide.
+    """Q1, Q3: by the operator's exact result, which is the float program's but where that one's
+    rounding errors decide.
 
     There, within a thousandth of a tie, it is one step off at most.
     """
@@ -145,7 +176,11 @@ def test_the_pattern_is_replaced(pool: str, types: tuple[str, str]) -> None:
 
 def test_image_sizes_that_are_left_open() -> None:
     """E2: and a window that is as large as the image, whatever that is."""
-    pool = Pattern(lambda real: dmlpool.average_pooling(real, real.shape[2:]), UINT8, QUANTIZATIONS["per channel"])
+    pool = Pattern(
+        lambda real: dmlpool.average_pooling(real, real.shape[2:]),
+        UINT8,
+        QUANTIZATIONS["per channel"],
+    )
     example = samples.integers(*SHAPES[2], dtype=torch.uint8)
     open_sizes = {0: Dim("batch"), 2: Dim("height", max=64), 3: Dim("width", max=64)}
     program = integer_pooling(export(pool, (example,), dynamic_shapes=(open_sizes,)))
@@ -153,7 +188,9 @@ def test_image_sizes_that_are_left_open() -> None:
     for sizes in ((2, 3, 9, 8), (3, 3, 4, 17)):
         image = samples.integers(*sizes, dtype=torch.uint8)
         scale, zero_point = pool.output.scale, pool.output.zero_point.byte()
-        expected = dmlpool.quantized_linear_average_pooling(image, 0.037, 119, scale, zero_point, sizes[2:])
+        expected = dmlpool.quantized_linear_average_pooling(
+            image, 0.037, 119, scale, zero_point, sizes[2:]
+        )
         samples.assert_same(program.module()(image), expected)
 
 
@@ -177,8 +214,12 @@ class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 3, 3, padding=1)
-        self.pool = Pattern(lambda real: functional.avg_pool2d(real, 3, 2, 1), UINT8, QUANTIZATIONS["per channel"])
-        self.last = Pattern(lambda real: dmlpool.average_pooling(real, real.shape[2:]), self.pool.output, INT8)
+        self.pool = Pattern(
+            lambda real: functional.avg_pool2d(real, 3, 2, 1), UINT8, QUANTIZATIONS["per channel"]
+        )
+        self.last = Pattern(
+            lambda real: dmlpool.average_pooling(real, real.shape[2:]), self.pool.output, INT8
+        )
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         pooled = self.pool(UINT8.quantize(self.convolution(UINT8.dequantize(image)).relu()))
@@ -233,7 +274,8 @@ class Observed(Pattern):
 
 @pytest.mark.parametrize("limits", [(-100, 90), (-128, 20), (0, 127)])
 def test_limits_narrower_than_the_type(limits: tuple[int, int]) -> None:
-    """They become a clamp; those of the input say nothing about its values, to PyTorch's operators either."""
+    """They become a clamp; those of the input say nothing about its values, to PyTorch's operators
+    either."""
     example = samples.integers(*SHAPES[2], dtype=torch.int8)
     input = Quantization(0.125, -8, torch.int8, (-127, 127))
     pattern = Pattern(AVERAGE, input, Quantization(0.0625, -3, torch.int8, limits))
@@ -268,10 +310,14 @@ LEFT: dict[str, Pattern] = {
     ),
     "float64": pooled_by(lambda real: functional.avg_pool2d(real.double(), 2).float()),
     "a divisor": pooled_by(lambda real: functional.avg_pool2d(real, 2, divisor_override=3)),
-    "a divisor, dmlpool": pooled_by(lambda real: dmlpool.average_pooling(real, 2, divisor_override=3)),
+    "a divisor, dmlpool": pooled_by(
+        lambda real: dmlpool.average_pooling(real, 2, divisor_override=3)
+    ),
     "windows that differ": pooled_by(lambda real: functional.adaptive_avg_pool2d(real, 4)),
     "a mean of rows": pooled_by(lambda real: real.mean(3, keepdim=True)),
-    "a mean that drops its dimensions": pooled_by(lambda real: real.mean((2, 3)).unflatten(1, (3, 1, 1))),
+    "a mean that drops its dimensions": pooled_by(
+        lambda real: real.mean((2, 3)).unflatten(1, (3, 1, 1))
+    ),
     "maxima": pooled_by(lambda real: functional.max_pool2d(real, 2)),
     "no batch": pooled_by(AVERAGE),
     "a computed scale": Pattern(AVERAGE, UINT8, ChangingScale(1.0, 0, torch.int8)),
@@ -295,7 +341,9 @@ def test_what_is_left(name: str) -> None:
         torch.testing.assert_close(pooled.module()(input), program.module()(input), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("value", [torch.nn.AvgPool2d(2), None, "program"], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [torch.nn.AvgPool2d(2), None, "program"], ids=lambda value: type(value).__name__
+)
 def test_not_a_program(value: object) -> None:
     text = f"program must be a torch.export.ExportedProgram, got {type(value).__name__}"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):

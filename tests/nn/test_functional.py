@@ -1,4 +1,5 @@
-"""torch_dmlpool.nn.functional: torch's results where torch can express the request, and what it cannot, by hand."""
+"""torch_dmlpool.nn.functional: torch's results where torch can express the request, and what it
+cannot, by hand."""
 
 import inspect
 import itertools
@@ -41,14 +42,24 @@ REQUESTS: dict[str, dict[str, dict[str, Any]]] = {
         **WINDOWS,
         **PADDED,
         "dilated": {"kernel_size": 3, "stride": 1, "dilation": 2},
-        "dilated, ceil_mode": {"kernel_size": 3, "stride": 3, "padding": 1, "dilation": 2, "ceil_mode": True},
+        "dilated, ceil_mode": {
+            "kernel_size": 3,
+            "stride": 3,
+            "padding": 1,
+            "dilation": 2,
+            "ceil_mode": True,
+        },
     },
     "lp_pool": {
         "overlapping": {"norm_type": 3, "kernel_size": 3, "stride": 2},
         "apart": {"norm_type": 2.0, "kernel_size": 2},
     },
     "adaptive_avg_pool": {"1": {"output_size": 1}, "uneven": {"output_size": 4}},
-    "adaptive_max_pool": {"1": {"output_size": 1}, "uneven": {"output_size": 4}, "more": {"output_size": 20}},
+    "adaptive_max_pool": {
+        "1": {"output_size": 1},
+        "uneven": {"output_size": 4},
+        "more": {"output_size": 20},
+    },
 }
 EVERY_REQUEST = [
     pytest.param(family, rank, name, id=f"{family}{rank}d {name}")
@@ -63,7 +74,8 @@ def request_of(family: str, rank: int, name: str) -> dict[str, Any]:
     """One entry per dimension where there are three."""
     found = REQUESTS[family][name]
     return {
-        key: value[-rank:] if isinstance(value, tuple) and len(value) == 3 else value for key, value in found.items()
+        key: value[-rank:] if isinstance(value, tuple) and len(value) == 3 else value
+        for key, value in found.items()
     }
 
 
@@ -90,20 +102,29 @@ def image(device: torch.device) -> Image:
 
 @pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUEST)
 @pytest.mark.parametrize("batched", [True, False])
-def test_results_and_gradients_are_torchs(family: str, rank: int, name: str, batched: bool, image: Image) -> None:
-    """A1, A2, A5, A6, M1, M2, M4 (per plane), M5: maxima and indices bit for bit, on images full of ties."""
+def test_results_and_gradients_are_torchs(
+    family: str, rank: int, name: str, batched: bool, image: Image
+) -> None:
+    """A1, A2, A5, A6, M1, M2, M4 (per plane), M5: maxima and indices bit for bit, on images full of
+    ties."""
     tensor = image(rank) if batched else image(rank)[0]
     arguments = request_of(family, rank, name)
     if family == "lp_pool":
         tensor = tensor.abs()  # torch's norms of negative numbers are none
     if "max" in family:
         tensor, arguments = tensor.round(), {**arguments, "return_indices": True}
-    found, expected = (samples.results(of(family, rank), tensor, **arguments) for of in (ours, torchs))
-    assert [(result.shape, result.dtype) for result in found] == [(result.shape, result.dtype) for result in expected]
+    found, expected = (
+        samples.results(of(family, rank), tensor, **arguments) for of in (ours, torchs)
+    )
+    assert [(result.shape, result.dtype) for result in found] == [
+        (result.shape, result.dtype) for result in expected
+    ]
     torch.testing.assert_close(found, expected)
     if "max" in family:
         assert all(torch.equal(*pair) for pair in zip(found[:-1], expected[:-1], strict=True))
-        assert torch.equal(ours(family, rank)(tensor, **request_of(family, rank, name)), expected[0])
+        assert torch.equal(
+            ours(family, rank)(tensor, **request_of(family, rank, name)), expected[0]
+        )
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -112,15 +133,25 @@ def test_results_and_gradients_are_torchs(family: str, rank: int, name: str, bat
 def test_unpooling_is_torchs(
     rank: int, kernel: int, stride: int | None, padding: int, batched: bool, device: torch.device
 ) -> None:
-    """Without an output size, to the spatial sizes and to all sizes, where indices are unique; gradients too."""
+    """Without an output size, to the spatial sizes and to all sizes, where indices are unique;
+    gradients too."""
     batch = samples.distinct(*SHAPES[rank]).to(device)
     batch = batch if batched else batch[0]
     values, indices = torchs("max_pool", rank)(batch, kernel, stride, padding, return_indices=True)
     default = torchs("max_unpool", rank)(values * 0, indices * 0, kernel, stride, padding)
-    for size, source in ((None, default), (list(batch.shape[-rank:]), batch), *[(batch.shape, batch)] * batched):
+    for size, source in (
+        (None, default),
+        (list(batch.shape[-rank:]), batch),
+        *[(batch.shape, batch)] * batched,
+    ):
         if size is None and bool((indices >= math.prod(default.shape[-rank:])).any()):
             continue
-        arguments = {"indices": indices, "kernel_size": kernel, "stride": stride, "padding": padding}
+        arguments = {
+            "indices": indices,
+            "kernel_size": kernel,
+            "stride": stride,
+            "padding": padding,
+        }
         outputs = []
         for function in (ours("max_unpool", rank), torchs("max_unpool", rank)):
             leaf = values.detach().requires_grad_()
@@ -131,7 +162,8 @@ def test_unpooling_is_torchs(
             samples.assert_same(found, expected)
 
 
-# Layouts (G7): PyTorch's output strides; where its own code differs by the path it takes, the input's layout is kept.
+# Layouts (G7): PyTorch's output strides; where its own code differs by the path it takes, the
+# input's layout is kept.
 
 
 def layouts_of(rank: int, samples_and_channels: tuple[int, int]) -> dict[str, Tensor]:
@@ -140,13 +172,20 @@ def layouts_of(rank: int, samples_and_channels: tuple[int, int]) -> dict[str, Te
     found = {"channels last": samples.channels_last(whole), "contiguous": whole}
     if rank > 1:
         memory_format = (torch.channels_last, torch.channels_last_3d)[rank - 2]
-        found["channels last by its format"] = torch.empty_like(whole, memory_format=memory_format).copy_(whole)
+        found["channels last by its format"] = torch.empty_like(
+            whole, memory_format=memory_format
+        ).copy_(whole)
         sliced = wider.contiguous(memory_format=memory_format)
-        found |= {"some channels": sliced[:, : samples_and_channels[1]], "some columns": sliced[..., 1:-1]}
+        found |= {
+            "some channels": sliced[:, : samples_and_channels[1]],
+            "some columns": sliced[..., 1:-1],
+        }
     return found
 
 
-@pytest.mark.parametrize("family", ["max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"])
+@pytest.mark.parametrize(
+    "family", ["max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"]
+)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("rank", RANKS)
@@ -160,10 +199,20 @@ def test_output_strides_are_pytorchs(rank: int, batch: int, channels: int, famil
             torch.testing.assert_close(found, expected)
             if rank == 3 and family != "max_pool":
                 continue  # PyTorch's are contiguous whatever comes in; ours keep channels_last_3d
-            for result, wanted in zip(*(pair if arguments else (pair,) for pair in (found, expected)), strict=True):
-                if rank > 1 or family != "max_pool" or name == "contiguous" or input.dim() == 2 or channels == 1:
+            for result, wanted in zip(
+                *(pair if arguments else (pair,) for pair in (found, expected)), strict=True
+            ):
+                if (
+                    rank > 1
+                    or family != "max_pool"
+                    or name == "contiguous"
+                    or input.dim() == 2
+                    or channels == 1
+                ):
                     assert result.stride() == wanted.stride(), (name, input.shape)
-                else:  # PyTorch's values are contiguous without a gradient, and in (N, W, C) order with one
+                # PyTorch's values are contiguous without a gradient, and in (N, W, C) order with
+                # one
+                else:
                     assert result.stride() == samples.channels_last(result).stride()
 
 
@@ -175,30 +224,44 @@ def test_unbatched_volumes_keep_channels_last(image: Image) -> None:
         assert output.unsqueeze(0).is_contiguous(memory_format=torch.channels_last_3d)
         (gradient,) = torch.autograd.grad(output.square().sum(), volume)
         contiguous = volume.detach().contiguous().requires_grad_()
-        torch.testing.assert_close(*torch.autograd.grad(pool(contiguous, 2).square().sum(), contiguous), gradient)
+        torch.testing.assert_close(
+            *torch.autograd.grad(pool(contiguous, 2).square().sum(), contiguous), gradient
+        )
 
 
 # What torch.nn.functional cannot express is what the operator does with DirectML's arguments.
 
 
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize(("kernel_size", "stride", "dilation"), [(2, 1, 1), (4, 1, 2), (3, 2, 1), (2, 3, 2), (1, 3, 1)])
+@pytest.mark.parametrize(
+    ("kernel_size", "stride", "dilation"), [(2, 1, 1), (4, 1, 2), (3, 2, 1), (2, 3, 2), (1, 3, 1)]
+)
 @pytest.mark.parametrize("padding", ["pairs", "same"])
 def test_more_padding_and_dilation(
     rank: int, kernel_size: int, stride: int, dilation: int, padding: str, image: Image
 ) -> None:
-    """G4, E8: pairs above half the window and above the whole; "same" with the odd element at the end; dilation."""
+    """G4, E8: pairs above half the window and above the whole; "same" with the odd element at the
+    end; dilation."""
     tensor, pairs = image(rank), [(1, 3), (3, 0), (0, 4)][:rank]
     if padding == "same":
-        reach = [-(-size // stride) * stride - stride + (kernel_size - 1) * dilation + 1 for size in SHAPES[rank][2:]]
+        reach = [
+            -(-size // stride) * stride - stride + (kernel_size - 1) * dilation + 1
+            for size in SHAPES[rank][2:]
+        ]
         totals = [max(0, end - size) for end, size in zip(reach, SHAPES[rank][2:], strict=True)]
         pairs = [(total // 2, total - total // 2) for total in totals]
     window = (kernel_size, stride, "same" if padding == "same" else pairs)
     directml = (kernel_size, stride, *zip(*pairs, strict=True), dilation)
     for counted in (True, False):
-        found = ours("avg_pool", rank)(tensor, *window, count_include_pad=counted, dilation=dilation)
-        samples.assert_same(found, dmlpool.average_pooling(tensor, *directml, include_padding=counted))
-    assert padding != "same" or found.shape[2:] == tuple(-(-size // stride) for size in SHAPES[rank][2:])
+        found = ours("avg_pool", rank)(
+            tensor, *window, count_include_pad=counted, dilation=dilation
+        )
+        samples.assert_same(
+            found, dmlpool.average_pooling(tensor, *directml, include_padding=counted)
+        )
+    assert padding != "same" or found.shape[2:] == tuple(
+        -(-size // stride) for size in SHAPES[rank][2:]
+    )
     values, indices = ours("max_pool", rank)(tensor, *window, dilation, return_indices=True)
     samples.assert_same(values, dmlpool.max_pooling(tensor, *directml))
     read = tensor.flatten(2).gather(2, indices.flatten(2).clamp(min=0)).view_as(values)
@@ -212,17 +275,25 @@ def test_more_padding_and_dilation(
 
 @pytest.mark.parametrize("name", pooling.__all__)
 def test_a_function_is_torchs_to_look_at(name: str) -> None:
-    """Its name, module, pickle and documentation; its arguments are torch's, and others by keyword alone."""
+    """Its name, module, pickle and documentation; its arguments are torch's, and others by keyword
+    alone."""
     function = getattr(pooling, name)
     assert pickle.loads(pickle.dumps(function)) is function
     assert (function.__name__, function.__module__) == (name, "torch_dmlpool.nn.functional")
     assert f"{name[-2:]}" in ("1d", "2d", "3d", "es")
     assert "{" not in function.__doc__
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    parameters = [
+        p for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY
+    ]
     if name.startswith(("avg", "adaptive_avg_pool1d")):  # builtins
-        assert [p.name for p in parameters][:2] == ["input", "output_size" if "adaptive" in name else "kernel_size"]
+        assert [p.name for p in parameters][:2] == [
+            "input",
+            "output_size" if "adaptive" in name else "kernel_size",
+        ]
         return
-    theirs = getattr(torch.nn.functional, f"{name}_with_indices", getattr(torch.nn.functional, name))
+    theirs = getattr(
+        torch.nn.functional, f"{name}_with_indices", getattr(torch.nn.functional, name)
+    )
     expected = inspect.signature(theirs).parameters.values()
     assert [(p.name, p.default) for p in parameters] == [(p.name, p.default) for p in expected]
 
@@ -231,17 +302,23 @@ def test_the_variants_with_indices_always_return_them(image: Image) -> None:
     for rank, keywords in itertools.product(RANKS, ({}, {"return_indices": False})):
         for family in ("max_pool", "adaptive_max_pool"):
             both = getattr(pooling, f"{family}{rank}d_with_indices")(image(rank), 2, **keywords)
-            torch.testing.assert_close(both, torchs(family, rank)(image(rank), 2, return_indices=True))
+            torch.testing.assert_close(
+                both, torchs(family, rank)(image(rank), 2, return_indices=True)
+            )
 
 
 def test_symbolic_tracing_keeps_calls_whole(image: Image) -> None:
     """As it keeps torch.nn.functional's; wherever the function was imported to."""
     traced = torch.fx.symbolic_trace(
-        lambda x: pooling.adaptive_avg_pool2d(pooling.lp_pool2d(input=x, norm_type=2, kernel_size=2), 3)
+        lambda x: pooling.adaptive_avg_pool2d(
+            pooling.lp_pool2d(input=x, norm_type=2, kernel_size=2), 3
+        )
     )
     called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
     assert called == [pooling.lp_pool2d, pooling.adaptive_avg_pool2d]
-    torch.testing.assert_close(traced(image(2)), pooling.adaptive_avg_pool2d(pooling.lp_pool2d(image(2), 2, 2), 3))
+    torch.testing.assert_close(
+        traced(image(2)), pooling.adaptive_avg_pool2d(pooling.lp_pool2d(image(2), 2, 2), 3)
+    )
 
 
 TRACED = {
@@ -255,7 +332,9 @@ TRACED = {
 }
 
 
-def trace(function: Callable[[Tensor], Tensor], example: Tensor, *warn: str) -> Callable[[Tensor], Tensor]:
+def trace(
+    function: Callable[[Tensor], Tensor], example: Tensor, *warn: str
+) -> Callable[[Tensor], Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit")
         for message in warn:
@@ -265,7 +344,8 @@ def trace(function: Callable[[Tensor], Tensor], example: Tensor, *warn: str) -> 
 
 @pytest.mark.parametrize("name", TRACED)
 def test_a_trace_serves_other_sizes(name: str, image: Image) -> None:
-    """torch.jit.trace: nothing of the traced image's size is in the program, and PyTorch warns of nothing."""
+    """torch.jit.trace: nothing of the traced image's size is in the program, and PyTorch warns of
+    nothing."""
     traced, other = trace(TRACED[name], samples.normal(1, 2, 16, 16)), samples.normal(2, 3, 32, 30)
     torch.testing.assert_close(traced(other), TRACED[name](other))
 

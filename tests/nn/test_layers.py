@@ -1,4 +1,5 @@
-"""torch_dmlpool.nn's layers: torch.nn's in everything but what runs inside, and what they take beyond it."""
+"""torch_dmlpool.nn's layers: torch.nn's in everything but what runs inside, and what they take
+beyond it."""
 
 import copy
 import inspect
@@ -18,7 +19,11 @@ from torch_dmlpool.nn import layers
 NAMES = layers.__all__
 SHAPES = {1: (2, 3, 13), 2: (2, 3, 9, 11), 3: (2, 3, 6, 7, 8)}
 # Constructor calls that torch.nn takes, positional ones too.
-WINDOWS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((2,), {}), (((3,), (2,), (1,)), {}), ((3, ()), {})]
+WINDOWS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((2,), {}),
+    (((3,), (2,), (1,)), {}),
+    ((3, ()), {}),
+]
 CALLS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "MaxPool": [*WINDOWS, ((3, 2, 1, 2, True, True), {}), ((2,), {"dilation": [3]})],
     "AvgPool": [*WINDOWS, ((3, 2, 1, True, False), {}), ((3,), {"count_include_pad": False})],
@@ -27,7 +32,10 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "AdaptiveMaxPool": [((3, True), {}), ((1,), {"return_indices": True})],
 }
 EVERY_CALL = [
-    pytest.param(name, *call, id=f"{name} {call}") for name in NAMES if "Un" not in name for call in CALLS[name[:-2]]
+    pytest.param(name, *call, id=f"{name} {call}")
+    for name in NAMES
+    if "Un" not in name
+    for call in CALLS[name[:-2]]
 ] + [
     pytest.param("AvgPool2d", (3, 2, 1, False, True, 5), {}),
     pytest.param("AvgPool3d", ((1, 2, 3), None, (0, 1, 1)), {"divisor_override": -3}),
@@ -36,12 +44,18 @@ EVERY_CALL = [
     pytest.param("AdaptiveAvgPool3d", ((2, None, 3),), {}),
 ]
 EXTENDED: dict[str, tuple[dict[str, Any], str]] = {
-    "AvgPool1d": ({"kernel_size": 3, "padding": "same", "dilation": 2}, "(3,), stride=(3,), padding=same, dilation=2"),
+    "AvgPool1d": (
+        {"kernel_size": 3, "padding": "same", "dilation": 2},
+        "(3,), stride=(3,), padding=same, dilation=2",
+    ),
     "AvgPool2d": (
         {"kernel_size": 3, "padding": ((0, 1), (2, 0)), "dilation": (1, 2), "divisor_override": 4},
         "3, stride=3, padding=((0, 1), (2, 0)), dilation=(1, 2)",
     ),
-    "AvgPool3d": ({"kernel_size": 2, "padding": 2, "dilation": (1, 1, 1)}, "2, stride=2, padding=2"),
+    "AvgPool3d": (
+        {"kernel_size": 2, "padding": 2, "dilation": (1, 1, 1)},
+        "2, stride=2, padding=2",
+    ),
     "LPPool2d": (
         {"norm_type": 2, "kernel_size": 3, "padding": "same", "dilation": 2},
         "3, stride=None, ceil_mode=False, padding=same, dilation=2",
@@ -71,15 +85,22 @@ def batch_for(name: str, device: torch.device) -> Tensor:
 
 def built(module: Any, name: str) -> torch.nn.Module:
     """A layer with few arguments."""
-    arguments = {"LPPool": (2, 3), "AdaptiveAvgPool": (3,), "AdaptiveMaxPool": (3,)}.get(name[:-2], (3, 2, 1))
+    arguments = {"LPPool": (2, 3), "AdaptiveAvgPool": (3,), "AdaptiveMaxPool": (3,)}.get(
+        name[:-2], (3, 2, 1)
+    )
     return getattr(module, name)(*arguments)
 
 
 @pytest.mark.parametrize(("name", "arguments", "keywords"), EVERY_CALL)
-def test_a_layer_is_torchs(name: str, arguments: Any, keywords: dict[str, Any], device: torch.device) -> None:
-    """Results and gradients, isinstance, repr, state_dict; attributes but for the arguments that torch.nn lacks."""
+def test_a_layer_is_torchs(
+    name: str, arguments: Any, keywords: dict[str, Any], device: torch.device
+) -> None:
+    """Results and gradients, isinstance, repr, state_dict; attributes but for the arguments that
+    torch.nn lacks."""
     ours, torchs = (getattr(module, name)(*arguments, **keywords) for module in (layers, torch.nn))
-    torch.testing.assert_close(*(samples.results(layer, batch_for(name, device)) for layer in (ours, torchs)))
+    torch.testing.assert_close(
+        *(samples.results(layer, batch_for(name, device)) for layer in (ours, torchs))
+    )
     assert isinstance(ours, type(torchs))
     assert repr(ours) == repr(torchs)
     assert ours.state_dict() == torchs.state_dict() == {}
@@ -91,15 +112,21 @@ def test_a_layer_is_torchs(name: str, arguments: Any, keywords: dict[str, Any], 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_constructor_is_torchs(name: str) -> None:
     """Names, order, kinds and defaults; what torch.nn lacks stands behind them."""
-    ours, torchs = (inspect.signature(getattr(module, name)).parameters.values() for module in (layers, torch.nn))
+    ours, torchs = (
+        inspect.signature(getattr(module, name)).parameters.values()
+        for module in (layers, torch.nn)
+    )
     known = [(parameter.name, parameter.default, parameter.kind) for parameter in torchs]
-    assert [(parameter.name, parameter.default, parameter.kind) for parameter in ours][: len(known)] == known
+    assert [(parameter.name, parameter.default, parameter.kind) for parameter in ours][
+        : len(known)
+    ] == known
     assert {parameter.name for parameter in ours} - {name for name, *_ in known} <= set(BEYOND)
 
 
 @pytest.mark.parametrize("name", EXTENDED)
 def test_what_torch_lacks_is_what_the_function_does(name: str, device: torch.device) -> None:
-    """E8, G4 and dilated averages: a layer is its function with the layer's attributes, and shows them."""
+    """E8, G4 and dilated averages: a layer is its function with the layer's attributes, and shows
+    them."""
     keywords, shown = EXTENDED[name]
     function = getattr(pooling, name.lower().replace("pool", "_pool"))
     layer, batch = getattr(layers, name)(**keywords), batch_for(name, device)
@@ -109,7 +136,8 @@ def test_what_torch_lacks_is_what_the_function_does(name: str, device: torch.dev
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_is_public(name: str) -> None:
-    """Pickles name torch_dmlpool.nn, copies are equal, help() speaks of this number of dimensions."""
+    """Pickles name torch_dmlpool.nn, copies are equal, help() speaks of this number of
+    dimensions."""
     kind = getattr(nn, name)
     assert kind is getattr(layers, name)
     assert (kind.__module__, kind.__qualname__) == ("torch_dmlpool.nn", name)
@@ -123,7 +151,9 @@ def test_a_layer_is_public(name: str) -> None:
         assert vars(twin) == vars(layer)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name[:3] in ("Avg", "Max") and "Un" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name[:3] in ("Avg", "Max") and "Un" not in name]
+)
 def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> None:
     """No window is kept from the constructor."""
     layer, batch = getattr(layers, name)(2), batch_for(name, device)
@@ -133,7 +163,10 @@ def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> Non
     assert before.shape != changed.shape == batch.shape
     torch.testing.assert_close(changed, getattr(layers, name)(3, 1, "same", dilation=2)(batch))
     layer.stride = 0
-    with pytest.raises(ValueError, match=r"^stride must be at least 1, got 0 in spatial dimension [DHW] \(stride=0\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^stride must be at least 1, got 0 in spatial dimension [DHW] \(stride=0\)$",
+    ):
         layer(batch)
 
 
@@ -143,6 +176,7 @@ def test_torchscript_is_told_what_to_do(name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script")
         with pytest.raises(
-            NotImplementedError, match=rf"^torch.jit.script cannot compile torch_dmlpool.nn.{name}: use "
+            NotImplementedError,
+            match=rf"^torch.jit.script cannot compile torch_dmlpool.nn.{name}: use ",
         ):
             torch.jit.script(torch.nn.Sequential(built(layers, name)))

@@ -1,4 +1,5 @@
-"""torch_dmlpool.nn.quantized: the integer operator as layers, on plain integers and on quantized tensors."""
+"""torch_dmlpool.nn.quantized: the integer operator as layers, on plain integers and on quantized
+tensors."""
 
 import copy
 from typing import Any
@@ -13,7 +14,9 @@ from torch_dmlpool.nn import layers as float_layers
 from torch_dmlpool.nn import quantized as layers
 from torch_dmlpool.window import Window
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning"
+)
 
 NAMES = layers.__all__
 CHANNELS = 3
@@ -28,7 +31,12 @@ WINDOWS: dict[str, dict[str, Any]] = {
 }
 PARAMETERS: dict[str, dict[str, Any]] = {
     "inherited": {"input_scale": 0.5, "input_zero_point": 7},
-    "per tensor": {"input_scale": 0.5, "input_zero_point": 7, "output_scale": 0.2, "output_zero_point": 100},
+    "per tensor": {
+        "input_scale": 0.5,
+        "input_zero_point": 7,
+        "output_scale": 0.2,
+        "output_zero_point": 100,
+    },
     "per channel": {
         "input_scale": torch.tensor([0.5, 0.1, 0.3]),
         "input_zero_point": torch.tensor([7, 0, 120]),
@@ -36,7 +44,10 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "output_zero_point": torch.tensor([100, 3, 0], dtype=torch.int32),
     },
     "output per channel": {"input_scale": 0.5, "output_scale": torch.tensor([0.2, 0.4, 0.3])},
-    "zero points alone": {"input_zero_point": 7, "output_zero_point": torch.tensor([1, 2, 3], dtype=torch.uint8)},
+    "zero points alone": {
+        "input_zero_point": 7,
+        "output_zero_point": torch.tensor([1, 2, 3], dtype=torch.uint8),
+    },
 }
 OUTPUT = ("output_scale", "output_zero_point")
 names = pytest.mark.parametrize("name", NAMES)
@@ -54,23 +65,37 @@ def integers(name: str, dtype: torch.dtype = torch.uint8) -> Tensor:
 
 def directml(window: str, input: Tensor) -> dict[str, Any]:
     """A window in DirectML's words."""
-    described = {name: value for name, value in WINDOWS[window].items() if name != "count_include_pad"}
-    *entries, ceil_mode = Window.pytorch(input.dim() - 2, **described, sizes=input.shape[2:]).arguments
+    described = {
+        name: value for name, value in WINDOWS[window].items() if name != "count_include_pad"
+    }
+    *entries, ceil_mode = Window.pytorch(
+        input.dim() - 2, **described, sizes=input.shape[2:]
+    ).arguments
     names = ("window_size", "strides", "start_padding", "end_padding", "dilations")
     counted = WINDOWS[window].get("count_include_pad", True)
-    return {**dict(zip(names, entries, strict=True)), "ceil_mode": ceil_mode, "include_padding": counted}
+    return {
+        **dict(zip(names, entries, strict=True)),
+        "ceil_mode": ceil_mode,
+        "include_padding": counted,
+    }
 
 
-def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtype | None = None) -> Tensor:
+def expected_of(
+    input: Tensor, given: str, window: str, output_dtype: torch.dtype | None = None
+) -> Tensor:
     """The function's result for a layer's arguments."""
     arguments = {"input_scale": 1.0, "input_zero_point": 0, **PARAMETERS[given]}
     for name in OUTPUT:
         arguments.setdefault(name, arguments[name.replace("output", "input")])
-    for name, dtype in (("input_zero_point", input.dtype), ("output_zero_point", output_dtype or input.dtype)):
+    for name, dtype in (
+        ("input_zero_point", input.dtype),
+        ("output_zero_point", output_dtype or input.dtype),
+    ):
         if isinstance(arguments[name], Tensor):
             arguments[name] = arguments[name].to(dtype)
     arguments = {
-        name: value.to(input.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
+        name: value.to(input.device) if isinstance(value, Tensor) else value
+        for name, value in arguments.items()
     }
     return dmlpool.quantized_linear_average_pooling(
         input, **arguments, **directml(window, input), output_dtype=output_dtype
@@ -83,7 +108,8 @@ def expected_of(input: Tensor, given: str, window: str, output_dtype: torch.dtyp
     + [(name, window, "per channel") for name in ("AvgPool1d", "AvgPool3d") for window in WINDOWS],
 )
 def test_plain_integers(name: str, window: str, given: str, device: torch.device) -> None:
-    """Q3, A1, A2, E8: the layer is the function with the layer's window, for both types and unbatched too."""
+    """Q3, A1, A2, E8: the layer is the function with the layer's window, for both types and
+    unbatched too."""
     layer = getattr(layers, name)(**WINDOWS[window], **PARAMETERS[given]).to(device)
     for dtype in (torch.uint8, torch.int8):
         input = integers(name, dtype).to(device)
@@ -101,7 +127,9 @@ def quantized_forms(values: Tensor) -> list[Tensor]:
     scales, zero_points = torch.tensor([0.5, 0.1, 0.3]), torch.tensor([7, 0, 120])
     return [
         torch._make_per_tensor_quantized_tensor(values, 0.4, 9),
-        torch._make_per_channel_quantized_tensor(values, scales, zero_points, 0 if values.shape[0] == CHANNELS else 1),
+        torch._make_per_channel_quantized_tensor(
+            values, scales, zero_points, 0 if values.shape[0] == CHANNELS else 1
+        ),
     ]
 
 
@@ -115,13 +143,17 @@ def assert_same_quantized(actual: Tensor, expected: Tensor) -> None:
         assert actual.q_per_channel_scales().equal(expected.q_per_channel_scales())
         assert actual.q_per_channel_zero_points().equal(expected.q_per_channel_zero_points())
     else:
-        assert (actual.q_scale(), actual.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
+        assert (actual.q_scale(), actual.q_zero_point()) == (
+            expected.q_scale(),
+            expected.q_zero_point(),
+        )
 
 
 @parameters
 @windows
 def test_quantized_tensors(window: str, given: str) -> None:
-    """Q5: the layer's input scale is not theirs; its output scale and zero point are the output's where it has them."""
+    """Q5: the layer's input scale is not theirs; its output scale and zero point are the output's
+    where it has them."""
     layer = layers.AvgPool2d(**WINDOWS[window], **PARAMETERS[given])
     output = {name: PARAMETERS[given].get(name) for name in OUTPUT}
     if isinstance(output["output_scale"], float):
@@ -151,10 +183,15 @@ def test_quantized_tensors_without_a_batch(name: str) -> None:
 @parameters
 @names
 def test_state(name: str, given: str) -> None:
-    """Scales and zero points are the state: loaded into any layer, as many as were saved and no more."""
+    """Scales and zero points are the state: loaded into any layer, as many as were saved and no
+    more."""
     layer = getattr(layers, name)(2, **PARAMETERS[given])
     state = layer.state_dict()
-    assert set(state) == {"input_scale", "input_zero_point", *(entry for entry in OUTPUT if entry in PARAMETERS[given])}
+    assert set(state) == {
+        "input_scale",
+        "input_zero_point",
+        *(entry for entry in OUTPUT if entry in PARAMETERS[given]),
+    }
     assert {entry: value.dtype for entry, value in state.items()} == {
         entry: torch.float32 if entry.endswith("scale") else torch.int64 for entry in state
     }
@@ -170,20 +207,29 @@ def test_state_that_is_missing_or_wrong() -> None:
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "output_scale"'):
         layer.load_state_dict(layers.AvgPool2d(2).state_dict())
     state = {**layer.state_dict(), "input_scale": torch.tensor([0.5, 0.0])}
-    with pytest.raises(ValueError, match=r"^input_scale must be finite and above 0 in float32, got 0.0 in channel 1$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^input_scale must be finite and above 0 in float32, got 0.0 in channel 1$",
+    ):
         layer.load_state_dict(state)
 
 
 def test_repr() -> None:
     """The window as torch.nn shows it, what is not as usual, and the scales."""
-    layer = layers.AvgPool2d(3, 2, ((0, 1), (1, 1)), True, False, **PARAMETERS["per channel"], output_dtype=torch.int8)
+    layer = layers.AvgPool2d(
+        3, 2, ((0, 1), (1, 1)), True, False, **PARAMETERS["per channel"], output_dtype=torch.int8
+    )
     assert repr(layer) == (
-        "AvgPool2d(kernel_size=3, stride=2, padding=((0, 1), (1, 1)), ceil_mode=True, count_include_pad=False, "
-        "output_dtype=torch.int8, input_scale=<3 entries>, input_zero_point=<3 entries>, output_scale=<3 entries>, "
+        "AvgPool2d(kernel_size=3, stride=2, padding=((0, 1), (1, 1)), ceil_mode=True, "
+        "count_include_pad=False, "
+        "output_dtype=torch.int8, input_scale=<3 entries>, input_zero_point=<3 entries>, "
+        "output_scale=<3 entries>, "
         "output_zero_point=<3 entries>)"
     )
     small = "AvgPool1d(kernel_size=2, stride=2, padding=0, input_scale={0}, input_zero_point={1})"
-    assert repr(layers.AvgPool1d(2, input_scale=0.1, input_zero_point=-7)) == small.format("0.1", "-7")
+    assert repr(layers.AvgPool1d(2, input_scale=0.1, input_zero_point=-7)) == small.format(
+        "0.1", "-7"
+    )
     assert repr(layers.AvgPool1d(2).to("meta")) == small.format("<1 entries>", "<1 entries>")
 
 
@@ -202,8 +248,14 @@ def test_scales_stay_exact_in_a_model_of_half_precision() -> None:
 def test_from_a_float_layer(name: str) -> None:
     """torch.nn's, and this package's with all that it takes beyond."""
     layer, input = getattr(layers, name), integers(name)
-    ours = layer.from_float(getattr(torch.nn, name)(3, 2, 1, count_include_pad=False), input_scale=0.5)
-    samples.assert_same(ours(input), layer(3, 2, 1, count_include_pad=False, input_scale=0.5)(input))
+    ours = layer.from_float(
+        getattr(torch.nn, name)(3, 2, 1, count_include_pad=False), input_scale=0.5
+    )
+    samples.assert_same(
+        ours(input), layer(3, 2, 1, count_include_pad=False, input_scale=0.5)(input)
+    )
     wide = getattr(float_layers, name)(3, 2, "same", True, dilation=2)
     again = layer.from_float(wide, **PARAMETERS["per channel"])
-    samples.assert_same(again(input), layer(3, 2, "same", True, dilation=2, **PARAMETERS["per channel"])(input))
+    samples.assert_same(
+        again(input), layer(3, 2, "same", True, dilation=2, **PARAMETERS["per channel"])(input)
+    )

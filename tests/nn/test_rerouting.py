@@ -26,16 +26,25 @@ class Padded(torch.nn.AvgPool2d):
 
 CALLS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
     "avg_pool1d": (1, lambda x: functional.avg_pool1d(x, 3, 2, 1, True, False)),
-    "avg_pool2d": (2, lambda x: functional.avg_pool2d(x, kernel_size=(3, 2), stride=2, divisor_override=4)),
+    "avg_pool2d": (
+        2,
+        lambda x: functional.avg_pool2d(x, kernel_size=(3, 2), stride=2, divisor_override=4),
+    ),
     "avg_pool2d by keywords alone": (2, lambda x: functional.avg_pool2d(input=x, kernel_size=2)),
     "avg_pool3d": (3, lambda x: functional.avg_pool3d(x, 2, padding=1)),
     "max_pool1d": (1, lambda x: functional.max_pool1d(x, 3, 2, 1, 2, True)),
     "max_pool1d with indices": (1, lambda x: functional.max_pool1d(x, 3, return_indices=True)),
-    "max_pool2d": (2, lambda x: functional.max_pool2d(x, (3, 2), stride=(2, 1), padding=1, ceil_mode=True)),
+    "max_pool2d": (
+        2,
+        lambda x: functional.max_pool2d(x, (3, 2), stride=(2, 1), padding=1, ceil_mode=True),
+    ),
     "max_pool2d with indices": (2, lambda x: functional.max_pool2d(x, 2, 1, 0, 2, False, True)),
     "max_pool2d_with_indices": (2, lambda x: functional.max_pool2d_with_indices(x, 2)),
     "max_pool3d": (3, lambda x: functional.max_pool3d(x, 2)),
-    "max_pool3d with indices": (3, lambda x: functional.max_pool3d(x, 2, stride=1, return_indices=True)),
+    "max_pool3d with indices": (
+        3,
+        lambda x: functional.max_pool3d(x, 2, stride=1, return_indices=True),
+    ),
     "an empty stride": (2, lambda x: functional.max_pool2d(x, 2, [])),
     "torch.avg_pool1d": (1, lambda x: torch.avg_pool1d(x, 2)),
     "torch.max_pool1d": (1, lambda x: torch.max_pool1d(x, 2)),
@@ -47,7 +56,10 @@ CALLS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
     "adaptive_avg_pool2d": (2, lambda x: functional.adaptive_avg_pool2d(x, (None, 3))),
     "adaptive_avg_pool3d": (3, lambda x: functional.adaptive_avg_pool3d(x, 1)),
     "adaptive_max_pool1d": (1, lambda x: functional.adaptive_max_pool1d(x, 3)),
-    "adaptive_max_pool2d with indices": (2, lambda x: functional.adaptive_max_pool2d(x, 3, return_indices=True)),
+    "adaptive_max_pool2d with indices": (
+        2,
+        lambda x: functional.adaptive_max_pool2d(x, 3, return_indices=True),
+    ),
     "adaptive_max_pool3d": (3, lambda x: functional.adaptive_max_pool3d(x, (2, 1, 3))),
     "torch.adaptive_max_pool1d": (1, lambda x: torch.adaptive_max_pool1d(x, 3)),
     "a layer": (2, lambda x: torch.nn.MaxPool2d(2, return_indices=True)(x)),
@@ -56,10 +68,14 @@ CALLS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
 
 
 @cases.in_pairs(name=list(CALLS), batched=[True, False])
-def test_a_call_is_served_by_us_with_torchs_results(name: str, batched: bool, device: torch.device) -> None:
+def test_a_call_is_served_by_us_with_torchs_results(
+    name: str, batched: bool, device: torch.device
+) -> None:
     """Values and indices, and a gradient that our operators alone can have."""
     rank, call = CALLS[name]
-    input = image(rank, device).requires_grad_() if batched else image(rank, device)[0].requires_grad_()
+    input = (
+        image(rank, device).requires_grad_() if batched else image(rank, device)[0].requires_grad_()
+    )
     expected = samples.listed(call(input))
     with rerouted():
         actual = samples.listed(call(input))
@@ -72,7 +88,9 @@ def test_a_call_is_served_by_us_with_torchs_results(name: str, batched: bool, de
             names.add(node.name())
             nodes += [next_node for next_node, _ in node.next_functions]
     assert any("Pooling" in found for found in names), names
-    assert not any("Pool1D" in found or "Pool2D" in found or "Pool3D" in found for found in names), names
+    assert not any(
+        "Pool1D" in found or "Pool2D" in found or "Pool3D" in found for found in names
+    ), names
 
 
 def test_outside_nothing_changes(device: torch.device) -> None:
@@ -96,7 +114,10 @@ def test_a_function_is_decorated(device: torch.device) -> None:
 
     input = image(2, device).requires_grad_()
     assert pooled(input).grad_fn.name() == "MaxPoolingBackward"
-    assert rerouted(lambda input: functional.max_pool2d(input, 2))(input).grad_fn.name() == "MaxPoolingBackward"
+    assert (
+        rerouted(lambda input: functional.max_pool2d(input, 2))(input).grad_fn.name()
+        == "MaxPoolingBackward"
+    )
     assert (pooled.__name__, pooled.__doc__) == ("pooled", "Its documentation.")
     assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
 
@@ -105,14 +126,17 @@ def test_other_threads_are_left_alone(device: torch.device) -> None:
     found = []
     with rerouted():
         input = image(2, device).requires_grad_()
-        thread = threading.Thread(target=lambda: found.append(functional.max_pool2d(input, 2).grad_fn.name()))
+        thread = threading.Thread(
+            target=lambda: found.append(functional.max_pool2d(input, 2).grad_fn.name())
+        )
         thread.start()
         thread.join()
     assert found == ["MaxPool2DWithIndicesBackward0"]
 
 
 def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
-    """Integers averaged (truncated, in PyTorch), a result given by the caller, norms, nested tensors."""
+    """Integers averaged (truncated, in PyTorch), a result given by the caller, norms, nested
+    tensors."""
     integers = torch.arange(16, device=device).view(1, 1, 4, 4)
     given = torch.empty(1, 1, 2, 2, device=device)
     with rerouted():
@@ -127,17 +151,24 @@ def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
 def test_our_refusals_are_what_the_caller_sees(device: torch.device) -> None:
     """A call that is ours is checked by us; and what PyTorch refuses and we do not, works."""
     with rerouted():
-        with pytest.raises(ValueError, match=r"^stride must be at least 1, got 0 in spatial dimension H \(stride=0\)$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^stride must be at least 1, got 0 in spatial dimension H \(stride=0\)$",
+        ):
             functional.max_pool2d(image(2, device), 2, 0)
         assert functional.max_pool2d(image(2, device), 2, 1, 2).shape == (2, 3, 10, 11)
 
 
-def captured(function: Callable[..., object], **rest: object) -> tuple[Callable[..., object], list[list[str]]]:
+def captured(
+    function: Callable[..., object], **rest: object
+) -> tuple[Callable[..., object], list[list[str]]]:
     """A compiled function, and the pools of each graph that it is compiled to."""
     graphs: list[list[str]] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        graphs.append([str(node.target) for node in graph.graph.nodes if "pool" in str(node.target)])
+        graphs.append(
+            [str(node.target) for node in graph.graph.nodes if "pool" in str(node.target)]
+        )
         return graph
 
     return torch.compile(function, backend=backend, fullgraph=True, **rest), graphs
@@ -145,12 +176,22 @@ def captured(function: Callable[..., object], **rest: object) -> tuple[Callable[
 
 def every_form(input: Tensor) -> Tensor:
     values, indices = functional.max_pool2d(input, 2, return_indices=True)
-    pooled = functional.avg_pool2d(input, 2) + functional.max_pool2d(input, 2) + torch.max_pool2d(input, 2)
-    return pooled + torch.nn.MaxPool2d(2)(input) + values * indices + functional.adaptive_avg_pool2d(input, 1)
+    pooled = (
+        functional.avg_pool2d(input, 2)
+        + functional.max_pool2d(input, 2)
+        + torch.max_pool2d(input, 2)
+    )
+    return (
+        pooled
+        + torch.nn.MaxPool2d(2)(input)
+        + values * indices
+        + functional.adaptive_avg_pool2d(input, 1)
+    )
 
 
 def test_compiled(fresh_compiler: None, device: torch.device) -> None:
-    """One graph, with the region around the compiled function or inside it; without it, the graph is PyTorch's."""
+    """One graph, with the region around the compiled function or inside it; without it, the graph
+    is PyTorch's."""
 
     def inside(input: Tensor) -> Tensor:
         with rerouted():
@@ -167,7 +208,9 @@ def test_compiled(fresh_compiler: None, device: torch.device) -> None:
     function, graphs = captured(every_form, dynamic=True)
     with rerouted():
         torch.testing.assert_close(function(input), expected)
-        torch.testing.assert_close(function(torch.cat([input, input])), torch.cat([expected, expected]))
+        torch.testing.assert_close(
+            function(torch.cat([input, input])), torch.cat([expected, expected])
+        )
     torch.testing.assert_close(function(input), expected)
     assert len(graphs) == 2
     assert all(name.startswith("dmlpool.") for name in graphs[0])

@@ -1,4 +1,5 @@
-"""Adaptive pooling against the oracle and against ATen: bins of every kind, ties, NaN, gradients, symbolic sizes."""
+"""Adaptive pooling against the oracle and against ATen: bins of every kind, ties, NaN, gradients,
+symbolic sizes."""
 
 import math
 
@@ -30,7 +31,9 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "uneven volume": ((5, 4, 7), (2, 3, 3)),
     "volume with one kept": ((3, 5, 6), (3, 4, 1)),
 }
-few = pytest.mark.parametrize("name", ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"])
+few = pytest.mark.parametrize(
+    "name", ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"]
+)
 
 
 def requested(name: str) -> tuple[tuple[int, ...], tuple[int, ...], oracle.Bins]:
@@ -63,17 +66,24 @@ def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_bins_of_every_kind(name: str, device: torch.device) -> None:
-    """M2, M5 and A6: the first of several, the average's adjoint, the winner's share added up where bins overlap."""
+    """M2, M5 and A6: the first of several, the average's adjoint, the winner's share added up where
+    bins overlap."""
     sizes, outputs, bins = requested(name)
     check_average(samples.normal(2, 3, *sizes).to(device), outputs)
     input = samples.ties(2, 3, *sizes).to(device)
     check_maximum(input, outputs)
     gradient = samples.normal(2, 3, *outputs, seed=1).to(device)
-    (found,) = torch.autograd.grad(dmlpool.adaptive_average_pooling(input.requires_grad_(), outputs), input, gradient)
-    samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
+    (found,) = torch.autograd.grad(
+        dmlpool.adaptive_average_pooling(input.requires_grad_(), outputs), input, gradient
+    )
+    samples.assert_gradient(
+        found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes)
+    )
     whole = samples.ties(2, 3, *outputs, seed=2).to(device)
     (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(input, outputs), input, whole)
-    samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins))
+    samples.assert_same(
+        found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins)
+    )
 
 
 def test_wide_rows_in_channels_last(device: torch.device) -> None:
@@ -93,19 +103,27 @@ def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) ->
     check_maximum(input, outputs)
     gradient = samples.normal(2, 3, *outputs, dtype=dtype, seed=1).to(device)
     found = operators.adaptive_average_pooling_grad(gradient, list(sizes))
-    samples.assert_gradient(found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes))
+    samples.assert_gradient(
+        found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes)
+    )
     positions = operators.adaptive_max_pooling(input, list(outputs))[1]
     whole = samples.ties(2, 3, *outputs, dtype=dtype, seed=2).to(device)
     found = operators.scatter_positions(whole, positions, list(sizes), True, False)
-    samples.assert_same(found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins))
+    samples.assert_same(
+        found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins)
+    )
 
 
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
 @pytest.mark.parametrize("outputs", [(3, 4), (7, 3)], ids=str)
-def test_index_types(index_dtype: torch.dtype, outputs: tuple[int, ...], device: torch.device) -> None:
+def test_index_types(
+    index_dtype: torch.dtype, outputs: tuple[int, ...], device: torch.device
+) -> None:
     """M4, where bins are uneven and where they are a window."""
     input = samples.ties(2, 3, 7, 9).to(device)
-    _, indices = dmlpool.adaptive_max_pooling(input, outputs, return_indices=True, index_dtype=index_dtype)
+    _, indices = dmlpool.adaptive_max_pooling(
+        input, outputs, return_indices=True, index_dtype=index_dtype
+    )
     assert indices.dtype is index_dtype
     expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs)).indices
     samples.assert_same(indices.to(torch.int64), expected)
@@ -116,7 +134,8 @@ def test_index_types(index_dtype: torch.dtype, outputs: tuple[int, ...], device:
 @few
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 def test_not_a_number_and_infinity(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """M3: the first NaN wins; averages spread NaN and infinity to the bins that hold them and to no other."""
+    """M3: the first NaN wins; averages spread NaN and infinity to the bins that hold them and to no
+    other."""
     sizes, outputs, bins = requested(name)
     input = samples.ties(2, 3, *sizes, dtype=dtype)
     input.flatten(2)[0, 1, 1:3] = math.nan

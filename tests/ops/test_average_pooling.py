@@ -1,4 +1,5 @@
-"""Average pooling and its gradient against the oracle, within the error bound (A1-A6, E6, G4, G5, G7)."""
+"""Average pooling and its gradient against the oracle, within the error bound (A1-A6, E6, G4, G5,
+G7)."""
 
 import math
 
@@ -22,24 +23,35 @@ def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @cases.in_pairs(case=ALL, divisor=DIVISORS)
-def test_averages_and_gradients(case: cases.Case, divisor: tuple[bool, int | None], device: torch.device) -> None:
+def test_averages_and_gradients(
+    case: cases.Case, divisor: tuple[bool, int | None], device: torch.device
+) -> None:
     """A1 to A3, A5 and A6 over every geometry (G4), within the bound of E6."""
     samples.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, *divisor)
     samples.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
 
 
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS, include_padding=[False, True])
-def test_every_data_type(case: cases.Case, dtype: torch.dtype, include_padding: bool, device: torch.device) -> None:
+def test_every_data_type(
+    case: cases.Case, dtype: torch.dtype, include_padding: bool, device: torch.device
+) -> None:
     """A4: one rounding for half precision, and float64 within 2⁻⁵³."""
-    samples.check_average(samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding)
-    samples.check_average_gradient(arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding)
+    samples.check_average(
+        samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding
+    )
+    samples.check_average_gradient(
+        arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding
+    )
 
 
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
 def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
     """G7: any strided input and any strided incoming gradient."""
     for dtype in (torch.float32, torch.bfloat16):
-        input, gradient = samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), arriving(case, dtype).to(device)
+        input, gradient = (
+            samples.normal(2, 3, *case.sizes, dtype=dtype).to(device),
+            arriving(case, dtype).to(device),
+        )
         samples.check_average(samples.LAYOUTS[layout](input), case.pooling)
         samples.check_average_gradient(samples.LAYOUTS[layout](gradient), case.sizes, case.pooling)
 
@@ -59,20 +71,25 @@ def test_a_window_that_counts_nothing(case: cases.Case, device: torch.device) ->
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, device: torch.device) -> None:
+def test_half_precision_is_summed_in_float32(
+    layout: str, dtype: torch.dtype, device: torch.device
+) -> None:
     """A4: sums past the type's range and past its precision, forward and backward."""
     large = samples.LAYOUTS[layout](torch.full((1, 2, 6, 6), 60000.0, dtype=dtype, device=device))
     samples.assert_same(dmlpool.average_pooling(large, 3), samples.to_numpy(large[..., :4, :4]))
     back = dmlpool.average_pooling_grad(large[..., :4, :4], large.shape, 3, divisor_override=9)
     samples.assert_same(back[..., 2:4, 2:4], samples.to_numpy(large[..., 2:4, 2:4]))
-    # 2048 is where float16 stops counting, 256 where bfloat16 does: the ones must not be lost one after the other.
+    # 2048 is where float16 stops counting, 256 where bfloat16 does: the ones must not be lost one
+    # after the other.
     counted = torch.ones(1, 2, 1, 40, dtype=dtype, device=device)
     counted[..., 0] = 2048
     result = dmlpool.average_pooling(samples.LAYOUTS[layout](counted), (1, 40), divisor_override=1)
     assert (result == torch.tensor(2087.0).to(dtype).item()).all()
     # And a sum halfway between two numbers there becomes the even one.
     even = torch.arange(40.0, device=device) * 2 + (2048 if dtype is torch.float16 else 256)
-    pairs = samples.LAYOUTS[layout](torch.stack([even, torch.ones_like(even)], -1).to(dtype).view(1, 40, 1, 2))
+    pairs = samples.LAYOUTS[layout](
+        torch.stack([even, torch.ones_like(even)], -1).to(dtype).view(1, 40, 1, 2)
+    )
     result = dmlpool.average_pooling(pairs, (1, 2), divisor_override=1)
     assert torch.equal(result.flatten(), (even + 1).to(dtype))
 
@@ -86,9 +103,12 @@ def test_half_precision_is_summed_in_float32(layout: str, dtype: torch.dtype, de
 def test_small_addends_are_not_lost_one_by_one(
     large_first: bool, layout: str, window: tuple[int, ...], stride: int, device: torch.device
 ) -> None:
-    """E6 where it is tight: a large element and many that vanish beside it when added singly, or eight by eight."""
+    """E6 where it is tight: a large element and many that vanish beside it when added singly, or
+    eight by eight."""
     sizes = [size + 2 for size in window]
-    input = torch.full((1, 2, math.prod(sizes)), 2.0 ** (-27 if math.prod(window) > 1000 else -24) * 0.99)
+    input = torch.full(
+        (1, 2, math.prod(sizes)), 2.0 ** (-27 if math.prod(window) > 1000 else -24) * 0.99
+    )
     input[..., 0 if large_first else -1] = 1.0
     input = samples.LAYOUTS[layout](input.view(1, 2, *sizes).to(device))
     rest = [(entry,) * len(window) for entry in (0, 0, 1)]
@@ -104,7 +124,8 @@ def test_small_addends_are_not_lost_one_by_one(
 def test_an_element_stays_in_its_windows(
     layout: str, value: float, stride: int, window: int, device: torch.device
 ) -> None:
-    """A1 and E6: running sums would carry one sample's infinity, NaN or rounding into windows that do not read it."""
+    """A1 and E6: running sums would carry one sample's infinity, NaN or rounding into windows that
+    do not read it."""
     dtype = samples.FLOATS[(window + stride) % 4]
     input, column = torch.ones(1, 2, 40, 36, dtype=dtype, device=device), 18 if stride == 2 else 34
     input[0, 0, 20, column] = value
@@ -116,7 +137,9 @@ def test_an_element_stays_in_its_windows(
     )
     touched[0, 0] = np.outer(rows, columns)
     assert touched.any()
-    result = samples.to_numpy(dmlpool.average_pooling(samples.LAYOUTS[layout](input), **vars(pooling)))
+    result = samples.to_numpy(
+        dmlpool.average_pooling(samples.LAYOUTS[layout](input), **vars(pooling))
+    )
     assert (result[~touched] == 1).all()
     if not input.isfinite().all():
         np.testing.assert_array_equal(result[touched], input[0, 0, 20, column].item())
@@ -125,7 +148,9 @@ def test_an_element_stays_in_its_windows(
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 @pytest.mark.parametrize("window", [3, pytest.param(31, marks=pytest.mark.slow), 63])
-def test_worst_errors_stay_within_the_bound(window: int, dtype: torch.dtype, layout: str, device: torch.device) -> None:
+def test_worst_errors_stay_within_the_bound(
+    window: int, dtype: torch.dtype, layout: str, device: torch.device
+) -> None:
     """E6, on inputs whose sum one after the other would be far off."""
 
     def average(image: Tensor, window: int) -> Tensor:
@@ -140,19 +165,32 @@ def test_worst_errors_stay_within_the_bound(window: int, dtype: torch.dtype, lay
 def test_large_planes(layout: str, device: torch.device) -> None:
     """E6: what is summed in parts."""
     input = samples.normal(2, 3, 600, 600)
-    exact = [samples.to_numpy(each).mean((2, 3), np.longdouble, keepdims=True) for each in (input, input.abs())]
-    samples.assert_average(dmlpool.average_pooling(samples.LAYOUTS[layout](input.to(device)), 600), *exact, 600**2)
+    exact = [
+        samples.to_numpy(each).mean((2, 3), np.longdouble, keepdims=True)
+        for each in (input, input.abs())
+    ]
+    samples.assert_average(
+        dmlpool.average_pooling(samples.LAYOUTS[layout](input.to(device)), 600), *exact, 600**2
+    )
 
 
 def test_the_inputs_are_unkind() -> None:
     """A sum of one element after the other does leave the bound on them."""
-    assert numerics.worst(numerics.atens, 31, torch.float32, False, trials=2) > 10 * (2 + math.ceil(math.log2(31**2)))
+    assert numerics.worst(numerics.atens, 31, torch.float32, False, trials=2) > 10 * (
+        2 + math.ceil(math.log2(31**2))
+    )
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.device) -> None:
-    """A4: an average of subnormal numbers is their mean, and a maximum keeps the greatest of them."""
+    """A4: an average of subnormal numbers is their mean, and a maximum keeps the greatest of
+    them."""
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    row = (torch.tensor([1.0, 3.0, 5.0, 7.0], dtype=torch.float64) * smallest).to(dtype).view(1, 1, 4).to(device)
+    row = (
+        (torch.tensor([1.0, 3.0, 5.0, 7.0], dtype=torch.float64) * smallest)
+        .to(dtype)
+        .view(1, 1, 4)
+        .to(device)
+    )
     assert (dmlpool.average_pooling(row, 2).double() / smallest).tolist() == [[[2, 4, 6]]]
     assert (dmlpool.max_pooling(row, 2).double() / smallest).tolist() == [[[3, 5, 7]]]

@@ -1,4 +1,5 @@
-"""Lp pooling against the oracle: DirectML's meaning, its derivatives, and what the root does at 0."""
+"""Lp pooling against the oracle: DirectML's meaning, its derivatives, and what the root does at
+0."""
 
 import math
 
@@ -17,23 +18,33 @@ norms = pytest.mark.parametrize("p", NORMS)
 
 
 def assert_norms(result: Tensor, expected: np.ndarray, taps: int) -> None:
-    """Powers, sums, and a root, which divides the relative error of the sum by p: a few units more than an average."""
+    """Powers, sums, and a root, which divides the relative error of the sum by p: a few units more
+    than an average."""
     assert tuple(result.shape) == expected.shape
-    accumulated = samples.UNIT_ROUNDOFF[torch.float64 if result.dtype is torch.float64 else torch.float32]
+    accumulated = samples.UNIT_ROUNDOFF[
+        torch.float64 if result.dtype is torch.float64 else torch.float32
+    ]
     bound = (12 + math.log2(taps)) * accumulated * expected
     if result.dtype.itemsize == 2:
         bound = bound + samples.UNIT_ROUNDOFF[result.dtype] * (expected + bound)
-        bound = np.maximum(bound, float(torch.finfo(result.dtype).tiny) * samples.UNIT_ROUNDOFF[result.dtype])
+        bound = np.maximum(
+            bound, float(torch.finfo(result.dtype).tiny) * samples.UNIT_ROUNDOFF[result.dtype]
+        )
     error = np.abs(samples.to_numpy(result).astype(np.longdouble) - expected)
     assert (error <= bound).all()
 
 
 @cases.in_pairs(case=cases.LINES + cases.FEW, p=NORMS)
 def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
-    """Over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has norm 0."""
+    """Over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has norm
+    0."""
     input = samples.normal(2, 3, *case.sizes).to(device)
     expected = oracle.norm(samples.to_numpy(input), case.pooling, p)
-    assert_norms(dmlpool.lp_pooling(input, **case.arguments, p=p), expected, math.prod(case.pooling.window_size))
+    assert_norms(
+        dmlpool.lp_pooling(input, **case.arguments, p=p),
+        expected,
+        math.prod(case.pooling.window_size),
+    )
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
@@ -66,7 +77,8 @@ def test_not_a_number_and_infinity(p: float, device: torch.device) -> None:
 
 @norms
 def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) -> None:
-    """Windows of zeros only, and windows in padding only; the second order too. (PyTorch's own gives NaN.)"""
+    """Windows of zeros only, and windows in padding only; the second order too. (PyTorch's own
+    gives NaN.)"""
     leaf = torch.zeros(1, 2, 4, 5, dtype=torch.float64, device=device)
     leaf[0, 1, :, 2:] = samples.normal(4, 3, dtype=torch.float64)
     leaf.requires_grad_()
@@ -74,7 +86,8 @@ def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) 
     (gradient,) = torch.autograd.grad(output.sum(), leaf, create_graph=True)
     assert not gradient[0, 0].any()
     assert gradient[0, 1, :, 2:].any() if p == math.inf else gradient[0, 1, :, 2:].all()
-    if gradient.requires_grad and p != 2.5:  # |x|^2.5 has an infinite third derivative at 0, no finite sum of them
+    # |x|^2.5 has an infinite third derivative at 0, no finite sum of them
+    if gradient.requires_grad and p != 2.5:
         (second,) = torch.autograd.grad(gradient.square().sum(), leaf)
         assert torch.isfinite(second).all()
         assert not second[0, 0].any()

@@ -1,4 +1,5 @@
-"""Max pooling and everything that follows from its winning taps, against the oracle (M1-M6, G4, G5, G7)."""
+"""Max pooling and everything that follows from its winning taps, against the oracle (M1-M6, G4, G5,
+G7)."""
 
 import math
 
@@ -26,18 +27,26 @@ def test_values_indices_taps_and_gradients(case: cases.Case, device: torch.devic
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS + samples.INTEGERS)
 def test_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
     """M7: integers of every width pool exactly, their lowest and highest values included."""
-    samples.check_maximum(samples.ties(2, 3, *case.sizes, dtype=dtype, seed=1).to(device), case.pooling)
+    samples.check_maximum(
+        samples.ties(2, 3, *case.sizes, dtype=dtype, seed=1).to(device), case.pooling
+    )
 
 
 @cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
-def test_gradients_of_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+def test_gradients_of_every_data_type(
+    case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
     """M5."""
     input = samples.ties(2, 3, *case.sizes, dtype=dtype, seed=2).to(device)
     samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.int32, torch.uint32], ids=samples.name_of)
-def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint64, torch.int32, torch.uint32], ids=samples.name_of
+)
+def test_wide_integers_make_no_detour_through_float(
+    dtype: torch.dtype, device: torch.device
+) -> None:
     """M7: neighbours that a float64 (or float32) cannot tell apart."""
     top = torch.iinfo(dtype).max
     row = [top - 2, top - 1, top - 3, top, top - 1, 0, 1, torch.iinfo(dtype).min]
@@ -50,9 +59,11 @@ def test_wide_integers_make_no_detour_through_float(dtype: torch.dtype, device: 
 @pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: torch.device) -> None:
-    """M1, M2 and M5 in channels_last, where channels are compared together and the last few beside them."""
+    """M1, M2 and M5 in channels_last, where channels are compared together and the last few beside
+    them."""
     numbers = (2, 3, 2), (1, stride, 2), (0, 3 if stride == 1 else 1, 0), (0, 1, 1), (2, 1, 2)
-    # Positions of a wide plane are numbers that one byte does not hold; the first windows may lie in padding.
+    # Positions of a wide plane are numbers that one byte does not hold; the first windows may lie
+    # in padding.
     for channels, rank in ((16, 2), (37, 2), (70, 2), (70, 3)):
         pooling = oracle.Pooling(*(along[-rank:] for along in numbers))
         input = samples.ties(2, channels, *(4, 5, 70 if stride == 3 else 6)[-rank:], dtype=dtype)
@@ -66,11 +77,14 @@ def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: tor
 
 @pytest.mark.parametrize("layout", list(samples.LAYOUTS))
 def test_windows_far_apart_and_long_ones(layout: str, device: torch.device) -> None:
-    """G4: strides of many windows along any axis, and long windows that overlap, in every layout."""
+    """G4: strides of many windows along any axis, and long windows that overlap, in every
+    layout."""
     for window, strides in ((3, (1, 41)), (3, (41, 1)), (3, (30, 50)), (20, (9, 1))):
         pooling = oracle.Pooling((2, window), strides, (1, 1), (0, 1), (1, 2))
         for channels in (3, 70 if window == 20 else 40):
-            samples.check_maximum(samples.LAYOUTS[layout](samples.ties(1, channels, 44, 90).to(device)), pooling)
+            samples.check_maximum(
+                samples.LAYOUTS[layout](samples.ties(1, channels, 44, 90).to(device)), pooling
+            )
 
 
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
@@ -82,16 +96,22 @@ def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> No
 
 
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
-@cases.parametrized([cases.case("plain"), cases.case("padding above the window", "padded"), cases.SMALL[-1]])
+@cases.parametrized(
+    [cases.case("plain"), cases.case("padding above the window", "padded"), cases.SMALL[-1]]
+)
 def test_index_types(case: cases.Case, index_dtype: torch.dtype, device: torch.device) -> None:
     """M1 and M4: -1 for an empty window, all ones in an unsigned type."""
     input = samples.ties(2, 3, *case.sizes).to(device)
     expected = oracle.maximum(samples.to_numpy(input), case.pooling)
     kind = np.dtype(samples.name_of(index_dtype))
-    _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
+    _, indices = dmlpool.max_pooling(
+        input, **case.arguments, return_indices=True, index_dtype=index_dtype
+    )
     assert indices.dtype == index_dtype
     samples.assert_same(indices, expected.indices.astype(kind))
-    _, positions = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), index_dtype, True)
+    _, positions = operators.max_pooling_with_indices(
+        input, *samples.spelled_out(case.pooling), index_dtype, True
+    )
     samples.assert_same(positions, expected.plane_indices.astype(kind))
 
 
@@ -102,12 +122,16 @@ def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.devi
     for layout in ("contiguous", "channels last"):
         samples.check_maximum(samples.LAYOUTS[layout](input), case.pooling)
         gradient = samples.whole_gradient(input, case.pooling)
-        expected = oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(gradient), case.pooling)
+        expected = oracle.maximum_grad(
+            samples.to_numpy(input), samples.to_numpy(gradient), case.pooling
+        )
         found = dmlpool.max_pooling_grad(samples.LAYOUTS[layout](input), gradient, **case.arguments)
         samples.assert_same(found, expected)
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000 - 2**32, 0x7F800001, 0xFFFFFFFF - 2**32], ids=hex)
+@pytest.mark.parametrize(
+    "bits", [0x7FC00000, 0xFFC00000 - 2**32, 0x7F800001, 0xFFFFFFFF - 2**32], ids=hex
+)
 def test_every_nan_wins(bits: int, device: torch.device) -> None:
     """M3: a NaN's sign and payload make no difference to its winning; the first of several does."""
     input = torch.tensor([1.0, math.inf, 0.0, 2.0, 0.0, -1.0], device=device)
@@ -118,11 +142,17 @@ def test_every_nan_wins(bits: int, device: torch.device) -> None:
 
 
 @cases.in_pairs(
-    case=[cases.case("padding above half"), cases.case("taps straddle the input", "uneven padding")],
+    case=[
+        cases.case("padding above half"),
+        cases.case("taps straddle the input", "uneven padding"),
+    ],
     dtype=samples.FLOATS + samples.INTEGERS,
 )
-def test_nothing_but_the_lowest_value(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    """M1 and M2: such a window's index is its first tap inside, never padding; an empty one has -1."""
+def test_nothing_but_the_lowest_value(
+    case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """M1 and M2: such a window's index is its first tap inside, never padding; an empty one has
+    -1."""
     lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
     input = torch.full((2, 2, *case.sizes), lowest, dtype=dtype, device=device)
     samples.check_maximum(input, case.pooling)
@@ -144,14 +174,17 @@ def test_nothing_but_the_lowest_value(case: cases.Case, dtype: torch.dtype, devi
 def test_taps_of_large_windows(
     window: tuple[int, ...], size: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """M6: one byte up to 225 taps, two up to 32,768, four above; the greatest numbers are reached."""
+    """M6: one byte up to 225 taps, two up to 32,768, four above; the greatest numbers are
+    reached."""
     input = samples.distinct(1, 2, *size, dtype=torch.float32).to(device)
     input.view(1, 2, -1)[..., -1] = 1e9
     windows = input
     for axis, extent in enumerate(window):
         windows = windows.unfold(2 + axis, extent, 1)
     expected, taps = windows.flatten(-len(window)).max(-1)
-    arguments = samples.spelled_out(oracle.Pooling(window, *[(entry,) * len(window) for entry in (1, 0, 0, 1)]))
+    arguments = samples.spelled_out(
+        oracle.Pooling(window, *[(entry,) * len(window) for entry in (1, 0, 0, 1)])
+    )
     values, found = operators.max_pooling_with_taps(input, *arguments)
     assert found.dtype == dtype
     samples.assert_same(values, expected)
@@ -168,8 +201,11 @@ def test_taps_of_large_windows(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.usefixtures("either_backend")
-def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype, device: torch.device) -> None:
-    """M5 and M8: one rounding at the end, so that a sum may pass the type's range and its precision on the way."""
+def test_half_precision_gradients_are_summed_in_float32(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    """M5 and M8: one rounding at the end, so that a sum may pass the type's range and its precision
+    on the way."""
     input = torch.zeros(1, 1, 5, 5, dtype=dtype, device=device)
     input[0, 0, 2, 2] = 1
     gradient = torch.zeros(1, 1, 3, 3, dtype=dtype, device=device)
@@ -182,11 +218,14 @@ def test_half_precision_gradients_are_summed_in_float32(dtype: torch.dtype, devi
 
 
 def test_gradients_of_large_volumes(device: torch.device) -> None:
-    """M5: what is added up in parts, by several threads; windows find their maxima in the part after theirs too."""
+    """M5: what is added up in parts, by several threads; windows find their maxima in the part
+    after theirs too."""
     input = samples.normal(1, 2, 30, 200, 200)
     input[..., 0, 0] = torch.arange(10.0, 40.0)
     input = input.to(device).requires_grad_()
     gradient = torch.randint(1, 9, (1, 2, 29, 199, 199), device=device).float()
     expected = torch.autograd.grad(torch.nn.functional.max_pool3d(input, 2, 1), input, gradient)
     for _ in range(4):  # threads differ
-        assert torch.equal(*expected, *torch.autograd.grad(dmlpool.max_pooling(input, 2), input, gradient))
+        assert torch.equal(
+            *expected, *torch.autograd.grad(dmlpool.max_pooling(input, 2), input, gradient)
+        )

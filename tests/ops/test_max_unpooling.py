@@ -1,4 +1,5 @@
-"""Max unpooling: both index bases, what is skipped, what is overwritten, derivatives that know of it, refusals."""
+"""Max unpooling: both index bases, what is skipped, what is overwritten, derivatives that know of
+it, refusals."""
 
 import cases
 import numpy as np
@@ -10,29 +11,52 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 
 operators = torch.ops.dmlpool
-POOLED = [*cases.SMALL, cases.case("gaps between windows", "floor drops a remainder"), cases.case("wide", "padded")]
+POOLED = [
+    *cases.SMALL,
+    cases.case("gaps between windows", "floor drops a remainder"),
+    cases.case("wide", "padded"),
+]
 
 
 def pooled(
-    case: cases.Case, device: torch.device, index_dtype: torch.dtype = torch.int64, dtype: torch.dtype = torch.float32
+    case: cases.Case,
+    device: torch.device,
+    index_dtype: torch.dtype = torch.int64,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An element for each window, and where the window's maximum lies: in the whole tensor, and in its plane."""
+    """An element for each window, and where the window's maximum lies: in the whole tensor, and in
+    its plane."""
     input = samples.ties(2, 3, *case.sizes).to(device)
-    _, indices = dmlpool.max_pooling(input, **case.arguments, return_indices=True, index_dtype=index_dtype)
-    positions = operators.max_pooling_with_indices(input, *samples.spelled_out(case.pooling), torch.int64, True)[1]
+    _, indices = dmlpool.max_pooling(
+        input, **case.arguments, return_indices=True, index_dtype=index_dtype
+    )
+    positions = operators.max_pooling_with_indices(
+        input, *samples.spelled_out(case.pooling), torch.int64, True
+    )[1]
     return samples.distinct(*indices.shape, dtype=dtype, seed=3).to(device), indices, positions
 
 
 @cases.in_pairs(case=POOLED, dtype=samples.FLOATS + samples.INTEGERS)
-def test_elements_return_to_their_maxima(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    """M1 and M4: empty windows skipped in every index type, and of several with one index the last one written."""
+def test_elements_return_to_their_maxima(
+    case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """M1 and M4: empty windows skipped in every index type, and of several with one index the last
+    one written."""
     for index_dtype in samples.INDEX_TYPES:
         input, indices, positions = pooled(case, device, index_dtype, dtype)
-        expected, _ = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)
+        expected, _ = oracle.unpooled(
+            samples.to_numpy(input), samples.to_numpy(positions), case.sizes
+        )
         samples.assert_same(dmlpool.max_unpooling(input, indices, (2, 3, *case.sizes)), expected)
-        samples.assert_same(operators.max_unpooling(input, indices, list(case.sizes), False), expected)
-        samples.assert_same(operators.max_unpooling(input, positions, list(case.sizes), True), expected)
-        samples.assert_same(operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected)
+        samples.assert_same(
+            operators.max_unpooling(input, indices, list(case.sizes), False), expected
+        )
+        samples.assert_same(
+            operators.max_unpooling(input, positions, list(case.sizes), True), expected
+        )
+        samples.assert_same(
+            operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected
+        )
 
 
 @cases.parametrized(POOLED)
@@ -44,14 +68,20 @@ def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.d
     gradient = samples.normal(*output.shape, seed=5).to(device).requires_grad_()
     (found,) = torch.autograd.grad(output, leaf, gradient, create_graph=True)
     _, kept = oracle.unpooled(samples.to_numpy(input), samples.to_numpy(positions), case.sizes)
-    gathered = gradient.detach().flatten(2).gather(2, positions.clamp(min=0).flatten(2)).view(positions.shape)
+    gathered = (
+        gradient.detach()
+        .flatten(2)
+        .gather(2, positions.clamp(min=0).flatten(2))
+        .view(positions.shape)
+    )
     samples.assert_same(found.detach(), np.where(kept, samples.to_numpy(gathered), 0))
     (second,) = torch.autograd.grad(found, gradient, input.detach())
     samples.assert_same(second, output.detach())
 
 
 def test_indices_outside_write_nothing(device: torch.device) -> None:
-    """Where they are not looked at: by name, under transforms, on devices that would have to be waited for."""
+    """Where they are not looked at: by name, under transforms, on devices that would have to be
+    waited for."""
     input = torch.arange(1.0, 7.0, device=device).view(1, 1, 6)
     wrong = torch.tensor([[[0, 5, -2, 2**40, 3, -(2**50)]]], device=device)
     expected = [[[1, 0, 0, 5]]]
@@ -60,7 +90,10 @@ def test_indices_outside_write_nothing(device: torch.device) -> None:
     mapped = torch.func.vmap(lambda x, i: operators.max_unpooling(x, i, [4], False))
     assert mapped(input[None], wrong[None])[0].tolist() == expected
     other = torch.tensor([[[4, 5, -1, -1, -1, -1]]] * 2, device=device)
-    assert operators.max_unpooling(input.repeat(2, 1, 1), other, [4], False).tolist() == [[[0] * 4], [[1, 2, 0, 0]]]
+    assert operators.max_unpooling(input.repeat(2, 1, 1), other, [4], False).tolist() == [
+        [[0] * 4],
+        [[1, 2, 0, 0]],
+    ]
 
 
 def test_unique_positions(device: torch.device) -> None:
@@ -68,18 +101,26 @@ def test_unique_positions(device: torch.device) -> None:
     positions = torch.tensor([[[3, 0, 3, -1, 9, 4, 0, 1, 3]]], device=device)
     for given in (positions, positions.int()):
         unique = operators.unique_positions(given, [4])
-        assert (unique.dtype, unique.tolist()) == (torch.int32, [[[-1, -1, -1, -1, -1, -1, 0, 1, 3]]])
+        assert (unique.dtype, unique.tolist()) == (
+            torch.int32,
+            [[[-1, -1, -1, -1, -1, -1, 0, 1, 3]]],
+        )
 
 
 def test_vmap_counts_inside_each_sample(device: torch.device) -> None:
-    """M4: whole-tensor indices are those of the tensor that the function sees; either operand mapped alone."""
+    """M4: whole-tensor indices are those of the tensor that the function sees; either operand
+    mapped alone."""
     images = [samples.ties(2, 2, 4, 6, seed=seed).to(device) for seed in range(3)]
     pairs = [dmlpool.max_pooling(image, 2, 1, return_indices=True) for image in images]
     values, indices = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
     unpool = lambda v, i: dmlpool.max_unpooling(v, i, (2, 2, 4, 6))  # noqa: E731 - one function for three calls
     expected = [unpool(*pair) for pair in pairs]
     samples.assert_same(torch.func.vmap(unpool)(values, indices), torch.stack(expected))
-    samples.assert_same(torch.func.vmap(unpool, (None, 0))(values[0], indices)[1], unpool(values[0], indices[1]))
+    samples.assert_same(
+        torch.func.vmap(unpool, (None, 0))(values[0], indices)[1], unpool(values[0], indices[1])
+    )
     moved = torch.func.vmap(unpool, (1, None), 1)(values.movedim(0, 1), indices[0])
     samples.assert_same(moved[:, 2], unpool(values[2], indices[0]))
-    samples.assert_same(torch.func.vmap(unpool)(values, indices.to(torch.uint32)), torch.stack(expected))
+    samples.assert_same(
+        torch.func.vmap(unpool)(values, indices.to(torch.uint32)), torch.stack(expected)
+    )

@@ -1,4 +1,5 @@
-"""Quantized average pooling against rational arithmetic, bit for bit (Q1-Q4, Q6, A1-A3, G1-G8, E2-E7)."""
+"""Quantized average pooling against rational arithmetic, bit for bit (Q1-Q4, Q6, A1-A3, G1-G8,
+E2-E7)."""
 
 import itertools
 
@@ -20,24 +21,33 @@ BOTH = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
 
 @cases.in_pairs(case=ALL, include_padding=[False, True])
 def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.device) -> None:
-    """Q1 to Q3, A1 to A3 and G4; types, every form of each parameter and kinds of scale take turns."""
+    """Q1 to Q3, A1 to A3 and G4; types, every form of each parameter and kinds of scale take
+    turns."""
     number = 2 * ALL.index(case) + include_padding
     pair = BOTH[number % 4]
     forms = [samples.PARAMETER_FORMS[(number + 2 * i) % 5] for i in range(4)]
     parameters = samples.drawn(number, 3, pair, ties=number % 3 == 0)
     input = samples.integers(1, 3, *case.sizes, dtype=pair[0]).to(device)
-    samples.check_quantized(input, parameters, case.pooling, include_padding, output_dtype=pair[1], forms=forms)
+    samples.check_quantized(
+        input, parameters, case.pooling, include_padding, output_dtype=pair[1], forms=forms
+    )
 
 
 @cases.in_pairs(layout=list(samples.LAYOUTS), types=BOTH)
-def test_every_layout(layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device) -> None:
+def test_every_layout(
+    layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device
+) -> None:
     """G7, with parameters per channel and for all."""
     for case in cases.FEW[3:8:2] + cases.FEW[-1:]:
         channels = 1 + 2 * (case is not cases.FEW[-1])
-        input = samples.LAYOUTS[layout](samples.integers(2, channels, *case.sizes, dtype=types[0]).to(device))
+        input = samples.LAYOUTS[layout](
+            samples.integers(2, channels, *case.sizes, dtype=types[0]).to(device)
+        )
         for form in ("number", "per channel"):
             parameters = samples.drawn(5, channels, types)
-            result = samples.check_quantized(input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4)
+            result = samples.check_quantized(
+                input, parameters, case.pooling, output_dtype=types[1], forms=[form] * 4
+            )
             assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
 
 
@@ -49,9 +59,14 @@ def test_data_types_that_follow(device: torch.device) -> None:
     assert pool(input, 0.1, None, 0.1, zero, 2).dtype == torch.uint8
     assert pool(input, 0.1, None, 0.1, 7, 2, output_dtype=torch.uint8).dtype == torch.uint8
     assert torch.equal(pool(input, 0.1, None, 0.1, None, 2), pool(input, 0.1, 0, 0.1, 0, 2))
-    assert torch.equal(pool(input, 0.1, None, 0.1, zero, 2), pool(input, 0.1, 0, 0.1, 7, 2, output_dtype=torch.uint8))
+    assert torch.equal(
+        pool(input, 0.1, None, 0.1, zero, 2),
+        pool(input, 0.1, 0, 0.1, 7, 2, output_dtype=torch.uint8),
+    )
     double = torch.tensor(0.1, dtype=torch.float64, device=device)
-    assert torch.equal(pool(input, double, None, 0.3, None, 2), pool(input, double.float(), None, 0.3, None, 2))
+    assert torch.equal(
+        pool(input, double, None, 0.3, None, 2), pool(input, double.float(), None, 0.3, None, 2)
+    )
 
 
 def every_sum(taps: int, dtype: torch.dtype, copies: int) -> Tensor:
@@ -63,12 +78,22 @@ def every_sum(taps: int, dtype: torch.dtype, copies: int) -> Tensor:
     return shares.to(dtype).view(1, 1, -1).repeat(copies, 1, 1)
 
 
-SCALES = [(1.0, 1.0), (0.5, 3.0), (3.0, 0.25), (0.1, 0.1), (0.02, 0.07), (1.0, 7.0), (0.3, 0.1), (2.0**-149, 2.0**-149)]
+SCALES = [
+    (1.0, 1.0),
+    (0.5, 3.0),
+    (3.0, 0.25),
+    (0.1, 0.1),
+    (0.02, 0.07),
+    (1.0, 7.0),
+    (0.3, 0.1),
+    (2.0**-149, 2.0**-149),
+]
 
 
 @cases.in_pairs(taps=[1, 2, 4, 6, 7, 9, 25, 49], zeros=[(0, 0), (3, 5), (128, 1), (255, 254)])
 def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> None:
-    """Q1: no sum is requantized wrongly, by few outputs and by many; ties are rounded before odd zero points too."""
+    """Q1: no sum is requantized wrongly, by few outputs and by many; ties are rounded before odd
+    zero points too."""
     input_zero, output_zero = zeros
     few = every_sum(taps, torch.uint8, 1).to(device)
     many = few.expand(1 + 2**15 // (few.shape[2] // taps), 1, few.shape[2]) if taps <= 12 else few
@@ -76,14 +101,24 @@ def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> N
     for input_scale, output_scale in SCALES[taps % 2 :: 2] if taps > 12 else SCALES:
         scales = samples.float32(input_scale), samples.float32(output_scale)
         expected = torch.tensor(
-            [oracle.requantized(each, taps, *scales, output_zero, np.uint8) for each in sums], dtype=torch.uint8
+            [oracle.requantized(each, taps, *scales, output_zero, np.uint8) for each in sums],
+            dtype=torch.uint8,
         ).to(device)
         for input in (few, many):
             result = pool(input, input_scale, input_zero, output_scale, output_zero, taps, taps)
             assert (result == expected).all(), (input_scale, output_scale)
 
 
-EXTREMES = [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1e-30, 1.0, 1e30, 2.0**127, (2.0 - 2.0**-23) * 2.0**127]
+EXTREMES = [
+    2.0**-149,
+    3 * 2.0**-149,
+    2.0**-126,
+    1e-30,
+    1.0,
+    1e30,
+    2.0**127,
+    (2.0 - 2.0**-23) * 2.0**127,
+]
 
 
 @pytest.mark.parametrize("form", ["number", "per channel"])
@@ -109,9 +144,12 @@ def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -
     for ties in (False, True):
         parameters = samples.drawn(len(window), 3, (torch.uint8, torch.int8), ties)
         samples.check_quantized(
-            samples.LAYOUTS[layout](input.to(device)), parameters, oracle.Pooling(window, *rest),
-            output_dtype=torch.int8, forms=["per channel", "number"] * 2,
-        )  # fmt: skip
+            samples.LAYOUTS[layout](input.to(device)),
+            parameters,
+            oracle.Pooling(window, *rest),
+            output_dtype=torch.int8,
+            forms=["per channel", "number"] * 2,
+        )
 
 
 @pytest.mark.usefixtures("either_backend")
@@ -139,16 +177,29 @@ def test_a_gradient_is_refused() -> None:
     def pooled(scale: Tensor) -> Tensor:
         return pool(input, scale, 3, 0.5, 3, 2).float().sum()
 
-    text = "quantized_linear_average_pooling has no gradient, but input_scale requires one: detach it"
+    text = (
+        "quantized_linear_average_pooling has no gradient, but input_scale requires one: detach it"
+    )
     for call in (
         lambda: pooled(scale.clone().requires_grad_()),
         lambda: torch.func.grad(pooled)(scale),
         lambda: torch.func.jvp(pooled, (scale,), (scale,)),
         lambda: operators.quantized_linear_average_pooling(
-            input, scale.clone().requires_grad_(), None, scale, None, [2, 2], [1, 1], [0, 0], [0, 0], [1, 1], False,
-            False, torch.uint8,
+            input,
+            scale.clone().requires_grad_(),
+            None,
+            scale,
+            None,
+            [2, 2],
+            [1, 1],
+            [0, 0],
+            [0, 0],
+            [1, 1],
+            False,
+            False,
+            torch.uint8,
         ),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RuntimeError, match=text):
             call()
     with torch.no_grad():
@@ -167,9 +218,17 @@ def test_vmap() -> None:
         return pool(input, scale, zero, step, 5, 3, 2, 1, 1)
 
     arguments = (input, scales, zeros, vectors)
-    for dimensions in ((0, 0, 0, 1), (0, None, None, None), (1, None, 0, 1), (None, 0, None, None), (None, None, 0, 1)):
+    for dimensions in (
+        (0, 0, 0, 1),
+        (0, None, None, None),
+        (1, None, 0, 1),
+        (None, 0, None, None),
+        (None, None, 0, 1),
+    ):
         held = [
-            argument if dimension is not None else argument.select(1 if argument is vectors else 0, 1)
+            argument
+            if dimension is not None
+            else argument.select(1 if argument is vectors else 0, 1)
             for argument, dimension in zip(arguments, dimensions, strict=True)
         ]
         if dimensions[0] == 1:

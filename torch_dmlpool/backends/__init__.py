@@ -1,4 +1,6 @@
-"""Implementations of the operators: Triton for GPUs, compiled kernels for CPUs, plain PyTorch for any device."""
+"""Implementations of the operators: Triton for GPUs, compiled kernels for CPUs, plain PyTorch for
+any device.
+"""
 
 import functools
 import importlib.util
@@ -11,7 +13,8 @@ import torch
 @functools.cache
 def serving(device_type: str) -> ModuleType:
     """The backend for tensors on ``device_type`` (rule E7)."""
-    # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before triton is imported.
+    # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before
+    # triton is imported.
     interprets = device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     is_gpu = device_type == "cuda" and torch.cuda.is_available()
     if (interprets or is_gpu) and importlib.util.find_spec("triton") is not None:

@@ -1,8 +1,9 @@
-"""The CPU backend: the compiled kernels (kernels/*.cpp) as Python sees them, and a call of them for each operator.
+"""The CPU backend: the compiled kernels (kernels/*.cpp) as Python sees them, and a call of them for
+each operator.
 
-A library takes pointers, structs of numbers and PyTorch's own threads, so it is tied to no version of Python or
-PyTorch. ``library`` is None where none was built for this processor; ``missing`` then says what to do. What each
-operator computes is said in ``reference``.
+A library takes pointers, structs of numbers and PyTorch's own threads, so it is tied to no version
+of Python or PyTorch. ``library`` is None where none was built for this processor; ``missing`` then
+says what to do. What each operator computes is said in ``reference``.
 """
 
 import ctypes
@@ -23,14 +24,32 @@ from torch_dmlpool.window import Window
 
 Windows = Window | tuple[int, ...]
 """A sliding window, or the output sizes of bins."""
-DATA_TYPES = {dtype: number for number, dtype in enumerate((
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-))}  # fmt: skip
+DATA_TYPES = {
+    dtype: number
+    for number, dtype in enumerate(
+        (
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+            torch.uint8,
+            torch.uint16,
+            torch.uint32,
+            torch.uint64,
+        )
+    )
+}
 """The numbers of the data types in kernels/rows.h."""
 QUANTIZED_TENSORS = [torch.quint8, torch.qint8] if hasattr(torch, "quint8") else []
-"""Of quantized tensors, which are taken as they are: to take one apart and make one takes a third of a small call."""
-DATA_TYPES.update(zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False))
+"""Of quantized tensors, which are taken as they are: to take one apart and make one takes a third
+of a small call."""
+DATA_TYPES.update(
+    zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
+)
 TAPS, POSITIONS, INDICES = range(3)
 """What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
@@ -42,11 +61,15 @@ def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
 
 
 _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-Axis = _struct("Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER))
+Axis = _struct(
+    "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
+)
 """``Axis`` of kernels/pooling.h, as are the next two."""
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
 _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
-Problem = _struct("Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST)
+Problem = _struct(
+    "Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
+)
 """The next is of kernels/average_pooling.cpp."""
 Quantization = _struct(
     "Quantization",
@@ -57,7 +80,13 @@ Quantization = _struct(
 _FUNCTIONS = {
     2: ("use_threads",),
     3: ("max_pooling_indices", "unique_positions", "average_pooling", "average_pooling_grad"),
-    4: ("max_pooling", "max_pooling_grad", "gather_positions", "scatter_positions", "quantized_average_pooling"),
+    4: (
+        "max_pooling",
+        "max_pooling_grad",
+        "gather_positions",
+        "scatter_positions",
+        "quantized_average_pooling",
+    ),
 }
 """The library's functions by how many pointers they take."""
 
@@ -70,7 +99,11 @@ def _load() -> tuple[Any, str | None]:
     paths = [Path(folder) / f"cpu_{level}.so" for level in levels for folder in folders or ()]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        return None, f"cpu_{levels[0]}.so was not built: install a C++ compiler, then torch_dmlpool again, from source"
+        return (
+            None,
+            f"cpu_{levels[0]}.so was not built: install a C++ compiler, then torch_dmlpool again, "
+            "from source",
+        )
     try:
         library = ctypes.CDLL(str(path))
         ending = "dylib" if sys.platform == "darwin" else "so"
@@ -81,7 +114,10 @@ def _load() -> tuple[Any, str | None]:
                 function = getattr(library, f"dmlpool_{name}")
                 function.argtypes, function.restype = (_POINTER,) * count, None
     except (OSError, AttributeError) as error:
-        return None, f"{path.name} cannot be used: {error}; install torch_dmlpool again, from source"
+        return (
+            None,
+            f"{path.name} cannot be used: {error}; install torch_dmlpool again, from source",
+        )
     library.dmlpool_use_threads(*(ctypes.cast(function, _POINTER) for function in threads))
     return library, None
 
@@ -97,7 +133,8 @@ class Plan(NamedTuple):
     is_laid_out: bool  # whether the tensor that the plan was made for is in this format
     is_empty: bool
     number_dtype: torch.dtype  # of winners
-    wider: torch.dtype | None  # in which elements are compared where their type has no room for the winners' numbers
+    # in which elements are compared where their type has no room for the winners' numbers
+    wider: torch.dtype | None
     sizes: tuple[int, ...]  # of what the plan's windows read, and its strides in this format
     strides: tuple[int, ...]
     output_sizes: tuple[int, ...]  # of what they give, likewise
@@ -107,19 +144,27 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def planned(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, window: Windows,
-    counted: tuple[bool, int | None] | None = None, spatial_sizes: tuple[int, ...] | None = None,
-    numbered: tuple[torch.dtype | None, int] | None = None, memory_format: torch.memory_format | None = None,
-) -> Plan:  # fmt: skip
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    window: Windows,
+    counted: tuple[bool, int | None] | None = None,
+    spatial_sizes: tuple[int, ...] | None = None,
+    numbered: tuple[torch.dtype | None, int] | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Plan:
     """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
 
-    The windows read that tensor, or they gave it where the ``spatial_sizes`` of what they read are given. Output sizes
-    in place of a window stand for bins, or for positions in planes. An average counts padding and has a divisor.
-    Winners, taps or positions are numbers of a data type, a window's tap numbers without one, and count as told.
-    Without a memory format it is the one that PyTorch suggests for results computed from the tensor.
+    The windows read that tensor, or they gave it where the ``spatial_sizes`` of what they read are
+    given. Output sizes in place of a window stand for bins, or for positions in planes. An average
+    counts padding and has a divisor. Winners, taps or positions are numbers of a data type, a
+    window's tap numbers without one, and count as told. Without a memory format it is the one that
+    PyTorch suggests for results computed from the tensor.
     """
     given = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    memory_format = operands.suggested_memory_format(given) if memory_format is None else memory_format
+    memory_format = (
+        operands.suggested_memory_format(given) if memory_format is None else memory_format
+    )
     is_pooled = spatial_sizes is None
     spatial_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     axes: list[tuple[int, ...]]
@@ -131,13 +176,22 @@ def planned(
         ]
     else:
         outputs = window
-        axes = [_bins(*pair, counted is not None) for pair in zip(spatial_sizes, outputs, strict=True)]
+        axes = [
+            _bins(*pair, counted is not None) for pair in zip(spatial_sizes, outputs, strict=True)
+        ]
     channels_last = memory_format is not torch.contiguous_format
-    ends = [axis.end_padding for axis in window.axes] if isinstance(window, Window) else [0] * len(axes)
-    # A window over whole rows is one along the axis before, whose elements are rows: taps keep their numbers.
+    ends = (
+        [axis.end_padding for axis in window.axes]
+        if isinstance(window, Window)
+        else [0] * len(axes)
+    )
+    # A window over whole rows is one along the axis before, whose elements are rows: taps keep
+    # their numbers.
     while len(axes) > 1 and (counted or not channels_last):
         size, count, taps, _, padding, dilation = axes[-1]
-        if (count, taps, padding, dilation) != (1, size, 0, 1) or (size > 1 and (axes[-2][2] == 0 or axes[-2][5] > 1)):
+        if (count, taps, padding, dilation) != (1, size, 0, 1) or (
+            size > 1 and (axes[-2][2] == 0 or axes[-2][5] > 1)
+        ):
             break
         rows, count, taps, stride, padding, dilation = axes[-2]
         axes[-2:] = [(rows * size, count, taps * size, stride * size, padding * size, dilation)]
@@ -147,13 +201,15 @@ def planned(
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
         number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
-    # The kernel numbers winners in the lower half of integers of twice an element's size, of four bytes at least.
+    # The kernel numbers winners in the lower half of integers of twice an element's size, of four
+    # bytes at least.
     reach = 0
     for size, _, taps, _, _, dilation in axes:
         reach = reach * size + ((taps - 1) * dilation if taps else size - 1)
     highest = math.prod([axis[2] for axis in axes]) if numbering == TAPS else reach + 1
     wider = torch.float32 if highest <= 2**31 else torch.float64
-    # Planes that windows tile are one plane: where there are many small ones maxima take a tenth of the time.
+    # Planes that windows tile are one plane: where there are many small ones maxima take a tenth of
+    # the time.
     size, count, taps, stride, padding, dilation = axes[0]
     is_tiled = 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
     if is_pooled and counted is None and is_tiled:
@@ -166,23 +222,36 @@ def planned(
     all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
     include_padding, divisor = counted or (False, None)
     counting = Counting(include_padding, divisor or 0, (_NUMBER * 3)(*[0] * (3 - len(ends)), *ends))
-    problem = Problem(planes, lanes, all_axes, counting, DATA_TYPES[dtype], number_dtype.itemsize, numbering)
+    problem = Problem(
+        planes, lanes, all_axes, counting, DATA_TYPES[dtype], number_dtype.itemsize, numbering
+    )
     sizes, output_sizes = (samples, channels, *spatial_sizes), (samples, channels, *outputs)
     return Plan(
-        ctypes.addressof(problem), memory_format, given.is_contiguous(memory_format=memory_format),
-        0 in sizes + output_sizes, number_dtype,
+        ctypes.addressof(problem),
+        memory_format,
+        given.is_contiguous(memory_format=memory_format),
+        0 in sizes + output_sizes,
+        number_dtype,
         wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None,
-        sizes, _strides_of(sizes, memory_format), output_sizes, _strides_of(output_sizes, memory_format), problem,
-    )  # fmt: skip
+        sizes,
+        _strides_of(sizes, memory_format),
+        output_sizes,
+        _strides_of(output_sizes, memory_format),
+        problem,
+    )
 
 
 def _strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
     """The strides of a new tensor: one that is made from strides takes half the time."""
-    return torch.empty(sizes, dtype=torch.uint8, device="meta", memory_format=memory_format).stride()
+    return torch.empty(
+        sizes, dtype=torch.uint8, device="meta", memory_format=memory_format
+    ).stride()
 
 
 def _bins(size: int, count: int, are_averaged: bool) -> tuple[int, ...]:
-    """An axis of bins, for which a window of 0 stands; averages of bins of one size are those of a window."""
+    """An axis of bins, for which a window of 0 stands; averages of bins of one size are those of a
+    window.
+    """
     step, rest = divmod(size, max(1, count))
     if not are_averaged:
         return size, count, 0, max(1, step), 0, 1
@@ -199,9 +268,16 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
 
 
 def _filled(
-    output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor | None = None, *more: int | None
+    output: Tensor,
+    function: Any,
+    plan: Plan,
+    source: Tensor,
+    numbers: Tensor | None = None,
+    *more: int | None,
 ) -> Tensor:
-    """``output`` with what a function of the library computes from ``source``, the ``numbers`` of winners and more."""
+    """``output`` with what a function of the library computes from ``source``, the ``numbers`` of
+    winners and more.
+    """
     if plan.is_empty:
         return output.zero_()
     if numbers is None:
@@ -209,7 +285,9 @@ def _filled(
         function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
     else:
         source = source.contiguous(memory_format=plan.memory_format)
-        numbers = numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
+        numbers = (
+            numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
+        )
         function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
     return output
 
@@ -236,13 +314,24 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
 
 
 def _with_winners(
-    input: Tensor, window: Windows, winner_dtype: torch.dtype | None, numbering: int, only_winners: bool = False
+    input: Tensor,
+    window: Windows,
+    winner_dtype: torch.dtype | None,
+    numbering: int,
+    only_winners: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Maxima, or the input itself where they are not wanted, and which element of each window they are."""
-    plan = planned(input.shape, input.stride(), input.dtype, window, None, None, (winner_dtype, numbering))
+    """Maxima, or the input itself where they are not wanted, and which element of each window they
+    are.
+    """
+    plan = planned(
+        input.shape, input.stride(), input.dtype, window, None, None, (winner_dtype, numbering)
+    )
     if plan.wider is not None:
-        values, winners = _with_winners(input.to(plan.wider), window, winner_dtype, numbering, only_winners)
-        if not input.is_floating_point():  # the least of this type, not of the wider one, where a window is empty
+        values, winners = _with_winners(
+            input.to(plan.wider), window, winner_dtype, numbering, only_winners
+        )
+        # the least of this type, not of the wider one, where a window is empty
+        if not input.is_floating_point():
             values = values.clamp(min=torch.iinfo(input.dtype).min)
         return values.to(input.dtype), winners
     values = input if only_winners else _new(plan.output_sizes, plan.output_strides, input.dtype)
@@ -255,10 +344,16 @@ def _with_winners(
 
 
 def max_pooling_indices(
-    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    index_dtype: torch.dtype,
+    per_plane: bool,
 ) -> Tensor:
     numbered = index_dtype, POSITIONS if per_plane else INDICES
-    plan = planned(taps.shape, taps.stride(), taps.dtype, window, None, tuple(spatial_sizes), numbered)
+    plan = planned(
+        taps.shape, taps.stride(), taps.dtype, window, None, tuple(spatial_sizes), numbered
+    )
     indices = _new(plan.output_sizes, plan.output_strides, index_dtype)
     return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
 
@@ -266,15 +361,24 @@ def max_pooling_indices(
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The gradient to the winners, which are found again from the input."""
     _, taps = _with_winners(input, window, None, TAPS, only_winners=True)
-    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input))
+    return max_pooling_grad_from_taps(
+        input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input)
+    )
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+    input_gradient: Tensor,
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    channels_last: bool,
 ) -> Tensor:
     """Each window's gradient, added to its winner's."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    dtype, rest = input_gradient.dtype, (None, tuple(spatial_sizes), (taps.dtype, TAPS), memory_format)
+    dtype, rest = (
+        input_gradient.dtype,
+        (None, tuple(spatial_sizes), (taps.dtype, TAPS), memory_format),
+    )
     plan = planned(taps.shape, taps.stride(), dtype, window, *rest)
     gradient = _new(plan.sizes, plan.strides, dtype)
     return _filled(gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps)
@@ -282,7 +386,9 @@ def max_pooling_grad_from_taps(
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     sizes = input.shape[2:]
-    positions = max_pooling_indices(taps, sizes, window, operands.position_dtype(math.prod(sizes)), True)
+    positions = max_pooling_indices(
+        taps, sizes, window, operands.position_dtype(math.prod(sizes)), True
+    )
     return gather_positions(input, positions)
 
 
@@ -295,7 +401,9 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
 
 
 def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tensor:
-    """The element at each position, 0 outside the plane; whether bins chose them is for its adjoint alone."""
+    """The element at each position, 0 outside the plane; whether bins chose them is for its adjoint
+    alone.
+    """
     shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
     plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
     gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
@@ -307,14 +415,23 @@ def scatter_positions(
 ) -> Tensor:
     """Zeros with each element added at its position, which is right for unique positions too."""
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
-    shape, strides, dtype, numbered = positions.shape, positions.stride(), input.dtype, (positions.dtype, POSITIONS)
-    plan = planned(shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format)
+    shape, strides, dtype, numbered = (
+        positions.shape,
+        positions.stride(),
+        input.dtype,
+        (positions.dtype, POSITIONS),
+    )
+    plan = planned(
+        shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format
+    )
     scattered = _new(plan.sizes, plan.strides, dtype)
     return _filled(scattered, library.dmlpool_scatter_positions, plan, input, positions)
 
 
 def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
-    """Averages of windows; what is ``counted``: whether padding is, and the divisor where that is given."""
+    """Averages of windows; what is ``counted``: whether padding is, and the divisor where that is
+    given.
+    """
     plan = planned(input.shape, input.stride(), input.dtype, window, counted)
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
     return _filled(output, library.dmlpool_average_pooling, plan, input)
@@ -327,23 +444,32 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Windows, *counted: Any
 ) -> Tensor:
-    """The adjoint of the average for an input of ``spatial_sizes``, in the layout of ``input_gradient``."""
+    """The adjoint of the average for an input of ``spatial_sizes``, in the layout of
+    ``input_gradient``.
+    """
     dtype = input_gradient.dtype
-    plan = planned(input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes))
+    plan = planned(
+        input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes)
+    )
     gradient = _new(plan.sizes, plan.strides, dtype)
     return _filled(gradient, library.dmlpool_average_pooling_grad, plan, input_gradient)
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:], False, None)
+    return average_pooling_grad(
+        input_gradient, spatial_sizes, input_gradient.shape[2:], False, None
+    )
 
 
 def quantized_linear_average_pooling(
     input: Tensor, *arguments: Any, empty: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Of integers, or of a quantized tensor into one that ``empty`` makes of sizes and a memory format."""
+    """Of integers, or of a quantized tensor into one that ``empty`` makes of sizes and a memory
+    format.
+    """
     *parameters, window, include_padding, output_dtype = arguments
-    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))  # refuses bad windows
+    # refuses bad windows
+    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
     if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
     if empty is None:
@@ -352,11 +478,22 @@ def quantized_linear_average_pooling(
         output = empty(plan.output_sizes, plan.memory_format)
     quantization = _remembered if operands.are_numbers(parameters) else _quantization
     given, _kept = quantization(input.shape[1], output_dtype, *parameters)
-    return _filled(output, library.dmlpool_quantized_average_pooling, plan, input, None, ctypes.addressof(given))
+    return _filled(
+        output,
+        library.dmlpool_quantized_average_pooling,
+        plan,
+        input,
+        None,
+        ctypes.addressof(given),
+    )
 
 
-def _quantization(channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None) -> tuple[Any, Any]:
-    """The struct of scales and zero points, the input's and then the output's, and what holds their entries."""
+def _quantization(
+    channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
+) -> tuple[Any, Any]:
+    """The struct of scales and zero points, the input's and then the output's, and what holds their
+    entries.
+    """
     kinds = ((torch.float32, ctypes.c_float), (torch.int32, ctypes.c_int32))
     vectors = [_vector(parameters[at], *kinds[at % 2]) for at in (0, 2, 1, 3)]
     pointers, counts, kept = zip(*vectors, strict=True)
@@ -368,8 +505,12 @@ _remembered = functools.lru_cache(maxsize=256)(_quantization)
 """Of numbers alone: to write them down takes a third of a small call."""
 
 
-def _vector(parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]) -> tuple[int, int, Any]:
-    """A scale or zero point, one for all channels or one each: where its entries are, how many, and what holds them."""
+def _vector(
+    parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]
+) -> tuple[int, int, Any]:
+    """A scale or zero point, one for all channels or one each: where its entries are, how many, and
+    what holds them.
+    """
     if isinstance(parameter, Tensor):
         entries = parameter.to(dtype).contiguous()
         return entries.data_ptr(), entries.numel(), entries

@@ -1,11 +1,13 @@
-"""Reductions over windows and bins in plain PyTorch, one axis at a time, for any device and symbolic sizes.
+"""Reductions over windows and bins in plain PyTorch, one axis at a time, for any device and
+symbolic sizes.
 
-Along an axis a window, a bin, and the windows that read an element are alike: so many elements at equal steps. They are
-combined in blocks of 1, 2, 4, ... elements. So time and memory grow with the input, the results and the logarithm of
-the window, whatever padding and dilation are, and sums are as deep as trees.
+Along an axis a window, a bin, and the windows that read an element are alike: so many elements at
+equal steps. They are combined in blocks of 1, 2, 4, ... elements. So time and memory grow with the
+input, the results and the logarithm of the window, whatever padding and dilation are, and sums are
+as deep as trees.
 
-The last dimensions of a tensor are spatial; dimensions are counted from the end. What is reduced is a tuple of tensors
-of one shape: values alone, or values with their positions.
+The last dimensions of a tensor are spatial; dimensions are counted from the end. What is reduced is
+a tuple of tensors of one shape: values alone, or values with their positions.
 """
 
 import math
@@ -29,7 +31,8 @@ class Reduction(NamedTuple):
 
     fills: tuple[float, ...]  # the element that never counts
     combine: Callable[[Tensors, Tensors], Tensors]  # elements with others, one by one
-    whole: Callable[[Tensors, int], Tensors]  # all elements along a dimension, which keeps the size 1
+    # all elements along a dimension, which keeps the size 1
+    whole: Callable[[Tensors, int], Tensors]
 
 
 SUM = Reduction(
@@ -67,7 +70,9 @@ def first_maximum(dtype: torch.dtype) -> Reduction:
 
 
 class Steps(NamedTuple):
-    """What each result along an axis is made of: ``counts`` elements from ``starts`` on, ``most`` at most."""
+    """What each result along an axis is made of: ``counts`` elements from ``starts`` on, ``most``
+    at most.
+    """
 
     starts: Tensor
     counts: Tensor
@@ -79,7 +84,10 @@ def is_known(condition: bool) -> bool:
     """Whether a condition on sizes holds, for sure where they are symbolic."""
     if type(condition) is bool:
         return condition
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import, and is there then
+    # takes long to import, and is there then
+    from torch.fx.experimental.symbolic_shapes import (
+        statically_known_true,
+    )
 
     return statically_known_true(condition)
 
@@ -116,14 +124,24 @@ def parts(windows: Windows) -> Sequence[Axis | int]:
 def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
     """The elements inside the input that each window or bin reads."""
     if not isinstance(part, Axis):
-        # Of n bins over a size, bin ``i`` reads ``floor(i · size / n)`` to ``ceil((i + 1) · size / n)``.
+        # Of n bins over a size, bin ``i`` reads ``floor(i · size / n)`` to ``ceil((i + 1) · size /
+        # n)``.
         products = numbers(part + 1, like) * size
         starts = floored(products[:-1], part)
-        return Steps(starts, floored(products[1:] + part - 1, part) - starts, 1, -(-size // part) + 1)
+        return Steps(
+            starts, floored(products[1:] + part - 1, part) - starts, 1, -(-size // part) + 1
+        )
     first = firsts(part, size, like)
     skipped = taps_before(0, first, part)
-    most = min(part.window, -(-size // part.dilation)) if are_ints(part.window, size) else part.window
-    return Steps(first + skipped * part.dilation, taps_before(size, first, part) - skipped, part.dilation, most)
+    most = (
+        min(part.window, -(-size // part.dilation)) if are_ints(part.window, size) else part.window
+    )
+    return Steps(
+        first + skipped * part.dilation,
+        taps_before(size, first, part) - skipped,
+        part.dilation,
+        most,
+    )
 
 
 def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Steps:
@@ -137,7 +155,9 @@ def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Ste
     residue = floored(padded, common) % step * pow(stride // common, -1, step) % step
     lowest = floored(padded - axis.extent + stride, stride).clamp(min=0)
     start = lowest + (residue - lowest) % step
-    counts = (floored(floored(padded, stride).clamp(max=outputs - 1) - start, step) + 1).clamp(min=0)
+    counts = (floored(floored(padded, stride).clamp(max=outputs - 1) - start, step) + 1).clamp(
+        min=0
+    )
     most = -(-min(outputs, (axis.extent - 1) // stride + 1) // step)
     return Steps(start, counts.where(padded % common == 0, 0), step, most)
 
@@ -171,7 +191,8 @@ def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
     """Every window, or every bin."""
     for dim, part in enumerate(parts(windows), -len(parts(windows))):
         size = tensors[0].shape[dim]
-        # Float sums of known sizes are trees: the same in every layout and for every number of threads.
+        # Float sums of known sizes are trees: the same in every layout and for every number of
+        # threads.
         is_tree = reduction is SUM and are_ints(size) and tensors[0].is_floating_point()
         if isinstance(part, Axis) and covers(part, size) and not is_tree:
             tensors = reduction.whole(tensors, dim)
@@ -182,5 +203,8 @@ def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
 
 def covers(axis: Axis, size: int) -> bool:
     """Whether there is one window, which is the whole dimension without padding."""
-    unpadded = are_ints(axis.start_padding, axis.end_padding) and axis.start_padding == axis.end_padding == 0
+    unpadded = (
+        are_ints(axis.start_padding, axis.end_padding)
+        and axis.start_padding == axis.end_padding == 0
+    )
     return unpadded and is_known(axis.dilation == 1) and is_known(axis.window == size)

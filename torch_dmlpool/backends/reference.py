@@ -1,7 +1,9 @@
-"""Every operator in plain PyTorch, for any device: serves where neither the compiled CPU file nor Triton does.
+"""Every operator in plain PyTorch, for any device: serves where neither the compiled CPU file nor
+Triton does.
 
-The same functions take exported programs apart into ATen's operators: batch and image sizes may be symbolic. Positions
-count from 0 inside a plane in row-major order; negative ones stand for no element.
+The same functions take exported programs apart into ATen's operators: batch and image sizes may be
+symbolic. Positions count from 0 inside a plane in row-major order; negative ones stand for no
+element.
 """
 
 import math
@@ -18,20 +20,26 @@ from torch_dmlpool.window import Axis, Window
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` in a memory format, with the very strides of a new tensor where sizes are known."""
+    """``tensor`` in a memory format, with the very strides of a new tensor where sizes are
+    known.
+    """
     if are_ints(*tensor.shape):
         return operands.settled(tensor, memory_format)
     return tensor.contiguous(memory_format=memory_format)
 
 
 def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` in the memory format that PyTorch suggests for results computed from ``like`` (rule G7)."""
+    """``tensor`` in the memory format that PyTorch suggests for results computed from ``like``
+    (rule G7).
+    """
     return _laid_out(tensor, operands.suggested_memory_format(like))
 
 
 def _wide(tensor: Tensor) -> Tensor:
     """In the type that halves are summed in (rule A4)."""
-    return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
+    return (
+        tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
+    )
 
 
 def _counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
@@ -39,7 +47,9 @@ def _counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_paddin
     counts = torch.ones((), dtype=like.dtype, device=like.device)
     for part, size in zip(reductions.parts(windows), sizes, strict=True):
         if isinstance(part, Axis) and include_padding:
-            along = reductions.taps_before(size + part.end_padding, reductions.firsts(part, size, like), part)
+            along = reductions.taps_before(
+                size + part.end_padding, reductions.firsts(part, size, like), part
+            )
         else:
             along = reductions.read_by(part, size, like).counts
         counts = counts.unsqueeze(-1) * along.to(like.dtype)
@@ -47,17 +57,29 @@ def _counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_paddin
 
 
 def _divisor(
-    windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool = False, override: int | None = None
+    windows: Windows,
+    sizes: Sequence[int],
+    like: Tensor,
+    include_padding: bool = False,
+    override: int | None = None,
 ) -> Any:
     """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
-    return _counts(windows, sizes, like, include_padding).clamp(min=1) if override is None else override
+    return (
+        _counts(windows, sizes, like, include_padding).clamp(min=1)
+        if override is None
+        else override
+    )
 
 
 def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
-    """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where that is given."""
+    """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where
+    that is given.
+    """
     wide = _wide(input)
     (sums,) = reductions.pooled((wide,), windows, reductions.SUM)
-    return _laid_out_like((sums / _divisor(windows, input.shape[2:], wide, *counted)).to(input.dtype), input)
+    return _laid_out_like(
+        (sums / _divisor(windows, input.shape[2:], wide, *counted)).to(input.dtype), input
+    )
 
 
 adaptive_average_pooling = average_pooling
@@ -66,7 +88,9 @@ adaptive_average_pooling = average_pooling
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
 ) -> Tensor:
-    """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that read it."""
+    """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that
+    read it.
+    """
     wide = _wide(input_gradient)
     sums: Tensors = (wide / _divisor(windows, spatial_sizes, wide, *counted),)
     for dim, part in enumerate(reductions.parts(windows), -len(spatial_sizes)):
@@ -83,8 +107,8 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Exact sums, requantized once (rules Q1, Q2 and Q6).
 
-    ``arguments``: scale and zero point of the input and of the output, the window, ``include_padding``, the output's
-    data type.
+    ``arguments``: scale and zero point of the input and of the output, the window,
+    ``include_padding``, the output's data type.
     """
     if input.device.type == "mps":  # has no float64
         on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
@@ -96,7 +120,9 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
 
 
 def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
-    """Quantized averages, as exact arithmetic has them, from the integer ``sums`` of windows over ``sizes``."""
+    """Quantized averages, as exact arithmetic has them, from the integer ``sums`` of windows over
+    ``sizes``.
+    """
     *parameters, window, include_padding, output_dtype = arguments
 
     def vector(parameter: Any, dtype: torch.dtype) -> Tensor:
@@ -116,8 +142,12 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
     return (real.round() + output_zero).clamp(limits.min, limits.max).to(output_dtype)
 
 
-def _on_its_side_of_a_half(real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor) -> Tensor:
-    """Quotients next to a half, moved to its exact side: twice the distance times the denominator is an integer."""
+def _on_its_side_of_a_half(
+    real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor
+) -> Tensor:
+    """Quotients next to a half, moved to its exact side: twice the distance times the denominator
+    is an integer.
+    """
     whole = real.floor()
     near = ((real - whole - 0.5).abs() < 2.0**-40 * (1 + whole.abs())) & (whole.abs() < 512)
     (first, exponent), (second, other) = map(torch.frexp, (scale, step))
@@ -161,10 +191,14 @@ def _ordered(source: Tensor) -> Tensor:
 
 
 def _winners(input: Tensor, windows: Windows) -> Tensor:
-    """The position of the first greatest element or first NaN of each window or bin; -1 of padding alone."""
+    """The position of the first greatest element or first NaN of each window or bin; -1 of padding
+    alone.
+    """
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
-    _, found = reductions.pooled((ordered, positions), windows, reductions.first_maximum(ordered.dtype))
+    _, found = reductions.pooled(
+        (ordered, positions), windows, reductions.first_maximum(ordered.dtype)
+    )
     return cast(Tensor, found.where(found != reductions.NOWHERE, -1))
 
 
@@ -180,20 +214,42 @@ def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
     return _laid_out_like(_elements(input, positions, fill), input)
 
 
-def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int], are_unique: bool = False) -> Tensor:
-    """Zeros of ``sizes`` with each element added at its position: half precision in float32, in the elements' order."""
+def _scattered(
+    source: Tensor, positions: Tensor, sizes: Sequence[int], are_unique: bool = False
+) -> Tensor:
+    """Zeros of ``sizes`` with each element added at its position: half precision in float32, in the
+    elements' order.
+    """
     flat, wide, plane = positions.flatten(2), _wide(_signed(source)).flatten(2), math.prod(sizes)
     # One element more takes what has no position.
     total = wide.new_zeros((*flat.shape[:2], plane + 1))
-    add = torch.Tensor.scatter if are_unique else torch.Tensor.scatter_add if source.is_cpu else _add_sorted
-    total = add(total, -1, flat.where(flat >= 0, plane), wide)[..., :plane].unflatten(-1, tuple(sizes))
+    add = (
+        torch.Tensor.scatter
+        if are_unique
+        else torch.Tensor.scatter_add
+        if source.is_cpu
+        else _add_sorted
+    )
+    total = add(total, -1, flat.where(flat >= 0, plane), wide)[..., :plane].unflatten(
+        -1, tuple(sizes)
+    )
     return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
 
 
 def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Tensor:  # noqa: ARG001
-    """In order, as a CPU's ``scatter_add`` does: elsewhere that has none, but ``index_put`` sorts before it adds."""
-    rows = numbers(math.prod(total.shape[:-1]), total).view(*total.shape[:-1], 1).expand(positions.shape)
-    return total.view(-1, total.shape[-1]).index_put((rows, positions), added, accumulate=True).view(total.shape)
+    """In order, as a CPU's ``scatter_add`` does: elsewhere that has none, but ``index_put`` sorts
+    before it adds.
+    """
+    rows = (
+        numbers(math.prod(total.shape[:-1]), total)
+        .view(*total.shape[:-1], 1)
+        .expand(positions.shape)
+    )
+    return (
+        total.view(-1, total.shape[-1])
+        .index_put((rows, positions), added, accumulate=True)
+        .view(total.shape)
+    )
 
 
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
@@ -223,11 +279,15 @@ def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     return positions.where(inside, -1)
 
 
-def _numbered(positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_plane: bool) -> Tensor:
+def _numbered(
+    positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_plane: bool
+) -> Tensor:
     """Positions in planes as indices in the whole tensor where wanted; -1 stays."""
     if not per_plane:
         samples, channels = positions.shape[:2]
-        first = (numbers(samples * channels, positions) * math.prod(sizes)).view(samples, channels, *(1 for _ in sizes))
+        first = (numbers(samples * channels, positions) * math.prod(sizes)).view(
+            samples, channels, *(1 for _ in sizes)
+        )
         positions = torch.where(positions < 0, positions, positions + first)
     return positions.to(dtype)
 
@@ -236,16 +296,22 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
     source = _flipped(_signed(input)) if input.dtype in SIGNED else input
     (values,) = reductions.pooled((source,), window, reductions.maximum(source.dtype))
-    return _laid_out_like(_flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input)
+    return _laid_out_like(
+        _flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input
+    )
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
     positions = _winners(input, window)
-    return _maxima_at(input, positions), _laid_out_like(_taps(positions, input.shape[2:], window), input)
+    return _maxima_at(input, positions), _laid_out_like(
+        _taps(positions, input.shape[2:], window), input
+    )
 
 
-def max_pooling_with_indices(input: Tensor, windows: Windows, *numbering: Any) -> tuple[Tensor, Tensor]:
+def max_pooling_with_indices(
+    input: Tensor, windows: Windows, *numbering: Any
+) -> tuple[Tensor, Tensor]:
     """Maxima and their indices, of a data type, in the whole tensor or per plane."""
     positions = _winners(input, windows)
     indices = _numbered(positions, input.shape[2:], *numbering)
@@ -254,12 +320,18 @@ def max_pooling_with_indices(input: Tensor, windows: Windows, *numbering: Any) -
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
-    return max_pooling_with_indices(input, output_sizes, operands.position_dtype(math.prod(input.shape[2:])), True)
+    return max_pooling_with_indices(
+        input, output_sizes, operands.position_dtype(math.prod(input.shape[2:])), True
+    )
 
 
-def max_pooling_indices(taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any) -> Tensor:
+def max_pooling_indices(
+    taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any
+) -> Tensor:
     """Indices that tap numbers stand for."""
-    return _laid_out_like(_numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps)
+    return _laid_out_like(
+        _numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps
+    )
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
@@ -268,7 +340,11 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+    input_gradient: Tensor,
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    channels_last: bool,
 ) -> Tensor:
     """Each window's gradient added to its winner's, in the order of the windows."""
     gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
@@ -277,7 +353,9 @@ def max_pooling_grad_from_taps(
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The same straight from the input, whose winners are found again."""
-    return _laid_out_like(_scattered(input_gradient, _winners(input, window), input.shape[2:]), input)
+    return _laid_out_like(
+        _scattered(input_gradient, _winners(input, window), input.shape[2:]), input
+    )
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
@@ -297,13 +375,19 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
-    """The element at each position, 0 where there is none; whether ``bins`` chose them is for its adjoint alone."""
-    return _laid_out_like(_elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions)
+    """The element at each position, 0 where there is none; whether ``bins`` chose them is for its
+    adjoint alone.
+    """
+    return _laid_out_like(
+        _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
+    )
 
 
 def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element at its position; those of bins may coincide and then add up."""
-    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins)
+    total = _scattered(
+        input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins
+    )
     return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))

@@ -1,7 +1,9 @@
-"""The Triton backend: allocate, choose the launches, launch. Triton is imported inside the calls: it may be absent.
+"""The Triton backend: allocate, choose the launches, launch. Triton is imported inside the calls:
+it may be absent.
 
-All memory comes from PyTorch's caching allocator and nothing waits for the device, so that CUDA graphs capture every
-call. A launch goes to the tensors' own device and that device's current stream.
+All memory comes from PyTorch's caching allocator and nothing waits for the device, so that CUDA
+graphs capture every call. A launch goes to the tensors' own device and that device's current
+stream.
 """
 
 import importlib
@@ -24,20 +26,26 @@ from torch_dmlpool.window import Window
 
 @lru_cache
 def kernel_named(module: str, name: str) -> Any:
-    """A kernel or a launch function by name; the statement ``import`` would cost each call some microseconds."""
+    """A kernel or a launch function by name; the statement ``import`` would cost each call some
+    microseconds.
+    """
     return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
 
 
 def runs_ptx(tensor: Tensor) -> bool:
     """Whether a tensor's device runs PTX from sm_80 on."""
-    return tensor.is_cuda and torch.version.hip is None and _capability(tensor.get_device()) >= (8, 0)
+    return (
+        tensor.is_cuda and torch.version.hip is None and _capability(tensor.get_device()) >= (8, 0)
+    )
 
 
 _capability = lru_cache(torch.cuda.get_device_capability)
 
 
 def launch(how: Any, *arguments: Any) -> None:
-    """Run ``how``, a ``kernels.launch.Launch``, over tensors (and numbers) on the first tensor's device."""
+    """Run ``how``, a ``kernels.launch.Launch``, over tensors (and numbers) on the first tensor's
+    device.
+    """
     device = arguments[0].device
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         _run(how, arguments, device.index)
@@ -52,23 +60,30 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
         kernel[(how.programs,)](*arguments, *how.sizes, **dict(how.constants))
         return
     kinds = [
-        (each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, Tensor) else type(each) for each in arguments
-    ]  # fmt: skip
+        (each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, Tensor) else type(each)
+        for each in arguments
+    ]
     compiled, constants = _compiled(how.kernel, how.constants, how.size_types, device, tuple(kinds))
     compiled[(how.programs, 1, 1)](*arguments, *how.sizes, *constants)
 
 
 @cache
 def _compiled(
-    name: str, constants: tuple[tuple[str, Any], ...], size_types: tuple[str, ...],
+    name: str,
+    constants: tuple[tuple[str, Any], ...],
+    size_types: tuple[str, ...],
     device: int,  # noqa: ARG001 - the current one
     kinds: tuple[Any, ...],
-) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
-    """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30 microseconds."""
+) -> tuple[Any, tuple[Any, ...]]:
+    """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30
+    microseconds.
+    """
     kernel = kernel_named(*name.split("."))
     # Of a tensor Triton asks its type, and whether its address is a multiple of 16.
     arguments: list[Any] = [
-        SimpleNamespace(dtype=kind[0], data_ptr=partial(int, not kind[1])) if isinstance(kind, tuple) else kind()
+        SimpleNamespace(dtype=kind[0], data_ptr=partial(int, not kind[1]))
+        if isinstance(kind, tuple)
+        else kind()
         for kind in kinds
     ]
     by_name = dict(constants)
@@ -80,11 +95,18 @@ def _compiled(
 
 
 def _in_turn(
-    launches: Sequence[Any], sources: Sequence[Tensor], results: Sequence[Any], between: Sequence[torch.dtype]
+    launches: Sequence[Any],
+    sources: Sequence[Tensor],
+    results: Sequence[Any],
+    between: Sequence[torch.dtype],
 ) -> None:
-    """Launches from ``sources`` to ``results``, with workspaces of the types ``between`` from one to the next."""
+    """Launches from ``sources`` to ``results``, with workspaces of the types ``between`` from one
+    to the next.
+    """
     for step in launches[:-1]:
-        workspaces = [torch.empty(step.results, dtype=dtype, device=sources[0].device) for dtype in between]
+        workspaces = [
+            torch.empty(step.results, dtype=dtype, device=sources[0].device) for dtype in between
+        ]
         # Without numbers what would hold them is given, but not touched.
         workspaces += workspaces[:1] * (len(sources) - len(between))
         launch(step, *sources, *workspaces)
@@ -104,12 +126,22 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def planned(
-    function: str, own: tuple[Any, ...], window: Window | None, shape: tuple[int, ...], strides: tuple[int, ...],
-    element_size: int, aligned: bool, target_sizes: tuple[int, ...] | None, channels_last: bool | None, *rest: Any,
-) -> Plan:  # fmt: skip
-    """The plan of a function of kernels/launches.py, with its ``own`` arguments; the rest are those of a request.
+    function: str,
+    own: tuple[Any, ...],
+    window: Window | None,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    element_size: int,
+    aligned: bool,
+    target_sizes: tuple[int, ...] | None,
+    channels_last: bool | None,
+    *rest: Any,
+) -> Plan:
+    """The plan of a function of kernels/launches.py, with its ``own`` arguments; the rest are those
+    of a request.
 
-    Without target sizes they are what the window gives, and without a layout results have the source's.
+    Without target sizes they are what the window gives, and without a layout results have the
+    source's.
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
@@ -118,8 +150,19 @@ def planned(
     results = operands.empty((*shape[:2], *target_sizes), source, memory_format)
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
-        given = window, tuple(shape), strides, target_sizes, element_size, aligned, channels_last, *rest
-        launches = kernel_named("launches", function)(kernel_named("launch", "Request")(*given), *own)
+        given = (
+            window,
+            tuple(shape),
+            strides,
+            target_sizes,
+            element_size,
+            aligned,
+            channels_last,
+            *rest,
+        )
+        launches = kernel_named("launches", function)(
+            kernel_named("launch", "Request")(*given), *own
+        )
     is_tile = bool(launches) and launches[0].kernel.endswith("_tile")
     return Plan(memory_format, tuple(results.shape), results.stride(), launches, is_tile)
 
@@ -134,7 +177,9 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     return _maxima(input, window, operands.tap_dtype(window.taps))
 
 
-def max_pooling_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
+def max_pooling_with_indices(
+    input: Tensor, window: Window, *numbering: Any
+) -> tuple[Tensor, Tensor]:
     """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
     values, taps = max_pooling_with_taps(input, window)
     return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
@@ -142,21 +187,39 @@ def max_pooling_with_indices(input: Tensor, window: Window, *numbering: Any) -> 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
-    return _maxima(input, None, operands.position_dtype(math.prod(input.shape[2:])), tuple(output_sizes))
+    return _maxima(
+        input, None, operands.position_dtype(math.prod(input.shape[2:])), tuple(output_sizes)
+    )
 
 
 def _maxima(
-    input: Tensor, window: Window | None, code_dtype: torch.dtype | None, sizes: tuple[int, ...] | None = None
+    input: Tensor,
+    window: Window | None,
+    code_dtype: torch.dtype | None,
+    sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Values, and taps (of bins positions) of ``code_dtype``, or the values once more."""
     input = input.resolve_neg()  # kernels read raw memory
     asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
     plan = planned(
-        "max_launches", (code_dtype is not None,), window, input.shape, input.stride(), input.itemsize,
-        input.data_ptr() % 16 == 0, sizes, None, False, asm,
-    )  # fmt: skip
+        "max_launches",
+        (code_dtype is not None,),
+        window,
+        input.shape,
+        input.stride(),
+        input.itemsize,
+        input.data_ptr() % 16 == 0,
+        sizes,
+        None,
+        False,
+        asm,
+    )
     values = input.new_empty_strided(plan.sizes, plan.strides)
-    codes = values if code_dtype is None else input.new_empty_strided(plan.sizes, plan.strides, dtype=code_dtype)
+    codes = (
+        values
+        if code_dtype is None
+        else input.new_empty_strided(plan.sizes, plan.strides, dtype=code_dtype)
+    )
     if plan.is_tile:
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
@@ -169,7 +232,11 @@ def _maxima(
 
 
 def max_pooling_indices(
-    taps: Tensor, spatial_sizes: Sequence[int], window: Window, index_dtype: torch.dtype, per_plane: bool
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    index_dtype: torch.dtype,
+    per_plane: bool,
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
     # Of the input only the shape counts.
@@ -185,9 +252,16 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
     """The elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
     plan = planned(
-        "tap_lookup", (with_,), window, input.shape, input.stride(), dtype.itemsize, False, tuple(taps.shape[2:]),
+        "tap_lookup",
+        (with_,),
+        window,
+        input.shape,
+        input.stride(),
+        dtype.itemsize,
+        False,
+        tuple(taps.shape[2:]),
         operands.is_channels_last(taps),
-    )  # fmt: skip
+    )
     result = taps.new_empty_strided(plan.sizes, plan.strides, dtype=dtype)
     if plan.launches:
         taps = taps.contiguous(memory_format=plan.memory_format)
@@ -196,23 +270,39 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient of max pooling straight from its input: the taps are found again and then gathered."""
+    """The gradient of max pooling straight from its input: the taps are found again and then
+    gathered.
+    """
     channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
     _, taps = max_pooling_with_taps(input, window)
     return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sequence[int], window: Window, channels_last: bool
+    input_gradient: Tensor,
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    channels_last: bool,
 ) -> Tensor:
-    """Each window's gradient at its winning tap, overlaps added up (rule M5): ``(N, C, *spatial_sizes)``."""
+    """Each window's gradient at its winning tap, overlaps added up (rule M5): ``(N, C,
+    *spatial_sizes)``.
+    """
     memory_format = operands.named_memory_format(channels_last, window.rank)
     source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
     plan = planned(
-        "grad_launches", (), window, source.shape, source.stride(), source.itemsize,
-        source.data_ptr() % 16 == taps.data_ptr() % 16 == 0, tuple(spatial_sizes), channels_last, True,
-    )  # fmt: skip
+        "grad_launches",
+        (),
+        window,
+        source.shape,
+        source.stride(),
+        source.itemsize,
+        source.data_ptr() % 16 == taps.data_ptr() % 16 == 0,
+        tuple(spatial_sizes),
+        channels_last,
+        True,
+    )
     gradient = source.new_empty_strided(plan.sizes, plan.strides)
     if plan.is_tile:
         launch(plan.launches[0], source, taps, gradient)
@@ -224,11 +314,15 @@ def max_pooling_grad_from_taps(
 
 
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
-    """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where that is given."""
+    """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where
+    that is given.
+    """
     return _averages(input, None, window, False, *counted)
 
 
-def average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any) -> Tensor:
+def average_pooling_grad(
+    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any
+) -> Tensor:
     """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
     return _averages(input_gradient, spatial_sizes, window, True, *counted)
 
@@ -239,28 +333,55 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an element."""
+    """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an
+    element.
+    """
     return _averages(input_gradient, spatial_sizes, None, True)
 
 
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the kernels as numbers."""
+    """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the
+    kernels as numbers.
+    """
     *given, window, include_padding, output_dtype = arguments
     parameters = [each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given]
-    return _averages(input, None, window, False, include_padding, dtype=output_dtype, parameters=parameters)
+    return _averages(
+        input, None, window, False, include_padding, dtype=output_dtype, parameters=parameters
+    )
 
 
 def _averages(
-    source: Tensor, target_sizes: Sequence[int] | None, window: Window | None, adjoint: bool, *counted: Any,
-    dtype: torch.dtype | None = None, parameters: Sequence[Any] = (0, 0, 0, 0),
-) -> Tensor:  # fmt: skip
-    """Averages or their adjoint over windows, or over bins where there is no window; with a ``dtype``, quantized."""
+    source: Tensor,
+    target_sizes: Sequence[int] | None,
+    window: Window | None,
+    adjoint: bool,
+    *counted: Any,
+    dtype: torch.dtype | None = None,
+    parameters: Sequence[Any] = (0, 0, 0, 0),
+) -> Tensor:
+    """Averages or their adjoint over windows, or over bins where there is no window; with a
+    ``dtype``, quantized.
+    """
     source = source.resolve_neg()  # kernels read raw memory
-    kinds = parameters if dtype is None else [min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters]
+    kinds = (
+        parameters
+        if dtype is None
+        else [min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters]
+    )
     plan = planned(
-        "average_launches", (tuple(kinds),), window, source.shape, source.stride(), source.itemsize,
-        source.data_ptr() % 16 == 0, target_sizes and tuple(target_sizes), None, adjoint, False, *counted,
-    )  # fmt: skip
+        "average_launches",
+        (tuple(kinds),),
+        window,
+        source.shape,
+        source.stride(),
+        source.itemsize,
+        source.data_ptr() % 16 == 0,
+        target_sizes and tuple(target_sizes),
+        None,
+        adjoint,
+        False,
+        *counted,
+    )
     target = source.new_empty_strided(plan.sizes, plan.strides, dtype=dtype or source.dtype)
     if plan.is_tile:
         launch(plan.launches[0], source, target, *parameters)
@@ -268,7 +389,12 @@ def _averages(
         return target
     source = source.contiguous(memory_format=plan.memory_format)
     if dtype is None or window is None:
-        _in_turn(plan.launches, [source], [target], [torch.float64 if source.dtype is torch.float64 else torch.float32])
+        _in_turn(
+            plan.launches,
+            [source],
+            [target],
+            [torch.float64 if source.dtype is torch.float64 else torch.float32],
+        )
         return target
     accumulated = torch.int32 if window.taps * 255 < 2**31 else torch.int64
     sums = torch.empty_like(target, dtype=accumulated)

@@ -1,9 +1,11 @@
-"""Spatial dimensions that are split over a mesh: what each rank fetches of the others, and keeps of what it computed.
+"""Spatial dimensions that are split over a mesh: what each rank fetches of the others, and keeps of
+what it computed.
 
-A rank that owns some windows reads the elements that they span; a rank that owns some elements of a gradient reads the
-windows that cover them. Both are the same :class:`Portion`: windows, the elements they span, and the window's geometry
-as it looks from those elements, in which every divisor, tap number and empty window is what it is in the whole.
-Before halos are moved the ranks make sure that they speak of the same request.
+A rank that owns some windows reads the elements that they span; a rank that owns some elements of a
+gradient reads the windows that cover them. Both are the same :class:`Portion`: windows, the
+elements they span, and the window's geometry as it looks from those elements, in which every
+divisor, tap number and empty window is what it is in the whole. Before halos are moved the ranks
+make sure that they speak of the same request.
 """
 
 import functools
@@ -24,14 +26,17 @@ from torch_dmlpool import operands
 from torch_dmlpool.window import Axis
 
 Side = Literal["input", "output", "channels"]
-"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all channels or one each."""
+"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all
+channels or one each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
     """What one rank computes along one axis, in the whole tensor's numbers."""
 
-    windows: range  # that it computes; more than it owns only where those it owns read no element at all
+    windows: (
+        range  # that it computes; more than it owns only where those it owns read no element at all
+    )
     elements: range  # of the input, from the first to the last that these windows can read
     axis: Axis  # that gives exactly these windows for an input of these elements alone
 
@@ -40,17 +45,25 @@ class Portion:
 
 
 def shards(size: int, parts: int) -> tuple[range, ...]:
-    """How DTensor's ``Shard`` splits ``size`` over ``parts`` ranks: equal chunks, the last ones short or empty."""
+    """How DTensor's ``Shard`` splits ``size`` over ``parts`` ranks: equal chunks, the last ones
+    short or empty.
+    """
     chunk = -(-size // parts)
-    return tuple(range(min(part * chunk, size), min((part + 1) * chunk, size)) for part in range(parts))
+    return tuple(
+        range(min(part * chunk, size), min((part + 1) * chunk, size)) for part in range(parts)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def portions(axis: Axis, size: int, parts: int, of_elements: bool) -> tuple[Portion, ...]:
-    """For each of ``parts`` ranks, the windows that it owns; ``of_elements``, those that cover an element it owns."""
+    """For each of ``parts`` ranks, the windows that it owns; ``of_elements``, those that cover an
+    element it owns.
+    """
     outputs = axis.output_size(size)
     owned = shards(size if of_elements else outputs, parts)
-    return tuple(_portion(axis, size, _covering(axis, outputs, own) if of_elements else own) for own in owned)
+    return tuple(
+        _portion(axis, size, _covering(axis, outputs, own) if of_elements else own) for own in owned
+    )
 
 
 def overlap(first: range, second: range) -> range:
@@ -78,22 +91,30 @@ def _portion(axis: Axis, size: int, windows: range) -> Portion:
     first = axis.first_position(windows.start)
     stop = axis.first_position(windows.stop - 1) + axis.extent
     if stop <= 0:
-        # All in the start padding. An operator needs an element, so windows are added until one may be read.
+        # All in the start padding. An operator needs an element, so windows are added until one may
+        # be read.
         alone = replace(axis, start_padding=-first, end_padding=0)
         return Portion(range(windows.start, windows.start + alone.output_size(1)), range(1), alone)
     elements = range(min(max(first, 0), size - 1), min(stop, size))
     if first >= size:
-        # All past the input: windows are added in front, down to one that may read the last element.
+        # All past the input: windows are added in front, down to one that may read the last
+        # element.
         added = -(-(first - elements.start) // axis.stride)
         windows, first = range(windows.start - added, windows.stop), first - added * axis.stride
     # What lies past the counted padding is left over for ceil_mode, here as in the whole.
     end_padding = min(stop, size + axis.end_padding) - elements.stop
-    return Portion(windows, elements, replace(axis, start_padding=elements.start - first, end_padding=end_padding))
+    return Portion(
+        windows,
+        elements,
+        replace(axis, start_padding=elements.start - first, end_padding=end_padding),
+    )
 
 
 @dataclass(frozen=True)
 class ShardedAxis:
-    """An axis of the window, the mesh dimension it is split over, and which way the operator goes."""
+    """An axis of the window, the mesh dimension it is split over, and which way the operator
+    goes.
+    """
 
     dimension: int  # its number in a tensor of samples, channels and spatial dimensions
     axis: Axis
@@ -126,19 +147,26 @@ class ShardedAxis:
         return self._owned(side) if is_own else tuple(portion.of(side) for portion in self.portions)
 
     def exchanges(self, side: Side) -> bool:
-        """Whether any rank needs another's elements of a tensor of that side; all of them come to the same answer."""
+        """Whether any rank needs another's elements of a tensor of that side; all of them come to
+        the same answer.
+        """
         return not all(map(contains, self._owned(side), self._wanted(side)))
 
     def fetched(self, local: Tensor, side: Side) -> Tensor:
-        """What this rank's portion reads of a tensor of which it holds ``local``; the rest comes from other ranks."""
+        """What this rank's portion reads of a tensor of which it holds ``local``; the rest comes
+        from other ranks.
+        """
         pieces = [(local, self._owned(side)[self._coordinate])]
         if self.exchanges(side):
             pieces += self._received(local, side)
-        # Windows that are computed beside the rank's own are dropped again; any tap number serves them.
+        # Windows that are computed beside the rank's own are dropped again; any tap number serves
+        # them.
         return assembled(pieces, self.dimension, self.portion.of(side))
 
     def _received(self, local: Tensor, side: Side) -> list[tuple[Tensor, range]]:
-        """What other ranks own of what this rank wants: in one exchange of all, each owner sends an element once."""
+        """What other ranks own of what this rank wants: in one exchange of all, each owner sends an
+        element once.
+        """
         owned, wanted, dimension = self._owned(side), self._wanted(side), self.dimension
         own, want = owned[self._coordinate], wanted[self._coordinate]
         # Groups are in the order of global ranks, a mesh need not be.
@@ -148,26 +176,51 @@ class ShardedAxis:
             ranks = self.mesh.mesh[tuple(index)].tolist()
         group = self.mesh.get_group(self.mesh_dimension)
         others = [ranks.index(rank) for rank in dist.get_process_group_ranks(group)]
-        sent = [overlap(own, wanted[other]) if other != self._coordinate else range(0) for other in others]
-        received = [overlap(owned[other], want) if other != self._coordinate else range(0) for other in others]
+        sent = [
+            overlap(own, wanted[other]) if other != self._coordinate else range(0)
+            for other in others
+        ]
+        received = [
+            overlap(owned[other], want) if other != self._coordinate else range(0)
+            for other in others
+        ]
         # Moved as bytes: no backend of torch.distributed knows every data type.
         across = math.prod(size for number, size in enumerate(local.shape) if number != dimension)
-        # Views alone: compilers drop an exchange that repeats another, and must do so on every rank or on none.
+        # Views alone: compilers drop an exchange that repeats another, and must do so on every rank
+        # or on none.
         pieces = torch.cat([_part(local, dimension, own, part).reshape(-1) for part in sent])
-        arriving, leaving = ([len(part) * across * local.itemsize for part in parts] for parts in (received, sent))
+        arriving, leaving = (
+            [len(part) * across * local.itemsize for part in parts] for parts in (received, sent)
+        )
         arrived = collectives.all_to_all_single(pieces.view(torch.uint8), arriving, leaving, group)
-        flat = collectives.wait_tensor(arrived).view(local.dtype).split([len(part) * across for part in received])
-        sizes = [(*local.shape[:dimension], len(part), *local.shape[dimension + 1 :]) for part in received]
-        return [(piece.view(shape), part) for piece, shape, part in zip(flat, sizes, received, strict=True)]
+        flat = (
+            collectives.wait_tensor(arrived)
+            .view(local.dtype)
+            .split([len(part) * across for part in received])
+        )
+        sizes = [
+            (*local.shape[:dimension], len(part), *local.shape[dimension + 1 :])
+            for part in received
+        ]
+        return [
+            (piece.view(shape), part)
+            for piece, shape, part in zip(flat, sizes, received, strict=True)
+        ]
 
     def kept(self, result: Tensor) -> Tensor:
-        """What this rank owns of the ``result`` of its portion; an element that no window covers has gradient 0."""
+        """What this rank owns of the ``result`` of its portion; an element that no window covers
+        has gradient 0.
+        """
         side: Side = "input" if self.to_input else "output"
-        return assembled([(result, self.portion.of(side))], self.dimension, self._owned(side)[self._coordinate])
+        return assembled(
+            [(result, self.portion.of(side))], self.dimension, self._owned(side)[self._coordinate]
+        )
 
 
 def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: range) -> Tensor:
-    """The numbers ``wanted`` along a dimension, of which each piece holds a range; zeros where none does."""
+    """The numbers ``wanted`` along a dimension, of which each piece holds a range; zeros where none
+    does.
+    """
     first, held = pieces[0]
     memory_format = operands.suggested_memory_format(first)
     if contains(held, wanted):
@@ -191,15 +244,25 @@ def _part(tensor: Tensor, dimension: int, held: range, part: range) -> Tensor:
     return tensor.narrow(dimension, part.start - held.start if part else 0, len(part))
 
 
-def agree(request: str, mistake: str | None, like: Tensor, mesh: DeviceMesh, mesh_dimensions: Sequence[int]) -> None:
-    """Refuse, on every rank alike, where ranks ask for different things or one of them has made a ``mistake``.
+def agree(
+    request: str,
+    mistake: str | None,
+    like: Tensor,
+    mesh: DeviceMesh,
+    mesh_dimensions: Sequence[int],
+) -> None:
+    """Refuse, on every rank alike, where ranks ask for different things or one of them has made a
+    ``mistake``.
 
-    Otherwise they would wait for one another's halos until the process group gives up. Sixteen bytes per mesh dimension
-    are reduced; on a device other than the CPU nobody waits for the verdict, which is a device-side assertion there.
+    Otherwise they would wait for one another's halos until the process group gives up. Sixteen
+    bytes per mesh dimension are reduced; on a device other than the CPU nobody waits for the
+    verdict, which is a device-side assertion there.
     """
     if is_fake(like):
         return
-    number = int.from_bytes(hashlib.blake2b((mistake or request).encode(), digest_size=7).digest(), "little")
+    number = int.from_bytes(
+        hashlib.blake2b((mistake or request).encode(), digest_size=7).digest(), "little"
+    )
     # The largest number and the largest negated one: all numbers are equal if the two are.
     extremes = torch.tensor([number, -number], dtype=torch.int64, device=like.device)
     for mesh_dimension in mesh_dimensions:
@@ -208,7 +271,10 @@ def agree(request: str, mistake: str | None, like: Tensor, mesh: DeviceMesh, mes
     if like.device.type != "cpu":
         if mistake is not None:
             raise ValueError(mistake)
-        torch._assert_async(extremes.sum() == 0, "the ranks of a spatially sharded pooling disagree about the request")
+        torch._assert_async(
+            extremes.sum() == 0,
+            "the ranks of a spatially sharded pooling disagree about the request",
+        )
         return
     if extremes.sum().item() == 0 and mistake is None:
         return
@@ -218,4 +284,6 @@ def agree(request: str, mistake: str | None, like: Tensor, mesh: DeviceMesh, mes
         answers: list[str] = [""] * dist.get_world_size(group)
         dist.all_gather_object(answers, f"rank {dist.get_rank()}: {mistake or request}", group)
         told += answers
-    raise ValueError("the ranks disagree about what is pooled:\n  " + "\n  ".join(dict.fromkeys(told)))
+    raise ValueError(
+        "the ranks disagree about what is pooled:\n  " + "\n  ".join(dict.fromkeys(told))
+    )

@@ -1,9 +1,10 @@
 """What every operator does with DTensors: one line of :data:`RULES` each.
 
-Operators pool every sample and channel alone, so shards of the batch and the channels are pooled where they are. A
-spatial shard fetches the halo that its part of the result needs, then runs the same operator on what it holds; a
-gradient is computed by the rank that owns the element, from the windows that cover it, so nothing is ever added up
-between ranks. Operators are linear or not: ``Partial`` sums pass through a linear one as they are.
+Operators pool every sample and channel alone, so shards of the batch and the channels are pooled
+where they are. A spatial shard fetches the halo that its part of the result needs, then runs the
+same operator on what it holds; a gradient is computed by the rank that owns the element, from the
+windows that cover it, so nothing is ever added up between ranks. Operators are linear or not:
+``Partial`` sums pass through a linear one as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,9 @@ from torch_dmlpool.window import AXIS_NAMES, Window
 
 
 class Rule(NamedTuple):
-    """How one registered operator behaves on shards: its tensors, its results, and the tensor that it is linear in."""
+    """How one registered operator behaves on shards: its tensors, its results, and the tensor that
+    it is linear in.
+    """
 
     arguments: Mapping[str, Side]
     results: tuple[Side, ...]
@@ -39,24 +42,42 @@ RULES = {
     "max_pooling_with_taps": Rule({"input": "input"}, ("output", "output")),
     "max_pooling_with_indices": Rule({"input": "input"}, ("output", "output")),
     "max_pooling_indices": Rule({"taps": "output"}, ("output",)),
-    "max_pooling_grad": Rule({"input": "input", "input_gradient": "output"}, ("input",), "input_gradient"),
-    "max_pooling_grad_from_taps": Rule({"input_gradient": "output", "taps": "output"}, ("input",), "input_gradient"),
+    "max_pooling_grad": Rule(
+        {"input": "input", "input_gradient": "output"}, ("input",), "input_gradient"
+    ),
+    "max_pooling_grad_from_taps": Rule(
+        {"input_gradient": "output", "taps": "output"}, ("input",), "input_gradient"
+    ),
     "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), "input"),
     "quantized_linear_average_pooling": Rule({"input": "input", **QUANTIZATION}, ("output",)),
     "adaptive_average_pooling": Rule({"input": "input"}, ("output",), "input"),
-    "adaptive_average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), "input_gradient"),
+    "adaptive_average_pooling_grad": Rule(
+        {"input_gradient": "output"}, ("input",), "input_gradient"
+    ),
     "adaptive_max_pooling": Rule({"input": "input"}, ("output", "output")),
     "gather_positions": Rule({"input": "input", "positions": "output"}, ("output",), "input"),
     "scatter_positions": Rule({"input": "output", "positions": "output"}, ("input",), "input"),
     "unique_positions": Rule({"positions": "output"}, ("output",)),
 }
-"""By the operator's name in the namespace ``dmlpool``. Those without a window know no halo: they gather D, H, W."""
+"""By the operator's name in the namespace ``dmlpool``. Those without a window know no halo: they
+gather D, H, W."""
 
-WINDOW_ARGUMENTS = ("window_size", "strides", "start_padding", "end_padding", "dilations", "ceil_mode")
+WINDOW_ARGUMENTS = (
+    "window_size",
+    "strides",
+    "start_padding",
+    "end_padding",
+    "dilations",
+    "ceil_mode",
+)
 
 
-def pool(_kind: Any, operator: torch._ops.OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """The rule's work: what PyTorch calls in place of ``operator`` when a tensor among its arguments is a DTensor."""
+def pool(
+    _kind: Any, operator: torch._ops.OpOverload, _types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    """The rule's work: what PyTorch calls in place of ``operator`` when a tensor among its
+    arguments is a DTensor.
+    """
     names = [argument.name for argument in operator._schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     with torch.no_grad():
@@ -98,38 +119,54 @@ class _Request:
     def _common_mesh(self) -> DeviceMesh:
         for name, tensor in self.tensors.items():
             if not isinstance(tensor, DTensor):
-                raise TypeError(f"{name} must be a DTensor, as others of {self.name} are, got {type(tensor).__name__}")
+                raise TypeError(
+                    f"{name} must be a DTensor, as others of {self.name} are, got "
+                    f"{type(tensor).__name__}"
+                )
         meshes = [tensor.device_mesh for tensor in self.tensors.values()]
         if any(mesh != meshes[0] for mesh in meshes):
             raise ValueError(f"the tensors of {self.name} must be on one device mesh, got {meshes}")
         return meshes[0]
 
     def _place(self) -> list[Placement]:
-        """Place the tensors so that no rank needs another but for halos; returns the placements of the results.
+        """Place the tensors so that no rank needs another but for halos; returns the placements of
+        the results.
 
-        What an operator is not linear in stays where it is, and the tensor that it is linear in comes to it.
+        What an operator is not linear in stays where it is, and the tensor that it is linear in
+        comes to it.
         """
         linear_in = self.rule.linear_in
         results: list[Placement] = []
         for mesh_dimension in range(self.mesh.ndim):
-            held = {name: tensor.placements[mesh_dimension] for name, tensor in self.tensors.items()}
+            held = {
+                name: tensor.placements[mesh_dimension] for name, tensor in self.tensors.items()
+            }
             others_first = [held[name] for name in sorted(held, key=lambda name: name == linear_in)]
-            kept = [each for each in others_first if type(each) is Shard and (each.dim < 2 or self.window)]
+            kept = [
+                each
+                for each in others_first
+                if type(each) is Shard and (each.dim < 2 or self.window)
+            ]
             summed = held.get(linear_in or "")
             if not isinstance(summed, Partial) or summed.reduce_op not in ("sum", "avg"):
                 summed = Replicate()
             results.append(kept[0] if kept else summed)
         for name, tensor in self.tensors.items():
-            placements = [Replicate() if each.is_partial() and name != linear_in else each for each in results]
+            placements = [
+                Replicate() if each.is_partial() and name != linear_in else each for each in results
+            ]
             if list(tensor.placements) != placements:
-                # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a gradient.
+                # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that
+                # require a gradient.
                 self.tensors[name] = tensor.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
         return results
 
     def answer(self) -> Any:
         """The operator's results, as DTensors."""
         results = self._nothing() if self.mesh.get_coordinate() is None else self._own_results()
-        wrapped = tuple(self._wrapped(*pair) for pair in zip(results, self.rule.results, strict=True))
+        wrapped = tuple(
+            self._wrapped(*pair) for pair in zip(results, self.rule.results, strict=True)
+        )
         return wrapped if len(wrapped) > 1 else wrapped[0]
 
     def _own_results(self) -> list[Tensor]:
@@ -141,7 +178,10 @@ class _Request:
         if not all(axis.portion.windows for axis in axes):
             # Nothing to compute, but the others may have needed what this rank owns.
             sides = zip(self._nothing(), self.rule.results, strict=True)
-            return [nothing.new_zeros([len(part) for part in self._owned(side)]) for nothing, side in sides]
+            return [
+                nothing.new_zeros([len(part) for part in self._owned(side)])
+                for nothing, side in sides
+            ]
         results = self._run(held, axes)
         for axis in axes:
             results = [axis.kept(result) for result in results]
@@ -158,13 +198,26 @@ class _Request:
                 continue
             if placement.dim in mesh_dimensions:
                 raise ValueError(
-                    f"{self.name}: {AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, placements "
-                    f"{tuple(self.placements)}: shard another dimension over the second, or make the two one"
+                    f"{self.name}: {AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, "
+                    "placements "
+                    f"{tuple(self.placements)}: shard another dimension over the second, or make "
+                    "the two one"
                 )
             mesh_dimensions[placement.dim] = mesh_dimension
-        axes, sizes, to_input = self.window.axes, self.sizes["input"], self.rule.results == ("input",)
+        axes, sizes, to_input = (
+            self.window.axes,
+            self.sizes["input"],
+            self.rule.results == ("input",),
+        )
         return [
-            ShardedAxis(dimension, axes[dimension - 2], sizes[dimension], self.mesh, mesh_dimension, to_input)
+            ShardedAxis(
+                dimension,
+                axes[dimension - 2],
+                sizes[dimension],
+                self.mesh,
+                mesh_dimension,
+                to_input,
+            )
             for dimension, mesh_dimension in sorted(mesh_dimensions.items())
         ]
 
@@ -179,19 +232,24 @@ class _Request:
         return owned
 
     def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
-        """Refuse local tensors that are not the shards they should be; before an exchange, on all ranks together."""
+        """Refuse local tensors that are not the shards they should be; before an exchange, on all
+        ranks together.
+        """
         mistake = None
         for name, tensor in held.items():
             sizes = tuple(len(part) for part in self._owned(self.sides[name]))
             if tuple(tensor.shape) != sizes:
                 mistake = (
                     f"{name} of {self.name} is {tuple(self.tensors[name].shape)} with placements "
-                    f"{tuple(self.placements)}: this rank must hold {sizes} of it, but holds {tuple(tensor.shape)}"
+                    f"{tuple(self.placements)}: this rank must hold {sizes} of it, but holds "
+                    f"{tuple(tensor.shape)}"
                 )
         sides = {self.sides[name] for name in held}
         mesh_dimensions = [axis.mesh_dimension for axis in axes if any(map(axis.exchanges, sides))]
         if mesh_dimensions:
-            types = ", ".join(f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps")
+            types = ", ".join(
+                f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps"
+            )
             sizes, placements = tuple(self.sizes["input"]), tuple(self.placements)
             request = f"{self.name} of an input {sizes} with placements {placements}, {types}, {self.window}"
             agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
@@ -209,33 +267,48 @@ class _Request:
             for axis in axes:
                 window_axes[axis.dimension - 2] = axis.portion.axis
                 spatial_sizes[axis.dimension - 2] = len(axis.portion.elements)
-            arguments.update(zip(WINDOW_ARGUMENTS, Window(tuple(window_axes)).arguments, strict=True))
+            arguments.update(
+                zip(WINDOW_ARGUMENTS, Window(tuple(window_axes)).arguments, strict=True)
+            )
             arguments.update(spatial_sizes=spatial_sizes)
         return self._called(arguments)
 
     def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:
-        results = self.operator(*(arguments[argument.name] for argument in self.operator._schema.arguments))
+        results = self.operator(
+            *(arguments[argument.name] for argument in self.operator._schema.arguments)
+        )
         return [results] if isinstance(results, Tensor) else list(results)
 
     def _nothing(self) -> list[Tensor]:
         """Empty results, of the data types that the operator gives."""
         empty_sizes = {name: (0, *self.sizes[self.sides[name]][1:]) for name in self.tensors}
-        empty = {name: _local(tensor).new_empty(empty_sizes[name]) for name, tensor in self.tensors.items()}
+        empty = {
+            name: _local(tensor).new_empty(empty_sizes[name])
+            for name, tensor in self.tensors.items()
+        }
         whole = self._of_channels(range(self.sizes["input"][1]))
-        return [result.new_empty(0) for result in self._called({**self.arguments, **empty, **whole})]
+        return [
+            result.new_empty(0) for result in self._called({**self.arguments, **empty, **whole})
+        ]
 
     def _of_channels(self, channels: range) -> dict[str, Tensor | None]:
-        """The tensors of one entry for all channels or one each, of which these ``channels`` are at hand."""
+        """The tensors of one entry for all channels or one each, of which these ``channels`` are at
+        hand.
+        """
         found = {name: self.arguments[name] for name in operands.PARAMETERS if name in self.sides}
         for name, parameter in found.items():
             if isinstance(parameter, DTensor):
                 parameter = parameter.full_tensor()
             several = parameter is not None and parameter.numel() > 1
-            found[name] = parameter.reshape(-1)[channels.start : channels.stop] if several else parameter
+            found[name] = (
+                parameter.reshape(-1)[channels.start : channels.stop] if several else parameter
+            )
         return found
 
     def _numbered(self, positions: Tensor, axes: Sequence[ShardedAxis]) -> Tensor:
-        """Positions in the planes at hand as the indices that were asked for (rule M4); -1 stays -1."""
+        """Positions in the planes at hand as the indices that were asked for (rule M4); -1 stays
+        -1.
+        """
         per_plane, sizes = self.arguments["per_plane"], self.sizes["input"]
         if not axes and per_plane:
             return positions.to(self.arguments["index_dtype"])
@@ -256,9 +329,15 @@ class _Request:
         sizes = torch.Size(self.sizes[side])
         memory_format = operands.suggested_memory_format(next(iter(self.tensors.values())))
         if "channels_last" in self.arguments:
-            memory_format = operands.named_memory_format(self.arguments["channels_last"], len(sizes) - 2)
-        strides = torch.empty(sizes, dtype=local.dtype, device="meta", memory_format=memory_format).stride()
-        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides)
+            memory_format = operands.named_memory_format(
+                self.arguments["channels_last"], len(sizes) - 2
+            )
+        strides = torch.empty(
+            sizes, dtype=local.dtype, device="meta", memory_format=memory_format
+        ).stride()
+        return DTensor.from_local(
+            local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides
+        )
 
 
 def _local(tensor: DTensor) -> Tensor:

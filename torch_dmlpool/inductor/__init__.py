@@ -1,8 +1,9 @@
-"""Inductor's view of the operators: under torch.compile small windows become expressions that fuse with neighbours.
+"""Inductor's view of the operators: under torch.compile small windows become expressions that fuse
+with neighbours.
 
-Inductor computes what stands before and after such a window in the window's own loop, forward and backward. Windows of
-more taps, and whatever an expression would compute otherwise than the operator, call the operator, which takes tensors
-in the layout that Inductor has.
+Inductor computes what stands before and after such a window in the window's own loop, forward and
+backward. Windows of more taps, and whatever an expression would compute otherwise than the
+operator, call the operator, which takes tensors in the layout that Inductor has.
 """
 
 import contextlib
@@ -20,8 +21,8 @@ _OFF = "torch_dmlpool.inductor=off"
 def lower(enabled: bool = True) -> None:
     """Have torch.compile see through the operators from now on, or call them as they are.
 
-    The setting is a word in ``torch.compiler.config.cache_key_tag``, so that graphs compiled either way are kept apart
-    in torch.compile's caches. What has been compiled before stays as it is.
+    The setting is a word in ``torch.compiler.config.cache_key_tag``, so that graphs compiled either
+    way are kept apart in torch.compile's caches. What has been compiled before stays as it is.
     """
     operands.check_flag("enabled", enabled)
     settings = torch.compiler.config
@@ -35,7 +36,9 @@ def is_lowering() -> bool:
 
 
 def register() -> None:
-    """Give Inductor the lowerings once it is loaded; one that lacks a name which they take calls the operators."""
+    """Give Inductor the lowerings once it is loaded; one that lacks a name which they take calls
+    the operators.
+    """
     if "torch._inductor.lowering" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):
             from torch_dmlpool.inductor import lowerings, patterns  # noqa: F401

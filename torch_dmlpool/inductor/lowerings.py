@@ -1,4 +1,5 @@
-"""The operators as Inductor's expressions: a lowering returns None where the operator is to be called.
+"""The operators as Inductor's expressions: a lowering returns None where the operator is to be
+called.
 
 First what they know of a window: where its taps lie, which of them may lie outside, how many count.
 """
@@ -23,17 +24,24 @@ from torch_dmlpool.inductor import is_lowering
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_FUSED = 25
-"""Taps of the largest window that is an expression. Each tap is computed from what stands before it once more, which is
-cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's pools. No GPU has measured it yet."""
+"""Taps of the largest window that is an expression. Each tap is computed from what stands before it
+once more, which is cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's
+pools. No GPU has measured it yet."""
 
-LARGEST_TREE = 8  # elements that a CPU adds in float32 before float64 takes over, which costs half as much so, or less
-SUM_TYPES = {dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES}
+# elements that a CPU adds in float32 before float64 takes over, which costs half as much so, or
+# less
+LARGEST_TREE = 8
+SUM_TYPES = {
+    dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES
+}
 all_hold = functools.partial(functools.reduce, ops.and_)
 _TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def is_sure(condition: Any) -> bool:
-    return condition is True or (condition is not False and V.graph.sizevars.statically_known_true(condition))
+    return condition is True or (
+        condition is not False and V.graph.sizevars.statically_known_true(condition)
+    )
 
 
 def _is_served(x: TensorBox) -> bool:
@@ -61,11 +69,16 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
-    """Of each dimension whether the window covers it in one, if it covers some and leaves the others alone."""
+    """Of each dimension whether the window covers it in one, if it covers some and leaves the
+    others alone.
+    """
     windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
     if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):
         return None
-    covered = [is_sure(sympy.Eq(*pair)) and step == 1 for *pair, step in zip(windows, sizes, dilations, strict=True)]
+    covered = [
+        is_sure(sympy.Eq(*pair)) and step == 1
+        for *pair, step in zip(windows, sizes, dilations, strict=True)
+    ]
     alone = [window == stride == 1 for window, stride in zip(windows, strides, strict=True)]
     return covered if any(covered) and all(map(operator.or_, covered, alone)) else None
 
@@ -76,7 +89,9 @@ def index_type(*sizes: Any) -> torch.dtype:
 
 
 class Geometry:
-    """Where the taps of a window lie in an input of ``sizes``, and which of them may lie outside."""
+    """Where the taps of a window lie in an input of ``sizes``, and which of them may lie
+    outside.
+    """
 
     def __init__(self, window: Window, sizes: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.axes, self.sizes, self.outputs = window.axes, sizes, outputs
@@ -87,15 +102,25 @@ class Geometry:
         axis = self.axes[dimension]
         return output * axis.stride + (tap * axis.dilation - axis.start_padding)
 
-    def conditions(self, dimension: int, output: Any, tap: Any, counted: int | None = None) -> list[Any]:
-        """What must hold for a tap to read the input, or to count where padding does; nothing where it always does."""
+    def conditions(
+        self, dimension: int, output: Any, tap: Any, counted: int | None = None
+    ) -> list[Any]:
+        """What must hold for a tap to read the input, or to count where padding does; nothing where
+        it always does.
+        """
         axis, size = self.axes[dimension], self.sizes[dimension] + (counted or 0)
-        position, offset, dtype = self.position(dimension, output, tap), tap * axis.dilation, index_type(size)
+        position, offset, dtype = (
+            self.position(dimension, output, tap),
+            tap * axis.dilation,
+            index_type(size),
+        )
         conditions = []
         if counted is None and not is_sure(offset >= axis.start_padding):
             conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))
         last = self.position(dimension, self.outputs[dimension] - 1, tap)
-        is_inside = not axis.ceil_mode and is_sure(offset + axis.end_padding - (counted or 0) < axis.extent)
+        is_inside = not axis.ceil_mode and is_sure(
+            offset + axis.end_padding - (counted or 0) < axis.extent
+        )
         if not is_inside and not is_sure(last < size):
             conditions.append(ops.lt(ops.index_expr(position, dtype), ops.index_expr(size, dtype)))
         return conditions
@@ -109,9 +134,15 @@ class Geometry:
 
         def tap_of(index: Sequence[Any], taps: Sequence[Any]) -> Any:
             spatial = list(enumerate(zip(index[2:], taps, strict=True)))
-            conditions = [held for i, (output, tap) in spatial for held in self.conditions(i, output, tap)]
+            conditions = [
+                held for i, (output, tap) in spatial for held in self.conditions(i, output, tap)
+            ]
             place = [*index[:2], *(self.position(i, output, tap) for i, (output, tap) in spatial)]
-            return ops.masked(all_hold(conditions), lambda: load(place), fill) if conditions else load(place)
+            return (
+                ops.masked(all_hold(conditions), lambda: load(place), fill)
+                if conditions
+                else load(place)
+            )
 
         return tap_of
 
@@ -122,59 +153,89 @@ class Geometry:
             padding = axis.end_padding if include_padding else None
             held = [self.conditions(i, index[2 + i], tap, padding) for tap in range(axis.window)]
             always = ops.constant(float(sum(not conditions for conditions in held)), dtype)
-            varying = [ops.where(all_hold(conditions), one, none) for conditions in held if conditions]
+            varying = [
+                ops.where(all_hold(conditions), one, none) for conditions in held if conditions
+            ]
             along.append(functools.reduce(ops.add, varying, always))
         return functools.reduce(ops.mul, along)
 
 
 def results() -> list[tuple[list[Any], torch.dtype]]:
-    """Sizes and data types of what the operator being lowered returns, from its fake implementation."""
+    """Sizes and data types of what the operator being lowered returns, from its fake
+    implementation.
+    """
     value = V.graph.current_node.meta["val"]
     fakes = [value] if isinstance(value, torch.Tensor) else value
-    as_expression = lambda size: size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)  # noqa: E731
+    as_expression = lambda size: (
+        size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+    )  # noqa: E731
     return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
 
 
 def tree(terms: Sequence[Any]) -> Any:
     """A sum in as few steps one after another as can be (rule E6)."""
     while len(terms) > 1:
-        terms = [ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i] for i in range(0, len(terms), 2)]
+        terms = [
+            ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i]
+            for i in range(0, len(terms), 2)
+        ]
     return terms[0]
 
 
-def pointwise(x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]) -> TensorBox:
+def pointwise(
+    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]
+) -> TensorBox:
     converted = lambda index: ops.to_dtype(value(index), dtype)  # noqa: E731
-    return Pointwise.create(device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes))
+    return Pointwise.create(
+        device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes)
+    )
 
 
-def reduced_over(x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype) -> TensorBox:
+def reduced_over(
+    x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype
+) -> TensorBox:
     """A reduction of the dimensions that are covered, each of which stays with one element."""
     axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
     return make_reduction(kind, result)(x, axes, True, dtype=result if kind == "sum" else None)
 
 
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
-    device, dtype, windows = x.get_device_or_error(), x.get_dtype(), [axis.window for axis in geometry.axes]
+    device, dtype, windows = (
+        x.get_device_or_error(),
+        x.get_dtype(),
+        [axis.window for axis in geometry.axes],
+    )
     tap_of = geometry.loader(x, Reduction.default_accumulator("max", dtype))
-    is_looped = device.type == "cpu" and len(windows) > 1  # where more taps were measured to be faster in a loop
+    # where more taps were measured to be faster in a loop
+    is_looped = device.type == "cpu" and len(windows) > 1
     with config.patch(unroll_reductions_threshold=1 + (MOST_TAPS if is_looped else LARGEST_FUSED)):
-        maxima: Any = Reduction.create(device, dtype, dtype, tap_of, outputs, windows, "max", input_node=x)
+        maxima: Any = Reduction.create(
+            device, dtype, dtype, tap_of, outputs, windows, "max", input_node=x
+        )
     if isinstance(maxima.data.data, Reduction):
         maxima.realize()
     return maxima
 
 
-def _winners(x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype) -> TensorBox:
+def _winners(
+    x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype
+) -> TensorBox:
     """The numbers of the winning taps (rule M6)."""
     lowest: Any = Reduction.default_accumulator("max", x.get_dtype())
     tap_of = geometry.loader(x, lowest)
 
     def numbered(taps: Sequence[Any]) -> Any:
-        return ops.index_expr(_number_of(taps, [axis.window for axis in geometry.axes]), torch.int32)
+        return ops.index_expr(
+            _number_of(taps, [axis.window for axis in geometry.axes]), torch.int32
+        )
 
     def first_inside(axis: Axis, output: Any) -> Any:
         missing = axis.start_padding - output * axis.stride
-        return sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation)) if axis.start_padding else 0
+        return (
+            sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation))
+            if axis.start_padding
+            else 0
+        )
 
     def winner(index: Sequence[Any]) -> Any:
         best, number = tap_of(index, geometry.taps[0]), ops.constant(0, torch.int32)
@@ -201,17 +262,23 @@ def _number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
 
 
 MOST_TAPS, CHEAPEST_CALL = 16, 2**14
-"""On a CPU: the taps of the largest window of maxima at stride 1, in rows or with taps, that is an expression (for 25
-the operator takes half of the time), and the taps in all that are computed in less time than a call takes."""
+"""On a CPU: the taps of the largest window of maxima at stride 1, in rows or with taps, that is an
+expression (for 25 the operator takes half of the time), and the taps in all that are computed in
+less time than a call takes."""
 
 
 def _window_of_maxima(
-    x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], windows: Sequence[Any], with_taps: bool = True
+    x: TensorBox,
+    sizes: Sequence[Any],
+    arguments: Sequence[Any],
+    windows: Sequence[Any],
+    with_taps: bool = True,
 ) -> Window | None:
     """The small window, of which there are so many ``windows``, unless a CPU's operator is faster.
 
-    Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2 in 64x112x112 take
-    3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6. Averages and maxima of one dimension are no slower.
+    Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2
+    in 64x112x112 take 3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6. Averages and maxima
+    of one dimension are no slower.
     """
     window = small_window(x, sizes, arguments)
     if window is None or x.get_device_or_error().type != "cpu":
@@ -225,9 +292,15 @@ def _window_of_maxima(
 
 
 def _has_channels_innermost(x: TensorBox) -> bool:
-    """Whether Inductor has or is going to have ``x`` in channels_last, which convolutions may choose for themselves."""
+    """Whether Inductor has or is going to have ``x`` in channels_last, which convolutions may
+    choose for themselves.
+    """
     inner: Any = getattr(x.data, "data", None)
-    loops = inner.data if isinstance(inner, ComputedBuffer) and isinstance(inner.layout, FlexibleLayout) else inner
+    loops = (
+        inner.data
+        if isinstance(inner, ComputedBuffer) and isinstance(inner.layout, FlexibleLayout)
+        else inner
+    )
     strides = x.maybe_get_stride()
     if isinstance(loops, (Pointwise, Reduction)):
         layout = FlexibleLayout(x.get_device_or_error(), x.get_dtype(), x.get_size())
@@ -241,22 +314,36 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
     """Maxima, and where the operator returns them the numbers of their taps."""
     (outputs, dtype), *taps = results()
     sizes = x.get_size()[2:]
-    window, covered = _window_of_maxima(x, sizes, arguments, outputs, bool(taps)), covered_axes(x, sizes, arguments)
+    window, covered = (
+        _window_of_maxima(x, sizes, arguments, outputs, bool(taps)),
+        covered_axes(x, sizes, arguments),
+    )
     if window is not None:
         geometry = Geometry(window, sizes, outputs[2:])
-        found = [_maxima(x, geometry, outputs), *(_winners(x, geometry, outputs, kept) for _, kept in taps)]
+        found = [
+            _maxima(x, geometry, outputs),
+            *(_winners(x, geometry, outputs, kept) for _, kept in taps),
+        ]
     elif covered is not None:
-        numbers = (to_dtype(reduced_over(x, covered, "argmax", torch.int64), kept) for _, kept in taps)
+        numbers = (
+            to_dtype(reduced_over(x, covered, "argmax", torch.int64), kept) for _, kept in taps
+        )
         found = [reduced_over(x, covered, "max", dtype), *numbers]
     else:
         return None
     return tuple(found) if taps else found[0]
 
 
-def _readers(gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None) -> Any:
-    """A function that lists the windows that read an element, if there is one: place, reading tap and conditions."""
+def _readers(
+    gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None
+) -> Any:
+    """A function that lists the windows that read an element, if there is one: place, reading tap
+    and conditions.
+    """
     covered, outputs = covered_axes(gradient, sizes, arguments), gradient.get_size()[2:]
-    if covered is None and (window is None or any(axis.dilation > 1 and axis.window > 1 for axis in window.axes)):
+    if covered is None and (
+        window is None or any(axis.dilation > 1 and axis.window > 1 for axis in window.axes)
+    ):
         return None
 
     def along(number: int, element: Any) -> list[tuple[Any, Any, list[Any]]]:
@@ -264,15 +351,20 @@ def _readers(gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]
             return [(sympy.S.Zero, element, []) if covered[number] else (element, 0, [])]
         axis, size, count = window.axes[number], sizes[number], outputs[number]  # type: ignore[union-attr]
         dtype, padded, found = index_type(size), element + axis.start_padding, []
-        for back in range((axis.window - 1) // axis.stride + 1):  # so many before the last window that reads it
+        # so many before the last window that reads it
+        for back in range((axis.window - 1) // axis.stride + 1):
             output, conditions = FloorDiv(padded, axis.stride) - back, []
             tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride
             if axis.start_padding // axis.stride < back:
                 conditions.append(ops.ge(ops.index_expr(output, dtype), ops.constant(0, dtype)))
             if not is_sure(FloorDiv(size - 1 + axis.start_padding, axis.stride) - back < count):
-                conditions.append(ops.lt(ops.index_expr(output, dtype), ops.index_expr(count, dtype)))
+                conditions.append(
+                    ops.lt(ops.index_expr(output, dtype), ops.index_expr(count, dtype))
+                )
             if (back + 1) * axis.stride > axis.window:
-                conditions.append(ops.lt(ops.index_expr(tap, dtype), ops.constant(axis.window, dtype)))
+                conditions.append(
+                    ops.lt(ops.index_expr(tap, dtype), ops.constant(axis.window, dtype))
+                )
             found.append((output, tap, conditions))
         return found
 
@@ -284,7 +376,9 @@ def _readers(gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]
     return readers
 
 
-def _gathered(gradient: TensorBox, readers: Callable[..., Any], term: Callable[..., Any]) -> TensorBox:
+def _gathered(
+    gradient: TensorBox, readers: Callable[..., Any], term: Callable[..., Any]
+) -> TensorBox:
     """The sum of every element's terms."""
     sizes, dtype = results()[0]
 
@@ -298,13 +392,19 @@ def _gathered(gradient: TensorBox, readers: Callable[..., Any], term: Callable[.
     return pointwise(gradient, sizes, dtype, total)
 
 
-def _max_pooling_grad_from_taps(gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any) -> Any:
+def _max_pooling_grad_from_taps(
+    gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any
+) -> Any:
     window = _window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
     readers = _readers(gradient, sizes, arguments[:-1], window)
     if readers is None:
         return None
     gradient.realize_hint()
-    load, number_of, dtype = gradient.make_loader(), taps.make_loader(), SUM_TYPES[gradient.get_dtype()]
+    load, number_of, dtype = (
+        gradient.make_loader(),
+        taps.make_loader(),
+        SUM_TYPES[gradient.get_dtype()],
+    )
 
     def term(place: Sequence[Any], taps: Sequence[Any]) -> Any:
         number = ops.index_expr(_number_of(taps, arguments[0]), torch.int32)
@@ -324,13 +424,18 @@ def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:
 
 
 def _in_trees(x: TensorBox, axis: int, dtype: torch.dtype) -> TensorBox:
-    """Sums of a few elements along an axis, as many as divide it: there are fewer for float64 to add."""
+    """Sums of a few elements along an axis, as many as divide it: there are fewer for float64 to
+    add.
+    """
     sizes, load = list(x.get_size()), x.make_loader()
     few = max(count for count in range(1, LARGEST_TREE + 1) if sizes[axis] % count == 0)
     sizes[axis] //= few
 
     def total(index: Sequence[Any]) -> Any:
-        places = [[*index[:axis], index[axis] + step * sizes[axis], *index[axis + 1 :]] for step in range(few)]
+        places = [
+            [*index[:axis], index[axis] + step * sizes[axis], *index[axis + 1 :]]
+            for step in range(few)
+        ]
         return tree([ops.to_dtype(load(place), dtype) for place in places])
 
     return pointwise(x, sizes, dtype, total)
@@ -342,11 +447,15 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
     window = small_window(x, sizes[2:], window_arguments)
     if window is None:
         covered = covered_axes(x, sizes[2:], window_arguments)
-        # A CPU adds in a row, which is exact enough for float32 alone, and in float64 (rule E6); a GPU adds as a tree.
+        # A CPU adds in a row, which is exact enough for float32 alone, and in float64 (rule E6); a
+        # GPU adds as a tree.
         is_in_a_row = x.get_device_or_error().type == "cpu"
         if covered is None or (is_in_a_row and summed is torch.float64):
             return None
-        wide, count = torch.float64 if is_in_a_row else summed, divisor or math.prod(window_arguments[0])
+        wide, count = (
+            torch.float64 if is_in_a_row else summed,
+            divisor or math.prod(window_arguments[0]),
+        )
         x = _in_trees(x, covered.index(True) + 2, summed) if is_in_a_row else x
         total = reduced_over(x, covered, "sum", wide).make_loader()
         return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
@@ -360,7 +469,9 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
     return pointwise(x, outputs, dtype, average)
 
 
-def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments: Any) -> TensorBox | None:
+def _average_pooling_grad(
+    gradient: TensorBox, sizes: Sequence[Any], *arguments: Any
+) -> TensorBox | None:
     *window_arguments, include_padding, divisor = arguments
     window, dtype = small_window(gradient, sizes, window_arguments), SUM_TYPES[gradient.get_dtype()]
     readers = _readers(gradient, sizes, window_arguments, window)
@@ -368,14 +479,21 @@ def _average_pooling_grad(gradient: TensorBox, sizes: Sequence[Any], *arguments:
         return None
     gradient.realize_hint()
     load = gradient.make_loader()
-    geometry = Geometry(window, sizes, gradient.get_size()[2:]) if window is not None and not divisor else None
+    geometry = (
+        Geometry(window, sizes, gradient.get_size()[2:])
+        if window is not None and not divisor
+        else None
+    )
 
     def share(index: Sequence[Any]) -> Any:
         count = geometry.counted(index, include_padding, dtype) if geometry else divisor
-        return _divided(ops.to_dtype(load(index), dtype), count or math.prod(window_arguments[0]), dtype)
+        return _divided(
+            ops.to_dtype(load(index), dtype), count or math.prod(window_arguments[0]), dtype
+        )
 
     share_of: Callable[..., Any] = share
-    if geometry and geometry.overlaps:  # each window is divided once, not by every element that it reads
+    # each window is divided once, not by every element that it reads
+    if geometry and geometry.overlaps:
         shares = pointwise(gradient, gradient.get_size(), dtype, share)
         shares.realize()
         share_of = shares.make_loader()

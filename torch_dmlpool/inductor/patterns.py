@@ -1,14 +1,21 @@
-"""Graphs in which maxima are taken first, and sigmoid or tanh, which never decrease, are computed of them alone.
+"""Graphs in which maxima are taken first, and sigmoid or tanh, which never decrease, are computed
+of them alone.
 
-Results are the same, of fewer evaluations. Gradients need the function's own results: where they flow it stays. ReLU
-and its like cost too little for it to matter.
+Results are the same, of fewer evaluations. Gradients need the function's own results: where they
+flow it stays. ReLU and its like cost too little for it to matter.
 """
 
 from typing import Any
 
 import torch
 from torch._inductor.fx_passes.post_grad import pass_patterns
-from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, Match, register_graph_pattern
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    Ignored,
+    KeywordArg,
+    Match,
+    register_graph_pattern,
+)
 from torch.fx import Node
 
 from torch_dmlpool.inductor import is_lowering
@@ -19,11 +26,17 @@ _POOLING, _SIGMOID = torch.ops.dmlpool.max_pooling.default, torch.ops.aten.sigmo
 
 
 def _is_faster_and_same(match: Match) -> bool:
-    """Whether there are half as many maxima or fewer, laid out alike, and each of an element (f(-inf) is another)."""
+    """Whether there are half as many maxima or fewer, laid out alike, and each of an element
+    (f(-inf) is another).
+    """
     pooling: Any = match.output_node()
     x, function, arguments = match.kwargs["x"], pooling.args[0], pooling.args[1:]
     before, between, after = (node.meta["val"] for node in (x, function, pooling))
-    numbers = [*before.shape, *after.shape, *(number for entry in arguments[:5] for number in entry)]
+    numbers = [
+        *before.shape,
+        *after.shape,
+        *(number for entry in arguments[:5] for number in entry),
+    ]
     are_known = is_lowering() and all(type(number) is int for number in numbers)
     are_alike = before.dtype is between.dtype and before.stride() == between.stride()
     if not are_known or not are_alike or before.numel() < 2 * after.numel():
@@ -46,4 +59,6 @@ def _pool_first(match: Match, x: Node) -> None:
 
 _RISING = CallFunction([_SIGMOID, torch.ops.aten.tanh.default], KeywordArg("x"))
 pattern = CallFunction(_POOLING, _RISING, *(Ignored() for _ in range(6)))
-register_graph_pattern(pattern, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(_pool_first)
+register_graph_pattern(pattern, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(
+    _pool_first
+)

@@ -1,8 +1,18 @@
-"""PyTorch-shaped pooling: drop-in layers, a ``functional`` with torch.nn.functional's signatures, models converted."""
+"""PyTorch-shaped pooling: drop-in layers, a ``functional`` with torch.nn.functional's signatures,
+models converted.
+"""
 
 from torch_dmlpool.nn import functional, layers, quantized
 from torch_dmlpool.nn.conversion import Conversion, convert, rerouted
 from torch_dmlpool.nn.layers import *  # noqa: F403
 from torch_dmlpool.nn.quantized import integer_pooling
 
-__all__ = [*layers.__all__, "Conversion", "convert", "functional", "integer_pooling", "quantized", "rerouted"]
+__all__ = [
+    *layers.__all__,
+    "Conversion",
+    "convert",
+    "functional",
+    "integer_pooling",
+    "quantized",
+    "rerouted",
+]

@@ -1,4 +1,6 @@
-"""Models whose pooling becomes this package's: layers change their class where they stand, calls go elsewhere."""
+"""Models whose pooling becomes this package's: layers change their class where they stand, calls go
+elsewhere.
+"""
 
 import contextlib
 import copy
@@ -23,17 +25,30 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
-    # Both pad by themselves before they pool without padding: timm's average counts it, whatever its attribute says.
-    ("timm.layers.pool2d_same", "AvgPool2dSame"): (layers.AvgPool2d, {"padding": "same", "count_include_pad": True}),
+    # Both pad by themselves before they pool without padding: timm's average counts it, whatever
+    # its attribute says.
+    ("timm.layers.pool2d_same", "AvgPool2dSame"): (
+        layers.AvgPool2d,
+        {"padding": "same", "count_include_pad": True},
+    ),
     ("timm.layers.pool2d_same", "MaxPool2dSame"): (layers.MaxPool2d, {"padding": "same"}),
 }
-"""A class by its module and name, which need not be imported: ours for it, and attributes that say what it did."""
+"""A class by its module and name, which need not be imported: ours for it, and attributes that say
+what it did."""
 
 _ROUTES = {
-    getattr(module, name): (getattr(functional, name), operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES)
+    getattr(module, name): (
+        getattr(functional, name),
+        operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES,
+    )
     for name in functional.__all__
-    # Some models call the maxima beneath; the averages there are torch.nn.functional's, adaptive maxima have indices.
-    for module in ((torch.nn.functional, torch, torch._C._nn) if name.startswith("max") else (torch.nn.functional,))
+    # Some models call the maxima beneath; the averages there are torch.nn.functional's, adaptive
+    # maxima have indices.
+    for module in (
+        (torch.nn.functional, torch, torch._C._nn)
+        if name.startswith("max")
+        else (torch.nn.functional,)
+    )
     if hasattr(module, name) and not name.startswith(("lp_pool", "max_unpool"))
 }
 """PyTorch's functions, ours with the same arguments, and the data types that ours take."""
@@ -42,11 +57,14 @@ _ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices
 
 @dataclass(frozen=True)
 class Conversion:
-    """What :func:`convert` did: the model, and the names of the layers that it replaced and of those that it left."""
+    """What :func:`convert` did: the model, and the names of the layers that it replaced and of
+    those that it left.
+    """
 
     model: Module
     replaced: dict[str, str]
-    """The class that each replaced layer had, by every name that its parents have for it; the root's name is ''."""
+    """The class that each replaced layer had, by every name that its parents have for it; the
+    root's name is ''."""
     left: dict[str, str]
     """Why each other pooling layer stayed what it was."""
     effects: dict[str, str]
@@ -57,31 +75,38 @@ class Conversion:
         width = max((len(name or "(root)") for name in (*self.replaced, *self.left)), default=0)
         replaced = {name: f"{kind}: {self.effects[name]}" for name, kind in self.replaced.items()}
         for heading, entries in (("replaced", replaced), ("left", self.left)):
-            lines += [f"  {heading:8}  {name or '(root)':{width}}  {text}" for name, text in entries.items()]
+            lines += [
+                f"  {heading:8}  {name or '(root)':{width}}  {text}"
+                for name, text in entries.items()
+            ]
         return "\n".join(lines)
 
 
 def convert(model: Module, *, inplace: bool = True) -> Conversion:
-    """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this package's.
+    """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this
+    package's.
 
-    A layer stays the object that it is and changes its class alone: it keeps its arguments, hooks, training state,
-    names and parents. A ``state_dict`` from before loads after and the other way round.
+    A layer stays the object that it is and changes its class alone: it keeps its arguments, hooks,
+    training state, names and parents. A ``state_dict`` from before loads after and the other way
+    round.
 
     Args:
-        model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not found, nor are
-            calls of functions: :func:`~torch_dmlpool.nn.rerouted` serves both.
+        model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not
+            found, nor are calls of functions: :func:`~torch_dmlpool.nn.rerouted` serves both.
         inplace: Whether to change the model itself rather than a deep copy of it.
 
     Returns:
-        A :class:`Conversion`: the model, what was replaced, and what was left and why: subclasses of torch.nn's layers
-        (but timm's "same" ones), a ``forward`` that was overridden, arguments that this package refuses or understands
-        differently, and every kind of pooling that it lacks.
+        A :class:`Conversion`: the model, what was replaced, and what was left and why: subclasses
+        of torch.nn's layers (but timm's "same" ones), a ``forward`` that was overridden, arguments
+        that this package refuses or understands differently, and every kind of pooling that it
+        lacks.
 
     Raises:
         TypeError: ``model`` is no ``torch.nn.Module``, or ``inplace`` no bool.
 
-    Maxima and their indices are equal bit for bit before and after; averages, norms and sums of gradients are equal but
-    for the order of additions. docs/conversion.md lists what differs: NaN, autocast, integers and quantized tensors.
+    Maxima and their indices are equal bit for bit before and after; averages, norms and sums of
+    gradients are equal but for the order of additions. docs/conversion.md lists what differs: NaN,
+    autocast, integers and quantized tensors.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -103,7 +128,10 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     for module, names in named.items():
         kind = type(module)
         originals = [base.__name__ for base in kind.__mro__ if base.__module__ == pooling.__name__]
-        if isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", None) in pooling.__all__:
+        if (
+            isinstance(module, torch.jit.ScriptModule)
+            and getattr(module, "original_name", None) in pooling.__all__
+        ):
             originals.append(module.original_name)
         if not originals or kind.__module__.startswith("torch_dmlpool."):
             continue
@@ -112,7 +140,8 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
             report.left.update(dict.fromkeys(names, reason))
             continue
         module.__class__, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
-        # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have been written to.
+        # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have
+        # been written to.
         vars(module).update(attributes, converted=True)
         del vars(module)["converted"]
         report.replaced.update(dict.fromkeys(names, kind.__name__))
@@ -121,7 +150,9 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
 
 
 def _effect(layer: Any) -> str:
-    """What a converted layer does better than PyTorch's; its results are those of before, as :func:`convert` says."""
+    """What a converted layer does better than PyTorch's; its results are those of before, as
+    :func:`convert` says.
+    """
     family = type(layer).__name__[:-2]
     if family == "AdaptiveAvgPool" and set(_listed(layer.output_size)) == {1}:
         return "no difference"  # PyTorch's is a mean
@@ -136,7 +167,9 @@ def _effect(layer: Any) -> str:
 
 
 def _why_left(module: Module, original: str) -> str | None:
-    """What keeps our counterpart of torch.nn's ``original`` from standing in for ``module``, if anything does."""
+    """What keeps our counterpart of torch.nn's ``original`` from standing in for ``module``, if
+    anything does.
+    """
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return f"compiled by TorchScript from {original}"
@@ -144,17 +177,29 @@ def _why_left(module: Module, original: str) -> str | None:
     if counterpart is None:
         if kind.__name__ == original:
             return f"torch_dmlpool.nn has no {original}"
-        own = " with a forward of its own" if kind.forward is not getattr(pooling, original).forward else ""
+        own = (
+            " with a forward of its own"
+            if kind.forward is not getattr(pooling, original).forward
+            else ""
+        )
         return f"{kind.__qualname__} is a subclass of {original}{own}"
     if "forward" in vars(module):
         return "its forward was overridden"
-    if isinstance(module, pooling._LPPoolNd) and (module.ceil_mode or float(module.norm_type) % 2 != 0):
+    if isinstance(module, pooling._LPPoolNd) and (
+        module.ceil_mode or float(module.norm_type) % 2 != 0
+    ):
         return "PyTorch's norms differ with ceil_mode, and for negative elements unless norm_type is even"
-    steps = zip(_listed(vars(module).get("kernel_size")), _listed(vars(module).get("stride")), strict=False)
-    if isinstance(module, pooling._MaxUnpoolNd) and any(stride < window for window, stride in steps):
+    steps = zip(
+        _listed(vars(module).get("kernel_size")), _listed(vars(module).get("stride")), strict=False
+    )
+    if isinstance(module, pooling._MaxUnpoolNd) and any(
+        stride < window for window, stride in steps
+    ):
         return "windows that overlap: PyTorch gives the gradient to all elements of one index, not to the last alone"
     known = {**vars(module), **attributes}
-    arguments = {name: known[name] for name in inspect.signature(counterpart).parameters if name in known}
+    arguments = {
+        name: known[name] for name in inspect.signature(counterpart).parameters if name in known
+    }
     try:
         counterpart(**arguments)  # the constructor is what checks arguments
     except (TypeError, ValueError) as error:
@@ -167,7 +212,9 @@ def _listed(value: Any) -> Any:
 
 
 class _Region(TorchFunctionMode, contextlib.ContextDecorator):
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         ours, dtypes = _ROUTES.get(func, (func, ()))
         input = args[0] if args else kwargs.get("input")
@@ -181,15 +228,18 @@ def rerouted() -> _Region: ...
 @overload
 def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 def rerouted(function: Callable[..., Any] | None = None) -> Any:
-    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to call them.
+    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to
+    call them.
 
-    ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d``, the adaptive forms of both (all maxima with indices too) and
-    their forms in ``torch`` are served by :mod:`torch_dmlpool.nn.functional`, whoever calls them. It holds for the
-    calling thread, around a compiled function or inside one; ``@rerouted`` before a function enters it for each call.
+    ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d``, the adaptive forms of both (all maxima with
+    indices too) and their forms in ``torch`` are served by :mod:`torch_dmlpool.nn.functional`,
+    whoever calls them. It holds for the calling thread, around a compiled function or inside one;
+    ``@rerouted`` before a function enters it for each call.
 
-    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and every call that
-    this package does not take: integers averaged, quantized or nested tensors, ``out=``, a proxy that traces. A segment
-    under ``torch.utils.checkpoint`` has to enter the region itself: it is computed again outside.
+    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and
+    every call that this package does not take: integers averaged, quantized or nested tensors,
+    ``out=``, a proxy that traces. A segment under ``torch.utils.checkpoint`` has to enter the
+    region itself: it is computed again outside.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

@@ -1,7 +1,9 @@
-"""torch.nn's pooling layers on this package's operators: subclasses that keep no state of their own.
+"""torch.nn's pooling layers on this package's operators: subclasses that keep no state of their
+own.
 
-A bad argument is refused when the layer is built. ``forward`` builds the window again from the attributes, so a changed
-one is honoured. Each family is defined once; its classes for one, two and three dimensions stand at the end.
+A bad argument is refused when the layer is built. ``forward`` builds the window again from the
+attributes, so a changed one is honoured. Each family is defined once; its classes for one, two and
+three dimensions stand at the end.
 """
 
 import inspect
@@ -19,15 +21,31 @@ from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.window import Window, shared
 
 __all__ = [
-    "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d",
-    "AvgPool1d", "AvgPool2d", "AvgPool3d", "LPPool1d", "LPPool2d", "LPPool3d",
-    "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d",
-]  # fmt: skip
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
+]
 
 
 class Pool(torch.nn.Module):
-    """What the layers share; it stands before torch's class among a layer's bases, which declares the attributes."""
+    """What the layers share; it stands before torch's class among a layer's bases, which declares
+    the attributes.
+    """
 
     __call__: Callable[..., Tensor]
     _rank: ClassVar[int]
@@ -41,7 +59,9 @@ class Pool(torch.nn.Module):
         elif rank:
             cls._rank, cls.__module__ = rank, cls.__module__.removesuffix(".layers")
             cls.__doc__ = functional.described(cls._description, rank)
-            words = re.sub(r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__)
+            words = re.sub(
+                r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__
+            )
             cls._function = staticmethod(getattr(functional, words.lower()))
 
     def extra_repr(self: Any) -> str:
@@ -55,7 +75,9 @@ class Pool(torch.nn.Module):
 
     def __prepare_scriptable__(self) -> NoReturn:
         name = f"{type(self).__module__}.{type(self).__name__}"
-        raise NotImplementedError(f"torch.jit.script cannot compile {name}: use torch.compile, export or jit.trace")
+        raise NotImplementedError(
+            f"torch.jit.script cannot compile {name}: use torch.compile, export or jit.trace"
+        )
 
 
 class _MaxPool(Pool):
@@ -63,7 +85,8 @@ class _MaxPool(Pool):
 
     Args:
         {window}
-        return_indices: Whether to return the indices of the maxima too: int64, counted in each channel's plane.
+        return_indices: Whether to return the indices of the maxima too: int64, counted in each
+            channel's plane.
 
     >>> layer = MaxPool{rank}d(({ones}3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, {ones}4)).flatten()
@@ -73,9 +96,14 @@ class _MaxPool(Pool):
     __call__: Callable[..., Any]  # a tensor, or with return_indices a pair
 
     def __init__(
-        self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0, dilation: Sizes = 1,
-        return_indices: bool = False, ceil_mode: bool = False,
-    ) -> None:  # fmt: skip
+        self: Any,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("return_indices", return_indices)
@@ -86,7 +114,8 @@ class _MaxPool(Pool):
 
 
 class _AvgPool(Pool):
-    """:class:`torch.nn.AvgPool{rank}d` on ``{batched}`` or ``{unbatched}``, with any padding and with ``dilation``.
+    """:class:`torch.nn.AvgPool{rank}d` on ``{batched}`` or ``{unbatched}``, with any padding and
+    with ``dilation``.
 
     Args:
         {window}
@@ -102,9 +131,16 @@ class _AvgPool(Pool):
     dilation: Sizes = 1
 
     def __init__(
-        self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0, ceil_mode: bool = False,
-        count_include_pad: bool = True, divisor_override: int | None = None, *, dilation: Sizes = 1,
-    ) -> None:  # fmt: skip
+        self: Any,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        dilation: Sizes = 1,
+    ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
             vars(self)["padding"] = padding
@@ -115,11 +151,14 @@ class _AvgPool(Pool):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        return self._function(input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation)
+        return self._function(
+            input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation
+        )
 
 
 class _LPPool(Pool):
-    """:class:`torch.nn.LPPool{rank}d` on ``{batched}`` or ``{unbatched}``, with the norms of DirectML and ONNX.
+    """:class:`torch.nn.LPPool{rank}d` on ``{batched}`` or ``{unbatched}``, with the norms of
+    DirectML and ONNX.
 
     :func:`torch_dmlpool.nn.functional.lp_pool{rank}d` says where PyTorch's differ.
 
@@ -135,17 +174,26 @@ class _LPPool(Pool):
     dilation: Sizes = 1
 
     def __init__(
-        self: Any, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False, *,
-        padding: Padding = 0, dilation: Sizes = 1,
-    ) -> None:  # fmt: skip
-        operands.check_norm("norm_type", norm_type)  # first: PyTorch 2.14 checks it too, in other words
+        self: Any,
+        norm_type: float,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        ceil_mode: bool = False,
+        *,
+        padding: Padding = 0,
+        dilation: Sizes = 1,
+    ) -> None:
+        # first: PyTorch 2.14 checks it too, in other words
+        operands.check_norm("norm_type", norm_type)
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         self.padding, self.dilation = padding, dilation
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
     def forward(self: Any, input: Tensor) -> Tensor:
         window = (self.kernel_size, self.stride, self.ceil_mode)
-        return self._function(input, self.norm_type, *window, padding=self.padding, dilation=self.dilation)
+        return self._function(
+            input, self.norm_type, *window, padding=self.padding, dilation=self.dilation
+        )
 
 
 class _AdaptiveAvgPool(Pool):
@@ -171,7 +219,8 @@ class _AdaptiveMaxPool(Pool):
 
     Args:
         output_size: Windows, an int or one per dimension; None keeps the input's size.
-        return_indices: Whether to return the indices of the maxima too: int64, counted in each channel's plane.
+        return_indices: Whether to return the indices of the maxima too: int64, counted in each
+            channel's plane.
 
     >>> AdaptiveMaxPool{rank}d(({ones}2))(torch.tensor([1.0, 2.0, 0.0]).view(1, {ones}3)).flatten()
     tensor([2., 2.])
@@ -189,7 +238,8 @@ class _AdaptiveMaxPool(Pool):
 
 
 class _MaxUnpool(Pool):
-    """:class:`torch.nn.MaxUnpool{rank}d` on ``{batched}`` or ``{unbatched}``: the last of several at one index.
+    """:class:`torch.nn.MaxUnpool{rank}d` on ``{batched}`` or ``{unbatched}``: the last of several
+    at one index.
 
     Args:
         kernel_size: Taps of the window that pooled; an int or one per dimension, as are the others.
@@ -201,33 +251,71 @@ class _MaxUnpool(Pool):
     tensor([0., 4., 3., 0.])
     """
 
-    def __init__(self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0) -> None:
+    def __init__(
+        self: Any, kernel_size: Sizes, stride: Sizes | None = None, padding: Padding = 0
+    ) -> None:
         super().__init__(kernel_size, stride, padding)
         if isinstance(padding, str):  # torch's has split the word into letters
             vars(self)["padding"] = padding
         Window.pytorch(self._rank, kernel_size, stride, padding)
 
-    def forward(self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return self._function(input, indices, self.kernel_size, self.stride, self.padding, output_size)
+    def forward(
+        self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        return self._function(
+            input, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
 
 
-# fmt: off
 class MaxPool1d(_MaxPool, torch.nn.MaxPool1d, rank=1): ...
+
+
 class MaxPool2d(_MaxPool, torch.nn.MaxPool2d, rank=2): ...
+
+
 class MaxPool3d(_MaxPool, torch.nn.MaxPool3d, rank=3): ...
+
+
 class AvgPool1d(_AvgPool, torch.nn.AvgPool1d, rank=1): ...
+
+
 class AvgPool2d(_AvgPool, torch.nn.AvgPool2d, rank=2): ...
+
+
 class AvgPool3d(_AvgPool, torch.nn.AvgPool3d, rank=3): ...
+
+
 class LPPool1d(_LPPool, torch.nn.LPPool1d, rank=1): ...
+
+
 class LPPool2d(_LPPool, torch.nn.LPPool2d, rank=2): ...
+
+
 class LPPool3d(_LPPool, torch.nn.LPPool3d, rank=3): ...
+
+
 class AdaptiveAvgPool1d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1): ...
+
+
 class AdaptiveAvgPool2d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2): ...
+
+
 class AdaptiveAvgPool3d(_AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3): ...
+
+
 class AdaptiveMaxPool1d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d, rank=1): ...
+
+
 class AdaptiveMaxPool2d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d, rank=2): ...
+
+
 class AdaptiveMaxPool3d(_AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d, rank=3): ...
+
+
 class MaxUnpool1d(_MaxUnpool, torch.nn.MaxUnpool1d, rank=1): ...
+
+
 class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d, rank=2): ...
+
+
 class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d, rank=3): ...
-# fmt: on

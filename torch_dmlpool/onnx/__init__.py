@@ -1,12 +1,13 @@
 """ONNX: what ``torch.onnx.export`` writes for this package's operators.
 
-A pooling node leaves nothing to the runtime's reading of ``ceil_mode``: the overhang becomes padding, and windows too
-many are sliced off. Where padding is larger than runtimes accept it becomes a Pad node, and where a divisor or an empty
-window has no words in ONNX it becomes a constant, or is computed in the graph if sizes are dynamic.
+A pooling node leaves nothing to the runtime's reading of ``ceil_mode``: the overhang becomes
+padding, and windows too many are sliced off. Where padding is larger than runtimes accept it
+becomes a Pad node, and where a divisor or an empty window has no words in ONNX it becomes a
+constant, or is computed in the graph if sizes are dynamic.
 
-PyTorch's older exporter (``dynamo=False``) asks for a symbolic function by the name of each operator that it has
-traced. It gets the same translations into its graph. They are registered when an operator is first traced for it, so
-nothing has to be imported, as with PyTorch's own layers.
+PyTorch's older exporter (``dynamo=False``) asks for a symbolic function by the name of each
+operator that it has traced. It gets the same translations into its graph. They are registered when
+an operator is first traced for it, so nothing has to be imported, as with PyTorch's own layers.
 """
 
 import functools
@@ -23,32 +24,38 @@ from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
 
 __all__ = ["translations"]
 
-OPERATORS = {name: getattr(operators, name) for name in torch.ops.dmlpool if hasattr(operators, name)}
+OPERATORS = {
+    name: getattr(operators, name) for name in torch.ops.dmlpool if hasattr(operators, name)
+}
 """The function that writes each operator, of the same name."""
 
 
 def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this package's operators.
+    """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this
+    package's operators.
 
     Args:
-        exact: Whether results must be this package's even where ONNX leaves runtimes a choice, at the price of more
-            nodes: NaN and windows of only -inf in maxima (several more MaxPool nodes), and the rounding of quantized
-            averages (arithmetic on float64). Without it a runtime may lose a NaN, give the lowest finite number for
-            -inf, and round a quantized average that lies near or on a half to the other side.
+        exact: Whether results must be this package's even where ONNX leaves runtimes a choice, at
+            the price of more nodes: NaN and windows of only -inf in maxima (several more MaxPool
+            nodes), and the rounding of quantized averages (arithmetic on float64). Without it a
+            runtime may lose a NaN, give the lowest finite number for -inf, and round a quantized
+            average that lies near or on a half to the other side.
 
     Returns:
-        A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive averages and
-        maxima, and quantized averages, which are written as DequantizeLinear, AveragePool and QuantizeLinear: runtimes
-        make one kernel of the three. Averages, norms and their divisors are computed in float32 for float16 and
-        bfloat16, maxima of other integers than int8 and uint8 in a float type that holds them. And a translation of
-        Python's ``//``, which sizes are computed with: the exporter's own rounds negative quotients towards zero.
+        A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive
+        averages and maxima, and quantized averages, which are written as DequantizeLinear,
+        AveragePool and QuantizeLinear: runtimes make one kernel of the three. Averages, norms and
+        their divisors are computed in float32 for float16 and bfloat16, maxima of other integers
+        than int8 and uint8 in a float type that holds them. And a translation of Python's ``//``,
+        which sizes are computed with: the exporter's own rounds negative quotients towards zero.
 
     Raises:
         ImportError: onnxscript is not installed (``pip install torch-dmlpool[onnx]``).
 
-    The table's functions raise ``ValueError`` or ``TypeError``, which the exporter reports as the cause of its own
-    error, for what ONNX has no words for: windows that depend on dynamic sizes, unless they cover the whole dimension;
-    maxima of 64-bit integers; dilated averages before opset 19.
+    The table's functions raise ``ValueError`` or ``TypeError``, which the exporter reports as the
+    cause of its own error, for what ONNX has no words for: windows that depend on dynamic sizes,
+    unless they cover the whole dimension; maxima of 64-bit integers; dilated averages before opset
+    19.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -61,17 +68,23 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
 
     """
     if importlib.util.find_spec("onnxscript") is None:
-        raise ImportError("translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
+        raise ImportError(
+            "translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]"
+        )
 
     def translation(function: Callable[..., Any]) -> Callable[..., Any]:
-        # The exporter takes annotated arguments for attributes, and wants a function that has a name.
+        # The exporter takes annotated arguments for attributes, and wants a function that has a
+        # name.
         def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
             return function(Emitter(exact), *arguments, **rest)
 
         translate.__name__ = function.__name__
         return translate
 
-    table = {getattr(torch.ops.dmlpool, name).default: translation(function) for name, function in OPERATORS.items()}
+    table = {
+        getattr(torch.ops.dmlpool, name).default: translation(function)
+        for name, function in OPERATORS.items()
+    }
     return {**table, operator.floordiv: translation(_floor_division)}
 
 
@@ -85,14 +98,20 @@ LEAST_OPSET = 18
 
 
 def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[..., Any]:
-    """The translation of adaptive pooling, which a trace records whole: ``whole`` of a window, where there is one."""
+    """The translation of adaptive pooling, which a trace records whole: ``whole`` of a window,
+    where there is one.
+    """
 
     def translate(emit: Emitter, input: Any, output_sizes: Sequence[int]) -> Any:
         steps, asked = [], []
-        for known, size, entry in zip(spatial_sizes(input), input.shape[2:], output_sizes, strict=True):
+        for known, size, entry in zip(
+            spatial_sizes(input), input.shape[2:], output_sizes, strict=True
+        ):
             asked.append(size if entry == -1 else entry)
             divides = known is not None and entry > 0 and known % entry == 0
-            steps.append(1 if entry == -1 else size if entry == 1 else known // entry if divides else None)
+            steps.append(
+                1 if entry == -1 else size if entry == 1 else known // entry if divides else None
+            )
         if None in steps:
             return bins(emit, input, asked)
         zeros, ones = [0] * len(steps), [1] * len(steps)
@@ -102,12 +121,19 @@ def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[.
 
 
 _TRANSLATIONS: dict[str, Callable[..., Any]] = {
-    **{name: function for name, function in OPERATORS.items() if "taps" not in name and name != "max_pooling_indices"},
+    **{
+        name: function
+        for name, function in OPERATORS.items()
+        if "taps" not in name and name != "max_pooling_indices"
+    },
     "adaptive_average_pooling": _adaptive(
-        lambda *window: operators.average_pooling(*window, False, None), operators.adaptive_average_pooling
+        lambda *window: operators.average_pooling(*window, False, None),
+        operators.adaptive_average_pooling,
     ),
     "adaptive_max_pooling": _adaptive(
-        lambda emit, *window: operators.max_pooling_with_indices(emit, *window, emit.ir.DataType.INT64, True),
+        lambda emit, *window: operators.max_pooling_with_indices(
+            emit, *window, emit.ir.DataType.INT64, True
+        ),
         operators.adaptive_max_pooling,
     ),
 }
@@ -117,18 +143,27 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
 def register() -> None:
     """Give the exporter a symbolic function for every operator of this package."""
     for name in torch.ops.dmlpool:
-        torch.onnx.register_custom_op_symbolic(f"dmlpool::{name}", functools.partial(_symbolic, name), 9)
+        torch.onnx.register_custom_op_symbolic(
+            f"dmlpool::{name}", functools.partial(_symbolic, name), 9
+        )
 
 
 def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
     if name not in _TRANSLATIONS:
-        raise ValueError(f"dmlpool::{name} cannot be written for ONNX: torch_dmlpool.onnx.translations says what can")
+        raise ValueError(
+            f"dmlpool::{name} cannot be written for ONNX: torch_dmlpool.onnx.translations says "
+            "what can"
+        )
     if importlib.util.find_spec("onnxscript") is None:
-        raise ImportError("pooling for ONNX needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]")
+        raise ImportError(
+            "pooling for ONNX needs onnxscript, which is not installed: pip install "
+            "torch-dmlpool[onnx]"
+        )
     version = symbolic_helper.GLOBALS.export_onnx_opset_version
     if version < LEAST_OPSET:
         raise ValueError(
-            f"pooling is written for ONNX in opset {LEAST_OPSET} and later, got opset_version={version}: "
+            f"pooling is written for ONNX in opset {LEAST_OPSET} and later, got "
+            f"opset_version={version}: "
             "export with a later one, or with dynamo=True and torch_dmlpool.onnx.translations()"
         )
     from onnxscript import evaluator, values
@@ -144,11 +179,15 @@ def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
     for node in recorder.nodes:
         outputs = _written(graph, node, [written[each] for each in node.inputs])
         written.update(zip(node.outputs, outputs, strict=True))
-    return tuple(written[each] for each in results) if isinstance(results, tuple) else written[results]
+    return (
+        tuple(written[each] for each in results) if isinstance(results, tuple) else written[results]
+    )
 
 
 def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any:
-    """A value of the exporter's graph as the translations ask for it: constants as Python has them."""
+    """A value of the exporter's graph as the translations ask for it: constants as Python has
+    them.
+    """
     if value.node().mustBeNone():
         return None
     from onnxscript import ir
@@ -161,7 +200,9 @@ def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any
         return data_type(JitScalarType(constant).onnx_type()) if kind == "ScalarType" else constant
     sizes = value.type().varyingSizes()
     if sizes is None:
-        raise ValueError("the number of dimensions of what is pooled is not known: export with dynamo=True")
+        raise ValueError(
+            "the number of dimensions of what is pooled is not known: export with dynamo=True"
+        )
     shape = ir.Shape(["?" if size is None else size for size in sizes])
     dtype = data_type(JitScalarType.from_value(value).onnx_type())
     tensor = SymbolicTensor(opset, shape=shape, type=ir.TensorType(dtype))
@@ -170,8 +211,14 @@ def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any
 
 
 def _written(graph: Any, node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of ``node`` in the exporter's graph, which has the type's letter in the names of attributes."""
-    if node.op_type == "Squeeze" and len(inputs) == 1 and inputs[0].node().kind() == "onnx::Constant":
+    """The outputs of ``node`` in the exporter's graph, which has the type's letter in the names of
+    attributes.
+    """
+    if (
+        node.op_type == "Squeeze"
+        and len(inputs) == 1
+        and inputs[0].node().kind() == "onnx::Constant"
+    ):
         # Runtimes look for scales that are scalars before they compute what follows from constants.
         return [graph.op("Constant", value_t=inputs[0].node().t("value").squeeze())]
     attributes = {

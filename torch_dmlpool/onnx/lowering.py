@@ -11,8 +11,9 @@ from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 class Emitter:
     """Writes nodes to the graph that is being exported.
 
-    The exporter's values have Python's operators, and where a node takes int64, or no type of the input's, numbers and
-    lists of numbers and values stand for constants. Constants of all other types are written out.
+    The exporter's values have Python's operators, and where a node takes int64, or no type of the
+    input's, numbers and lists of numbers and values stand for constants. Constants of all other
+    types are written out.
     """
 
     def __init__(self, exact: bool) -> None:
@@ -46,7 +47,9 @@ def _is_whole(entry: Any, size: Any) -> bool:
     if entry is size or isinstance(entry, int) or isinstance(size, int):
         return bool(entry == size)
     origin = entry.producer()
-    value = None if origin is None or "node" not in origin.meta else origin.meta["node"].meta.get("val")
+    value = (
+        None if origin is None or "node" not in origin.meta else origin.meta["node"].meta.get("val")
+    )
     # Both are printed from PyTorch's own expressions.
     return isinstance(value, torch.SymInt) and str(value.node) == size.value
 
@@ -55,40 +58,61 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
     for entry, dimension in zip(entries, AXIS_NAMES[len(entries)], strict=True):
         if not isinstance(entry, int):
             raise ValueError(
-                f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's nodes hold numbers: "
-                "export with fixed spatial sizes, or let the window cover whole dimensions without padding"
+                f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's "
+                "nodes hold numbers: "
+                "export with fixed spatial sizes, or let the window cover whole dimensions "
+                "without padding"
             )
     return list(entries)
 
 
 class Pool:
-    """A window over an input, put in the words that every runtime reads alike: without ``ceil_mode``."""
+    """A window over an input, put in the words that every runtime reads alike: without
+    ``ceil_mode``.
+    """
 
     def __init__(
-        self, emit: Emitter, input: Any, arguments: Sequence[Any], reduced: Sequence[bool] = (), source: Any = None
+        self,
+        emit: Emitter,
+        input: Any,
+        arguments: Sequence[Any],
+        reduced: Sequence[bool] = (),
+        source: Any = None,
     ) -> None:
         """``source`` is ``input`` with dimensions ``reduced`` to one element already."""
         window_size, strides, starts, ends, dilations, ceil_mode = arguments
         self.emit, self.sizes = emit, spatial_sizes(input)
         self.input = input if source is None else source
         if any(reduced):
-            one = lambda entries: [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]  # noqa: E731
+            one = lambda entries: [
+                1 if done else entry for done, entry in zip(reduced, entries, strict=True)
+            ]  # noqa: E731
             window_size, strides, self.sizes = one(window_size), one(strides), one(self.sizes)
         names = ("window_size", "strides", "dilations")
-        windows, steps, gaps = (_numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True))
+        windows, steps, gaps = (
+            _numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True)
+        )
         # Padding alone may be computed in the graph, as "same" has it: then a Pad node does it.
         self.start, self.after = list(starts), list(ends)
-        before, after = ([pad if isinstance(pad, int) else 0 for pad in side] for side in (starts, ends))
+        before, after = (
+            [pad if isinstance(pad, int) else 0 for pad in side] for side in (starts, ends)
+        )
         self.window = Window.directml(len(windows), windows, steps, before, after, gaps, ceil_mode)
         axes = list(zip(self.window.axes, self.sizes, strict=True))
         self.overhang = [_overhang(axis, size) for axis, size in axes]
-        self.end = [after + overhang for after, overhang in zip(self.after, self.overhang, strict=True)]
+        self.end = [
+            after + overhang for after, overhang in zip(self.after, self.overhang, strict=True)
+        ]
         self.cut = [
-            size is None and ceil_mode and (not isinstance(end, int) or end + axis.stride > axis.extent)
+            size is None
+            and ceil_mode
+            and (not isinstance(end, int) or end + axis.stride > axis.extent)
             for (axis, size), end in zip(axes, self.after, strict=True)
         ]
         pads = zip(windows * 2, [*self.start, *self.end], strict=True)
-        self.is_padded = any(not isinstance(padding, int) or padding >= window for window, padding in pads)
+        self.is_padded = any(
+            not isinstance(padding, int) or padding >= window for window, padding in pads
+        )
         """Whether a Pad node is needed: runtimes refuse padding that reaches the window's size."""
         computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
         self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
@@ -98,15 +122,24 @@ class Pool:
     def attributes(self) -> dict[str, list[int]]:
         """The window as nodes have it, without padding."""
         axes = self.window.axes
-        shape = {"kernel_shape": [axis.window for axis in axes], "strides": [axis.stride for axis in axes]}
-        return {**shape, "dilations": [axis.dilation for axis in axes]} if self.is_dilated else shape
+        shape = {
+            "kernel_shape": [axis.window for axis in axes],
+            "strides": [axis.stride for axis in axes],
+        }
+        return (
+            {**shape, "dilations": [axis.dilation for axis in axes]} if self.is_dilated else shape
+        )
 
     def counts_padding(self, include_padding: bool) -> bool:
         """Whether ``include_padding`` makes a difference."""
-        return include_padding and any(not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after))
+        return include_padding and any(
+            not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after)
+        )
 
     def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
-        """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what padding holds."""
+        """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what
+        padding holds.
+        """
         op = self.emit.op
         attributes |= self.attributes
         if self.is_dilated and operator == "AveragePool" and op.version < 19:
@@ -117,11 +150,16 @@ class Pool:
             attributes["pads"] = [*self.start, *self.end]
         return self.sliced(getattr(op, operator)(tensor, **attributes))
 
-    def pad(self, tensor: Any, start: Sequence[Any], end: Sequence[Any], fill: Any, dtype: Any) -> Any:
+    def pad(
+        self, tensor: Any, start: Sequence[Any], end: Sequence[Any], fill: Any, dtype: Any
+    ) -> Any:
         op, pads = self.emit.op, [0, 0, 0, *start, 0, 0, 0, *end]
-        # ONNX Runtime merges a Pad node of zeros into the pooling node after it, however much it pads and even if that
-        # takes maxima. A dimension that is put before and taken away, at no cost, keeps the two apart.
-        return op.Squeeze(op.Pad(op.Unsqueeze(tensor, [0]), pads, self.emit.constant(fill, dtype)), [0])
+        # ONNX Runtime merges a Pad node of zeros into the pooling node after it, however much it
+        # pads and even if that takes maxima. A dimension that is put before and taken away, at no
+        # cost, keeps the two apart.
+        return op.Squeeze(
+            op.Pad(op.Unsqueeze(tensor, [0]), pads, self.emit.constant(fill, dtype)), [0]
+        )
 
     def sliced(self, pooled: Any) -> Any:
         """``pooled`` without windows that start past the input (rule G3)."""
@@ -130,17 +168,23 @@ class Pool:
         if isinstance(pooled, Sequence):
             return tuple(self.sliced(output) for output in pooled)
         op, ends = self.emit.op, {}
-        for number, (axis, start, after) in enumerate(zip(self.window.axes, self.start, self.after, strict=True), 2):
+        for number, (axis, start, after) in enumerate(
+            zip(self.window.axes, self.start, self.after, strict=True), 2
+        ):
             if self.cut[number - 2]:
                 size = op.Shape(self.input, start=number, end=number + 1)
                 starting_inside = op.Div(size + (start + axis.stride - 1), axis.stride)
-                ends[number] = op.Max(op.Div(size + (start + after - axis.extent), axis.stride) + 1, starting_inside)
+                ends[number] = op.Max(
+                    op.Div(size + (start + after - axis.extent), axis.stride) + 1, starting_inside
+                )
         return op.Slice(pooled, [0] * len(ends), op.Concat(*ends.values(), axis=0), list(ends))
 
     def ones(self) -> Any:
         """A plane of ones in float32, of the input's spatial sizes."""
         op, ir = self.emit.op, self.emit.ir
-        shape = op.Concat(self.emit.constant([1, 1], ir.DataType.INT64), op.Shape(self.input, start=2), axis=0)
+        shape = op.Concat(
+            self.emit.constant([1, 1], ir.DataType.INT64), op.Shape(self.input, start=2), axis=0
+        )
         return op.ConstantOfShape(shape, value=ir.tensor([1.0], dtype=ir.DataType.FLOAT))
 
     def empty_windows(self) -> Any:
@@ -158,8 +202,12 @@ class Pool:
         if include_padding:
             mask = self.pad(mask, start, self.after, 1.0, float32)
             start, end = [0] * self.window.rank, self.overhang
-        shares = self.sliced(op.AveragePool(self.pad(mask, start, end, 0.0, float32), **self.attributes))
-        return self.emit.cast(op.Max(op.Round(shares * float(self.window.taps)), 1.0), float32, dtype)
+        shares = self.sliced(
+            op.AveragePool(self.pad(mask, start, end, 0.0, float32), **self.attributes)
+        )
+        return self.emit.cast(
+            op.Max(op.Round(shares * float(self.window.taps)), 1.0), float32, dtype
+        )
 
     def shares(self, tensor: Any, dtype: Any) -> Any:
         """Sums over windows divided by the number of taps."""
@@ -188,7 +236,12 @@ def _may_be_empty(axis: Axis, size: int | None) -> bool:
 
 
 def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
-    """Dimensions that the window covers from end to end: there it may be as long as a size that is dynamic."""
+    """Dimensions that the window covers from end to end: there it may be as long as a size that is
+    dynamic.
+    """
     window_size, _, starts, ends, dilations, _ = arguments
     along = zip(window_size, input.shape[2:], starts, ends, dilations, strict=True)
-    return [_is_whole(entry, size) and start == end == 0 and step == 1 for entry, size, start, end, step in along]
+    return [
+        _is_whole(entry, size) and start == end == 0 and step == 1
+        for entry, size, start, end, step in along
+    ]

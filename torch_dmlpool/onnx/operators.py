@@ -11,9 +11,11 @@ from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
-"""With so many taps a sum still survives its average in float32, the product with the taps, and rounding."""
+"""With so many taps a sum still survives its average in float32, the product with the taps, and
+rounding."""
 _TAPS = ("torch_dmlpool", "Taps")
-"""A node that no runtime has: it holds the indices that taps stand for until an operator asks for them."""
+"""A node that no runtime has: it holds the indices that taps stand for until an operator asks for
+them."""
 
 
 def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -21,11 +23,13 @@ def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     return emit.cast(_averages(emit, input, wide, dtype, *arguments), dtype, input.dtype)
 
 
-def _averages(emit: Emitter, input: Any, wide: Any, dtype: Any, *arguments: Any, apart: bool = False) -> Any:
+def _averages(
+    emit: Emitter, input: Any, wide: Any, dtype: Any, *arguments: Any, apart: bool = False
+) -> Any:
     """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
 
-    ``apart`` is for quantized averages that ONNX Runtime has no kernel for: of an AveragePool alone between
-    quantization nodes it makes a QLinearAveragePool all the same, and then refuses it.
+    ``apart`` is for quantized averages that ONNX Runtime has no kernel for: of an AveragePool alone
+    between quantization nodes it makes a QLinearAveragePool all the same, and then refuses it.
     """
     *window_arguments, include_padding, divisor = arguments
     op = emit.op
@@ -35,7 +39,9 @@ def _averages(emit: Emitter, input: Any, wide: Any, dtype: Any, *arguments: Any,
     if all(reduced) and not apart:
         return op.GlobalAveragePool(wide)
     if any(reduced):
-        wide = op.ReduceMean(wide, [axis for axis, done in enumerate(reduced, 2) if done], keepdims=1)
+        wide = op.ReduceMean(
+            wide, [axis for axis, done in enumerate(reduced, 2) if done], keepdims=1
+        )
         if all(reduced):
             return wide
     pool = Pool(emit, input, window_arguments, reduced, wide)
@@ -69,17 +75,28 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
 
 
 def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    input_scale, input_zero_point, output_scale, output_zero_point, *window_arguments = arguments[:-2]
+    input_scale, input_zero_point, output_scale, output_zero_point, *window_arguments = arguments[
+        :-2
+    ]
     include_padding, output_dtype = arguments[-2:]
-    sides = (input_scale, input_zero_point, input.dtype), (output_scale, output_zero_point, output_dtype)
+    sides = (
+        (input_scale, input_zero_point, input.dtype),
+        (output_scale, output_zero_point, output_dtype),
+    )
     if emit.exact:
         return _exactly(emit, input, sides, window_arguments, include_padding)
     scalars = all(_is_scalar(scale) and _is_scalar(zero_point) for scale, zero_point, _ in sides)
     op, dtype = emit.op, emit.ir.DataType.FLOAT
     scale, zero_point = _parameters(emit, input, *sides[0])
     real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
-    apart = not scalars or input.dtype != output_dtype or any(dilation != 1 for dilation in window_arguments[4])
-    pooled = _averages(emit, input, real, dtype, *window_arguments, include_padding, None, apart=apart)
+    apart = (
+        not scalars
+        or input.dtype != output_dtype
+        or any(dilation != 1 for dilation in window_arguments[4])
+    )
+    pooled = _averages(
+        emit, input, real, dtype, *window_arguments, include_padding, None, apart=apart
+    )
     scale, zero_point = _parameters(emit, input, *sides[1])
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 
@@ -88,7 +105,9 @@ def _is_scalar(parameter: Any) -> bool:
     return parameter is None or parameter.shape[0] == 1
 
 
-def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, ...]:
+def _parameters(
+    emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any
+) -> tuple[Any, ...]:
     """A scale and a zero point of one shape: scalars, or one entry per channel each."""
     op = emit.op
     alone = [_is_scalar(scale), _is_scalar(zero_point)]
@@ -96,11 +115,17 @@ def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: A
     if all(alone):
         return tuple(op.Squeeze(parameter) for parameter in pair)
     channels = op.Shape(input, start=_CHANNELS, end=_CHANNELS + 1)
-    return tuple(op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True))
+    return tuple(
+        op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True)
+    )
 
 
-def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool) -> Any:
-    """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point is added."""
+def _exactly(
+    emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool
+) -> Any:
+    """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point
+    is added.
+    """
     op, types = emit.op, emit.ir.DataType
     (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = sides
     rank = len(input.shape) - 2
@@ -119,15 +144,20 @@ def _exactly(emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequenc
         taps = pool.window.taps
         if taps > _MOST_EXACT_TAPS:
             raise ValueError(
-                f"exact quantized averages can be written for windows of up to {_MOST_EXACT_TAPS} taps or of all of "
+                f"exact quantized averages can be written for windows of up to {_MOST_EXACT_TAPS} "
+                "taps or of all of "
                 f"the input, got {taps} taps: translations(exact=False) averages in float32"
             )
         sums = op.Cast(op.Round(pool.sums(real, types.FLOAT)), to=types.DOUBLE)
         counts = pool.counts(pool.counts_padding(include_padding), types.DOUBLE)
-    rounded = op.Round(sums * spread(input_scale, types.DOUBLE) / (counts * spread(output_scale, types.DOUBLE)))
+    rounded = op.Round(
+        sums * spread(input_scale, types.DOUBLE) / (counts * spread(output_scale, types.DOUBLE))
+    )
     if output_zero_point is not None:
         rounded = rounded + spread(output_zero_point, types.DOUBLE)
-    least, most = (emit.constant(float(bound), types.DOUBLE) for bound in (output_dtype.min, output_dtype.max))
+    least, most = (
+        emit.constant(float(bound), types.DOUBLE) for bound in (output_dtype.min, output_dtype.max)
+    )
     return op.Cast(op.Clip(rounded, least, most), to=output_dtype)
 
 
@@ -164,24 +194,39 @@ def _greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple
     elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
     is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
     has_nan = op.ReduceMax(is_nan, last, keepdims=0) > 0.0
-    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.ReduceMax(elements, last, keepdims=0))
-    return values, op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0))
+    values = op.Where(
+        has_nan, emit.constant(math.nan, dtype), op.ReduceMax(elements, last, keepdims=0)
+    )
+    return values, op.Where(
+        has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
+    )
 
 
 def _pooled_type(emit: Emitter, dtype: Any, with_indices: bool) -> Any:
-    """The type in which maxima of ``dtype`` are taken: one that the nodes have and that holds every number."""
+    """The type in which maxima of ``dtype`` are taken: one that the nodes have and that holds every
+    number.
+    """
     types = emit.ir.DataType
     # Some runtimes number no 8-bit integer that is its type's lowest, and reduce no float16.
-    if dtype in (types.FLOAT, types.DOUBLE, *(() if with_indices else (types.FLOAT16, types.INT8, types.UINT8))):
+    if dtype in (
+        types.FLOAT,
+        types.DOUBLE,
+        *(() if with_indices else (types.FLOAT16, types.INT8, types.UINT8)),
+    ):
         return dtype
     if dtype in (types.FLOAT16, types.BFLOAT16, types.INT8, types.UINT8, types.INT16, types.UINT16):
         return types.FLOAT
     if dtype in (types.INT32, types.UINT32):
         return types.DOUBLE
-    raise TypeError(f"maxima of {dtype.name.lower()} cannot be written for ONNX: cast them to 32 bits or float64")
+    raise TypeError(
+        f"maxima of {dtype.name.lower()} cannot be written for ONNX: cast them to 32 bits or "
+        "float64"
+    )
 
 
-def _maxima(emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: bool) -> tuple[Any, Any]:
+def _maxima(
+    emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: bool
+) -> tuple[Any, Any]:
     """Values of the input's type and indices into the whole tensor; both right in empty windows."""
     if _is_whole(input, arguments):
         return _whole_maxima(emit, input)
@@ -189,11 +234,14 @@ def _maxima(emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: b
     op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
     lowest = -math.inf if is_float else int(input.dtype.min)
-    # Padding that is written out must not be taken for an element: integers are above its -inf, floats may be alike.
+    # Padding that is written out must not be taken for an element: integers are above its -inf,
+    # floats may be alike.
     if is_float and (emit.exact or (with_indices and pool.is_padded)):
         values, indices = _exact_maxima(emit, tensor, dtype, pool)
     else:
-        values, indices = pool.run("MaxPool", tensor, -math.inf if dtype.is_floating_point() else lowest, dtype)
+        values, indices = pool.run(
+            "MaxPool", tensor, -math.inf if dtype.is_floating_point() else lowest, dtype
+        )
     empty = pool.empty_windows()
     if empty is not None:
         values = op.Where(empty, emit.constant(lowest, dtype), values)
@@ -208,7 +256,9 @@ def _maxima(emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: b
 
 
 def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[Any, Any]:
-    """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever the runtime does."""
+    """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever
+    the runtime does.
+    """
     op, float32 = emit.op, emit.ir.DataType.FLOAT
     lowest = emit.constant(-math.inf, dtype)
 
@@ -228,14 +278,19 @@ def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[A
 def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
     """Spatial sizes, known or computed."""
     op, sizes = emit.op, enumerate(spatial_sizes(input), 2)
-    return [op.Squeeze(op.Shape(input, start=i, end=i + 1)) if size is None else size for i, size in sizes]
+    return [
+        op.Squeeze(op.Shape(input, start=i, end=i + 1)) if size is None else size
+        for i, size in sizes
+    ]
 
 
 def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
     """Indices into the padded tensor as indices into the input."""
     sizes = _plane_sizes(emit, pool.input)
     rest, places = indices, []
-    for size, start, end in zip(reversed(sizes), reversed(pool.start), reversed(pool.end), strict=True):
+    for size, start, end in zip(
+        reversed(sizes), reversed(pool.start), reversed(pool.end), strict=True
+    ):
         padded = size + (start + end)
         places.append(rest % padded - start)
         rest = emit.op.Div(rest, padded)
@@ -266,31 +321,46 @@ def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[A
     return values, node.outputs[0]
 
 
-def max_pooling_indices(emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], *arguments: Any) -> Any:  # noqa: ARG001
+def max_pooling_indices(
+    emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], *arguments: Any
+) -> Any:  # noqa: ARG001
     *_, index_dtype, per_plane = arguments
     origin = taps.producer()
     if origin is None or (origin.domain, origin.op_type) != _TAPS:
-        raise ValueError("taps can be written for ONNX only where they come straight from max_pooling_with_taps")
+        raise ValueError(
+            "taps can be written for ONNX only where they come straight from max_pooling_with_taps"
+        )
     indices, input = origin.inputs
     return _numbered(emit, indices, input, index_dtype, per_plane)
 
 
-def _bins(emit: Emitter, input: Any, wide: Any, output_sizes: Sequence[Any]) -> tuple[Any, list[list[int]], list[int]]:
-    """Each bin's elements of ``wide``, ``(N, C, bins, elements)``, their positions, and how many are its own.
+def _bins(
+    emit: Emitter, input: Any, wide: Any, output_sizes: Sequence[Any]
+) -> tuple[Any, list[list[int]], list[int]]:
+    """Each bin's elements of ``wide``, ``(N, C, bins, elements)``, their positions, and how many
+    are its own.
 
-    ONNX has no bins of uneven sizes: elements stand side by side, filled up with the bin's first, to be reduced.
+    ONNX has no bins of uneven sizes: elements stand side by side, filled up with the bin's first,
+    to be reduced.
     """
     sizes = spatial_sizes(input)
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
         raise ValueError(
-            f"adaptive pooling of spatial sizes {tuple(input.shape[2:])} to {tuple(output_sizes)} has windows that "
-            f"depend on dynamic sizes: export with spatial sizes that are not dynamic, or pool to size 1"
+            f"adaptive pooling of spatial sizes {tuple(input.shape[2:])} to {tuple(output_sizes)} "
+            "has windows that "
+            "depend on dynamic sizes: export with spatial sizes that are not dynamic, or pool to "
+            "size 1"
         )
     bins = [[0]]
     for size, outputs in zip(sizes, output_sizes, strict=True):
-        along = [range(bin * size // outputs, -(-(bin + 1) * size // outputs)) for bin in range(outputs)]
+        along = [
+            range(bin * size // outputs, -(-(bin + 1) * size // outputs)) for bin in range(outputs)
+        ]
         pairs = itertools.product(bins, along)
-        bins = [[before * size + position for before in outer for position in inner] for outer, inner in pairs]
+        bins = [
+            [before * size + position for before in outer for position in inner]
+            for outer, inner in pairs
+        ]
     most = max(map(len, bins))
     positions = [[*bin, *bin[:1] * (most - len(bin))] for bin in bins]
     places = emit.constant(positions, emit.ir.DataType.INT64)
@@ -320,7 +390,9 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any])
     elements, positions, _ = _bins(emit, input, emit.cast(input, input.dtype, dtype), output_sizes)
     values, first = _greatest(emit, elements, dtype, input.dtype.is_floating_point())
     rows = [row * len(positions[0]) for row in range(len(positions))]
-    chosen = op.Gather(emit.constant([place for bin in positions for place in bin], types.INT64), first + rows)
+    chosen = op.Gather(
+        emit.constant([place for bin in positions for place in bin], types.INT64), first + rows
+    )
     narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
     return (
         emit.cast(_shaped(emit, values, output_sizes), dtype, input.dtype),

@@ -1,7 +1,8 @@
 """Registered operators, one file per family, and which revision of them compiled a graph.
 
-The caches that torch.compile keeps on disk know a graph by the names of the operators in it, not by what their
-derivatives, fakes and shardings do. So the package adds a digest of its own sources to PyTorch's tag for their keys.
+The caches that torch.compile keeps on disk know a graph by the names of the operators in it, not by
+what their derivatives, fakes and shardings do. So the package adds a digest of its own sources to
+PyTorch's tag for their keys.
 """
 
 import hashlib
@@ -16,7 +17,9 @@ def revision(package: Path = PACKAGE) -> str:
     """A digest of all sources of the package, so that an edit counts as much as a new version."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()[:16]
 
 

@@ -1,8 +1,10 @@
-"""Adaptive pooling: so many windows as are asked for, of sizes that may differ by one, as even as they can be.
+"""Adaptive pooling: so many windows as are asked for, of sizes that may differ by one, as even as
+they can be.
 
-Along an axis bin ``i`` of ``outputs`` reads from ``floor(i · size / outputs)`` to ``ceil((i + 1) · size / outputs)``.
-Seen from the input it is the same: the bins that read element ``x`` are bin ``x`` of ``size`` over the ``outputs``. So
-the adjoint of adaptive sums is adaptive sums. Where every size divides, the bins are an ordinary window with a stride.
+Along an axis bin ``i`` of ``outputs`` reads from ``floor(i · size / outputs)`` to ``ceil((i + 1) ·
+size / outputs)``. Seen from the input it is the same: the bins that read element ``x`` are bin
+``x`` of ``size`` over the ``outputs``. So the adjoint of adaptive sums is adaptive sums. Where
+every size divides, the bins are an ordinary window with a stride.
 """
 
 import math
@@ -27,37 +29,57 @@ def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tens
 
 
 def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering: Any) -> Any:
-    """Maximum of every bin, and its index if a data type is given and whether to count in each plane."""
+    """Maximum of every bin, and its index if a data type is given and whether to count in each
+    plane.
+    """
     output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
         operator = max_pooling.max_pooling_with_indices if numbering else max_pooling.max_pooling
         return operator(input, window, *numbering)
     values, positions = _over_bins(_bin_maxima, input, output_sizes)
-    return (values, max_pooling.numbered(positions, input.shape, *numbering)) if numbering else values
+    return (
+        (values, max_pooling.numbered(positions, input.shape, *numbering)) if numbering else values
+    )
 
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
-    """The results of ``operator``, without elements where none are asked for: so they have a gradient, of zeros."""
+    """The results of ``operator``, without elements where none are asked for: so they have a
+    gradient, of zeros.
+    """
     if 0 not in [size for size in output_sizes if type(size) is int]:
         return operator(input, output_sizes)
-    results = operator(input, [1 if type(size) is int and size == 0 else size for size in output_sizes])
+    results = operator(
+        input, [1 if type(size) is int and size == 0 else size for size in output_sizes]
+    )
     asked: Any = (..., *(slice(size) for size in output_sizes))
-    return results[asked] if isinstance(results, Tensor) else tuple(result[asked] for result in results)
+    return (
+        results[asked]
+        if isinstance(results, Tensor)
+        else tuple(result[asked] for result in results)
+    )
 
 
 @remembering
-def bins(output_size: Any, sizes: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], Window | None]:
+def bins(
+    output_size: Any, sizes: tuple[int, ...], rank: int
+) -> tuple[tuple[int, ...], Window | None]:
     """The output's spatial sizes, and the window that the bins are where it is one.
 
-    Of the input's spatial ``sizes`` ``output_size`` is about the last ``rank``; the height of rows stays 1.
+    Of the input's spatial ``sizes`` ``output_size`` is about the last ``rank``; the height of rows
+    stays 1.
     """
-    output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(output_size, sizes[-rank:])
+    output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(
+        output_size, sizes[-rank:]
+    )
     return output_sizes, _window_of_bins(sizes, output_sizes)
 
 
 def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
-    """The window that the bins are, where that is sure: a guess about symbolic sizes would be compiled in."""
-    if type(sizes[0]) is not int and torch.jit.is_tracing():  # a window would hold the sizes of the traced image
+    """The window that the bins are, where that is sure: a guess about symbolic sizes would be
+    compiled in.
+    """
+    # a window would hold the sizes of the traced image
+    if type(sizes[0]) is not int and torch.jit.is_tracing():
         return None
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
@@ -65,7 +87,10 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
             return None
         divides = size % output == 0
         if type(divides) is not bool or torch.compiler.is_compiling():
-            from torch.fx.experimental.symbolic_shapes import statically_known_true  # whose import takes long
+            # whose import takes long
+            from torch.fx.experimental.symbolic_shapes import (
+                statically_known_true,
+            )
 
             divides = statically_known_true(divides)
         steps.append(size // output)

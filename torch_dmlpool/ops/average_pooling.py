@@ -9,25 +9,33 @@ from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
 
-def _check(input: Tensor, window: Window, include_padding: bool, divisor_override: int | None) -> list[int]:
+def _check(
+    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
+) -> list[int]:
     operands.check_divisor(divisor_override)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
-def _check_grad(gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None) -> list[int]:
+def _check_grad(
+    gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None
+) -> list[int]:
     operands.check_divisor(divisor)
-    operands.check_sizes("input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)])
+    operands.check_sizes(
+        "input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)]
+    )
     return [*gradient.shape[:2], *sizes]
 
 
 average_pooling: Operator = Operator(
-    "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> Tensor",
+    "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> "
+    "Tensor",
     [operands.FLOAT_TYPES],
     _check,
     adjoint=lambda input, *arguments: (average_pooling_grad, (input.shape[2:], *arguments)),
 )
 average_pooling_grad: Operator = Operator(
-    "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool include_padding, "
+    "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool "
+    "include_padding, "
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES],
     _check_grad,

@@ -1,4 +1,6 @@
-"""Lp pooling: (0, + |x|^p, ^(1/p)), made of the sums and maxima that exist, with all their derivatives."""
+"""Lp pooling: (0, + |x|^p, ^(1/p)), made of the sums and maxima that exist, with all their
+derivatives.
+"""
 
 import math
 
@@ -19,8 +21,13 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
     wide = input.float() if input.dtype.itemsize == 2 else input
     powers = wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
     sums = average_pooling.average_pooling(powers, window, False, 1)
-    # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and not 0 · ∞.
-    zero = sums == 0 if p != 1 and (registration.records_gradient(input) or not registration.is_bare(input)) else None
+    # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and
+    # not 0 · ∞.
+    zero = (
+        sums == 0
+        if p != 1 and (registration.records_gradient(input) or not registration.is_bare(input))
+        else None
+    )
     sums = sums if zero is None else torch.where(zero, 1, sums)
     roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)

@@ -1,7 +1,9 @@
-"""Max pooling: (lowest value, maximum, identity), its winning taps, and the gradient that flows to them.
+"""Max pooling: (lowest value, maximum, identity), its winning taps, and the gradient that flows to
+them.
 
-Training saves the number of each window's winning tap (rule M6). Two operators are linear given the taps and each
-other's adjoint: the gradient from taps (spread to the winners) and the gather at taps (collect from the winners).
+Training saves the number of each window's winning tap (rule M6). Two operators are linear given the
+taps and each other's adjoint: the gradient from taps (spread to the winners) and the gather at taps
+(collect from the winners).
 """
 
 import math
@@ -21,7 +23,9 @@ def _check(input: Tensor, window: Window) -> list[int]:
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
-def _check_with_indices(input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool) -> list[int]:
+def _check_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> list[int]:
     operands.check_index_type(index_dtype, input.shape, per_plane)
     operands.tap_dtype(window.taps)
     return _check(input, window)
@@ -33,7 +37,9 @@ def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> l
     return [*taps.shape[:2], *spatial_sizes]
 
 
-def _check_indices(taps: Tensor, sizes: Sequence[int], window: Window, dtype: torch.dtype, per_plane: bool) -> Any:
+def _check_indices(
+    taps: Tensor, sizes: Sequence[int], window: Window, dtype: torch.dtype, per_plane: bool
+) -> Any:
     operands.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
     return taps.shape
 
@@ -45,7 +51,9 @@ def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequen
     return input.shape
 
 
-def _check_grad_from_taps(input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, _: bool) -> list[int]:
+def _check_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, _: bool
+) -> list[int]:
     operands.check_sizes("input_gradient", input_gradient, taps.shape, taps)
     return _check_taps(taps, sizes, window)
 
@@ -57,23 +65,39 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
 
 
 def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which broadcasts over it."""
+    """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which
+    broadcasts over it.
+    """
     samples, channels, *spatial_sizes = sizes
-    first = torch.arange(samples * channels, dtype=torch.int64, device=like.device) * math.prod(spatial_sizes)
+    first = torch.arange(samples * channels, dtype=torch.int64, device=like.device) * math.prod(
+        spatial_sizes
+    )
     first = first.view(samples, channels, *(1 for _ in spatial_sizes))
     # All ranks have them, for arithmetic with a DTensor.
-    return first if registration.shards_of(like) is None else type(like).from_local(first, like.device_mesh)  # type: ignore[attr-defined]
+    return (
+        first
+        if registration.shards_of(like) is None
+        else type(like).from_local(first, like.device_mesh)
+    )  # type: ignore[attr-defined]
 
 
-def numbered(positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool) -> Tensor:
+def numbered(
+    positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
     """Positions in each plane as indices in a tensor of ``sizes`` (N, C, *spatial); -1 stays."""
     if not per_plane:
-        positions = torch.where(positions < 0, positions, positions + first_indices(positions, sizes))
+        positions = torch.where(
+            positions < 0, positions, positions + first_indices(positions, sizes)
+        )
     return positions.to(index_dtype)
 
 
-def _numbered_over_batches(operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any) -> Any:
-    """Maxima with indices, or indices alone, of the spatial sizes that are given then; they count in each sample."""
+def _numbered_over_batches(
+    operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any
+) -> Any:
+    """Maxima with indices, or indices alone, of the spatial sizes that are given then; they count
+    in each sample.
+    """
     *rest, index_dtype, per_plane = arguments
     results, mapped = operator.over_batches(info, dimensions, tensor, *rest, torch.int64, True)
     if isinstance(results, Tensor):
@@ -83,7 +107,9 @@ def _numbered_over_batches(operator: Operator, info: Any, dimensions: Any, tenso
     return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped
 
 
-def _differentiable_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
+def _differentiable_with_indices(
+    input: Tensor, window: Window, *numbering: Any
+) -> tuple[Tensor, Tensor]:
     values, taps = max_pooling_with_taps(input, window)
     return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
 
@@ -91,7 +117,9 @@ def _differentiable_with_indices(input: Tensor, window: Window, *numbering: Any)
 def _differentiable_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """Linear in the gradient, constant in the input."""
     _, taps = max_pooling_with_taps(input.detach(), window)
-    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input))
+    return max_pooling_grad_from_taps(
+        input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input)
+    )
 
 
 max_pooling_with_taps: Operator = Operator(
@@ -102,10 +130,14 @@ max_pooling_with_taps: Operator = Operator(
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )
 max_pooling: Operator = Operator(
-    "max_pooling(Tensor input, WINDOW) -> Tensor", [operands.MAX_TYPES], _check, recorded_by=max_pooling_with_taps
+    "max_pooling(Tensor input, WINDOW) -> Tensor",
+    [operands.MAX_TYPES],
+    _check,
+    recorded_by=max_pooling_with_taps,
 )
 max_pooling_with_indices: Operator = Operator(
-    "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> (Tensor, Tensor)",
+    "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
+    "(Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
@@ -113,7 +145,8 @@ max_pooling_with_indices: Operator = Operator(
     differentiable=_differentiable_with_indices,
 )
 max_pooling_indices: Operator = Operator(
-    "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, bool per_plane) "
+    "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
+    "bool per_plane) "
     "-> Tensor",
     [operands.INTEGER_TYPES],
     _check_indices,
@@ -127,7 +160,8 @@ max_pooling_grad: Operator = Operator(
     differentiable=_differentiable_grad,
 )
 max_pooling_grad_from_taps: Operator = Operator(
-    "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, WINDOW, "
+    "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
+    "WINDOW, "
     "bool channels_last) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_grad_from_taps,

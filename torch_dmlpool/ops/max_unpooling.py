@@ -1,8 +1,10 @@
-"""Max unpooling: every element put back where its maximum came from, zeros elsewhere; and the operators it is made of.
+"""Max unpooling: every element put back where its maximum came from, zeros elsewhere; and the
+operators it is made of.
 
-A position counts from 0 inside one ``(n, c)`` plane, in row-major order; -1, and what lies outside the plane, stands
-for no element. The gather and the scatter are linear and each other's adjoint. Scattered positions are either unique,
-as :func:`unique_positions` makes them, or those of adaptive maxima (``bins``), which may coincide and then add up.
+A position counts from 0 inside one ``(n, c)`` plane, in row-major order; -1, and what lies outside
+the plane, stands for no element. The gather and the scatter are linear and each other's adjoint.
+Scattered positions are either unique, as :func:`unique_positions` makes them, or those of adaptive
+maxima (``bins``), which may coincide and then add up.
 """
 
 import math
@@ -18,14 +20,22 @@ from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 
 
-def max_unpooling(input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool) -> Tensor:
-    """``input`` at ``indices`` of zeros of ``spatial_sizes``; operands are checked already, but not each index."""
+def max_unpooling(
+    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
+) -> Tensor:
+    """``input`` at ``indices`` of zeros of ``spatial_sizes``; operands are checked already, but not
+    each index.
+    """
     if registration.is_bare(input, indices):
-        return _unpooled(input, indices, spatial_sizes, per_plane, indices.is_cpu and indices.numel() > 0)
+        return _unpooled(
+            input, indices, spatial_sizes, per_plane, indices.is_cpu and indices.numel() > 0
+        )
     return _max_unpooling(input, indices, spatial_sizes, per_plane)
 
 
-def _unpooled(input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, refuses: bool = False) -> Tensor:
+def _unpooled(
+    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, refuses: bool = False
+) -> Tensor:
     """The same; ``refuses`` says whether an index outside its plane is an error."""
     if indices.dtype is torch.uint64:
         indices = indices.view(torch.int64)
@@ -53,7 +63,8 @@ def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
     place = tuple(wrong[0].tolist())
     low = int(indices[place]) - int(positions[place])
     raise ArgumentError(
-        f"indices must lie in the output's plane of their own sample and channel, from {low} to {low + plane - 1}, or "
+        f"indices must lie in the output's plane of their own sample and channel, from {low} to "
+        f"{low + plane - 1}, or "
         f"be -1 for no element; got {int(indices[place])} at {place}"
     )
 
@@ -86,7 +97,9 @@ def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sequence[int]
     return positions.shape
 
 
-def _check_scatter(input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, _: bool) -> list[int]:
+def _check_scatter(
+    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, _: bool
+) -> list[int]:
     operands.check_pooled("input", input, operands.FLOAT_TYPES if bins else operands.MAX_TYPES)
     _check_unique(positions, spatial_sizes)
     operands.check_sizes("positions", positions, input.shape, input)
@@ -99,17 +112,22 @@ unique_positions: Operator = Operator(
     _check_unique,
     dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
-"""``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of several alike."""
+"""``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of
+several alike."""
 gather_positions: Operator = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
     layout_of=1,
-    adjoint=lambda input, _, bins: (scatter_positions, (input.shape[2:], bins, operands.is_channels_last(input))),
+    adjoint=lambda input, _, bins: (
+        scatter_positions,
+        (input.shape[2:], bins, operands.is_channels_last(input)),
+    ),
 )
 """The element of ``input`` at each position, 0 where there is none."""
 scatter_positions: Operator = Operator(
-    "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool channels_last) "
+    "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
+    "channels_last) "
     "-> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_scatter,

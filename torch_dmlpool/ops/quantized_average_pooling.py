@@ -1,4 +1,6 @@
-"""Average pooling of integers that stand for real numbers: (zero point, + of differences from it, rescaled once)."""
+"""Average pooling of integers that stand for real numbers: (zero point, + of differences from it,
+rescaled once).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +14,19 @@ from torch_dmlpool.window import Window
 
 
 def quantized_linear_average_pooling(
-    input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, output_dtype: torch.dtype
+    input: Tensor,
+    parameters: Sequence[Any],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
 ) -> Tensor:
-    """The average of every window of ``input``, requantized; operands are checked already but for tensors' values."""
+    """The average of every window of ``input``, requantized; operands are checked already but for
+    tensors' values.
+    """
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
     if not registration.is_bare(input, *tensors):
-        # The registered operator takes no numbers: tensors are filled on the device, without waiting for it.
+        # The registered operator takes no numbers: tensors are filled on the device, without
+        # waiting for it.
         vectors = list(parameters)
         for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
             if vectors[at] is not None and not isinstance(vectors[at], Tensor):
@@ -32,22 +41,38 @@ def quantized_linear_average_pooling(
 def of_quantized_tensor(
     input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *made: Any
 ) -> Tensor | None:
-    """The same of a quantized tensor, ``made`` of a type and a function of sizes; None where no backend takes it."""
+    """The same of a quantized tensor, ``made`` of a type and a function of sizes; None where no
+    backend takes it.
+    """
     known = getattr(backends.serving(input.device.type), "QUANTIZED_TENSORS", ())
-    if input.dtype not in known or not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
+    if (
+        input.dtype not in known
+        or not registration.is_bare(input)
+        or input.numel() == 0
+        or window.taps >= 2**23
+    ):
         return None
-    pool, (output_dtype, empty) = registration.implementation("quantized_linear_average_pooling", input), made
+    pool, (output_dtype, empty) = (
+        registration.implementation("quantized_linear_average_pooling", input),
+        made,
+    )
     return pool(input, *parameters, window, include_padding, output_dtype, empty=empty)
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
-    """Refuse scales and zero points that require ``gradients``, and wrong ``values`` of scales on the CPU."""
+    """Refuse scales and zero points that require ``gradients``, and wrong ``values`` of scales on
+    the CPU.
+    """
     for name, parameter in zip(operands.PARAMETERS, parameters, strict=True):
         if not isinstance(parameter, Tensor):
             continue
         if gradients and registration.carries_derivative(parameter):
-            raise RuntimeError(f"quantized_linear_average_pooling has no gradient, but {name} requires one: detach it")
-        if values and parameter.is_floating_point() and parameter.is_cpu:  # elsewhere it would wait for the device
+            raise RuntimeError(
+                f"quantized_linear_average_pooling has no gradient, but {name} requires one: "
+                "detach it"
+            )
+        # elsewhere it would wait for the device
+        if values and parameter.is_floating_point() and parameter.is_cpu:
             operands.check_scale_values(name, parameter)
 
 
@@ -62,7 +87,11 @@ def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
 def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
     # The dimension that vmap maps over becomes more channels, which have parameters of their own.
     batch = info.batch_size
-    batched = input.expand(batch, *input.shape) if dimensions[0] is None else input.movedim(dimensions[0], 0)
+    batched = (
+        input.expand(batch, *input.shape)
+        if dimensions[0] is None
+        else input.movedim(dimensions[0], 0)
+    )
     batched, channels = batched.movedim(0, 1), batched.shape[2]
     vectors = []
     for parameter, dimension in zip(arguments[:4], dimensions[1:5], strict=True):
@@ -76,7 +105,8 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
 
 _pooling = registration.Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
-    "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType output_dtype) -> Tensor",
+    "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
+    "output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
     lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
     complete=_complete,

@@ -1,9 +1,10 @@
 """How an operator of this package is registered: schema, backends, fake tensors, derivatives, vmap.
 
-Python code calls an :class:`Operator`. Bare tensors go straight to the backend, or to the operator's autograd function;
-all others through the dispatcher, whose ``Autograd`` key applies that function at a single level, as ATen's generated
-code does. There ``forward`` calls the operator again below autograd with the gradient modes switched on, so that the
-outer levels of ``torch.func`` still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
+Python code calls an :class:`Operator`. Bare tensors go straight to the backend, or to the
+operator's autograd function; all others through the dispatcher, whose ``Autograd`` key applies that
+function at a single level, as ATen's generated code does. There ``forward`` calls the operator
+again below autograd with the gradient modes switched on, so that the outer levels of ``torch.func``
+still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
 WINDOW_SCHEMA = (
-    "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, SymInt[] dilations, "
+    "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, "
+    "SymInt[] dilations, "
     "bool ceil_mode"
 )
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -43,38 +45,52 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 
 @dataclass(eq=False)
 class Operator:
-    """A registered operator, and the function that Python code calls: straight to the backend where that is enough.
+    """A registered operator, and the function that Python code calls: straight to the backend where
+    that is enough.
 
-    Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``. Tensors come first.
+    Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``.
+    Tensors come first.
     """
 
     schema: str  # with WINDOW for the six window arguments
     types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
-    check: Callable[..., Any]  # refuses arguments that do not fit, and returns the sizes of the results
+    # refuses arguments that do not fit, and returns the sizes of the results
+    check: Callable[..., Any]
     _: KW_ONLY
-    complete: Callable[..., tuple[Any, ...]] | None = None  # the arguments as the backend takes them
-    dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None  # of each result; None for one of the first tensor's
-    layout_of: int = 0  # the tensor whose layout results have, where no argument says whether they are channels_last
-    vmap: Callable[..., Any] | None = None  # the operator over batches; None to merge them into the samples
+    # the arguments as the backend takes them
+    complete: Callable[..., tuple[Any, ...]] | None = None
+    # of each result; None for one of the first tensor's
+    dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
+    # the tensor whose layout results have, where no argument says whether they are channels_last
+    layout_of: int = 0
+    # the operator over batches; None to merge them into the samples
+    vmap: Callable[..., Any] | None = None
     # Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
     adjoint: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    # Of one that returns elements with what it chose: the linear operator that chooses so again, and its arguments.
+    # Of one that returns elements with what it chose: the linear operator that chooses so again,
+    # and its arguments.
     tangent: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    recorded_by: "Operator | None" = None  # of one that chooses without saying what: the operator that says it
-    differentiable: Callable[..., Any] | None = None  # the result by other operators, where a derivative is wanted
-    is_composite: bool = False  # computed so always: derivatives, fake tensors and batches are those of the others
+    # of one that chooses without saying what: the operator that says it
+    recorded_by: "Operator | None" = None
+    # the result by other operators, where a derivative is wanted
+    differentiable: Callable[..., Any] | None = None
+    # computed so always: derivatives, fake tensors and batches are those of the others
+    is_composite: bool = False
     refuse: Callable[..., None] | None = None  # what asks for a derivative, where there is none
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
-        # Inductor hands tensors over in the layout that it has: what comes out is laid out by what goes in.
+        # Inductor hands tensors over in the layout that it has: what comes out is laid out by what
+        # goes in.
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
         _library.define(self.schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
         self.overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, self.name).default
         names = [argument.name for argument in self.overload._schema.arguments]
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
-        self.recorder = self if self.adjoint is not None or self.tangent is not None else self.recorded_by
+        self.recorder = (
+            self if self.adjoint is not None or self.tangent is not None else self.recorded_by
+        )
         self.has_derivative = self.recorder is not None or self.differentiable is not None
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
@@ -86,7 +102,9 @@ class Operator:
         torch.library.register_fake(self.overload, self._fake, lib=_library)
         torch.library.register_vmap(self.overload, self.vmap or self.over_batches, lib=_library)
         if self.recorder is self:
-            title = "".join(part.capitalize() for part in self.name.removesuffix("_with_taps").split("_"))
+            title = "".join(
+                part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
+            )
             self.apply = type(title, (Derivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
 
     def __call__(self, *arguments: Any) -> Any:
@@ -132,23 +150,42 @@ class Operator:
         return implementation(self.name, arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any) -> Any:
-        """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one lacks is said."""
+        """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one
+        lacks is said.
+        """
         inductor.register()
-        onnx, virtualized = sys.modules.get("torch.onnx"), sys.modules.get("torch._inductor.virtualized")
-        if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
+        onnx, virtualized = (
+            sys.modules.get("torch.onnx"),
+            sys.modules.get("torch._inductor.virtualized"),
+        )
+        if (
+            onnx is not None
+            and onnx.is_in_onnx_export()
+            and "torch_dmlpool.onnx" not in sys.modules
+        ):
             table = "custom_translation_table=torch_dmlpool.onnx.translations()"
-            raise TypeError(f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators")
-        # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64 arrives as a float16.
-        is_misread = "ScalarType" in self.schema and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+            raise TypeError(
+                f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators"
+            )
+        # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64
+        # arrives as a float16.
+        is_misread = (
+            "ScalarType" in self.schema
+            and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+        )
         if is_misread and virtualized is not None and virtualized.V.aot_compilation:
             raise NotImplementedError(
-                f"dmlpool::{self.name} takes a data type, which AOTInductor of PyTorch {torch.__version__} misreads: "
-                "use PyTorch 2.13, or take the program apart by torch_dmlpool.decompositions.decompositions()"
+                f"dmlpool::{self.name} takes a data type, which AOTInductor of PyTorch "
+                f"{torch.__version__} misreads: "
+                "use PyTorch 2.13, or take the program apart by "
+                "torch_dmlpool.decompositions.decompositions()"
             )
         checked, sizes = self._checked(arguments)
         input = checked[0]
         is_told = self.overload._schema.arguments[-1].name == "channels_last"
-        channels_last = checked[-1] if is_told else operands.is_channels_last(checked[self.layout_of])
+        channels_last = (
+            checked[-1] if is_told else operands.is_channels_last(checked[self.layout_of])
+        )
         memory_format = operands.named_memory_format(channels_last, len(sizes) - 2)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
         made = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
@@ -171,32 +208,48 @@ class Operator:
             return self.overload(*arguments)
 
     def over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
-        """The results, and the dimension of them that vmap maps over: it is merged into the samples in between."""
+        """The results, and the dimension of them that vmap maps over: it is merged into the samples
+        in between.
+        """
         size, folded = info.batch_size, []
         for tensor, dimension in zip(arguments[: self.count], dimensions, strict=False):
-            batched = tensor.expand(size, *tensor.shape) if dimension is None else tensor.movedim(dimension, 0)
+            batched = (
+                tensor.expand(size, *tensor.shape)
+                if dimension is None
+                else tensor.movedim(dimension, 0)
+            )
             folded.append(batched.flatten(0, 1))
         results = self.overload(*folded, *arguments[self.count :])
         if isinstance(results, Tensor):
             return results.unflatten(0, (size, results.shape[0] // size)), 0
-        return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (0,) * len(results)
+        return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (
+            0,
+        ) * len(results)
 
 
 class Derivative:
-    """An operator with its derivatives, which are operators: one that is linear is its own, of its adjoint backward.
+    """An operator with its derivatives, which are operators: one that is linear is its own, of its
+    adjoint backward.
 
     An autograd function of each operator has these methods, and gives a graph's nodes their names.
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, operator: Operator, are_bare: bool, keeps_choice: bool, *rest: Any) -> Any:
-        if are_bare or is_bare(input, *rest[: operator.count - 1]):  # autograd has switched itself off in here
+    def forward(
+        ctx: Any, input: Tensor, operator: Operator, are_bare: bool, keeps_choice: bool, *rest: Any
+    ) -> Any:
+        # autograd has switched itself off in here
+        if are_bare or is_bare(input, *rest[: operator.count - 1]):
             output = implementation(operator.name, input)(input, *rest)
         else:
             with below_autograd():
                 output = operator(input, *rest)
         if operator.tangent is None:
-            linear, chosen, linear_rest = operator, rest[: operator.count - 1], rest[operator.count - 1 :]
+            linear, chosen, linear_rest = (
+                operator,
+                rest[: operator.count - 1],
+                rest[operator.count - 1 :],
+            )
         else:
             linear, linear_rest = operator.tangent(input, *rest)
             output, *chosen = output
@@ -207,7 +260,12 @@ class Derivative:
         if chosen:
             ctx.save_for_backward(*chosen)
         ctx.set_materialize_grads(False)
-        ctx.backwards = adjoint, adjoint_rest, None if are_bare else shards_of(input), (None,) * (3 + len(rest))
+        ctx.backwards = (
+            adjoint,
+            adjoint_rest,
+            None if are_bare else shards_of(input),
+            (None,) * (3 + len(rest)),
+        )
         if not are_bare:
             ctx.save_for_forward(*chosen)
             ctx.forwards = linear, linear_rest, type(output) is tuple
@@ -218,8 +276,8 @@ class Derivative:
         adjoint, rest, shards, nothing = ctx.backwards
         if gradient is not None:
             if shards is not None:
-                # One that is replicated is cut where it lies. What was not sharded before need not be now: a gradient
-                # may be, or be a sum over ranks that is still to be made.
+                # One that is replicated is cut where it lies. What was not sharded before need not
+                # be now: a gradient may be, or be a sum over ranks that is still to be made.
                 placements = zip(shards, gradient.placements, strict=True)  # type: ignore[attr-defined]
                 wanted = [old if old.is_shard() else new for old, new in placements]
                 gradient = gradient.redistribute(placements=wanted)  # type: ignore[attr-defined]
@@ -235,7 +293,9 @@ class Derivative:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """Inside, operators run without recording this level's gradient; outer levels still record theirs."""
+    """Inside, operators run without recording this level's gradient; outer levels still record
+    theirs.
+    """
     with _AutoDispatchBelowAutograd(), torch.enable_grad(), _set_fwd_grad_enabled(True):
         yield
 
@@ -247,7 +307,9 @@ _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 
 
 def is_bare(*tensors: Tensor) -> bool:
-    """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or compilation."""
+    """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or
+    compilation.
+    """
     if is_dynamo_compiling():
         return False
     if (
@@ -255,8 +317,12 @@ def is_bare(*tensors: Tensor) -> bool:
         or _are_functorch_transforms_active()
         or _is_tracing()
         or forward_ad._current_level >= 0
-        # Graphs may be traced above autograd by modes of functions; to ask for the keys takes longer than all of this.
-        or (_len_torch_function_stack() and _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_KEYS)
+        # Graphs may be traced above autograd by modes of functions; to ask for the keys takes
+        # longer than all of this.
+        or (
+            _len_torch_function_stack()
+            and _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_KEYS
+        )
     ):
         for tensor in tensors:
             _require_rules(type(tensor))
@@ -270,7 +336,8 @@ def is_bare(*tensors: Tensor) -> bool:
         if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
             return False
-        # A wrapper that has outlived its transform, a negated view, and elements without memory, as unwritten zeros.
+        # A wrapper that has outlived its transform, a negated view, and elements without memory, as
+        # unwritten zeros.
         if not _has_storage(tensor) or tensor.is_neg():
             return False
         if not tensor.data_ptr() and (tensor.is_meta or tensor.numel() > 0):
@@ -279,14 +346,21 @@ def is_bare(*tensors: Tensor) -> bool:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether the numbers in ``tensor`` can be looked at: not in a trace, nor where that would wait for a device."""
+    """Whether the numbers in ``tensor`` can be looked at: not in a trace, nor where that would wait
+    for a device.
+    """
     return tensor.is_cpu and is_bare(tensor)
 
 
 def _require_rules(kind: type[Tensor]) -> None:
     """Refuse a DTensor before its sharding rules are imported."""
-    if kind.__module__.startswith("torch.distributed.tensor") and "torch_dmlpool.distributed" not in sys.modules:
-        raise TypeError("to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process")
+    if (
+        kind.__module__.startswith("torch.distributed.tensor")
+        and "torch_dmlpool.distributed" not in sys.modules
+    ):
+        raise TypeError(
+            "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
+        )
 
 
 def shards_of(tensor: Tensor) -> Any:
@@ -300,12 +374,20 @@ def records_gradient(*tensors: Tensor) -> bool:
 
 
 def carries_derivative(tensor: Tensor) -> bool:
-    """Whether autograd records a gradient with respect to ``tensor``, or it has a tangent in forward mode."""
+    """Whether autograd records a gradient with respect to ``tensor``, or it has a tangent in
+    forward mode.
+    """
     return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
 
 
 def implementation(name: str, tensor: Tensor) -> Callable[..., Any]:
-    """The operator of that name for the device of ``tensor``; profilers see it, as a call skips the dispatcher."""
+    """The operator of that name for the device of ``tensor``; profilers see it, as a call skips the
+    dispatcher.
+    """
     # Asking for the device's name takes four times as long.
     function = getattr(backends.serving("cpu" if tensor.is_cpu else tensor.device.type), name)
-    return profiler.record_function(f"{NAMESPACE}::{name}")(function) if profiler._is_profiler_enabled else function
+    return (
+        profiler.record_function(f"{NAMESPACE}::{name}")(function)
+        if profiler._is_profiler_enabled
+        else function
+    )

@@ -1,4 +1,5 @@
-"""Launches of the Triton backend on CPU tensors: compiled for sm_90 as on a GPU, and run by the emulator."""
+"""Launches of the Triton backend on CPU tensors: compiled for sm_90 as on a GPU, and run by the
+emulator."""
 
 import struct
 from typing import Any
@@ -12,7 +13,8 @@ from torch_dmlpool.backends import triton as backend
 
 
 def launch(how: Any, *arguments: Any) -> None:
-    """Stands in for the backend's: over meta tensors the last program alone runs, and must write the end of each."""
+    """Stands in for the backend's: over meta tensors the last program alone runs, and must write
+    the end of each."""
     kernel = backend.kernel_named(*how.kernel.split("."))
     memory, types, bits = Memory(), [], []
     for name, argument in zip(kernel.arg_names, arguments, strict=False):
@@ -21,8 +23,14 @@ def launch(how: Any, *arguments: Any) -> None:
             bits.append(memory.address(argument, name))
         else:
             types.append("fp32" if isinstance(argument, float) else "i32")
-            bits.append(struct.unpack("<I", struct.pack("<f" if isinstance(argument, float) else "<i", argument))[0])
-    aligned = tuple(i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0)
+            bits.append(
+                struct.unpack(
+                    "<I", struct.pack("<f" if isinstance(argument, float) else "<i", argument)
+                )[0]
+            )
+    aligned = tuple(
+        i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0
+    )
     made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants))
     bits += [size & (2**64 - 1) for size in how.sizes]
     huge = any(segment.data is None for segment in memory.segments)
@@ -30,4 +38,6 @@ def launch(how: Any, *arguments: Any) -> None:
     machine.run(made.text, memory, bits, how.programs, made.shared_bytes, programs)
     for segment in memory.segments:
         if segment.stored not in (0, segment.size):
-            raise FaultError(f"the last program of {how.kernel} does not store the end of {segment.name}")
+            raise FaultError(
+                f"the last program of {how.kernel} does not store the end of {segment.name}"
+            )

@@ -1,4 +1,5 @@
-"""Decodes a kernel's PTX and runs its programs: all threads in step, one instruction at a time for all of them."""
+"""Decodes a kernel's PTX and runs its programs: all threads in step, one instruction at a time for
+all of them."""
 
 import functools
 import re
@@ -9,7 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emulator.memory import FaultError, Memory, Segment
-from emulator.values import SIGNED, UNSIGNED, WORD, Operation, RefusedError, fit, kind, operation, width
+from emulator.values import (
+    SIGNED,
+    UNSIGNED,
+    WORD,
+    Operation,
+    RefusedError,
+    fit,
+    kind,
+    operation,
+    width,
+)
 
 LINE = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)[^\n]*$", re.MULTILINE)
 OPERAND = re.compile(r"\[[^\]]*\]|<[^>]*>|[^,\s][^,]*")
@@ -19,11 +30,14 @@ TOGETHER = 64  # programs that run in step
 STEPS = 100_000
 UNKNOWN = 0xA5A5A5A5A5A5A5A5  # what a register holds before anything is written to it
 IGNORED = ("fence", "membar", "griddepcontrol", "nop", "bar.warp")
-NOUGHT = dict.fromkeys(("global_smem", "%ctaid.y", "%ctaid.z", "%tid.y", "%tid.z"), np.zeros(1, WORD))
+NOUGHT = dict.fromkeys(
+    ("global_smem", "%ctaid.y", "%ctaid.z", "%tid.y", "%tid.z"), np.zeros(1, WORD)
+)
 
 
 class Operand(NamedTuple):
-    """``what`` is register, number, special, symbol, vector or address; ``value`` its number, name or parts."""
+    """``what`` is register, number, special, symbol, vector or address; ``value`` its number, name
+    or parts."""
 
     what: str
     value: Any
@@ -31,7 +45,8 @@ class Operand(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """``guard`` is the number of a predicate register and the value under which the instruction runs."""
+    """``guard`` is the number of a predicate register and the value under which the instruction
+    runs."""
 
     guard: tuple[int | None, bool] | None
     opcode: str
@@ -45,7 +60,10 @@ class Program:
 
     def __init__(self, ptx: str) -> None:
         ptx = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", ptx), flags=re.DOTALL)
-        files = {number: Path(path).name for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx)}
+        files = {
+            number: Path(path).name
+            for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx)
+        }
         entry = re.search(r"\.entry\s+([\w$.]+)\s*\((.*?)\)(.*?)\{", ptx, re.DOTALL)
         threads = re.search(r"\.reqntid\s+(\d+)", ptx)
         self.name, self.threads = entry[1], int(threads[1])
@@ -54,7 +72,9 @@ class Program:
         self.labels: dict[str, int] = {}
         self.widths: list[int] = []
         self._scopes: list[dict[str, int]] = [{}]
-        body = LINE.sub(lambda found: f".loc {files.get(found[1], '?')}:{found[2]};", ptx[entry.end() :])
+        body = LINE.sub(
+            lambda found: f".loc {files.get(found[1], '?')}:{found[2]};", ptx[entry.end() :]
+        )
         body = re.sub(r"^\s*\.(?:file|section)\b[^\n]*$", "", body, flags=re.MULTILINE)
         self._parse(re.sub(r"\{([^{};]*)\}", r"<\1>", body))  # vectors, not blocks
 
@@ -102,7 +122,8 @@ class Program:
             computes = None  # it touches memory or other threads, or the machine refuses it
         text = f"{text} ({line})" if line else text
         size = int(digits[0]) if (digits := re.findall(r"\d+$", found[3])) else 64
-        # Of 32 bits -1 and what narrower types cannot hold mean the same when extended; -128 and -32768 do not.
+        # Of 32 bits -1 and what narrower types cannot hold mean the same when extended; -128 and
+        # -32768 do not.
         extended = (2**64 - 1,), range(2**64 - 2**31, 2**64 - 2**15)
         numbers = [each.value for each in operands if each.what == "number"]
         numbers = [each for each in numbers if not any(each in harmless for harmless in extended)]
@@ -112,7 +133,9 @@ class Program:
 
     def _operand(self, text: str) -> Operand:
         if text.startswith("<"):
-            return Operand("vector", tuple(self._operand(each.strip()) for each in text[1:-1].split(",")))
+            return Operand(
+                "vector", tuple(self._operand(each.strip()) for each in text[1:-1].split(","))
+            )
         if text.startswith("["):
             base, _, offset = text[1:-1].partition("+")
             return Operand("address", self._operand(base.strip()), int(offset or 0))
@@ -124,22 +147,38 @@ class Program:
         for pattern, base in NUMBERS:
             if re.fullmatch(pattern, text):
                 digits = text.rstrip("U")
-                return Operand("number", int(digits[2:] if digits[:2] in ("0f", "0d") else digits, base))
+                return Operand(
+                    "number", int(digits[2:] if digits[:2] in ("0f", "0d") else digits, base)
+                )
         return Operand("special" if text.startswith("%") else "symbol", text)
 
 
 program_of = functools.cache(Program)
 
 
-def run(ptx: str, memory: Memory, arguments: list[int], grid: int, shared_bytes: int, programs: Iterable[int]) -> None:
-    """Run some programs of a launch of ``grid``; arguments are bits, addresses of ``memory`` among them."""
+def run(
+    ptx: str,
+    memory: Memory,
+    arguments: list[int],
+    grid: int,
+    shared_bytes: int,
+    programs: Iterable[int],
+) -> None:
+    """Run some programs of a launch of ``grid``; arguments are bits, addresses of ``memory`` among
+    them."""
     program, numbers = program_of(ptx), list(programs)
-    parameters = dict.fromkeys(program.parameters, 0) | dict(zip(program.parameters, arguments, strict=False))
+    parameters = dict.fromkeys(program.parameters, 0) | dict(
+        zip(program.parameters, arguments, strict=False)
+    )
     with np.errstate(all="ignore"):
         for first in range(0, len(numbers), TOGETHER):
-            threads = Threads(program, memory, parameters, numbers[first : first + TOGETHER], grid, shared_bytes)
+            threads = Threads(
+                program, memory, parameters, numbers[first : first + TOGETHER], grid, shared_bytes
+            )
             threads.run()
-            races = [race for segment in (*memory.segments, threads.shared) for race in segment.races]
+            races = [
+                race for segment in (*memory.segments, threads.shared) for race in segment.races
+            ]
             if races:
                 raise FaultError(f"{program.name}: " + "; ".join(races))
 
@@ -151,13 +190,24 @@ class Threads:
     """
 
     def __init__(
-        self, program: Program, memory: Memory, parameters: dict[str, int], numbers: list[int], grid: int, shared: int
+        self,
+        program: Program,
+        memory: Memory,
+        parameters: dict[str, int],
+        numbers: list[int],
+        grid: int,
+        shared: int,
     ) -> None:
         self.program, self.memory, self.parameters = program, memory, parameters
         self.count = len(numbers) * program.threads
         thread = np.tile(np.arange(program.threads, dtype=WORD), len(numbers))
         number = np.repeat(np.array(numbers, WORD), program.threads)
-        self.special = {"%tid.x": thread, "%ctaid.x": number, "%nctaid.x": np.array([grid], WORD), **NOUGHT}
+        self.special = {
+            "%tid.x": thread,
+            "%ctaid.x": number,
+            "%nctaid.x": np.array([grid], WORD),
+            **NOUGHT,
+        }
         self.numbers = number.astype(np.int64) * program.threads + thread
         self.registers: list[np.ndarray | None] = [None] * len(program.widths)
         self.next = np.zeros(self.count, np.int64)
@@ -169,7 +219,8 @@ class Threads:
         self.steps = 0
 
     def run(self) -> None:
-        """Those threads go on that are furthest behind: where branches meet, they are together again."""
+        """Those threads go on that are furthest behind: where branches meet, they are together
+        again."""
         while not (self.done | self.waits).all():
             ready = ~(self.done | self.waits)
             at = int(self.next[ready].min())
@@ -177,15 +228,20 @@ class Threads:
             others = self.next[ready & ~active]
             self._advance(at, active, int(others.min()) if others.size else -1)
         if self.waits.any():
-            raise FaultError(f"{self.program.name}: a barrier that not every thread of its program comes to")
+            raise FaultError(
+                f"{self.program.name}: a barrier that not every thread of its program comes to"
+            )
 
     def _advance(self, at: int, active: np.ndarray, stop: int) -> None:
-        """Run the active threads until some of them jump, wait or end, or they come to where others are."""
+        """Run the active threads until some of them jump, wait or end, or they come to where others
+        are."""
         instructions, everybody = self.program.instructions, None if active.all() else active
         while at != stop and at < len(instructions):
             self.steps += 1
             if self.steps > STEPS:
-                raise FaultError(f"{self.program.name}: more than {STEPS} instructions: an endless loop?")
+                raise FaultError(
+                    f"{self.program.name}: more than {STEPS} instructions: an endless loop?"
+                )
             instruction, chosen = instructions[at], everybody
             at += 1
             if instruction.guard is not None:
@@ -223,7 +279,9 @@ class Threads:
         held = self.registers[number]
         if held is None:
             size = self.program.widths[number]
-            held = self.registers[number] = np.array([UNKNOWN & (1 << size) - 1]).astype(UNSIGNED[size])
+            held = self.registers[number] = np.array([UNKNOWN & (1 << size) - 1]).astype(
+                UNSIGNED[size]
+            )
         return held
 
     def _read(self, operand: Operand, size: int) -> np.ndarray:
@@ -255,15 +313,25 @@ class Threads:
         name, *modifiers = opcode.split(".")
         if instruction.operation is not None:
             sources, compute = instruction.operation
-            result = compute(*(self._read(*each) for each in zip(operands[1:], sources, strict=True)))
-            to, results = (operands[0].value, result) if operands[0].what == "vector" else (operands[:1], (result,))
+            result = compute(
+                *(self._read(*each) for each in zip(operands[1:], sources, strict=True))
+            )
+            to, results = (
+                (operands[0].value, result)
+                if operands[0].what == "vector"
+                else (operands[:1], (result,))
+            )
             for each in zip(to, results, strict=True):
                 self._write(*each, chosen)
         elif name in ("mov", "cvta"):
             self._move(*operands, width(modifiers[-1]), chosen)
         elif opcode.startswith("ld.param"):
             parameter = self.parameters[operands[1].value.value]
-            self._write(operands[0], np.array([parameter & (1 << width(modifiers[-1])) - 1], np.uint64), chosen)
+            self._write(
+                operands[0],
+                np.array([parameter & (1 << width(modifiers[-1])) - 1], np.uint64),
+                chosen,
+            )
         elif name in ("ld", "st", "ldmatrix"):
             register, place = operands[::-1] if name == "st" else operands
             self._access(name, modifiers, register, place, instruction.text, chosen)
@@ -283,29 +351,51 @@ class Threads:
         self._write(to, functools.reduce(np.bitwise_or, pieces), chosen)
 
     def _access(
-        self, name: str, modifiers: list[str], register: Operand, place: Operand, text: str, chosen: np.ndarray | None
+        self,
+        name: str,
+        modifiers: list[str],
+        register: Operand,
+        place: Operand,
+        text: str,
+        chosen: np.ndarray | None,
     ) -> None:
-        size, threads, segment = width(modifiers[-1]), self._lanes(self.numbers, chosen), self.shared
+        size, threads, segment = (
+            width(modifiers[-1]),
+            self._lanes(self.numbers, chosen),
+            self.shared,
+        )
         is_global = "global" in modifiers
-        offsets = self._lanes(self._read(place.value, 64 if is_global else 32), chosen).astype(np.int64) + place.offset
+        offsets = (
+            self._lanes(self._read(place.value, 64 if is_global else 32), chosen).astype(np.int64)
+            + place.offset
+        )
         if is_global:
             segment, offsets = self.memory.at(offsets)
         elif not any(each.startswith("shared") for each in modifiers):
             raise RefusedError("neither global nor shared memory")
         elif offsets.min() < 0 or offsets.max() >= self.shared_bytes:
-            raise FaultError(f"out of bounds of shared memory: {offsets.max()} of {self.shared_bytes}")
+            raise FaultError(
+                f"out of bounds of shared memory: {offsets.max()} of {self.shared_bytes}"
+            )
         else:
             offsets = offsets + self._lanes(self.slot, chosen) * self.shared_bytes
         registers = register.value if register.what == "vector" else (register,)
         if name == "st":
-            segment.store(offsets, [self._lanes(self._read(each, size), chosen) for each in registers], threads, text)
+            segment.store(
+                offsets,
+                [self._lanes(self._read(each, size), chosen) for each in registers],
+                threads,
+                text,
+            )
             return
         if name == "ld":
             found = segment.load(offsets, size // 8, len(registers), threads, text)
         elif chosen is not None or modifiers[-1] != "b16":
             raise RefusedError("a matrix of other elements, or after a branch")
         else:
-            found = [self._matrix(i, offsets, "trans" in modifiers, text) for i in range(len(registers))]
+            found = [
+                self._matrix(i, offsets, "trans" in modifiers, text) for i in range(len(registers))
+            ]
         for to, result in zip(registers, found, strict=True):
             result = result.view(SIGNED[size]) if kind(modifiers[-1]) == "s" else result
             if chosen is not None:
@@ -315,11 +405,14 @@ class Threads:
             self._write(to, result, chosen)
 
     def _matrix(self, number: int, offsets: np.ndarray, turned: bool, text: str) -> np.ndarray:
-        """Of eight by eight 16-bit elements each lane gets two neighbours of a row, or of a column."""
+        """Of eight by eight 16-bit elements each lane gets two neighbours of a row, or of a
+        column."""
         each, pair = np.arange(self.count), []
         for i in range(2):
             row, column = each % 32 // 4, each % 4 * 2 + i
             row, column = (column, row) if turned else (row, column)
             place = offsets[each - each % 32 + 8 * number + row] + 2 * column
-            pair.append(self.shared.load(place, 2, 1, self.numbers, text)[0].astype(WORD) << WORD(16 * i))
+            pair.append(
+                self.shared.load(place, 2, 1, self.numbers, text)[0].astype(WORD) << WORD(16 * i)
+            )
         return pair[0] | pair[1]

@@ -1,4 +1,5 @@
-"""A GPU's memory: tensors far from each other; who read and wrote each element, and what no kernel may do with it."""
+"""A GPU's memory: tensors far from each other; who read and wrote each element, and what no kernel
+may do with it."""
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ class FaultError(Exception):
 
 
 class Segment:
-    """Bytes of one tensor, or of the shared memory of programs; without data (a meta tensor) only addresses.
+    """Bytes of one tensor, or of the shared memory of programs; without data (a meta tensor) only
+    addresses.
 
-    What one thread writes no other one may read or write, but for the same number, until ``forget``: in shared memory
-    at a barrier, in a tensor never.
+    What one thread writes no other one may read or write, but for the same number, until
+    ``forget``: in shared memory at a barrier, in a tensor never.
     """
 
     def __init__(self, name: str, size: int, unit: int, data: np.ndarray | None) -> None:
@@ -29,8 +31,11 @@ class Segment:
     def forget(self, first: int, end: int) -> None:
         self.writer[first:end] = self.reader[first:end] = NOBODY
 
-    def _check(self, offsets: np.ndarray, width: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The data in elements of ``width``, the numbers of the first ones accessed, and all their units."""
+    def _check(
+        self, offsets: np.ndarray, width: int, size: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The data in elements of ``width``, the numbers of the first ones accessed, and all their
+        units."""
         if (offsets % size).any():
             raise FaultError(f"misaligned access of {size} bytes to {self.name}")
         first, end = offsets.min(), offsets.max() + size
@@ -41,26 +46,36 @@ class Segment:
         if self.data is None:
             return offsets, offsets, offsets
         data = self.data[: self.size // width * width].view(f"u{width}")
-        return data, offsets // width, (offsets // self.unit)[:, None] + np.arange(size // self.unit)
+        return (
+            data,
+            offsets // width,
+            (offsets // self.unit)[:, None] + np.arange(size // self.unit),
+        )
 
     def _race(self, when: np.ndarray, what: str, text: str) -> None:
         if when.any():
             self.races[f"race: {what} {self.name}: {text}"] = None
 
-    def load(self, offsets: np.ndarray, width: int, count: int, threads: np.ndarray, text: str) -> list[np.ndarray]:
+    def load(
+        self, offsets: np.ndarray, width: int, count: int, threads: np.ndarray, text: str
+    ) -> list[np.ndarray]:
         """``count`` elements of ``width`` bytes from each offset on."""
         data, first, units = self._check(offsets, width, width * count)
         if self.data is None:
             return [np.zeros(len(offsets), f"u{width}")] * count
         who, writer, reader = threads[:, None], self.writer[units], self.reader[units]
-        self._race((writer != NOBODY) & (writer != who), "a thread reads what another one writes of", text)
+        self._race(
+            (writer != NOBODY) & (writer != who), "a thread reads what another one writes of", text
+        )
         new = np.where((reader == NOBODY) | (reader == who), who, SEVERAL)
         self.reader[units] = new
         alike = self.reader[units] != new  # lanes that read the same at once
         self.reader[units[alike]] = SEVERAL
         return [data[first + i] for i in range(count)]
 
-    def store(self, offsets: np.ndarray, elements: list[np.ndarray], threads: np.ndarray, text: str) -> None:
+    def store(
+        self, offsets: np.ndarray, elements: list[np.ndarray], threads: np.ndarray, text: str
+    ) -> None:
         width = elements[0].dtype.itemsize
         data, first, units = self._check(offsets, width, width * len(elements))
         if self.data is None:
@@ -69,7 +84,9 @@ class Segment:
         who, writer, reader = threads[:, None], self.writer[units], self.reader[units]
         others = ((writer != NOBODY) & (writer != who)).any(1)
         changed = np.any([data[first + i] != each for i, each in enumerate(elements)], axis=0)
-        self._race((reader != NOBODY) & (reader != who), "a thread writes what another one reads of", text)
+        self._race(
+            (reader != NOBODY) & (reader != who), "a thread writes what another one reads of", text
+        )
         for i, each in enumerate(elements):
             data[first + i] = each
         lost = np.any([data[first + i] != each for i, each in enumerate(elements)], axis=0)
@@ -85,18 +102,22 @@ class Memory:
         self._bases: dict[int, int] = {}
 
     def address(self, tensor: Tensor, name: str) -> int:
-        """Where a tensor's first element is; its storage is put into memory, views of one storage share it."""
+        """Where a tensor's first element is; its storage is put into memory, views of one storage
+        share it."""
         storage = tensor.untyped_storage()
         key = id(tensor) if tensor.is_meta else storage.data_ptr()
         if key not in self._bases:
-            raw = None if tensor.is_meta else torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            raw = (
+                None if tensor.is_meta else torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            )
             self._bases[key] = len(self.segments)
             self.segments.append(Segment(name, storage.nbytes(), tensor.itemsize, raw))
         return (self._bases[key] + 1 << APART) + tensor.storage_offset() * tensor.itemsize
 
     def at(self, addresses: np.ndarray) -> tuple[Segment, np.ndarray]:
         """The segment that addresses lie in, and their offsets there."""
-        # Half a tensor's room before it belongs to it, so that a small negative offset names the right one.
+        # Half a tensor's room before it belongs to it, so that a small negative offset names the
+        # right one.
         numbers = (addresses + (1 << APART - 1) >> APART) - 1
         number = int(numbers[0])
         if not 0 <= number < len(self.segments) or (numbers != number).any():

@@ -1,6 +1,7 @@
 """What PTX instructions compute: functions of arrays of bits, one element for each thread.
 
-Arithmetic makes canonical NaNs, as NVIDIA documents for float32; ``div.full`` is exact here and within 2 ulp on a GPU.
+Arithmetic makes canonical NaNs, as NVIDIA documents for float32; ``div.full`` is exact here and
+within 2 ulp on a GPU.
 """
 
 import functools
@@ -31,7 +32,13 @@ class Operation(NamedTuple):
 
 def width(type_name: str) -> int:
     """Bits of a PTX type."""
-    return 1 if type_name == "pred" else 32 if type_name.endswith("x2") else int(type_name.lstrip("busf"))
+    return (
+        1
+        if type_name == "pred"
+        else 32
+        if type_name.endswith("x2")
+        else int(type_name.lstrip("busf"))
+    )
 
 
 def kind(type_name: str) -> str:
@@ -76,20 +83,25 @@ def joined(low: Bits, high: Bits) -> Bits:
 def extreme(x: np.ndarray, y: np.ndarray, greater: bool, keeps_nan: bool) -> np.ndarray:
     if x.dtype.kind != "f":
         return np.maximum(x, y) if greater else np.minimum(x, y)
-    first = (x > y) | ((x == y) & ~np.signbit(x)) if greater else (x < y) | ((x == y) & np.signbit(x))
+    first = (
+        (x > y) | ((x == y) & ~np.signbit(x)) if greater else (x < y) | ((x == y) & np.signbit(x))
+    )
     result = np.where(first, x, y)
     other_is_number = np.where(np.isnan(x), y, np.where(np.isnan(y), x, result))
     return np.where(np.isnan(x) | np.isnan(y), x + y, result) if keeps_nan else other_is_number
 
 
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """``x * y + z`` rounded once; of narrow types by way of a type that holds the product and most of the sum."""
+    """``x * y + z`` rounded once; of narrow types by way of a type that holds the product and most
+    of the sum."""
     if x.dtype != np.float64:
         return (x.astype(np.longdouble) * y + z).astype(x.dtype)
     product = x * y
     splits = [(a * 134217729.0) - (a * 134217729.0 - a) for a in (x, y)]
     lows = [x - splits[0], y - splits[1]]
-    lost = lows[0] * lows[1] - (((product - splits[0] * splits[1]) - lows[0] * splits[1]) - splits[0] * lows[1])
+    lost = lows[0] * lows[1] - (
+        ((product - splits[0] * splits[1]) - lows[0] * splits[1]) - splits[0] * lows[1]
+    )
     total = product + z
     rest = total - product
     result = total + ((product - (total - rest)) + (z - rest) + lost)
@@ -113,7 +125,11 @@ def shifted(x: np.ndarray, by: Bits, left: bool) -> np.ndarray:
     size = x.dtype.itemsize * 8
     amount = np.minimum(by, size - 1).astype(x.dtype)
     result = x << amount if left else x >> amount
-    return result if x.dtype.kind == "i" and not left else np.where(by >= size, x.dtype.type(0), result)
+    return (
+        result
+        if x.dtype.kind == "i" and not left
+        else np.where(by >= size, x.dtype.type(0), result)
+    )
 
 
 def permuted(low: Bits, high: Bits, selector: Bits) -> Bits:
@@ -131,7 +147,9 @@ def extracted(x: np.ndarray, start: Bits, length: Bits) -> np.ndarray:
     """A field of bits, its highest repeated where signed; it lies inside the register."""
     size = WORD(x.dtype.itemsize * 8)
     return np.where(
-        length == 0, x.dtype.type(0), shifted(shifted(x, size - start - length, True), size - length, False)
+        length == 0,
+        x.dtype.type(0),
+        shifted(shifted(x, size - start - length, True), size - length, False),
     )
 
 
@@ -159,8 +177,13 @@ def converted(value: np.ndarray, to: str, modifiers: tuple[str, ...]) -> Bits:
 
 
 COMPARISONS = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 
 
 def compared(x: np.ndarray, y: np.ndarray, how: str) -> Bits:
@@ -174,12 +197,22 @@ def compared(x: np.ndarray, y: np.ndarray, how: str) -> Bits:
 
 
 CALCULATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
-    "xor": operator.xor, "not": operator.invert, "neg": operator.neg, "abs": np.abs, "sqrt": np.sqrt, "fma": fused,
-    "mad": lambda x, y, z: x * y + z, "rcp": lambda x: x.dtype.type(1) / x,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": operator.invert,
+    "neg": operator.neg,
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "fma": fused,
+    "mad": lambda x, y, z: x * y + z,
+    "rcp": lambda x: x.dtype.type(1) / x,
     "div": lambda x, y: x / y if x.dtype.kind == "f" else divided(x, y),
     "rem": lambda x, y: x - divided(x, y) * y,
-}  # fmt: skip
+}
 ARITY = {"not": 1, "neg": 1, "abs": 1, "sqrt": 1, "rcp": 1, "fma": 3, "mad": 3}
 KNOWN_MODIFIERS = {"lo", "hi", "wide", "rn", "full", "approx", "NaN"}
 
@@ -192,15 +225,22 @@ def operation(opcode: str) -> Operation:
     if name == "setp" and len(modifiers) == 2:
         if of.endswith("x2"):
             half = operation(opcode.removesuffix("x2")).compute
-            return Operation((32, 32), lambda *words: [half(*each) for each in zip(*map(halves, words), strict=True)])
-        return Operation((width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0]))
+            return Operation(
+                (32, 32),
+                lambda *words: [half(*each) for each in zip(*map(halves, words), strict=True)],
+            )
+        return Operation(
+            (width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0])
+        )
     if name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
     if name == "cvt" and {*modifiers[:-2]} <= {"rn", *ROUNDINGS}:
         to, settings = modifiers[-2], tuple(modifiers[:-2])
         convert = lambda x, to=to: converted(as_value(x, of), to, settings)  # noqa: E731
         if to.endswith("x2"):
-            return Operation((width(of),) * 2, lambda x, y: joined(convert(y, to[:-2]), convert(x, to[:-2])))
+            return Operation(
+                (width(of),) * 2, lambda x, y: joined(convert(y, to[:-2]), convert(x, to[:-2]))
+            )
         return Operation((width(of),), convert)
     if name in ("shl", "shr"):
         return Operation((width(of), 32), lambda x, by: shifted(as_value(x, of), by, name == "shl"))
@@ -209,7 +249,9 @@ def operation(opcode: str) -> Operation:
     if opcode == "bfi.b32":
         return Operation((32,) * 4, inserted)
     if name == "bfe":
-        return Operation((width(of), 32, 32), lambda x, start, length: extracted(as_value(x, of), start, length))
+        return Operation(
+            (width(of), 32, 32), lambda x, start, length: extracted(as_value(x, of), start, length)
+        )
     if name in (*CALCULATIONS, "min", "max") and {*modifiers[:-1]} <= KNOWN_MODIFIERS:
         return _calculation(name, modifiers, of)
     raise RefusedError(opcode)
@@ -220,15 +262,20 @@ def _calculation(name: str, modifiers: list[str], of: str) -> Operation:
     if of.endswith("x2"):
         half = _calculation(name, modifiers, of[:-2]).compute
         return Operation(
-            sources, lambda *words: joined(*(half(*each) for each in zip(*map(halves, words), strict=True)))
+            sources,
+            lambda *words: joined(*(half(*each) for each in zip(*map(halves, words), strict=True))),
         )
     calculate = high_product if "hi" in modifiers else CALCULATIONS.get(name)
     if calculate is None:
         calculate = functools.partial(extreme, greater=name == "max", keeps_nan="NaN" in modifiers)
     if "wide" not in modifiers:
-        return Operation(sources, lambda *each: as_bits(calculate(*(as_value(one, of) for one in each)), of))
+        return Operation(
+            sources, lambda *each: as_bits(calculate(*(as_value(one, of) for one in each)), of)
+        )
     double = of[0] + str(2 * width(of))
     wide = lambda bits: as_value(bits, of).astype(as_value(np.zeros(1, np.uint64), double).dtype)  # noqa: E731
     if name == "mul":
         return Operation(sources, lambda x, y: wide(x) * wide(y))
-    return Operation((*sources[:2], 2 * width(of)), lambda x, y, z: wide(x) * wide(y) + as_value(z, double))
+    return Operation(
+        (*sources[:2], 2 * width(of)), lambda x, y, z: wide(x) * wide(y) + as_value(z, double)
+    )
