@@ -45,7 +45,8 @@ def parser() -> argparse.ArgumentParser:
     chosen = parsed.add_mutually_exclusive_group()
     chosen.add_argument(
         "--rows",
-        help="comma-separated groups, or text in a row's name (default: all; --quick: core, overhead)",
+        help="comma-separated groups, or text in a row's name "
+        "(default: all; --quick: core, overhead)",
     )
     chosen.add_argument(
         "--scaling",
@@ -57,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="TEXT",
-        help="blocks of known models instead, torch.nn's layers against this package's: all, or those named TEXT",
+        help="blocks of known models instead, torch.nn's layers against this package's: all, "
+        "or those named TEXT",
     )
     parsed.add_argument(
         "--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)"

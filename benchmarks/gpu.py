@@ -37,7 +37,10 @@ def steps(folder: Path, sanitizer: str | None) -> list[tuple[str, list[str], int
     tests = f"pytest {tests} {' '.join(TESTS)} --sample {SAMPLE}"
     if importlib.util.find_spec("xdist") is not None:
         tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"
-    beside = "benchmarks --device cuda --rows published,overhead --compile --deadline 70 --row-seconds 0.3"
+    beside = (
+        "benchmarks --device cuda --rows published,overhead --compile "
+        "--deadline 70 --row-seconds 0.3"
+    )
     memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {sys.executable}"
     python = sys.executable
     found = [

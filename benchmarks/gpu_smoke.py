@@ -80,9 +80,10 @@ def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
                     ("NCHW", torch.contiguous_format),
                     ("NHWC", torch.channels_last),
                 ):
-                    call = lambda backend, x, operator=operator, window=window: operator(
-                        backend, x, window
-                    )  # noqa: E731
+
+                    def call(backend, x, operator=operator, window=window):
+                        return operator(backend, x, window)
+
                     yield (
                         f"{name} {size} {str(dtype)[6:]} {layout}",
                         call,
@@ -100,7 +101,8 @@ def smoke(end: float, every: int, device: str = "cuda") -> int:
         try:
             say = differences(call(reference, input), call(backend, input.to(device)))
         except Exception as error:
-            say = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            say = f"{type(error).__name__}: {first}"
         wrong += bool(say)
         print(f"WRONG {name}: {say}" if say else f"ok {name}", flush=True)
     print(f"{wrong} wrong, {left} not begun", flush=True)

@@ -39,11 +39,7 @@ SETTLING_SECONDS = 2e-3  # thread pools spin for about a millisecond after their
 # or twice the L2 cache: read for so long that the host gets ahead of the device meanwhile
 FLUSHED_BYTES = 2**29
 # the first of them that does a row is what everybody else must agree with
-REFERENCES = (
-    ATEN,
-    DETOUR,
-    BY_AXIS,
-)
+REFERENCES = (ATEN, DETOUR, BY_AXIS)
 LOAD_SECONDS = 240.0  # no busy process outlives this, whatever becomes of us
 
 

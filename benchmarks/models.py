@@ -290,7 +290,10 @@ def markdown(results: dict[str, Any]) -> str:
     known = results["conditions"]
     place = f"{known['machine']['processor']}, {known['machine']['cpu_capability']}"
     threads = "one thread" if known["threads"] == 1 else f"{known['threads']} threads"
-    conditions = f"Contiguous / channels_last. {place}; {threads}; PyTorch {known['versions']['torch']}; {known['date'][:10]}."
+    conditions = (
+        f"Contiguous / channels_last. {place}; {threads}; "
+        f"PyTorch {known['versions']['torch']}; {known['date'][:10]}."
+    )
     return "\n".join([*lines, "", conditions])
 
 
@@ -308,7 +311,10 @@ def run(named: str, seconds: float, path: Path) -> int:
     for case in cases(named):
         row = measure(*case, seconds=seconds)
         rows.append(row)
-        way = f"{'compiled' if row['compiled'] else 'eager':8} {'training' if row['training'] else 'forward':8}"
+        way = (
+            f"{'compiled' if row['compiled'] else 'eager':8} "
+            f"{'training' if row['training'] else 'forward':8}"
+        )
         layout = "channels_last" if row["channels_last"] else ""
         print(
             f"{row['block']:36} {way} {layout:13} {row['original']:8.3f} ms "

@@ -110,7 +110,8 @@ class Mutant(NamedTuple):
         source = (ROOT / self.path).read_text()
         column = self.start - source.rfind("\n", 0, self.start)
         line = source.splitlines()[self.line - 1].strip()
-        return f"{self.path}:{self.line}:{column}: {self.before.strip()} → {self.after.strip() or 'nothing'} in {line}"
+        change = f"{self.before.strip()} → {self.after.strip() or 'nothing'}"
+        return f"{self.path}:{self.line}:{column}: {change} in {line}"
 
 
 def mutants(path: Path) -> Iterator[Mutant]:

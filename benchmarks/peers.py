@@ -250,9 +250,8 @@ def _package_version(package: str, module: str) -> str:
     foreign.imported(module)
     try:
         return importlib.metadata.version(package)
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # a folder of that name, which Python takes for a package
+    except importlib.metadata.PackageNotFoundError:
+        # a folder of that name, which Python takes for a package
         raise Absent("not installed") from None
 
 

@@ -120,7 +120,8 @@ class Row:
     @property
     def name(self) -> str:
         layout = "channels last" if self.channels_last else "contiguous"
-        return f"{self.operator} | {layout} | {str(self.dtype).removeprefix('torch.')} | {self.window}/{self.stride}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.operator} | {layout} | {dtype} | {self.window}/{self.stride}"
 
 
 def _maxima(input: Tensor, window: Window) -> Prepared:
@@ -202,10 +203,16 @@ class Prediction:
     def __str__(self) -> str:
         spills = f", {self.spills} spills" if self.spills else ""
         kernels = ", ".join(dict.fromkeys(self.kernels))
-        return f"{kernels} | {self.registers}{spills} | {self.in_flight / 1024:.0f} | {self.bound} | {self.fraction:.2f}"
+        return (
+            f"{kernels} | {self.registers}{spills} | {self.in_flight / 1024:.0f} | "
+            f"{self.bound} | {self.fraction:.2f}"
+        )
 
 
-HEAD = "| operator | layout | type | window/stride | kernels | registers | KiB in flight | bound | fraction |"
+HEAD = (
+    "| operator | layout | type | window/stride | kernels | registers | KiB in flight "
+    "| bound | fraction |"
+)
 
 
 def main() -> None:

@@ -136,14 +136,17 @@ def growth(curve: Curve) -> list[str]:
         if curve.variable == "window":
             speed = "faster" if slopes["logarithm"].faster_than_proportional else "not faster"
             text = f"cost per output grows as (log k)^({slopes['logarithm']}), {speed} than log k"
-            text += f" (as k^({slopes['window']})), by {(curve.per_doubling(name) or 0) * 1e9:.3g} ns with each doubling"
-            text += f"; {costs[first] * 1e9:.3g} ns at k = {first}, {costs[last] * 1e9:.3g} ns at k = {last}"
+            doubling = (curve.per_doubling(name) or 0) * 1e9
+            text += f" (as k^({slopes['window']})), by {doubling:.3g} ns with each doubling"
+            text += f"; {costs[first] * 1e9:.3g} ns at k = {first}"
+            text += f", {costs[last] * 1e9:.3g} ns at k = {last}"
         elif curve.variable == "elements":
             text = f"cost per element grows as size^({slopes['elements']}) from 2^18 elements on"
             text += f"; {costs[last] * 1e9:.3g} ns at {last:,}"
             text += f"; a call with {first:,} takes {costs[first] * first * 1e6:.3g} µs"
         else:
-            text = f"{costs[first] / costs[last]:.2f} times as fast on {count(last, 'thread')} as on {first}"
+            ratio = costs[first] / costs[last]
+            text = f"{ratio:.2f} times as fast on {count(last, 'thread')} as on {first}"
         lines.append(f"{curve.name}, {name}: {text}")
     return lines
 
@@ -153,9 +156,9 @@ def conditions(results: Results) -> str:
     known = results.conditions
     machine = known["machine"]
     caches = ", ".join(f"{level} {amount}" for level, amount in machine["caches"].items())
-    place = (
-        machine.get("gpu")
-        or f"{machine['processor']}, {count(machine['cores'], 'core')} ({caches}; {machine['cpu_capability']})"
+    place = machine.get("gpu") or (
+        f"{machine['processor']}, {count(machine['cores'], 'core')} "
+        f"({caches}; {machine['cpu_capability']})"
     )
     others = known["busy_processes"]
     company = (

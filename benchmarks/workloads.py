@@ -36,8 +36,10 @@ GROUPS = {
     "types": "data types beside float32",
     "quantized": "averages of 8-bit integers with scales and zero points",
     "batches": "one pool over batches of 1 to 256",
-    "extremes": "windows that tile an image, long rows, one window over everything: values, indices, training",
-    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds, in every type and layout; in no other list",
+    "extremes": "windows that tile an image, long rows, one window over everything: "
+    "values, indices, training",
+    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds, "
+    "in every type and layout; in no other list",
 }
 
 

@@ -72,11 +72,14 @@ def symbol(position: int, size: int, axis: Axis) -> str:
 def box(x: float, y: float, fill: str, text: str = "", dashed: bool = False) -> str:
     dashes = ' stroke-dasharray="4 3"' if dashed else ""
     centre = CELL / 2
-    label = (
-        text
-        and f'<text x="{x + centre:g}" y="{y + centre + 5:g}" text-anchor="middle">{escape(text)}</text>'
+    label = text and (
+        f'<text x="{x + centre:g}" y="{y + centre + 5:g}" text-anchor="middle">'
+        f"{escape(text)}</text>"
     )
-    frame = f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="{CELL}" rx="4" fill="{fill}" stroke="{INK}"{dashes}/>'
+    frame = (
+        f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="{CELL}" rx="4" '
+        f'fill="{fill}" stroke="{INK}"{dashes}/>'
+    )
     return frame + label
 
 
@@ -90,7 +93,8 @@ def picture(title: str, width: float, height: float, shapes: Iterator[str]) -> s
     width = max(width, MARGIN * 2 + len(title) * CHARACTER)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="sans-serif" font-size="14" fill="{INK}" role="img">',
+        f'viewBox="0 0 {width:g} {height:g}" font-family="sans-serif" font-size="14" '
+        f'fill="{INK}" role="img">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{width:g}" height="{height:g}" rx="8" fill="white"/>',
         words(MARGIN, MARGIN - GAP, title),

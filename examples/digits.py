@@ -49,10 +49,7 @@ def draw(model: nn.Sequential, images: Tensor, labels: Tensor) -> None:
     pooled.retain_grad()
     nn.functional.cross_entropy(model[3:](pooled), labels[chosen], reduction="sum").backward()
     # there is most to see in these
-    maps = (
-        torch.arange(10),
-        features.grad.abs().sum((2, 3)).argmax(1),
-    )
+    maps = torch.arange(10), features.grad.abs().sum((2, 3)).argmax(1)
     rows = {
         "image": images[chosen, 0],
         "a feature map": features.detach()[maps],

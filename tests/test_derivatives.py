@@ -109,10 +109,7 @@ def test_second_derivatives(case: cases.Case, name: str) -> None:
     function, sizes = functions_of(case)[name]
     input = samples.distinct(*sizes).requires_grad_()
     # bent: pooling alone has second derivatives of 0
-    arguments = (
-        lambda x: function(x).sin(),
-        input,
-    )
+    arguments = (lambda x: function(x).sin(), input)
     modes = {"check_batched_grad": True, "check_fwd_over_rev": True, "check_rev_over_rev": True}
     assert gradgradcheck(*arguments, **modes, fast_mode=case.rank > 1)
 

@@ -263,7 +263,8 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 EXAMPLES = ROOT / "examples"
 SAID = {
-    "beyond_torch.py": r"8-bit averages that are not exact\n  torch.nn +25.*%\n  torch_dmlpool +0.0%",
+    "beyond_torch.py": r"8-bit averages that are not exact\n"
+    r"  torch.nn +25.*%\n  torch_dmlpool +0.0%",
     "digits.py": "all 276 losses are equal bit for bit",
     "dilated_average.py": r"noise: 20.0 dB before, 29..",
     "int8_inference.py": r"\n0 of \d+ averages differ from exact fractions",

@@ -17,14 +17,15 @@ WINDOW = "window_size, strides=1, start_padding=0, end_padding=0, dilations=1"
 PARAMETERS = "input_scale, input_zero_point, output_scale, output_zero_point"
 INDICES = "return_indices=False, index_dtype=torch.int64"
 SIGNATURES = {
-    "average_pooling": f"input, {WINDOW}, include_padding=False, *, ceil_mode=False, divisor_override=None",
-    "average_pooling_grad": f"input_gradient, input_size, {WINDOW}, include_padding=False, *, ceil_mode=False, "
+    "average_pooling": f"input, {WINDOW}, include_padding=False, *, ceil_mode=False, "
     "divisor_override=None",
+    "average_pooling_grad": f"input_gradient, input_size, {WINDOW}, include_padding=False, *, "
+    "ceil_mode=False, divisor_override=None",
     "max_pooling": f"input, {WINDOW}, *, ceil_mode=False, {INDICES}",
     "quantized_max_pooling": f"input, {WINDOW}, *, ceil_mode=False, {INDICES}",
     "max_pooling_grad": f"input, input_gradient, {WINDOW}, *, ceil_mode=False",
-    "quantized_linear_average_pooling": f"input, {PARAMETERS}, {WINDOW}, include_padding=False, *, ceil_mode=False, "
-    "output_dtype=None",
+    "quantized_linear_average_pooling": f"input, {PARAMETERS}, {WINDOW}, include_padding=False, *, "
+    "ceil_mode=False, output_dtype=None",
     "lp_pooling": f"input, {WINDOW}, p=2, *, ceil_mode=False",
     "adaptive_max_pooling": f"input, output_size, *, {INDICES}",
 }
@@ -147,7 +148,8 @@ from torch_dmlpool.nn import functional as F
 def pooled(x: torch.Tensor, flag: bool) -> None:
     a: torch.Tensor = dmlpool.max_pooling(x, 2)
     b: tuple[torch.Tensor, torch.Tensor] = dmlpool.max_pooling(x, 2, return_indices=True)
-    c: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = dmlpool.max_pooling(x, 2, return_indices=flag)
+    c: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    c = dmlpool.max_pooling(x, 2, return_indices=flag)
     d: torch.Tensor = F.max_pool2d(x, kernel_size=2, padding="same")
     e: tuple[torch.Tensor, torch.Tensor] = F.adaptive_max_pool3d(x, 2, return_indices=True)
     f: torch.Tensor = F.avg_pool1d(x, (2,), dilation=3)

@@ -3,6 +3,7 @@ switched off."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import cases
 import oracle
@@ -262,9 +263,11 @@ def test_sigmoid_and_tanh_are_computed_of_maxima_alone(move: str, device: torch.
     """Where that gives the same results, of fewer evaluations."""
     function, order = MOVES[move]
     input, seen = samples.special(2, 3, 20, 22).to(device), list[str]()
-    see = lambda graph: seen.extend(
-        str(node.target).split(".")[-2] for node in graph.nodes if "." in str(node.target)
-    )  # noqa: E731
+
+    def see(graph: Any) -> None:
+        targets = (str(node.target) for node in graph.nodes)
+        seen.extend(target.split(".")[-2] for target in targets if "." in target)
+
     with config.patch(post_grad_custom_post_pass=see):
         found = compiled(function)(input)
     assert [name for name in seen if name in order] == order
@@ -274,9 +277,10 @@ def test_sigmoid_and_tanh_are_computed_of_maxima_alone(move: str, device: torch.
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:
     """No operator of the package is left in either graph."""
     window = (3, 2, 1, 1)
-    both = lambda x: (
-        dmlpool.max_pooling(x.sin(), *window) + dmlpool.average_pooling(x.cos(), *window)
-    )  # noqa: E731
+
+    def both(x: Tensor) -> Tensor:
+        return dmlpool.max_pooling(x.sin(), *window) + dmlpool.average_pooling(x.cos(), *window)
+
     leaf = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device).requires_grad_()
     torch._dynamo.reset()
     _, code = run_and_get_code(lambda: compiled(both)(leaf).sum().backward())

@@ -299,12 +299,8 @@ def test_a_network_of_layers() -> None:
         pools = [node for node in exported.nodes if "Pool" in node]
         assert [pool for pool in pools if pool != "GlobalAveragePool"] in (
             ["MaxPool", "AveragePool", "MaxPool"],
-            [
-                "MaxPool",
-                "MaxPool",
-                "AveragePool",
-                "MaxPool",
-            ],  # the mask of empty windows, if sizes are dynamic
+            # the mask of empty windows, if sizes are dynamic
+            ["MaxPool", "MaxPool", "AveragePool", "MaxPool"],
         )
         for image in (
             [input]

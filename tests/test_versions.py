@@ -220,15 +220,18 @@ values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
 values.sum().backward()
 integers = input.detach().to(torch.uint8)
 pooled = dmlpool.quantized_linear_average_pooling(integers, 0.5, 0, 0.5, 0, 2, 2)
-print(values.flatten().tolist(), indices.flatten().tolist(), int(input.grad.sum()), pooled.flatten().tolist())
-print(dmlpool.nn.quantized.AvgPool2d(2)(integers).flatten().tolist(), dmlpool.nn.AvgPool2d(4)(input).item())
+gradient = int(input.grad.sum())
+print(values.flatten().tolist(), indices.flatten().tolist(), gradient, pooled.flatten().tolist())
+averages = dmlpool.nn.quantized.AvgPool2d(2)(integers)
+print(averages.flatten().tolist(), dmlpool.nn.AvgPool2d(4)(input).item())
 """
 POOLED = "[5.0, 7.0, 13.0, 15.0] [5, 7, 13, 15] 4 [2, 4, 10, 12]\n[2, 4, 10, 12] 7.5\n"
 WITHOUT = {
     "quantized tensors, which PyTorch has announced": """
-for name in [name for name in dir(torch) if name.startswith(("quint", "qint", "quantize_", "per_channel_affine",
-             "per_tensor_affine", "per_channel_symmetric", "per_tensor_symmetric", "_empty_affine",
-             "_empty_per_channel", "_make_per"))]:
+announced = ("quint", "qint", "quantize_", "per_channel_affine", "per_tensor_affine",
+             "per_channel_symmetric", "per_tensor_symmetric", "_empty_affine",
+             "_empty_per_channel", "_make_per")
+for name in [name for name in dir(torch) if name.startswith(announced)]:
     delattr(torch, name)
 """,
     "distributed tensors, as on some platforms": """
@@ -248,7 +251,8 @@ sys.modules["triton"] = None
 import sys, importlib.abc, importlib.machinery
 class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self) if name.split(".")[0] == "triton" else None
+        if name.split(".")[0] == "triton":
+            return importlib.machinery.ModuleSpec(name, self)
     def create_module(self, spec): raise ImportError("libtriton.so: undefined symbol")
     def exec_module(self, module): pass
 sys.meta_path.insert(0, Broken())
@@ -260,7 +264,8 @@ sys.meta_path.insert(0, Broken())
 def test_a_process_without(what: str, run_python: Callable[..., str]) -> None:
     """E7: all but the two functions of quantized tensors, and those say what serves instead."""
     ending = """
-for function in (dmlpool.quantized_average_pooling, dmlpool.quantized_max_pooling) * (not hasattr(torch, "quint8")):
+functions = dmlpool.quantized_average_pooling, dmlpool.quantized_max_pooling
+for function in functions * (not hasattr(torch, "quint8")):
     try: function(torch.ones(1, 1, 4, 4), 2)
     except NotImplementedError as error: print(error)
 """
@@ -278,10 +283,13 @@ def test_importing_does_nothing_but_register(run_python: Callable[..., str]) -> 
 import sys, torch
 before = set(sys.modules), torch.get_num_threads(), torch.get_default_dtype()
 import torch_dmlpool
-print(torch.ops.dmlpool.max_pooling.default._schema.name, torch.ops.dmlpool.average_pooling.default._schema.name)
+operators = torch.ops.dmlpool
+print(*(operator.default._schema.name
+        for operator in (operators.max_pooling, operators.average_pooling)))
 print((torch.get_num_threads(), torch.get_default_dtype()) == before[1:], torch.is_grad_enabled())
 torch_dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
-unwanted = ("triton", "torch_dmlpool.kernels", "torch_dmlpool.backends.triton", "torch._inductor", "torch._dynamo")
+unwanted = ("triton", "torch_dmlpool.kernels", "torch_dmlpool.backends.triton",
+            "torch._inductor", "torch._dynamo")
 print([name for name in set(sys.modules) - before[0] if name.startswith(unwanted)])
 from torch_dmlpool import backends
 torch.cuda.is_available = lambda: False

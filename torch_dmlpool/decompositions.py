@@ -39,7 +39,8 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         >>> import torch, torch_dmlpool as dmlpool
         >>> from torch_dmlpool.decompositions import decompositions
         >>> layer = dmlpool.nn.MaxPool2d(3, 2, padding="same").eval()
-        >>> program = torch.export.export(layer, (torch.ones(1, 3, 8, 8),)).run_decompositions(decompositions())
+        >>> program = torch.export.export(layer, (torch.ones(1, 3, 8, 8),))
+        >>> program = program.run_decompositions(decompositions())
         >>> [node.name for node in program.graph.nodes if "dmlpool" in str(node.target)]
         []
     """

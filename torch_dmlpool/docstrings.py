@@ -18,13 +18,14 @@ PYTORCHS_NAMES = {
     "norm_type": "p",
 }
 _WINDOW = """\
-    window_size: Taps of the window, at least 1: one int for all spatial dimensions or one each, in ``D, H, W`` order.
+    window_size: Taps of the window, at least 1: one int for all spatial dimensions or one each, in
+        ``D, H, W`` order.
     strides: Elements from one window to the next, at least 1.
     start_padding: Elements of padding before the first, at least 0; any amount is legal.
     end_padding: Elements of padding after the last.
     dilations: Elements from one tap to the next, at least 1.
-    ceil_mode: Whether a last window that starts inside the input may reach past the padded box; what lies there
-        never counts."""
+    ceil_mode: Whether a last window that starts inside the input may reach past the padded box;
+        what lies there never counts."""
 _PADDED = (
     _WINDOW
     + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
@@ -34,14 +35,19 @@ _SIZES = """\
     ``extent = (window_size - 1) * dilations + 1``"""
 _RAISES = """
 Raises:
-    TypeError: An argument of the wrong type, or a data type that is not supported or does not fit another.
-    ValueError: A number out of range, a wrong number of entries, sizes or devices that do not fit, or a window that
-        leaves no output. It is a RuntimeError too, which PyTorch raises for most of these.
+    TypeError: An argument of the wrong type, or a data type that is not supported or does not fit
+        another.
+    ValueError: A number out of range, a wrong number of entries, sizes or devices that do not fit,
+        or a window that leaves no output. It is a RuntimeError too, which PyTorch raises for most
+        of these.
 
 Example:
     >>> import torch, torch_dmlpool as dmlpool
 """
-_SOURCE = "\nSource: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_{}_operator_desc\n"
+_SOURCE = (
+    "\nSource: https://learn.microsoft.com/windows/win32/api/directml/"
+    "ns-directml-dml_{}_operator_desc\n"
+)
 
 
 def operator(page: str = "") -> Callable[[_F], _F]:

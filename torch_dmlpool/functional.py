@@ -293,8 +293,9 @@ def quantized_linear_average_pooling(
 
     There is no gradient; a scale that requires one is a RuntimeError.
 
-    >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)  # 0, 1, 2 and 4 in steps of 0.5 from 10
-    >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)  # 1.75 / 0.25 + 3
+    >>> # 0, 1, 2 and 4 in steps of 0.5 from 10; 1.75 / 0.25 + 3
+    >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)
+    >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)
     tensor([[[[10]]]], dtype=torch.uint8)
     """
     operands.check_pooled("input", input, operands.QUANTIZED_TYPES)

@@ -64,8 +64,10 @@ def quantized_average_pooling(
     new program, use :func:`quantized_linear_average_pooling` on the integers. A PyTorch without
     them raises a NotImplementedError.
 
-    >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
-    >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()  # 10 + 1.75 / 0.5, half to even
+    >>> image = torch.tensor([[[[0., 1.], [2., 4.]]]])
+    >>> image = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
+    >>> # 10 + 1.75 / 0.5, half to even
+    >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()
     tensor([[[[14]]]], dtype=torch.uint8)
     """
     types = check_quantized(input)
@@ -156,7 +158,8 @@ def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Po
     Quantized tensors have no gradient, and torch.compile does not take them: there use
     :func:`max_pooling` of integers.
 
-    >>> image = torch.quantize_per_tensor(torch.tensor([[[[0., 1.], [2., 4.]]]]), 0.5, 10, torch.quint8)
+    >>> image = torch.tensor([[[[0., 1.], [2., 4.]]]])
+    >>> image = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
     >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
     tensor([[[[4.]]]])
     """

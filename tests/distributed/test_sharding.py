@@ -254,7 +254,8 @@ def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(
 import contextlib, sys, tempfile, torch
 import torch_dmlpool as dmlpool
 dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
-assert not [name for name in sys.modules if name.startswith(("torch_dmlpool.distributed", "torch.distributed.tensor"))]
+unwanted = ("torch_dmlpool.distributed", "torch.distributed.tensor")
+assert not [name for name in sys.modules if name.startswith(unwanted)]
 import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode

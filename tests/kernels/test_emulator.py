@@ -208,7 +208,8 @@ def run_by_hand(body: str) -> Tensor:
 
 
 LOOP = """setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip;
-$again: add.s32 %r2, %r2, %r1; setp.lt.u32 %p2, %r2, 20; setp.ne.u32 %p3, %r1, 0; and.pred %p2, %p2, %p3;
+$again: add.s32 %r2, %r2, %r1; setp.lt.u32 %p2, %r2, 20;
+setp.ne.u32 %p3, %r1, 0; and.pred %p2, %p2, %p3;
 @%p2 bra $again;
 $skip: add.s32 %r2, %r2, 1; st.global.b32 [%rd2+0], %r2;"""
 

@@ -210,9 +210,9 @@ def test_output_strides_are_pytorchs(rank: int, batch: int, channels: int, famil
                     or channels == 1
                 ):
                     assert result.stride() == wanted.stride(), (name, input.shape)
-                # PyTorch's values are contiguous without a gradient, and in (N, W, C) order with
-                # one
                 else:
+                    # PyTorch's values are contiguous without a gradient, and in (N, W, C) order
+                    # with one
                     assert result.stride() == samples.channels_last(result).stride()
 
 

@@ -85,9 +85,7 @@ def is_known(condition: bool) -> bool:
     if type(condition) is bool:
         return condition
     # takes long to import, and is there then
-    from torch.fx.experimental.symbolic_shapes import (
-        statically_known_true,
-    )
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
 

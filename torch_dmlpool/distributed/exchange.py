@@ -34,9 +34,8 @@ channels or one each."""
 class Portion:
     """What one rank computes along one axis, in the whole tensor's numbers."""
 
-    windows: (
-        range  # that it computes; more than it owns only where those it owns read no element at all
-    )
+    # that it computes; more than it owns only where those it owns read no element at all
+    windows: range
     elements: range  # of the input, from the first to the last that these windows can read
     axis: Axis  # that gives exactly these windows for an input of these elements alone
 

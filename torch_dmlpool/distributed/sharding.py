@@ -251,7 +251,10 @@ class _Request:
                 f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps"
             )
             sizes, placements = tuple(self.sizes["input"]), tuple(self.placements)
-            request = f"{self.name} of an input {sizes} with placements {placements}, {types}, {self.window}"
+            request = (
+                f"{self.name} of an input {sizes} with placements {placements}, "
+                f"{types}, {self.window}"
+            )
             agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
         elif mistake is not None:
             raise ValueError(mistake)

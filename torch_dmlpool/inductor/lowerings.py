@@ -166,9 +166,10 @@ def results() -> list[tuple[list[Any], torch.dtype]]:
     """
     value = V.graph.current_node.meta["val"]
     fakes = [value] if isinstance(value, torch.Tensor) else value
-    as_expression = lambda size: (
-        size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-    )  # noqa: E731
+
+    def as_expression(size: Any) -> Any:
+        return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
     return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
 
 

@@ -188,14 +188,20 @@ def _why_left(module: Module, original: str) -> str | None:
     if isinstance(module, pooling._LPPoolNd) and (
         module.ceil_mode or float(module.norm_type) % 2 != 0
     ):
-        return "PyTorch's norms differ with ceil_mode, and for negative elements unless norm_type is even"
+        return (
+            "PyTorch's norms differ with ceil_mode, "
+            "and for negative elements unless norm_type is even"
+        )
     steps = zip(
         _listed(vars(module).get("kernel_size")), _listed(vars(module).get("stride")), strict=False
     )
     if isinstance(module, pooling._MaxUnpoolNd) and any(
         stride < window for window, stride in steps
     ):
-        return "windows that overlap: PyTorch gives the gradient to all elements of one index, not to the last alone"
+        return (
+            "windows that overlap: PyTorch gives the gradient to all elements of one index, "
+            "not to the last alone"
+        )
     known = {**vars(module), **attributes}
     arguments = {
         name: known[name] for name in inspect.signature(counterpart).parameters if name in known

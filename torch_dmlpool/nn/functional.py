@@ -58,10 +58,11 @@ _DIRECTML = {
 _WINDOW = """\
 kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
     stride: Elements from one window to the next; ``kernel_size`` unless given.
-    padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``; never a maximum, and
-        a real 0 in a sum.
+    padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``;
+        never a maximum, and a real 0 in a sum.
     dilation: Elements from one tap to the next.
-    ceil_mode: Whether a last window that starts inside the input may reach past the padded input."""
+    ceil_mode: Whether a last window that starts inside the input may reach past the padded
+        input."""
 
 
 def described(text: str, rank: int) -> str:
@@ -271,7 +272,8 @@ def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tens
     """Averages over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly; 1
     is global pooling.
 
-    >>> adaptive_avg_pool{rank}d(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
+    >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5)
+    >>> adaptive_avg_pool{rank}d(row, ({ones}2)).flatten()
     tensor([2., 4.])
     """
     return adaptive_pooling.adaptive_average_pooling(input, shared(output_size), rank)
@@ -284,7 +286,8 @@ def adaptive_max_pool(
     """Maxima over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly, with
     indices if asked.
 
-    >>> adaptive_max_pool{rank}d(torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, {ones}5), ({ones}2)).flatten()
+    >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, {ones}5)
+    >>> adaptive_max_pool{rank}d(row, ({ones}2)).flatten()
     tensor([4., 5.])
     """
     operands.check_flag("return_indices", return_indices)

@@ -122,7 +122,8 @@ class _AvgPool(Pool):
         count_include_pad: Whether padding counts in the divisor; it adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the count; not 0.
 
-    >>> AvgPool{rank}d(({ones}2), stride=1, dilation=2)(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, {ones}4)).flatten()
+    >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, {ones}4)
+    >>> AvgPool{rank}d(({ones}2), stride=1, dilation=2)(row).flatten()
     tensor([2., 3.])
     """
 
@@ -246,7 +247,8 @@ class _MaxUnpool(Pool):
         stride: Its stride; ``kernel_size`` unless given.
         padding: Its padding, also as ``((start, end), ...)`` or as a word.
 
-    >>> values, indices = torch.tensor([4.0, 3.0]).view(1, {ones}2), torch.tensor([1, 2]).view(1, {ones}2)
+    >>> values = torch.tensor([4.0, 3.0]).view(1, {ones}2)
+    >>> indices = torch.tensor([1, 2]).view(1, {ones}2)
     >>> MaxUnpool{rank}d(({ones}2))(values, indices).flatten()
     tensor([0., 4., 3., 0.])
     """

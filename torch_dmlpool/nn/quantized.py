@@ -65,7 +65,8 @@ class _AvgPool(Pool):
         output_zero_point: The output's zero point; the input's unless given.
         output_dtype: int8 or uint8; the input's unless given.
 
-    >>> layer = AvgPool{rank}d(({ones}2), input_scale=0.5, input_zero_point=10, output_scale=0.25, output_zero_point=3)
+    >>> scales = dict(input_scale=0.5, input_zero_point=10, output_scale=0.25, output_zero_point=3)
+    >>> layer = AvgPool{rank}d(({ones}2), **scales)
     >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, {ones}4)).flatten()
     tensor([ 5, 15], dtype=torch.uint8)
     """
@@ -254,7 +255,8 @@ def integer_pooling(program: ExportedProgram) -> ExportedProgram:
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
-        >>> import torch.ao.quantization.fx._decomposed  # PyTorch's operators that the program consists of
+        >>> # PyTorch's operators that the program consists of
+        >>> import torch.ao.quantization.fx._decomposed
         >>> quantized = torch.ops.quantized_decomposed
         >>> class Model(torch.nn.Module):
         ...     def forward(self, image):

@@ -60,9 +60,10 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
     Example:
         >>> import torch, torch_dmlpool as dmlpool
         >>> from torch_dmlpool.onnx import translations
-        >>> model = torch.nn.Sequential(dmlpool.nn.AvgPool2d(3, stride=1, padding=((1, 0), (2, 1)), dilation=2))
-        >>> program = torch.onnx.export(model.eval(), (torch.ones(1, 1, 8, 8),), dynamo=True, verbose=False,
-        ...                             custom_translation_table=translations())  # doctest: +SKIP
+        >>> pool = dmlpool.nn.AvgPool2d(3, stride=1, padding=((1, 0), (2, 1)), dilation=2)
+        >>> program = torch.onnx.export(  # doctest: +SKIP
+        ...     torch.nn.Sequential(pool).eval(), (torch.ones(1, 1, 8, 8),), dynamo=True,
+        ...     verbose=False, custom_translation_table=translations())
         >>> [node.op_type for node in program.model.graph]  # doctest: +SKIP
         ['AveragePool']
 

@@ -84,9 +84,10 @@ class Pool:
         self.emit, self.sizes = emit, spatial_sizes(input)
         self.input = input if source is None else source
         if any(reduced):
-            one = lambda entries: [
-                1 if done else entry for done, entry in zip(reduced, entries, strict=True)
-            ]  # noqa: E731
+
+            def one(entries: Sequence[Any]) -> list[Any]:
+                return [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]
+
             window_size, strides, self.sizes = one(window_size), one(strides), one(self.sizes)
         names = ("window_size", "strides", "dilations")
         windows, steps, gaps = (

@@ -322,8 +322,11 @@ def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[A
 
 
 def max_pooling_indices(
-    emit: Emitter, taps: Any, spatial_sizes: Sequence[Any], *arguments: Any
-) -> Any:  # noqa: ARG001
+    emit: Emitter,
+    taps: Any,
+    spatial_sizes: Sequence[Any],  # noqa: ARG001
+    *arguments: Any,
+) -> Any:
     *_, index_dtype, per_plane = arguments
     origin = taps.producer()
     if origin is None or (origin.domain, origin.op_type) != _TAPS:

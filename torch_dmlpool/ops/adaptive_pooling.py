@@ -88,9 +88,7 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
         divides = size % output == 0
         if type(divides) is not bool or torch.compiler.is_compiling():
             # whose import takes long
-            from torch.fx.experimental.symbolic_shapes import (
-                statically_known_true,
-            )
+            from torch.fx.experimental.symbolic_shapes import statically_known_true
 
             divides = statically_known_true(divides)
         steps.append(size // output)

@@ -74,11 +74,9 @@ def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
     )
     first = first.view(samples, channels, *(1 for _ in spatial_sizes))
     # All ranks have them, for arithmetic with a DTensor.
-    return (
-        first
-        if registration.shards_of(like) is None
-        else type(like).from_local(first, like.device_mesh)
-    )  # type: ignore[attr-defined]
+    if registration.shards_of(like) is None:
+        return first
+    return type(like).from_local(first, like.device_mesh)  # type: ignore[attr-defined]
 
 
 def numbered(
