@@ -155,7 +155,8 @@ def choose_triton(item: pytest.Item) -> None:
             pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1")
         )
     if (
-        item.path.name in ("test_emulator.py", "test_every_launch.py", "test_static.py")
+        item.path.name
+        in ("test_emulator.py", "test_every_launch.py", "test_static.py", "test_warps.py")
         and INTERPRETED
     ):
         item.add_marker(

@@ -11,11 +11,9 @@ triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
 
 import triton.language as tl  # noqa: E402
-from emulator import machine, values  # noqa: E402
-from emulator.memory import FaultError, Memory  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from benchmarks import compiler  # noqa: E402
+from emulator import values  # noqa: E402
+from emulator.memory import FaultError  # noqa: E402
+from emulator.trials import launch, run_by_hand, without_barriers  # noqa: E402
 
 
 @triton.jit
@@ -54,40 +52,6 @@ def fill_planes(target, width, WIDE: tl.constexpr, B: tl.constexpr):
         base + (tl.cast(width, tl.int64) * width if WIDE else width * width) - B + tl.arange(0, B),
         1.0,
     )
-
-
-def launch(
-    kernel,
-    tensors: list[Tensor],
-    constants: dict,
-    programs: int = 1,
-    edit=None,
-    sizes=(),
-    only=None,
-    aligned=True,
-) -> Memory:
-    """Run a kernel with 128 threads, its PTX perhaps edited."""
-    types = (
-        *(compiler.POINTERS[str(each.dtype).removeprefix("torch.")] for each in tensors),
-        *["i32"] * len(sizes),
-    )
-    pointers = tuple(range(len(tensors) if aligned else 0))
-    made = compiler.ptx(compiler.Request(kernel, types, pointers, tuple(constants.items())))
-    memory = Memory()
-    arguments = [
-        memory.address(each, name) for each, name in zip(tensors, kernel.arg_names, strict=False)
-    ]
-    ptx = edit(made.text) if edit else made.text
-    machine.run(
-        ptx, memory, [*arguments, *sizes], programs, made.shared_bytes, only or range(programs)
-    )
-    return memory
-
-
-def without_barriers(ptx: str) -> str:
-    edited = re.sub(r"bar\.sync[^;]*;", "", ptx)
-    assert edited != ptx
-    return edited
 
 
 def test_a_removed_barrier_is_a_race_though_values_are_right() -> None:
@@ -192,19 +156,6 @@ def test_products_of_sizes_beyond_32_bits_are_seen_without_the_tensor() -> None:
     assert memory.segments[0].stored == target.numel() * 2
     with pytest.raises(FaultError, match="out of bounds of target"):
         launch(fill_planes, [target], {"WIDE": False, "B": 128}, 3, sizes=(2**16 - 16,), only=[0])
-
-
-HEADER = """
-.visible .entry hand(.param .u64 .ptr .global target) .reqntid 64
-{ .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>;
-  ld.param.b64 %rd1, [target]; mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, 4, %rd1; mov.u32 %r2, 0;
-"""
-
-
-def run_by_hand(body: str) -> Tensor:
-    target, memory = torch.zeros(64, dtype=torch.int32), Memory()
-    machine.run(HEADER + body + "ret; }", memory, [memory.address(target, "target")], 1, 0, [0])
-    return target
 
 
 LOOP = """setp.gt.u32 %p1, %r1, 9; @%p1 bra $skip;

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from emulator import warps
 from emulator.memory import FaultError, Memory, Segment
 from emulator.values import (
     SIGNED,
@@ -17,6 +18,8 @@ from emulator.values import (
     Operation,
     RefusedError,
     fit,
+    halves,
+    joined,
     kind,
     operation,
     width,
@@ -332,11 +335,34 @@ class Threads:
                 np.array([parameter & (1 << width(modifiers[-1])) - 1], np.uint64),
                 chosen,
             )
-        elif name in ("ld", "st", "ldmatrix"):
-            register, place = operands[::-1] if name == "st" else operands
+        elif name in ("ld", "st", "ldmatrix", "stmatrix"):
+            register, place = operands[::-1] if name.startswith("st") else operands
             self._access(name, modifiers, register, place, instruction.text, chosen)
+        elif opcode.startswith(("shfl.sync", "redux.sync")):
+            self._exchange(modifiers, operands, chosen)
         elif not opcode.startswith(IGNORED):
             raise RefusedError("unknown instruction")
+
+    def _exchange(
+        self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None
+    ) -> None:
+        """Threads of a warp read each other's registers."""
+        to, *given = operands
+        value, *others, masks = (
+            np.broadcast_to(self._read(each, 32), self.count) for each in given
+        )
+        named = warps.members(masks, chosen)
+        if not others:
+            result = warps.reduced(".".join(modifiers[1:]), value, named)
+            self._write(to, result, chosen)
+            return
+        at, inside = warps.sources(modifiers[1], *others, self.count)
+        lanes = np.arange(self.count)
+        if not self._lanes(named[lanes // 32, lanes % 32, at % 32], chosen).all():
+            raise FaultError("a shuffle from a thread that the mask does not name")
+        results = zip(to.value if to.what == "vector" else (to,), (value[at], inside), strict=False)
+        for each, result in results:
+            self._write(each, result, chosen)
 
     def _move(self, to: Operand, source: Operand, size: int, chosen: np.ndarray | None) -> None:
         """Several registers are parts of a wider one, the lowest first."""
@@ -380,6 +406,11 @@ class Threads:
         else:
             offsets = offsets + self._lanes(self.slot, chosen) * self.shared_bytes
         registers = register.value if register.what == "vector" else (register,)
+        if name.endswith("matrix"):
+            if chosen is not None or modifiers[-1] != "b16":
+                raise RefusedError("a matrix of other elements, or after a branch")
+            self._matrices(name, registers, offsets, "trans" in modifiers, text)
+            return
         if name == "st":
             segment.store(
                 offsets,
@@ -388,14 +419,7 @@ class Threads:
                 text,
             )
             return
-        if name == "ld":
-            found = segment.load(offsets, size // 8, len(registers), threads, text)
-        elif chosen is not None or modifiers[-1] != "b16":
-            raise RefusedError("a matrix of other elements, or after a branch")
-        else:
-            found = [
-                self._matrix(i, offsets, "trans" in modifiers, text) for i in range(len(registers))
-            ]
+        found = segment.load(offsets, size // 8, len(registers), threads, text)
         for to, result in zip(registers, found, strict=True):
             result = result.view(SIGNED[size]) if kind(modifiers[-1]) == "s" else result
             if chosen is not None:
@@ -404,15 +428,30 @@ class Threads:
                 result = whole
             self._write(to, result, chosen)
 
-    def _matrix(self, number: int, offsets: np.ndarray, turned: bool, text: str) -> np.ndarray:
-        """Of eight by eight 16-bit elements each lane gets two neighbours of a row, or of a
-        column."""
-        each, pair = np.arange(self.count), []
-        for i in range(2):
-            row, column = each % 32 // 4, each % 4 * 2 + i
-            row, column = (column, row) if turned else (row, column)
-            place = offsets[each - each % 32 + 8 * number + row] + 2 * column
-            pair.append(
-                self.shared.load(place, 2, 1, self.numbers, text)[0].astype(WORD) << WORD(16 * i)
+    def _matrices(
+        self, name: str, registers: tuple[Operand, ...], rows: np.ndarray, turned: bool, text: str
+    ) -> None:
+        """Eight by eight 16-bit elements for each register: a lane's holds two neighbours of a row,
+        or of a column.
+
+        Every eight lanes' ``rows`` are the places of the rows of one matrix.
+        """
+        each = np.arange(self.count)
+        row, column = each % 32 // 4, each % 4 * 2
+        for i, register in enumerate(registers):
+            pairs = (
+                ((column, row), (column + 1, row)) if turned else ((row, column), (row, column + 1))
             )
-        return pair[0] | pair[1]
+            places = []
+            for down, right in pairs:
+                first = rows[each - each % 32 + 8 * i + down]
+                if (first % 16).any():
+                    raise FaultError("misaligned row of a matrix")
+                places.append(first + 2 * right)
+            if name == "stmatrix":
+                word = np.broadcast_to(self._read(register, 32), self.count)
+                for place, half in zip(places, halves(word), strict=True):
+                    self.shared.store(place, [half], self.numbers, text)
+            else:
+                found = (self.shared.load(place, 2, 1, self.numbers, text)[0] for place in places)
+                self._write(register, joined(*found), None)
