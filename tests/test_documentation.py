@@ -288,4 +288,4 @@ def test_an_example_ends_in_its_number_or_picture(
 
 def test_every_example_is_run_and_fits_on_a_page() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
-    assert all(len(path.read_text().splitlines()) < 80 for path in EXAMPLES.glob("*.py"))
+    assert all(len(path.read_text().splitlines()) <= 110 for path in EXAMPLES.glob("*.py"))
