@@ -33,7 +33,7 @@ class Request(NamedTuple):
     constants, its warps."""
 
     kernel: Any
-    types: tuple[str, ...]
+    types: tuple[str | tuple[str, ...], ...]
     aligned: tuple[int, ...]
     constants: tuple[tuple[str, Any], ...]
     warps: int = 4

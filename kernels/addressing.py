@@ -44,24 +44,24 @@ def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def place_of_lane(lane, C, columns, rows, depths, RANK: tl.constexpr, CHANNELS: tl.constexpr):
-    """``(column, row, depth, channel, outer)`` of a lane's tile; axes that ``RANK`` says are
-    missing cost nothing.
+def place_of_lane(lane, C, tiles, RANK: tl.constexpr, CHANNELS: tl.constexpr):
+    """``(column, row, depth, channel, outer)`` of a lane's tile, of which ``tiles`` says how many
+    there are along columns, rows and depths; axes that ``RANK`` says are missing cost nothing.
 
     ``outer`` counts samples where lanes own vectors of CHANNELS, of which a sample has ``C``; else
     planes.
     """
     outer = lane // C if CHANNELS else lane
-    column = outer % columns
-    outer = outer // columns
+    column = outer % tiles[0]
+    outer = outer // tiles[0]
     row = tl.zeros_like(lane)
     depth = tl.zeros_like(lane)
     if RANK >= 2:
-        row = outer % rows
-        outer = outer // rows
+        row = outer % tiles[1]
+        outer = outer // tiles[1]
     if RANK == 3:
-        depth = outer % depths
-        outer = outer // depths
+        depth = outer % tiles[2]
+        outer = outer // tiles[2]
     return column, row, depth, (lane if CHANNELS else outer) % C, outer
 
 

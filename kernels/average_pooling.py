@@ -85,22 +85,10 @@ def sum_tile(
     input_zero,
     output_scale,
     output_zero,
-    lanes,
-    C,
-    D,
-    H,
-    W,
-    sn,
-    sc,
-    sd,
-    sh,
-    sw,
-    TD,
-    TH,
-    TW,
-    column_tiles,
-    row_tiles,
-    depth_tiles,
+    lengths,
+    strides,
+    targets,
+    tiles,
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -148,11 +136,12 @@ def sum_tile(
     WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
     COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
 
+    lanes, C, D, H, W = lengths
+    sn, sc, sd, sh, sw = strides
+    TD, TH, TW = targets
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    column, row, depth, channel, outer = addressing.place_of_lane(
-        lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS
-    )
+    column, row, depth, channel, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
     base = source
     if PACKED:
         base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
@@ -311,22 +300,12 @@ def divisor_of(
 def sum_axis(
     source,
     target,
-    lanes,
-    INNER,
-    source_size,
-    target_size,
-    K,
-    S,
-    P,
-    E,
-    D,
-    G,
-    INVERSE,
-    bound,
+    lengths,
+    axis,
+    reach,
     ADJOINT: tl.constexpr,
     BINS: tl.constexpr,
     COUNT: tl.constexpr,
-    DIVISOR: tl.constexpr,
     WIDE: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -334,9 +313,12 @@ def sum_axis(
     one target element.
 
     Both are dense, with INNER elements between neighbours along the axis. ``bound``: the most
-    elements that one target adds up. The sum is divided by ``DIVISOR`` (COUNT 0), or by the
+    elements that one target adds up. The sum is divided by ``divisor`` (COUNT 0), or by the
     window's own along this axis; integers are not.
     """
+    lanes, INNER, source_size, target_size, bound, divisor = lengths
+    K, S, P, E, D = axis
+    G, INVERSE = reach
     FLOATING: tl.constexpr = source.dtype.element_ty.is_floating()
     WIDEST: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     ACC: tl.constexpr = WIDEST if FLOATING else target.dtype.element_ty
@@ -384,7 +366,8 @@ def sum_axis(
         # the error of an infinite sum is NaN
         total = tl.where(compensated == compensated, compensated, total)
         if COUNT == CONSTANT:
-            total = sums.quotient(total, DIVISOR * 1.0, 1.0 / DIVISOR)
+            whole = tl.zeros([B], ACC) + divisor
+            total = sums.quotient(total, whole, 1.0 / whole)
         elif not ADJOINT:
             own = divisor_of(position, source_size, target_size, (K, S, P, E, D), COUNT, BINS, ACC)
             total = sums.quotient(total, own, 1.0 / own)

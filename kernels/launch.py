@@ -25,35 +25,47 @@ class Launch:
     """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not): plain,
     hashable data.
 
-    A kernel takes its tensors (and numbers), then ``sizes``, then ``constants`` by name.
-    ``backends.triton.launch`` runs one. With ``triton.compile`` it compiles for any target: the
-    signature is the tensors' pointers and ``size_types``, the constants are ``dict(constants)``,
-    and sizes are never specialised.
+    A kernel takes its tensors (and numbers), then ``sizes``, tuples of integers that are never
+    specialised, then ``constants`` by name. ``backends.triton.launch`` runs one. With
+    ``triton.compile`` it compiles for any target: the signature is the tensors' pointers and
+    ``size_types``, the constants are ``dict(constants)``.
     """
 
     kernel: str  # module and function in torch_dmlpool.kernels: "max_pooling.max_tile"
     programs: int
-    sizes: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
     constants: tuple[tuple[str, Any], ...]
-    size_types: tuple[str, ...]  # "i32" or "i64"
+    size_types: tuple[tuple[str, ...], ...]  # "i32" or "i64"
     results: int  # elements that it writes, or of each where it writes two
 
     @classmethod
-    def of_lanes(
-        cls, kernel: str, results: int, sizes: tuple[int, ...], constants: Mapping[str, Any]
+    def of_programs(
+        cls,
+        kernel: str,
+        programs: int,
+        results: int,
+        sizes: tuple[tuple[int, ...], ...],
+        constants: Mapping[str, Any],
     ) -> "Launch":
-        """Programs of ``LANES`` lanes, as many as cover ``sizes[0]``; constants get ``B``, the
+        """With the types that hold the sizes."""
+        types = tuple(
+            tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in group) for group in sizes
+        )
+        return cls(kernel, programs, sizes, tuple(constants.items()), types, results)
+
+    @classmethod
+    def of_lanes(
+        cls,
+        kernel: str,
+        results: int,
+        sizes: tuple[tuple[int, ...], ...],
+        constants: Mapping[str, Any],
+    ) -> "Launch":
+        """Programs of ``LANES`` lanes, as many as cover the first size; constants get ``B``, the
         lanes of a program.
         """
-        types = tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in sizes)
-        return cls(
-            kernel,
-            divided(sizes[0], LANES),
-            sizes,
-            (*constants.items(), ("B", LANES)),
-            types,
-            results,
-        )
+        programs = divided(sizes[0][0], LANES)
+        return cls.of_programs(kernel, programs, results, sizes, {**constants, "B": LANES})
 
 
 class Axis(NamedTuple):
@@ -194,7 +206,7 @@ def tile_launch(
         **constants,
         **request.named_axes(constants.get("COUNT") == 2),
     }
-    numbers = (lanes, *lengths, sn, sc, sd, sh, sw, *ends, *reversed(tiles))
+    numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, tuple(reversed(tiles)))
     return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
 
 

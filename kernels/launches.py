@@ -160,20 +160,14 @@ def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
             bound = min(along.axis.window, launch.divided(along.source, along.axis.dilation))
         lanes = along.results
         numbers = (
-            lanes,
-            along.inner,
-            along.source,
-            along.targets,
-            *along.axis,
-            reach.gcd,
-            reach.inverse,
-            bound,
+            (lanes, along.inner, along.source, along.targets, bound, divisor if along.last else 1),
+            along.axis,
+            (reach.gcd, reach.inverse),
         )
         constants = {
             "ADJOINT": request.adjoint,
             "BINS": bins,
             "COUNT": count,
-            "DIVISOR": divisor if along.last else 1,
             "WIDE": max(largest, lanes, (along.source + bound + 8) * along.inner)
             >= launch.WIDE_FROM,
         }
@@ -336,7 +330,7 @@ def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
             "WITH_TAPS": with_taps,
             "WIDE": max(largest) >= launch.WIDE_FROM,
         }
-        sizes = (lanes, along.inner // vector, along.source, along.targets, bound, below)
+        sizes = ((lanes, along.inner // vector, along.source, along.targets, bound, below),)
         below *= along.source if bins else axis.window
         launches.append(Launch.of_lanes("max_pooling.max_axis", along.results, sizes, constants))
     return launches
@@ -384,16 +378,16 @@ def _grad_axes(request: Request) -> list[Launch]:
         lanes = along.results
         largest = max(lanes, (max(along.source, along.targets) + 1) * along.inner)
         constants = {
-            "AXIS": along.axis._replace(end=0),
-            "COMMON": reach.gcd,
-            "INVERSE": reach.inverse,
-            "BELOW": below,
             "LAST": along.last,
             "WIDE": max(largest, launch.farthest(along.targets, along.source, along.axis))
             >= launch.WIDE_FROM,
         }
         bound = min(reach.count, launch.divided(along.source, reach.output_step))
-        sizes = (lanes, along.inner, along.targets, along.source, bound)
+        sizes = (
+            (lanes, along.inner, along.targets, along.source, bound, below),
+            along.axis,
+            (reach.gcd, reach.inverse),
+        )
         launches.append(Launch.of_lanes("max_pooling_grad.grad_axis", lanes, sizes, constants))
     return launches
 
@@ -427,5 +421,5 @@ def tap_lookup(
         "WIDE": max(*spans, *map(launch.farthest, sizes, outputs, request.axes))
         >= launch.WIDE_FROM,
     }
-    numbers = (results // vector, ends[0], *sizes, *strides, *ends[1:])
+    numbers = ((results // vector, ends[0], *sizes), strides, ends[:0:-1])
     return (Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants),)

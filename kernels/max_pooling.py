@@ -161,22 +161,10 @@ def max_tile(
     x,
     y,
     t,
-    lanes,
-    C,
-    D,
-    H,
-    W,
-    sn,
-    sc,
-    sd,
-    sh,
-    sw,
-    OD,
-    OH,
-    OW,
-    column_tiles,
-    row_tiles,
-    depth_tiles,
+    lengths,
+    strides,
+    targets,
+    tiles,
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -205,11 +193,12 @@ def max_tile(
     Q: tl.constexpr = TILE[2]
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
+    lanes, C, D, H, W = lengths
+    sn, sc, sd, sh, sw = strides
+    OD, OH, OW = targets
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    qg, rg, od, channel, outer = addressing.place_of_lane(
-        lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS
-    )
+    qg, rg, od, channel, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
     x0 = x + addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
     plane = addressing.target_plane(outer, C, OD, OH, OW, CHANNELS) * STORE
 
@@ -337,12 +326,7 @@ def max_axis(
     inner,
     y,
     t,
-    lanes,
-    INNER,
-    I,
-    O,
-    bound,
-    below,
+    lengths,
     AXIS: tl.constexpr,
     BINS: tl.constexpr,
     FIRST: tl.constexpr,
@@ -363,6 +347,7 @@ def max_axis(
     (dilation 1) and share their core, of which ``bound`` elements at most are read, or else of a
     window.
     """
+    lanes, INNER, I, O, bound, below = lengths
     K: tl.constexpr = AXIS.window
     S: tl.constexpr = AXIS.stride
     J: tl.constexpr = AXIS.dilation

@@ -51,22 +51,10 @@ def grad_tile(
     g,
     t,
     dx,
-    lanes,
-    C,
-    OD,
-    OH,
-    OW,
-    sn,
-    sc,
-    sd,
-    sh,
-    sw,
-    D,
-    H,
-    W,
-    column_tiles,
-    row_tiles,
-    depth_tiles,
+    lengths,
+    strides,
+    targets,
+    tiles,
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -92,11 +80,12 @@ def grad_tile(
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
     # Read where there is no window: one byte holds taps 0 to 224.
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
+    lanes, C, OD, OH, OW = lengths
+    sn, sc, sd, sh, sw = strides
+    D, H, W = targets
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    qg, rg, dg, channel, outer = addressing.place_of_lane(
-        lane, C, column_tiles, row_tiles, depth_tiles, RANK, CHANNELS
-    )
+    qg, rg, dg, channel, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
     plane = addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
     target = dx + addressing.target_plane(outer, C, D, H, W, CHANNELS) * STORE
 
@@ -171,19 +160,9 @@ def at_taps(
     x,
     t,
     y,
-    lanes,
-    C,
-    D,
-    H,
-    W,
-    xn,
-    xc,
-    xd,
-    xh,
-    xw,
-    depths,
-    rows,
-    columns,
+    lengths,
+    strides,
+    tiles,
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -197,16 +176,16 @@ def at_taps(
     """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1),
     into y.
 
-    Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or ``columns``
-    counts these.
+    Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or the first of
+    ``tiles`` counts these.
     """
+    lanes, C, D, H, W = lengths
+    xn, xc, xd, xh, xw = strides
     lane = addressing.lane_numbers(B, WIDE)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
     own = (lane.to(tl.int64) * V)[:, None] + vector
-    column, row, depth, c, outer = addressing.place_of_lane(
-        lane, C, columns, rows, depths, RANK, CHANNELS
-    )
+    column, row, depth, c, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
     n = outer
     c = c[:, None]
     column = column[:, None]
@@ -233,15 +212,9 @@ def grad_axis(
     t,
     dx,
     rest,
-    lanes,
-    INNER,
-    I,
-    O,
-    bound,
-    AXIS: tl.constexpr,
-    COMMON: tl.constexpr,
-    INVERSE: tl.constexpr,
-    BELOW: tl.constexpr,
+    lengths,
+    axis,
+    reach,
     LAST: tl.constexpr,
     WIDE: tl.constexpr,
     B: tl.constexpr,
@@ -249,14 +222,14 @@ def grad_axis(
     """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs
     along that axis.
 
-    A tap is k * BELOW + what the inner axes' taps are; the inputs' gradients go to dx, and what is
+    A tap is k * below + what the inner axes' taps are; the inputs' gradients go to dx, and what is
     left of the taps of those that won there, all alike, to ``rest`` unless this axis is the LAST.
     All are dense, with INNER elements between neighbours along the axis; ``bound`` is the most
     windows that reach one input.
     """
-    K: tl.constexpr = AXIS.window
-    S: tl.constexpr = AXIS.stride
-    J: tl.constexpr = AXIS.dilation
+    lanes, INNER, I, O, bound, below = lengths
+    K, S, P, _, J = axis
+    COMMON, INVERSE = reach
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
@@ -264,30 +237,30 @@ def grad_axis(
     gradients = g + (outer * O * INNER + within)
     taps = t + (outer * O * INNER + within)
     # The window numbers fall as the taps rise; those past the last window are stepped over at once.
-    tap_number, o, exists = addressing.first_covering(position + AXIS.start, S, J, COMMON, INVERSE)
-    skipped = tl.maximum(o - O + J // COMMON, 0) // (J // COMMON)
-    tap_number += skipped * (S // COMMON)
-    o -= skipped * (J // COMMON)
+    tap_number, o, exists = addressing.first_covering(position + P, S, J, COMMON, INVERSE)
+    tap_step = S // COMMON
+    step = J // COMMON
+    skipped = tl.maximum(o - O + step, 0) // step
+    tap_number += skipped * tap_step
+    o -= skipped * step
     # As many as both progressions have left: taps below K, windows from 0 on.
-    TAP_STEP: tl.constexpr = S // COMMON
-    STEP: tl.constexpr = J // COMMON
     windows = tl.minimum(
-        tl.maximum(K + TAP_STEP - 1 - tap_number, 0) // TAP_STEP, tl.maximum(o + STEP, 0) // STEP
+        tl.maximum(K + tap_step - 1 - tap_number, 0) // tap_step, tl.maximum(o + step, 0) // step
     )
     windows = tl.where(live & exists, windows, 0)
     at = o * INNER
-    first_tap = tap_number * BELOW
+    first_tap = tap_number * below
     total = tl.zeros([B], SUM)
     left = tl.zeros([B], tl.int32)
     for m in range(0, bound):
         tap = tl.load(taps + at, mask=m < windows, other=-1).to(tl.int32)
-        below = tap - first_tap
-        wins = (m < windows) & (tap >= 0) & (below >= 0) & (below < BELOW)
+        inner_tap = tap - first_tap
+        wins = (m < windows) & (tap >= 0) & (inner_tap >= 0) & (inner_tap < below)
         # The gradients of windows won elsewhere are not even read.
         total += addressing.widened(tl.load(gradients + at, mask=wins, other=0.0), SUM)
-        left = tl.where(wins, below, left).to(tl.int32)
-        first_tap += TAP_STEP * BELOW
-        at -= STEP * INNER
+        left = tl.where(wins, inner_tap, left).to(tl.int32)
+        first_tap += tap_step * below
+        at -= step * INNER
     own = outer * I * INNER + within + position.to(tl.int64) * INNER
     tl.store(dx + own, addressing.rounded(total, dx.dtype.element_ty), mask=live)
     if not LAST:

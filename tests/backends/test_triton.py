@@ -78,3 +78,18 @@ def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
         kinds = ((torch.float32, aligned),) * 3
         compiled, _ = backend._compiled(how.kernel, how.constants, how.size_types, 0, kinds)
         assert ("ld.global.v4" in compiled.asm["ptx"]) is aligned
+
+
+@pytest.mark.usefixtures("launched")
+def test_no_size_is_compiled_in() -> None:
+    """Of numbers in a tuple Triton specialises 1 and multiples of 16: what stands in for a size is
+    neither, so that one kernel serves every size."""
+    how = a_launch()
+    compiled, _ = backend._compiled(
+        how.kernel, how.constants, how.size_types, 0, ((torch.float32, True),) * 3
+    )
+    source = compiled.src
+    names = list(source.signature)
+    given = [source.signature[names[3 + i]] for i in range(len(how.sizes))]
+    assert [tuple(group) for group in given] == list(how.size_types)
+    assert {path[0] for path, attributes in source.attrs.items() if attributes} == {0, 1, 2}

@@ -71,7 +71,7 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
 def _compiled(
     name: str,
     constants: tuple[tuple[str, Any], ...],
-    size_types: tuple[str, ...],
+    size_types: tuple[tuple[str, ...], ...],
     device: int,  # noqa: ARG001 - the current one
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
@@ -89,7 +89,9 @@ def _compiled(
     by_name = dict(constants)
     # Contraction is said aloud because Triton's default is about to change, and 3.9 warns of that.
     options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
-    arguments += [2**30 if each == "i32" else 2**40 for each in size_types]
+    # Numbers in a tuple are specialised where they are 1 or a multiple of 16: these are neither.
+    stand_ins = {"i32": 2**30 + 1, "i64": 2**40 + 1}
+    arguments += [tuple(stand_ins[each] for each in types) for types in size_types]
     compiled = kernel.warmup(*arguments, grid=(1,), **by_name, **options)
     return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])
 

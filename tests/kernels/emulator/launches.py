@@ -32,7 +32,7 @@ def launch(how: Any, *arguments: Any) -> None:
         i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0
     )
     made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants))
-    bits += [size & (2**64 - 1) for size in how.sizes]
+    bits += [size & (2**64 - 1) for group in how.sizes for size in group]
     huge = any(segment.data is None for segment in memory.segments)
     programs = range(how.programs - 1 if huge else 0, how.programs)
     machine.run(made.text, memory, bits, how.programs, made.shared_bytes, programs)
