@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 
-.PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare docs examples wheel wheels clean
+.PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -60,6 +60,9 @@ gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine m
 
 gpu-prepare:  ## compile for make gpu beforehand, without a GPU, into .gpu-cache
 	$(PYTHON) -m benchmarks.gpu_prepare
+
+gpu-kernels: $(INSTALLED)  ## count the kernels that a GPU would compile as sizes change, without a GPU
+	$(BIN)/python -m benchmarks.gpu_kernels
 
 docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation into site/; a broken link is an error
 	$(BIN)/python docs/pictures.py
