@@ -21,7 +21,7 @@ ROOMS += ["ops", "inductor", "onnx", "backends", "kernels"]
 LEAVES = {"window", "operands", "docstrings"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "functional", "onnx", "kernels"},
-    "decompositions": {"nn", "quantized", "functional", "ops", "onnx", "kernels"},
+    "decompositions": {"nn", "quantized", "functional", "onnx", "kernels"},
     "nn": {"onnx", "backends", "kernels"},
     "quantized": {"onnx", "nn", "backends", "kernels"},
     "functional": {"onnx", "backends", "kernels"},

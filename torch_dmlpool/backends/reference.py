@@ -262,7 +262,7 @@ def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
     taps, step, rest = torch.zeros_like(positions), 1, positions
     for axis, size, first in _axes(window, sizes, positions):
-        taps += (rest % size - first).div(axis.dilation, rounding_mode="trunc") * step
+        taps = taps + (rest % size - first).div(axis.dilation, rounding_mode="trunc") * step
         rest, step = rest.div(size, rounding_mode="trunc"), step * axis.window
     return taps.where(positions >= 0, 0).to(operands.tap_dtype(window.taps))
 
