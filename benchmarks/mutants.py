@@ -153,7 +153,10 @@ class Copy:
             )
         self.kernels = folder / "torch_dmlpool" / "kernels"
         shutil.copytree(
-            ROOT / "kernels", self.kernels, ignore=shutil.ignore_patterns("__pycache__")
+            ROOT / "kernels",
+            self.kernels,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,
         )
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, folder)

@@ -8,7 +8,7 @@ says what to do. What each operator computes is said in ``reference``.
 
 import ctypes
 import functools
-import importlib.util
+import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -54,6 +54,11 @@ TAPS, POSITIONS, INDICES = range(3)
 """What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that suit a processor, the fastest first, by what PyTorch says that it can do."""
+ENDING = "dll" if sys.platform == "win32" else "so"
+TORCH_CPU = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
+    sys.platform, "libtorch_cpu.so"
+)
+"""PyTorch's own library, whose threads the kernels use."""
 
 
 def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
@@ -94,20 +99,18 @@ _FUNCTIONS = {
 def _load() -> tuple[Any, str | None]:
     """The library for this processor, or why there is none."""
     levels = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("default",))
-    spec = importlib.util.find_spec("torch_dmlpool.kernels")
-    folders = spec.submodule_search_locations if spec is not None else None
-    paths = [Path(folder) / f"cpu_{level}.so" for level in levels for folder in folders or ()]
+    folders = importlib.import_module("torch_dmlpool.kernels").__path__
+    paths = [Path(folder) / f"cpu_{level}.{ENDING}" for folder in folders for level in levels]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         return (
             None,
-            f"cpu_{levels[0]}.so was not built: install a C++ compiler, then torch_dmlpool again, "
-            "from source",
+            f"cpu_{levels[0]}.{ENDING} was not built: install a wheel of this platform, or a C++ "
+            "compiler and then torch_dmlpool again, from source",
         )
     try:
         library = ctypes.CDLL(str(path))
-        ending = "dylib" if sys.platform == "darwin" else "so"
-        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{ending}"))
+        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / TORCH_CPU))
         threads = torchs.torch_parallel_for, torchs.torch_get_num_threads
         for count, names in _FUNCTIONS.items():
             for name in names:
