@@ -117,7 +117,7 @@ class Compiler(NamedTuple):
             listed = [] if self.is_zig else [f"-Wl,-exported_symbols_list,{exports}"]
             return ["-fPIC", "-Wl,-install_name,@rpath/torch_dmlpool_kernels.so", *listed]
         exports.write_text("{ global: dmlpool_*; local: *; };\n")
-        return ["-s", "-fPIC", f"-Wl,--version-script={exports}"]
+        return ["-fPIC", f"-Wl,--version-script={exports}"]
 
 
 def system() -> str:
@@ -217,3 +217,7 @@ def can_be_had(requirement: str) -> bool:
     wanted = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:"]
     asked = subprocess.run([*pip, *wanted, requirement], capture_output=True, check=False)
     return asked.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(found() is None)
