@@ -19,8 +19,7 @@ import compilers
 
 SOURCES = sorted(map(str, Path("kernels").rglob("*.cpp")))
 HEADERS = sorted(map(str, Path("kernels").rglob("*.h")))
-# Nothing throws what another library catches: a sixth smaller.
-FLAGS = ["-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables"]
+FLAGS = ["-fno-rtti"]
 # What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that
 # use it.
 X86_LEVELS = {
@@ -69,6 +68,8 @@ class BuildLibraries(build_ext):
         super().run()
 
     def build_extension(self, extension: Extension) -> None:
+        # An earlier build's, in the folder that files are copied to the checkout from.
+        self.target(extension).unlink(missing_ok=True)
         compiler = compilers.found()
         if compiler is None:
             raise CompileError("no C++ compiler works, and zig is not installed")
