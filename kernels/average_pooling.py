@@ -4,8 +4,8 @@ dividing.
 Both directions are one thing: every target element is the sum of an arithmetic progression of
 source elements along each axis. Forward the source is the input and the sum is divided at the end;
 for the adjoint the source is the incoming gradient, divided as it is read. ``sum_tile`` unrolls a
-window and adds up trees, whose roundings grow with the logarithm of the taps; ``sum_axis`` adds up
-one axis of a window or bin of any size in a loop, with compensation.
+window and adds up trees, whose roundings grow with the logarithm of the taps. What is too large for
+it, ``folding`` adds up; ``sum_axis`` is its gradient where windows overlap, with compensation.
 """
 
 import triton
@@ -284,91 +284,44 @@ def sum_tile(
             planes = new_planes
 
 
-@triton.jit
-def divisor_of(
-    number, size, windows, axis, COUNT: tl.constexpr, BINS: tl.constexpr, ACC: tl.constexpr
-):
-    """The divisor of a window, or bin, along one axis."""
-    if BINS:
-        _, count = addressing.bin_of(number, size, windows)
-        return count.to(ACC)
-    else:
-        return sums.divisor_along(number, size, axis, COUNT, ACC)
-
-
 @addressing.launched(2)
 def sum_axis(
-    source,
-    target,
-    lengths,
-    axis,
-    reach,
-    ADJOINT: tl.constexpr,
-    BINS: tl.constexpr,
-    COUNT: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
+    source, target, lengths, axis, reach, COUNT: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr
 ):
-    """One axis of windows or BINS of any size, in a loop over the elements inside: a lane adds up
-    one target element.
+    """One axis of the gradient of windows of any size, in a loop: an element adds up the gradients
+    of the windows that cover it, at most ``bound``.
 
-    Both are dense, with INNER elements between neighbours along the axis. ``bound``: the most
-    elements that one target adds up. The sum is divided by ``divisor`` (COUNT 0), or by the
-    window's own along this axis; integers are not.
+    Both are dense, with INNER elements between neighbours along the axis. Sums are divided by
+    ``divisor`` (COUNT 0), or each gradient by its window's own along this axis.
     """
-    lanes, INNER, source_size, target_size, bound, divisor = lengths
-    K, S, P, E, D = axis
+    lanes, INNER, windows, size, bound, divisor = lengths
+    K, S, P, _, D = axis
     G, INVERSE = reach
-    FLOATING: tl.constexpr = source.dtype.element_ty.is_floating()
-    WIDEST: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    ACC: tl.constexpr = WIDEST if FLOATING else target.dtype.element_ty
+    ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    position = lane // INNER % target_size
-    base = source + (
-        (lane // INNER // target_size).to(tl.int64) * source_size * INNER + lane % INNER
-    )
-    if BINS:
-        first, left = addressing.bin_of(position, source_size, target_size)
-        step = 1
-    elif ADJOINT:
-        tap, output, exists = addressing.first_covering(position + P, S, D, G, INVERSE)
-        step = -(D // G)
-        # windows past the last
-        skipped = tl.maximum(output - source_size + (D // G), 0) // (D // G)
-        first = output + skipped * step
-        left = tl.where(exists, (K - tap + S // G - 1) // (S // G) - skipped, 0)
-    else:
-        skipped = addressing.taps_before(position * S - P, 0, K, D)
-        step = D
-        first = position * S - P + skipped * D
-        left = K - skipped
-
+    position, within, outer = addressing.place_along(lane, INNER, size)
+    base = source + (outer * windows * INNER + within)
+    tap, output, exists = addressing.first_covering(position + P, S, D, G, INVERSE)
+    # windows past the last
+    skipped = tl.maximum(output - windows + (D // G), 0) // (D // G)
+    first = output - skipped * (D // G)
+    left = tl.where(live & exists, (K - tap + S // G - 1) // (S // G) - skipped, 0)
     total = tl.zeros([B], ACC)
     error = tl.zeros([B], ACC)
     for m in range(0, bound, 8):
         terms = ()
         for i in tl.static_range(8):
-            place = first + (m + i) * step
-            inside = live & (m + i < left) & (place >= 0) & (place < source_size)
+            place = first - (m + i) * (D // G)
+            inside = (m + i < left) & (place >= 0) & (place < windows)
             term = addressing.widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
-            if ADJOINT and COUNT != CONSTANT:
-                own = divisor_of(place, target_size, source_size, (K, S, P, E, D), COUNT, BINS, ACC)
+            if COUNT != CONSTANT:
+                own = sums.divisor_along(place, size, axis, COUNT, ACC)
                 term = sums.quotient(term, own, 1.0 / own)
             terms = terms + (term,)
-        if FLOATING:
-            total, error = sums.with_group(total, error, terms)
-        else:
-            for i in tl.static_range(8):
-                total += terms[i]
-    if FLOATING:
-        compensated = total + error
-        # the error of an infinite sum is NaN
-        total = tl.where(compensated == compensated, compensated, total)
-        if COUNT == CONSTANT:
-            whole = tl.zeros([B], ACC) + divisor
-            total = sums.quotient(total, whole, 1.0 / whole)
-        elif not ADJOINT:
-            own = divisor_of(position, source_size, target_size, (K, S, P, E, D), COUNT, BINS, ACC)
-            total = sums.quotient(total, own, 1.0 / own)
+        total, error = sums.with_group(total, error, sums.tree(terms, 0, 1, 8))
+    total = sums.compensated(total, error)
+    if COUNT == CONSTANT:
+        whole = tl.zeros([B], ACC) + divisor
+        total = sums.quotient(total, whole, 1.0 / whole)
     tl.store(target + lane, addressing.rounded(total, target.dtype.element_ty), mask=live)

@@ -152,6 +152,18 @@ class Request(NamedTuple):
         )
 
 
+class Block(NamedTuple):
+    """What a program that folds windows owns: ``results`` windows by ``positions`` of each, of
+    which a thread reads ``loads`` at once. ``rows``: positions lie side by side, else windows do.
+    """
+
+    rows: bool
+    results: int
+    positions: int
+    loads: int
+    compensated: bool = False  # adds up so many that their roundings are kept
+
+
 class Tile(NamedTuple):
     """What a lane owns: depths, rows and columns of results (of source elements, for an adjoint),
     and its vectors.
@@ -210,44 +222,89 @@ def tile_launch(
     return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
 
 
+class Part(NamedTuple):
+    """A spatial axis of an input, or neighbouring ones that a window takes whole as one of all
+    their elements.
+    """
+
+    inputs: int
+    outputs: int
+    axis: Axis
+    bins: bool  # adaptive ones, which the axis does not describe
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one window takes all of it."""
+        axis = self.axis
+        return (self.outputs, axis.window, axis.start, axis.extent) == (
+            *(1, self.inputs, 0),
+            self.inputs,
+        )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it comes out as it goes in."""
+        return not self.bins and (self.inputs, *self.axis[:4]) == (self.outputs, 1, 1, 0, 0)
+
+
+def parts(request: Request) -> list[Part]:
+    """The axes, from the outermost on."""
+    sizes, counts = request.sizes, request.targets
+    if request.adjoint:
+        sizes, counts = counts, sizes
+    result: list[Part] = []
+    for size, count, axis in zip(sizes, counts, request.axes, strict=True):
+        bins = request.window is None and count > 1
+        part = Part(size, count, Axis(size) if request.window is None else axis, bins)
+        if result and result[-1].is_whole and part.is_whole:
+            size *= result.pop().inputs
+            part = Part(size, 1, Axis(size), False)
+        result.append(part)
+    return result
+
+
 class Along(NamedTuple):
-    """One axis of dense tensors: ``source`` elements become ``targets``, with ``inner`` elements
-    between neighbours.
+    """One part of dense tensors' axes: ``source`` elements become ``targets``, with ``inner``
+    elements between neighbours.
     """
 
     source: int
     targets: int
     inner: int
     outer: int
-    axis: Axis
+    part: Part
     first: bool
     last: bool
 
     @property
+    def axis(self) -> Axis:
+        """The window along it."""
+        return self.part.axis
+
+    @property
     def results(self) -> int:
-        """Elements of what the axis becomes."""
+        """Elements of what it becomes."""
         return self.outer * self.targets * self.inner
 
+    @property
+    def bound(self) -> int:
+        """The most elements of one window."""
+        return min(self.axis.window, divided(self.source, self.axis.dilation))
 
-def one_axis_at_a_time(
-    request: Request, *, innermost_first: bool = False, numbered: bool = False
-) -> Iterator[Along]:
-    """The axes along which a window does anything, or sizes differ, or positions are ``numbered``;
-    at least one.
-    """
-    axes, sizes, targets = request.axes, list(request.sizes), request.targets
-    used = [
-        i
-        for i in range(3)
-        if (sizes[i], *axes[i][:4]) != (targets[i], 1, 1, 0, 0) or (numbered and sizes[i] > 1)
-    ] or [2]
+
+def one_axis_at_a_time(request: Request, *, innermost_first: bool = False) -> Iterator[Along]:
+    """The parts along which a window or bins do anything; at least one."""
+    each = parts(request)
+    used = [i for i, part in enumerate(each) if not part.is_kept] or [len(each) - 1]
     used = used[::-1] if innermost_first else used
+    ends = [(part.inputs, part.outputs)[:: -1 if request.adjoint else 1] for part in each]
+    now = [source for source, _ in ends]
     batch, channels = request.shape[:2]
     for i in used:
-        source, sizes[i] = sizes[i], targets[i]
-        inner = prod(sizes[i + 1 :]) * (channels if request.channels_last else 1)
-        outer = batch * channels * prod(sizes) // (inner * sizes[i])
-        yield Along(source, sizes[i], inner, outer, axes[i], i == used[0], i == used[-1])
+        source, now[i] = ends[i]
+        inner = prod(now[i + 1 :]) * (channels if request.channels_last else 1)
+        outer = batch * channels * prod(now) // (inner * now[i])
+        yield Along(source, now[i], inner, outer, each[i], i == used[0], i == used[-1])
 
 
 def farthest(inputs: int, outputs: int, axis: Axis) -> int:
@@ -309,3 +366,12 @@ def covering(axis: Axis) -> Covering:
     tap_step, output_step = axis.stride // common, axis.dilation // common
     inverse = pow(output_step, -1, tap_step) if tap_step > 1 else 0
     return Covering(common, inverse, output_step, divided(axis.window, tap_step))
+
+
+def divider(number: int) -> tuple[int, int, int]:
+    """``number``, multiplier and shift by which kernels divide by it (``addressing.over``): exact
+    below 2**31 (Granlund and Montgomery, "Division by invariant integers using multiplication").
+    """
+    shift = (number - 1).bit_length()
+    multiplier = 2**32 * (2**shift - number) // number + 1
+    return number, multiplier - (2**32 if multiplier >= 2**31 else 0), shift

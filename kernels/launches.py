@@ -1,10 +1,14 @@
-"""Which launches serve a request: pure functions of sizes, strides and windows."""
+"""Which launches serve a request: pure functions of sizes, strides and windows.
+
+Windows small enough for straight-line code get a kernel of their own, in which they are constants;
+whole planes, bins and all other windows go by axis.
+"""
 
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
 from typing import Literal
 
-from . import launch
+from . import by_axis, launch
 from .launch import Axis, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
@@ -24,23 +28,32 @@ channel (2)."""
 
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
     """The launches of averages or their gradient; each but the last writes a workspace, which the
-    next reads.
-
-    Elements of 8 bits are quantized: sum_tile requantizes the sums of at most 128 of them, sum_axis
-    gives sums alone.
+    next reads. Elements of 8 bits are quantized.
     """
-    count, divisor = (1, 1) if request.window is None else counting(request)
-    for tile in sum_tiles(request):
-        if sum_tile_fits(request, tile):
-            constants = {
-                "ADJOINT": request.adjoint,
-                "COUNT": count,
-                "DIVISOR": divisor,
-                "KINDS": kinds,
-            }
-            return (launch.tile_launch("average_pooling.sum_tile", request, tile, constants),)
-    of_integers = request.element_size == 1
-    return tuple(_sum_axes(request, 0 if of_integers else count, 1 if of_integers else divisor))
+    counted = (0, 1) if request.window is None else counting(request)
+    tile = sum_tile(request)
+    if tile is not None:
+        count, divisor = counted
+        constants = {"ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds}
+        return (launch.tile_launch("average_pooling.sum_tile", request, tile, constants),)
+    if not request.adjoint:
+        return by_axis.folds(request, by_axis.SUM, counted, kinds)
+    spread = by_axis.spread(request, counted)
+    if spread is None and request.window is None:
+        return by_axis.folds(request, by_axis.SUM)
+    return spread or by_axis.sum_axes(request, counted)
+
+
+def is_one_window(request: Request) -> bool:
+    """Whether a plane has one window, which takes it whole."""
+    return all(part.is_whole for part in launch.parts(request))
+
+
+def sum_tile(request: Request) -> Tile | None:
+    """The first tile that fits; None where none does, or a plane has one window."""
+    if request.window is None or is_one_window(request):
+        return None
+    return next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
 
 
 def counting(request: Request) -> tuple[int, int]:
@@ -64,8 +77,6 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
         request.vector,
         not request.channels_last,
     )
-    if request.window is None:
-        return
     tall, broad = axes[1].stride, axes[2].stride
     vectors = [widest >> i for i in range(widest.bit_length())]
     rows, across = 4 if tall == 1 and rank < 3 else 2, [2 if broad == 1 else 1, 1]
@@ -142,39 +153,6 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
     )
 
 
-def _sum_axes(request: Request, count: int, divisor: int) -> list[Launch]:
-    """Outer axes first: there neighbouring lanes read neighbouring elements."""
-    bins, launches = request.window is None, []
-    for along in launch.one_axis_at_a_time(request):
-        reach = launch.covering(along.axis)
-        sizes = (along.targets, along.source) if request.adjoint else (along.source, along.targets)
-        largest = launch.farthest(*sizes, along.axis)
-        if bins:
-            bound, largest = (
-                launch.widest_bin(along.source, along.targets),
-                (along.source + 1) * (along.targets + 1),
-            )
-        elif request.adjoint:
-            bound = min(reach.count, launch.divided(along.source, reach.output_step))
-        else:
-            bound = min(along.axis.window, launch.divided(along.source, along.axis.dilation))
-        lanes = along.results
-        numbers = (
-            (lanes, along.inner, along.source, along.targets, bound, divisor if along.last else 1),
-            along.axis,
-            (reach.gcd, reach.inverse),
-        )
-        constants = {
-            "ADJOINT": request.adjoint,
-            "BINS": bins,
-            "COUNT": count,
-            "WIDE": max(largest, lanes, (along.source + bound + 8) * along.inner)
-            >= launch.WIDE_FROM,
-        }
-        launches.append(Launch.of_lanes("average_pooling.sum_axis", lanes, numbers, constants))
-    return launches
-
-
 # Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s
 # to compile.
 FORWARD_STEPS = 480, 360
@@ -191,9 +169,10 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
     """The launches of a max pooling; each but the last writes values and numbers that the next
     reads.
     """
-    tile = None if request.window is None else max_tile(request, with_taps)
+    tile = max_tile(request, with_taps)
     if tile is None:
-        return tuple(_max_axes(request, with_taps=with_taps))
+        operation = by_axis.FIRST_GREATEST if with_taps else by_axis.GREATEST
+        return by_axis.folds(request, operation)
     constants = {
         "GROUPS": tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2)),
         "WITH_TAPS": with_taps,
@@ -205,9 +184,11 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
     """The rows and columns of one lane; None where the window is too large for straight-line
-    code.
+    code, or a plane has one window.
     """
     axes, vector = request.axes, request.vector
+    if request.window is None or is_one_window(request):
+        return None
     if max(max(axis.extent, axis.stride) for axis in axes) > EXTENT:
         return None
     stride, steps = axes[1].stride, FORWARD_STEPS[with_taps]
@@ -293,61 +274,20 @@ def _has_empty_window(request: Request) -> bool:
     )
 
 
-def _max_axes(request: Request, *, with_taps: bool) -> list[Launch]:
-    """Innermost axis first, so that of equal maxima the first row's first column wins."""
-    bins, below, launches = request.window is None, 1, []
-    for along in launch.one_axis_at_a_time(request, innermost_first=True, numbered=bins):
-        axis = along.axis
-        vector = launch.vector_width(request.element_size, request.aligned, along.inner)
-        lanes = along.outer * along.inner // vector
-        # Outputs of one lane: as many as leave a common core, up to 8 (more need 128 registers).
-        rows = 1 if bins or axis.dilation > 1 else 8
-        while rows > 1 and (
-            (rows - 1) * axis.stride >= axis.window
-            or rows * axis.stride > 16
-            or rows >= 2 * along.targets
-            or lanes * launch.divided(along.targets, rows) < launch.LANES_ENOUGH
-        ):
-            rows //= 2
-        lanes *= launch.divided(along.targets, rows)
-        if bins:
-            bound = launch.widest_bin(along.source, along.targets)
-        elif rows > 1:
-            bound = axis.window - (rows - 1) * axis.stride
-        else:
-            bound = min(axis.window, launch.divided(along.source, axis.dilation))
-        largest = [lanes, max(along.source + axis.window, along.targets + rows) * along.inner]
-        largest.append(launch.farthest(along.source, along.targets, axis))
-        if bins:
-            largest.append((along.source + 1) * (along.targets + 1))
-        constants = {
-            "AXIS": axis._replace(end=0),
-            "BINS": bins,
-            "FIRST": along.first,
-            "LAST": along.last,
-            "R": rows,
-            "V": vector,
-            "WITH_TAPS": with_taps,
-            "WIDE": max(largest) >= launch.WIDE_FROM,
-        }
-        sizes = ((lanes, along.inner // vector, along.source, along.targets, bound, below),)
-        below *= along.source if bins else axis.window
-        launches.append(Launch.of_lanes("max_pooling.max_axis", along.results, sizes, constants))
-    return launches
-
-
 def grad_launches(request: Request) -> tuple[Launch, ...]:
     """The launches of a max pooling's gradient from dense taps and gradients."""
     tile = grad_tile(request)
     if tile is None:
-        return tuple(_grad_axes(request))
+        return by_axis.spread(request, with_taps=True) or by_axis.grad_axes(request)
     return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile, {}),)
 
 
 def grad_tile(request: Request) -> Tile | None:
-    """Windows whose inputs a lane owns; None where none are few enough."""
+    """Windows whose inputs a lane owns; None where none are few enough, or a plane has one
+    window.
+    """
     axes, vector = request.axes, request.vector
-    if any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
+    if is_one_window(request) or any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
         return None
     deep, high, broad = (axis.stride for axis in axes)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
@@ -367,29 +307,6 @@ def grad_tile(request: Request) -> Tile | None:
     ):
         rows //= 2
     return Tile((1, rows, columns), vector) if rows * of_row <= steps else None
-
-
-def _grad_axes(request: Request) -> list[Launch]:
-    """Outermost axis first: the taps that won in one row then agree on their column."""
-    below, launches = prod(axis.window for axis in request.axes), []
-    for along in launch.one_axis_at_a_time(request):
-        below //= along.axis.window
-        reach = launch.covering(along.axis)
-        lanes = along.results
-        largest = max(lanes, (max(along.source, along.targets) + 1) * along.inner)
-        constants = {
-            "LAST": along.last,
-            "WIDE": max(largest, launch.farthest(along.targets, along.source, along.axis))
-            >= launch.WIDE_FROM,
-        }
-        bound = min(reach.count, launch.divided(along.source, reach.output_step))
-        sizes = (
-            (lanes, along.inner, along.targets, along.source, bound, below),
-            along.axis,
-            (reach.gcd, reach.inverse),
-        )
-        launches.append(Launch.of_lanes("max_pooling_grad.grad_axis", lanes, sizes, constants))
-    return launches
 
 
 def tap_lookup(

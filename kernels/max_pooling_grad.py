@@ -227,7 +227,7 @@ def grad_axis(
     All are dense, with INNER elements between neighbours along the axis; ``bound`` is the most
     windows that reach one input.
     """
-    lanes, INNER, I, O, bound, below = lengths
+    lanes, INNER, O, I, bound, below = lengths
     K, S, P, _, J = axis
     COMMON, INVERSE = reach
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32

@@ -3,12 +3,13 @@ arithmetic has it (Q1).
 
 Four elements are loaded as one word and added up as two pairs of 16-bit fields, signed ones with
 their sign bit flipped so that nothing borrows. Padding is loaded as the zero point: then every
-window sums up as many elements, and the zero points leave as one constant.
+window sums up as many elements, and the zero points leave as one constant. (``folding`` subtracts
+them one by one, and divides.)
 
 For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is
 off by less than 2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from
 every half; so rounding it to a multiple of 2⁻⁴¹ first, then to an integer, turns neither into the
-other. Of larger windows the kernels give the sums.
+other.
 """
 
 import triton
@@ -26,6 +27,9 @@ SNAP = tl.constexpr(1.5 * 2.0**11)
 """Added to a float64 number of less than 2¹⁰ it leaves a multiple of 2⁻⁴¹."""
 TO_INTEGER = tl.constexpr(1.5 * 2.0**52 - 1.5 * 2.0**11)
 """Added after that it leaves the nearest integer, halves to even, in the lower 32 bits."""
+NEAREST = tl.constexpr(1.5 * 2.0**52)
+"""Added to a small float64 number and taken away again it leaves the nearest integer, halves to
+even."""
 FIELDS = tl.constexpr(0x00FF00FF)
 SIGNS = tl.constexpr(0x80808080)
 
@@ -144,3 +148,58 @@ def requantized(sums, offset, factor, zero):
     real = (bits.to(tl.float64, bitcast=True) - offset) * factor
     whole = (real + SNAP) + TO_INTEGER
     return whole.to(tl.int64, bitcast=True).to(tl.int32) + zero
+
+
+@triton.jit
+def mantissa_and_exponent(number):
+    """Of a positive float32: integers of which ``mantissa * 2**(exponent - 150)`` is the number."""
+    bits = number.to(tl.int32, bitcast=True)
+    exponent = bits >> 23
+    mantissa = (bits & 0x7FFFFF) | tl.where(exponent > 0, 0x800000, 0)
+    return mantissa.to(tl.int64), tl.maximum(exponent, 1)
+
+
+@triton.jit
+def shifted(integers, bits):
+    """``integers << bits``, of which no more than the lowest 64 bits are meant; -> 0 from 64 on."""
+    half = tl.minimum(tl.maximum(bits, 0), 64) // 2
+    return (integers << half) << (tl.minimum(tl.maximum(bits, 0), 64) - half)
+
+
+@triton.jit
+def on_its_side_of_a_half(real, sums, divisor, scale, step):
+    """A quotient beside a half, moved to the side of it that the exact one is on.
+
+    Both products wrap around alike, and beside a half their difference is small.
+    """
+    whole = tl.floor(real)
+    is_near = (tl.abs(real - whole - 0.5) < 2.0**-40 * (1 + tl.abs(whole))) & (tl.abs(whole) < 512)
+    first, exponent = mantissa_and_exponent(scale)
+    second, other = mantissa_and_exponent(step)
+    odd = 2 * tl.minimum(tl.maximum(whole, -512.0), 512.0).to(tl.int64) + 1
+    product = shifted(sums * first, 1 + tl.maximum(exponent - other, 0))
+    half = shifted(odd * divisor * second, tl.maximum(other - exponent, 0))
+    side = tl.where(product > half, 0.25, tl.where(product < half, -0.25, 0.0))
+    return tl.where(is_near, whole + 0.5 + side, real)
+
+
+@triton.jit
+def quotients(
+    sums, divisor, channel, given, KINDS: tl.constexpr, EXACT: tl.constexpr, TYPE: tl.constexpr
+):
+    """Sums without zero points over ``divisor`` elements, requantized to TYPE.
+
+    The float64 quotient of up to 2**20 taps is rounded to no half that it is not; of more, EXACT
+    ones are compared with the half.
+    """
+    LOWEST: tl.constexpr = -128 if TYPE.is_int_signed() else 0
+    scale = parameter(given[0], channel, KINDS[0], tl.float32) + tl.zeros(sums.shape, tl.float32)
+    step = parameter(given[2], channel, KINDS[2], tl.float32) + tl.zeros(sums.shape, tl.float32)
+    real = sums.to(tl.float64) * scale.to(tl.float64)
+    real = real / (divisor.to(tl.float64) * step.to(tl.float64))
+    if EXACT:
+        real = on_its_side_of_a_half(real, sums, divisor.to(tl.int64), scale, step)
+    real = tl.minimum(tl.maximum(real, -1024.0), 1024.0)
+    whole = ((real + NEAREST) - NEAREST).to(tl.int32)
+    whole += parameter(given[3], channel, KINDS[3], tl.int32)
+    return tl.minimum(tl.maximum(whole, LOWEST), LOWEST + 255)

@@ -119,16 +119,18 @@ def sliding_sums(values, PLAN: tl.constexpr):
 
 
 @triton.jit
-def with_group(total, error, terms):
-    """A running sum with eight more terms, and what all its additions have rounded away
-    (compensated summation).
-    """
-    group = ((terms[0] + terms[1]) + (terms[2] + terms[3])) + (
-        (terms[4] + terms[5]) + (terms[6] + terms[7])
-    )
+def with_group(total, error, group):
+    """A running sum with a group more, and what all its additions have rounded away."""
     grown = total + group
     back = grown - total
     return grown, error + ((total - (grown - back)) + (group - back))
+
+
+@triton.jit
+def compensated(total, error):
+    """The sum with what was rounded away; the error of an infinite sum is NaN."""
+    whole = total + error
+    return tl.where(whole == whole, whole, total)
 
 
 @triton.jit

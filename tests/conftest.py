@@ -78,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
         let_loops_count()
         patch_once_per_launch()
+        reduce_by_halves()
     if config.getoption("--backend") == "reference":
         import torch_dmlpool.backends
         from torch_dmlpool.backends import reference
@@ -132,6 +133,37 @@ def patch_once_per_launch() -> None:
     original, interpreter._patch_lang = interpreter._patch_lang, patch
 
 
+def reduce_by_halves() -> None:
+    """Triton's interpreter reduces a block element by element in Python, and sums in numpy's order.
+
+    Here one half is combined with the other until one element is left, as the threads of a GPU do.
+    """
+    from triton.runtime import interpreter
+
+    def reduced(self: interpreter.ReduceOps, input: Any) -> Any:
+        several = isinstance(input, tuple)
+        parts = [(each.handle.data, each.dtype) for each in (input if several else (input,))]
+        if self.axis is None:
+            parts = [(data.reshape(-1), dtype) for data, dtype in parts]
+        axis = self.axis or 0
+        while (length := parts[0][0].shape[axis]) > 1:
+            halves = [
+                self.to_tensor(data.take(range(first, first + length // 2), axis), dtype)
+                for first in (0, length // 2)
+                for data, dtype in parts
+            ]
+            combined = self.combine_fn.fn(*halves)
+            combined = combined if isinstance(combined, tuple) else (combined,)
+            parts = [(each.handle.data, each.dtype) for each in combined]
+        results = tuple(
+            self.to_tensor(data if self.keep_dims else data.take(0, axis), dtype)
+            for data, dtype in parts
+        )
+        return results if several else results[0]
+
+    interpreter.ReduceOps.apply_impl = reduced
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device the operators are tested on")
     parser.addoption(
@@ -154,8 +186,6 @@ def choose_triton(item: pytest.Item) -> None:
         item.add_marker(
             pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1")
         )
-    if item.path.name == "test_cliffs.py" and INTERPRETED:
-        item.add_marker(pytest.mark.skip(reason="the same in every run: a process of its own"))
     if (
         item.path.name
         in ("test_emulator.py", "test_every_launch.py", "test_static.py", "test_warps.py")

@@ -6,12 +6,9 @@ from benchmarks import gpu_kernels, gpu_requests
 
 EVERY = 29
 FAMILIES = {family.name: family for family in gpu_requests.families(EVERY)}
-GROWS = pytest.mark.xfail(reason="the lengths of whole windows are compiled", strict=False)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[GROWS] * (", whole" in name)) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_few_kernels_serve_all_sizes(name: str) -> None:
     """The limits of ``make gpu-kernels``, for each operator and data type; here of some sizes."""
     family = FAMILIES[name]

@@ -50,7 +50,7 @@ class Made(NamedTuple):
     def form(self) -> Hashable:
         """The types of all that it works on, and every choice that decides which of a kernel's code
         runs."""
-        modes = ("COUNT", "KINDS", "WITH_TAPS", "RANK")
+        modes = ("OP", "KIND", "COUNT", "KINDS", "RANK")
         chosen = [one for one in self.launch.constants if type(one[1]) is bool or one[0] in modes]
         return self.launch.kernel, self.operands, tuple(sorted(chosen))
 

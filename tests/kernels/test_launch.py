@@ -1,10 +1,12 @@
 """Launches are pure functions of the problem: tiles and vectors, 32 or 64 bits, loops for large
 windows."""
 
+from math import prod
 from typing import Any
 
+import pytest
 from torch_dmlpool.kernels import launches
-from torch_dmlpool.kernels.launch import Request
+from torch_dmlpool.kernels.launch import Launch, Request, divider
 
 from torch_dmlpool.window import Window
 
@@ -42,12 +44,20 @@ THREE = Window.directml(2, 3, 1, 1, 1)
 SEVENTY = Window.directml(2, 70, 1, 35, 35)
 
 
+def kernels_of(made: tuple[Launch, ...]) -> list[str]:
+    return [one.kernel.split(".")[1] for one in made]
+
+
 def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> None:
     """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by
     side."""
     for made, kernels in (
-        (lambda given: launches.max_launches(given, True), ("max_tile", "max_axis")),
-        (launches.average_launches, ("sum_tile", "sum_axis")),
+        (lambda given: launches.max_launches(given, True), ("max_tile", "fold")),
+        (launches.average_launches, ("sum_tile", "fold")),
+        (
+            lambda given: launches.average_launches(given._replace(adjoint=True)),
+            ("sum_tile", "sum_axis"),
+        ),
         (
             lambda given: launches.grad_launches(given._replace(adjoint=True)),
             ("grad_tile", "grad_axis"),
@@ -56,12 +66,75 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
         for channels_last in (False, True):
             (small,) = made(request(THREE, (64, 32, 64, 64), channels_last=channels_last))
             chosen = dict(small.constants)
-            assert small.kernel.split(".")[1] == kernels[0]
+            assert kernels_of((small,)) == [kernels[0]]
             assert (chosen["CHANNELS"], chosen["V"]) == (channels_last, 4)
             large = made(request(SEVENTY, (1, 4, 50, 49), channels_last=channels_last))
-            assert [one.kernel.split(".")[1] for one in large] == [kernels[1]] * 2
+            assert kernels_of(large) == [kernels[1]] * 2
     quantized = launches.average_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1))
-    assert [one.kernel.split(".")[1] for one in quantized] == ["sum_axis", "sum_axis"]
+    assert kernels_of(quantized) == ["fold", "fold"]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 7), (1, 64), (112, 112), (3, 4, 5)])
+def test_whole_planes_are_one_axis(sizes: tuple[int, ...], channels_last: bool) -> None:
+    """Of any size, as a window and as a bin, and so are their gradients; large ones take slices."""
+    shape = (2, 4, *sizes)
+    window = request(Window.directml(len(sizes), sizes, 5), shape, channels_last=channels_last)
+    turns = 1 + (prod(sizes) > (1024 if channels_last else 16_384))
+    for one in (window, window._replace(window=None)):
+        assert kernels_of(launches.average_launches(one)) == ["fold"] * turns
+        assert kernels_of(launches.max_launches(one, True)) == ["fold"] * turns
+        back = one._replace(shape=(2, 4, *[1] * len(sizes)), target_sizes=sizes, adjoint=True)
+        assert kernels_of(launches.average_launches(back)) == ["spread"]
+    assert kernels_of(launches.grad_launches(back._replace(window=window.window))) == ["spread"]
+
+
+def test_windows_that_do_not_overlap_ask_no_loop_for_their_gradient() -> None:
+    """Nor do bins of one size; those that overlap are folded, windows that do go axis by axis."""
+    shape, sizes = (2, 4, 8, 8), (96, 96)
+    for window, kernels in (
+        (Window.directml(2, 12, 12), ["spread"]),
+        (Window.directml(2, 9, 13), ["spread"]),
+        (Window.directml(2, 19, 11), ["sum_axis"] * 2),
+        (Window.directml(2, 9, 12, 0, 0, 2), ["sum_axis"] * 2),
+    ):
+        back = request(window, (2, 4, *sizes))
+        shape = (2, 4, *back.target_sizes)
+        back = back._replace(shape=shape, strides=dense(shape), target_sizes=sizes, adjoint=True)
+        assert kernels_of(launches.average_launches(back)) == kernels
+        loops = ["grad_axis" if kernel == "sum_axis" else kernel for kernel in kernels]
+        assert kernels_of(launches.grad_launches(back)) == loops
+    for outputs, kernels in (((8, 6), ["spread"]), ((8, 7), ["fold"] * 2)):
+        shape = (2, 4, *outputs)
+        bins = Request(None, shape, dense(shape), sizes, 4, True, False, adjoint=True)
+        assert kernels_of(launches.average_launches(bins)) == kernels
+
+
+def test_slices_do_not_depend_on_the_batch() -> None:
+    """E6: a sample's sum is added up in the same order whatever is beside it."""
+    for channels_last in (False, True):
+        window = Window.directml(2, (300, 300))
+        each = [
+            launches.average_launches(
+                request(window, (batch, 4, 300, 300), channels_last=channels_last)
+            )
+            for batch in (1, 64)
+        ]
+        for one, many in zip(*each, strict=True):
+            assert one.constants == many.constants
+            assert one.sizes[1:] == many.sizes[1:]
+
+
+def test_division_by_a_number_at_run_time_is_exact() -> None:
+    """Below 2³¹, by every number: a multiplication, an addition and a shift."""
+    numbers = [*range(1, 300), 1023, 1024, 1025, 10**6, 2**30 - 1, 2**30, 2**31 - 1]
+    for number in numbers:
+        _, multiplier, shift = divider(number)
+        assert -(2**31) <= multiplier < 2**31
+        for n in (0, 1, number - 1, number, 7 * number + 3, 2**31 - 1, 2**31 - 1 - number):
+            if 0 <= n < 2**31:
+                high = n * (multiplier % 2**32) >> 32
+                assert (high + n) % 2**32 >> shift == n // number
 
 
 def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
-from torch_dmlpool.backends.reference import requantized
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.window import Window
@@ -101,9 +100,10 @@ def _in_turn(
     sources: Sequence[Tensor],
     results: Sequence[Any],
     between: Sequence[torch.dtype],
+    rest: Sequence[Any] = (),
 ) -> None:
     """Launches from ``sources`` to ``results``, with workspaces of the types ``between`` from one
-    to the next.
+    to the next; ``rest`` is given to each.
     """
     for step in launches[:-1]:
         workspaces = [
@@ -111,9 +111,9 @@ def _in_turn(
         ]
         # Without numbers what would hold them is given, but not touched.
         workspaces += workspaces[:1] * (len(sources) - len(between))
-        launch(step, *sources, *workspaces)
+        launch(step, *sources, *workspaces, *rest)
         sources = workspaces
-    launch(launches[-1], *sources, *results)
+    launch(launches[-1], *sources, *results, *rest)
 
 
 class Plan(NamedTuple):
@@ -123,7 +123,7 @@ class Plan(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     launches: tuple[Any, ...]  # none where there are no results
-    is_tile: bool  # one launch, which reads its source whatever the strides
+    kernel: str  # of all launches; a tile's reads its source whatever the strides
 
 
 @lru_cache(maxsize=4096)
@@ -165,8 +165,8 @@ def planned(
         launches = kernel_named("launches", function)(
             kernel_named("launch", "Request")(*given), *own
         )
-    is_tile = bool(launches) and launches[0].kernel.endswith("_tile")
-    return Plan(memory_format, tuple(results.shape), results.stride(), launches, is_tile)
+    kernel = launches[0].kernel if launches else ""
+    return Plan(memory_format, tuple(results.shape), results.stride(), launches, kernel)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
@@ -201,6 +201,7 @@ def _maxima(
     sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Values, and taps (of bins positions) of ``code_dtype``, or the values once more."""
+    input = input.resolve_neg()  # kernels read raw memory
     asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
     plan = planned(
         "max_launches",
@@ -221,14 +222,14 @@ def _maxima(
         if code_dtype is None
         else input.new_empty_strided(plan.sizes, plan.strides, dtype=code_dtype)
     )
-    if plan.is_tile:
+    if plan.kernel == "max_pooling.max_tile":
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
         input, between = input.contiguous(memory_format=plan.memory_format), [input.dtype]
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
             between.append(torch.int64 if code_dtype is torch.int64 else torch.int32)
-        _in_turn(plan.launches, (input, input), (values, codes), between)
+        _in_turn(plan.launches, (input, input), (values, codes), between, (0, 0, 0, 0))
     return values, codes
 
 
@@ -247,7 +248,7 @@ def max_pooling_indices(
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
-    return _look_up(input, taps, window, "values", input.dtype)
+    return _look_up(input.resolve_neg(), taps, window, "values", input.dtype)
 
 
 def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
@@ -290,7 +291,7 @@ def max_pooling_grad_from_taps(
     *spatial_sizes)``.
     """
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    source = input_gradient.contiguous(memory_format=memory_format)
+    source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
     plan = planned(
         "grad_launches",
@@ -305,12 +306,13 @@ def max_pooling_grad_from_taps(
         True,
     )
     gradient = source.new_empty_strided(plan.sizes, plan.strides)
-    if plan.is_tile:
+    if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
         launch(plan.launches[0], source, taps, gradient)
     elif plan.launches:
-        sums = torch.float64 if gradient.dtype is torch.float64 else torch.float32
         left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
-        _in_turn(plan.launches, (source, taps), (gradient, left), (sums, torch.int32))
+        _in_turn(
+            plan.launches, (source, taps), (gradient, left), (_sum_type(source.dtype), torch.int32)
+        )
     return gradient
 
 
@@ -363,6 +365,7 @@ def _averages(
     """Averages or their adjoint over windows, or over bins where there is no window; with a
     ``dtype``, quantized.
     """
+    source = source.resolve_neg()  # kernels read raw memory
     kinds = (
         parameters
         if dtype is None
@@ -383,20 +386,24 @@ def _averages(
         *counted,
     )
     target = source.new_empty_strided(plan.sizes, plan.strides, dtype=dtype or source.dtype)
-    if plan.is_tile:
+    if plan.kernel == "average_pooling.sum_tile":
         launch(plan.launches[0], source, target, *parameters)
-    if plan.is_tile or not plan.launches:
-        return target
-    source = source.contiguous(memory_format=plan.memory_format)
-    if dtype is None or window is None:
-        _in_turn(
-            plan.launches,
-            [source],
-            [target],
-            [torch.float64 if source.dtype is torch.float64 else torch.float32],
-        )
-        return target
-    accumulated = torch.int32 if window.taps * 255 < 2**31 else torch.int64
-    sums = torch.empty_like(target, dtype=accumulated)
-    _in_turn(plan.launches, [source], [sums], [accumulated])
-    return requantized(sums, source.shape[2:], *parameters, window, *counted, dtype)
+    elif plan.launches:
+        source = source.contiguous(memory_format=plan.memory_format)
+        if plan.kernel == "spreading.spread":
+            launch(plan.launches[0], source, source, target)
+        elif plan.kernel == "average_pooling.sum_axis":
+            _in_turn(plan.launches, [source], [target], [_sum_type(source.dtype)])
+        else:
+            between = [_sum_type(source.dtype)]
+            if dtype is not None:
+                # Beside sums of integers goes how many elements they count, where that differs.
+                how = dict(plan.launches[0].constants)
+                between = [torch.int64 if how["EXACT"] else torch.int32] * (1 + (how["COUNT"] > 0))
+            _in_turn(plan.launches, [source] * 2, [target] * 2, between, parameters)
+    return target
+
+
+def _sum_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which floats are added up (rule A4)."""
+    return torch.float64 if dtype is torch.float64 else torch.float32

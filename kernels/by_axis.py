@@ -1,0 +1,223 @@
+"""Launches that work on one axis after the other, on dense tensors: pure functions of sizes and
+windows.
+
+No size is a constant of what they launch: windows, strides, paddings, dilations, divisors and
+lengths are numbers, and a block is one of few.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+from . import launch
+from .launch import Along, Axis, Block, Launch, Part, Request
+
+SUM, GREATEST, FIRST_GREATEST = range(3)  # what ``folding.fold`` makes of a window
+WHOLE, WINDOWS, BINS = range(3)  # what an axis is covered by
+ANY = 2**63
+# The block of a window or bin of at most so many elements. A thread that adds up more than six
+# elements of a float sum compensates (rule E6).
+ROWS = {
+    4: Block(True, 256, 4, 1),
+    96: Block(True, 64, 16, 2),
+    768: Block(True, 8, 128, 2),
+    ANY: Block(True, 1, 1024, 2, True),
+}
+COLUMNS = {
+    4: Block(False, 256, 4, 1),
+    16: Block(False, 128, 8, 1),
+    192: Block(False, 32, 32, 2),
+    ANY: Block(False, 32, 32, 2, True),
+}
+# Whole axes of more elements are folded twice, first into slices of so many: enough programs run.
+# Slices follow from the length alone, so that a sample does not depend on its batch.
+SLICES = {True: (16_384, 8192), False: (1024, 512)}
+SPREAD = 2048  # elements of a program: 16 of each thread
+EXACT_FROM = 2**20  # taps from which a quotient may be rounded to a half that it is not
+Kinds = tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """What ``folding.fold`` does along one axis; see there."""
+
+    operation: int
+    count: int = 0
+    divisor: int = 1
+    below: int = 1
+    shift: int = 0
+    numbered: bool = False
+    kinds: Kinds = (0, 0, 0, 0)
+
+
+def folds(
+    request: Request, operation: int, counting: tuple[int, int] = (0, 1), kinds: Kinds = (0,) * 4
+) -> tuple[Launch, ...]:
+    """Launches of windows or bins; each but the last writes what the next reads.
+
+    Maxima go innermost axis first, so that of equal ones the first row's first column wins; sums
+    outermost first.
+    """
+    launches: list[Launch] = []
+    below = 1
+    for along in launch.one_axis_at_a_time(request, innermost_first=operation != SUM):
+        count, divisor = _divisor_along(request, along, counting)
+        numbered = not along.first and (operation == FIRST_GREATEST or count > 0)
+        step = Step(operation, count, divisor, below, 0, numbered, kinds)
+        slice_from, size = SLICES[along.inner == 1]
+        if along.part.is_whole and along.source > slice_from and count == 0:
+            slices = launch.divided(along.source, size)
+            cut = along._replace(
+                targets=slices, part=Part(along.source, slices, Axis(size, size), False), last=False
+            )
+            launches.append(_fold(request, cut, step._replace(divisor=1, shift=size)))
+            along = along._replace(
+                source=slices, part=Part(slices, 1, Axis(slices), False), first=False
+            )
+            step = step._replace(below=0, numbered=operation == FIRST_GREATEST)
+        launches.append(_fold(request, along, step))
+        below *= along.source if along.part.bins else along.axis.window
+    return tuple(launches)
+
+
+def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) -> tuple[int, int]:
+    """``(COUNT, divisor)``: a number for all windows of an axis, or elements that are counted."""
+    count, divisor = counting
+    if request.adjoint:
+        return 0, 1
+    if request.window is None:
+        return (1, 1) if along.part.bins else (0, along.source)
+    if count == 0:
+        return 0, divisor if along.last else 1
+    # Integers are divided once, at the end, by what all axes count.
+    return (
+        (0, along.axis.window) if along.part.is_whole and request.element_size > 1 else (count, 1)
+    )
+
+
+def _fold(request: Request, along: Along, step: Step) -> Launch:
+    axis, part = along.axis, along.part
+    bins = part.bins or request.adjoint
+    bound = launch.widest_bin(along.source, along.targets) if bins else along.bound
+    blocks = ROWS if along.inner == 1 else COLUMNS
+    block = blocks[min(longest for longest in blocks if bound <= longest)]
+    batch, channels = request.shape[:2]
+    largest = [
+        along.results,
+        (along.source + 1) * along.inner,
+        launch.farthest(along.source, along.targets, axis),
+    ]
+    if bins:
+        largest += [(along.targets + 1) ** 2, (along.source + 1) ** 2 if request.adjoint else 0]
+    planes = 1 if request.channels_last else along.results // (batch * channels)
+    taps = prod(each.window for each in request.axes)
+    sizes = (
+        (along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
+        launch.divider(along.source),
+        launch.divider(along.inner),
+        launch.divider(along.targets),
+        axis[:4],
+        launch.divider(axis.dilation),
+        (step.below, step.shift, 0 if along.last else -1),
+        launch.divider(planes),
+        launch.divider(channels),
+    )
+    constants = {
+        "OP": step.operation,
+        "KIND": BINS if bins else WHOLE if part.is_whole else WINDOWS,
+        "ADJOINT": request.adjoint,
+        "COUNT": step.count,
+        "NUMBERED": step.numbered,
+        "KINDS": step.kinds,
+        "EXACT": request.element_size == 1 and taps > EXACT_FROM,
+        "BLOCK": block,
+        "WIDE": max(largest) >= launch.WIDE_FROM,
+    }
+    programs = launch.divided(along.results, block.results)
+    return Launch.of_programs("folding.fold", programs, along.results, sizes, constants)
+
+
+def spread(
+    request: Request, counting: tuple[int, int] = (0, 1), *, with_taps: bool = False
+) -> tuple[Launch, ...] | None:
+    """The gradient of windows that do not overlap, or of bins; None where any do."""
+    count, divisor = counting
+    parts = []
+    for inputs, outputs, axis, bins in launch.parts(request):
+        if outputs == 1:  # no other window starts before the end
+            axis = axis._replace(stride=max(axis.stride, inputs + axis.start))
+        if bins and inputs % outputs == 0:
+            axis = Axis(inputs // outputs, inputs // outputs)
+        elif bins or axis.stride < axis.window or axis.extent > axis.window:
+            return None
+        if (inputs, outputs, axis.window) != (1, 1, 1) or axis.start:
+            parts.append((inputs, outputs, axis))
+    if request.window is None:
+        divisor = prod(axis.window for _, _, axis in parts)
+    rank = max(len(parts), 1)
+    parts = [(1, 1, Axis())] * (3 - len(parts)) + parts
+    batch, channels = request.shape[:2]
+    elements = batch * channels * prod(inputs for inputs, _, _ in parts)
+    largest = [elements, *(launch.farthest(*part) for part in parts)]
+    parts.reverse()
+    sizes = (
+        (elements, divisor),
+        launch.divider(channels),
+        *(launch.divider(inputs) for inputs, _, _ in parts),
+        *(launch.divider(axis.stride) for _, _, axis in parts),
+        *((outputs, axis.window, axis.start, axis.end) for _, outputs, axis in parts),
+    )
+    constants = {
+        "TAPS": with_taps,
+        "COUNT": count,
+        "RANK": rank,
+        "CHANNELS": request.channels_last,
+        "WIDE": max(largest) >= launch.WIDE_FROM,
+        "B": SPREAD,
+    }
+    programs = launch.divided(elements, SPREAD)
+    return (Launch.of_programs("spreading.spread", programs, elements, sizes, constants),)
+
+
+def _reach(along: Along) -> tuple[int, tuple[int, int], int]:
+    """The most windows that cover one element, what ``addressing.first_covering`` takes, and the
+    largest number in its arithmetic.
+    """
+    reach = launch.covering(along.axis)
+    bound = min(reach.count, launch.divided(along.source, reach.output_step))
+    largest = max(along.results, (max(along.source, along.targets) + bound + 8) * along.inner)
+    largest = max(largest, launch.farthest(along.targets, along.source, along.axis))
+    return bound, (reach.gcd, reach.inverse), largest
+
+
+def sum_axes(request: Request, counting: tuple[int, int]) -> tuple[Launch, ...]:
+    """The gradient of averages of windows that overlap. Outer axes first: there neighbouring lanes
+    read neighbouring elements.
+    """
+    count, divisor = counting
+    launches = []
+    for along in launch.one_axis_at_a_time(request):
+        bound, reach, largest = _reach(along)
+        lengths = (along.results, along.inner, along.source, along.targets, bound)
+        sizes = ((*lengths, divisor if along.last else 1), along.axis, reach)
+        constants = {"COUNT": count, "WIDE": largest >= launch.WIDE_FROM}
+        launches.append(
+            Launch.of_lanes("average_pooling.sum_axis", along.results, sizes, constants)
+        )
+    return tuple(launches)
+
+
+def grad_axes(request: Request) -> tuple[Launch, ...]:
+    """The gradient of maxima of windows that overlap. Outermost axis first: the taps that won in
+    one row then agree on their column.
+    """
+    below = prod(axis.window for axis in request.axes)
+    launches = []
+    for along in launch.one_axis_at_a_time(request):
+        below //= along.axis.window
+        bound, reach, largest = _reach(along)
+        lengths = (along.results, along.inner, along.source, along.targets, bound)
+        constants = {"LAST": along.last, "WIDE": largest >= launch.WIDE_FROM}
+        sizes = ((*lengths, below), along.axis, reach)
+        launches.append(
+            Launch.of_lanes("max_pooling_grad.grad_axis", along.results, sizes, constants)
+        )
+    return tuple(launches)

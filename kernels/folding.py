@@ -1,0 +1,271 @@
+"""One result of each window along one axis, of any length, on the GPU: sums, maxima, maxima with
+the first position.
+
+Whole planes, adaptive bins and windows too large for straight-line code are folded, one axis at a
+time; neighbouring axes that a window takes whole are one axis. A program owns a tile of windows by
+positions, and its threads read neighbours in memory, whichever way these lie:
+
+    rows, the axis is innermost           columns, elements further in lie side by side
+    window 0   0 1 2 3 ... T-1  | next    window     0 1 2 3 ... G-1
+    window 1   0 1 2 3 ... T-1  | T       position 0 . . . .
+    ...                                   position 1 . . . .
+    window G-1                            ...
+
+Then the T positions of a window are combined by a tree. Long whole axes are folded twice: into
+slices, then these; where slices lie follows from the length alone, so that a sample does not depend
+on its batch. Of equal maxima the first position wins, in whatever order they are compared. A sum's
+additions are as deep as a balanced tree's: a thread adds up few elements, or compensates (E6).
+"""
+
+import triton
+import triton.language as tl
+
+from . import addressing, requantization, sums
+
+SUM = tl.constexpr(0)
+GREATEST = tl.constexpr(1)
+FIRST_GREATEST = tl.constexpr(2)
+"""OP: what becomes of a window's elements; the last gives a number as well."""
+WHOLE = tl.constexpr(0)
+WINDOWS = tl.constexpr(1)
+BINS = tl.constexpr(2)
+"""KIND: an axis is one window, or has windows or adaptive bins."""
+NOWHERE = tl.constexpr(2**31 - 1)
+"""The position of what lies outside a window: after all others."""
+
+
+@triton.constexpr_function
+def accumulated(source, OP, WIDE_SUMS):
+    """The type in which elements are compared, or added up."""
+    if source.is_floating():
+        return source if source == tl.float64 else tl.float32
+    if OP == SUM:
+        return tl.int64 if WIDE_SUMS else tl.int32
+    return tl.int32 if source.primitive_bitwidth < 32 else source
+
+
+@triton.jit
+def greater(a, b):
+    """The maximum, or NaN where there is one."""
+    if a.dtype.is_floating():
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.maximum(a, b)
+
+
+@triton.jit
+def first_greater(a, i, b, j):
+    """The maximum or NaN of ``a`` at position ``i`` and ``b`` at ``j``; of equal ones the first."""
+    wins = b > a
+    equal = a == b
+    if a.dtype.is_floating():
+        wins = wins | ((b != b) & (a == a))
+        equal = equal | ((a != a) & (b != b))
+    wins = wins | (equal & (j < i))
+    return tl.where(wins, b, a), tl.where(wins, j, i)
+
+
+@triton.jit
+def taps_before(first, bound, K, dilation):
+    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
+    return tl.minimum(
+        addressing.over(tl.maximum(bound - first, 0) + (dilation[0] - 1), dilation), K
+    )
+
+
+@triton.jit
+def bin_of(number, size, bins):
+    """An adaptive bin's first element and how many it has; ``bins`` is a divider.
+
+    Bins that hold element ``x`` are bin ``x`` of ``size`` over them.
+    """
+    least = size // bins[0]
+    rest = size - least * bins[0]
+    start = number * least + addressing.over(number * rest, bins)
+    end = (number + 1) * least + addressing.over((number + 1) * rest + (bins[0] - 1), bins)
+    return start, end - start
+
+
+@triton.jit
+def window_of(o, size, outputs, axis, dilation, KIND: tl.constexpr):
+    """``(start, count, number)``: where window or bin ``o`` begins inside the input, how many
+    elements it has there, and the tap (of a bin the position) that the first of them is.
+    """
+    if KIND == BINS:
+        start, count = bin_of(o, size, outputs)
+        return start, count, start
+    else:
+        first = o * axis[1] - axis[2]
+        skipped = taps_before(first, 0, axis[0], dilation)
+        count = taps_before(first, size, axis[0], dilation) - skipped
+        return first + skipped * dilation[0], count, skipped
+
+
+@triton.jit
+def summed(source, limit, apart, steps, zero, gradients, TYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """The sums of a tile's windows, whose elements lie ``apart``.
+
+    From integers ``zero`` is subtracted. ``gradients`` is empty, or ``(first bin, bins, targets)``
+    where elements are gradients of bins over so many targets.
+    """
+    AXIS: tl.constexpr = 1 if BLOCK.rows else 0
+    k = tl.expand_dims(tl.arange(0, BLOCK.positions), 1 - AXIS).to(limit.dtype)
+    total = tl.zeros((k < limit).shape, TYPE)
+    error = total
+    for _ in range(steps):
+        terms = ()
+        for _ in tl.static_range(BLOCK.loads):
+            inside = k < limit
+            term = addressing.load_filled(source + k * apart, inside, 0, TYPE)
+            if len(gradients) > 0:
+                _, shares = bin_of(gradients[0] + k, gradients[2], gradients[1])
+                shares = tl.maximum(shares, 1).to(TYPE)
+                term = sums.quotient(term, shares, 1.0 / shares)
+            if not TYPE.is_floating():
+                term = tl.where(inside, term - zero, 0)
+            terms = terms + (term,)
+            k += BLOCK.positions
+        group = sums.tree(terms, 0, 1, BLOCK.loads)
+        if BLOCK.compensated and TYPE.is_floating():
+            total, error = sums.with_group(total, error, group)
+        else:
+            total += group
+    if BLOCK.compensated and TYPE.is_floating():
+        total = sums.compensated(total, error)
+    return tl.sum(total, AXIS)
+
+
+@triton.jit
+def greatest(
+    source, limit, apart, steps, OP: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The maxima of a tile's windows, and of the first of equal ones how many elements of the
+    window come before it.
+    """
+    AXIS: tl.constexpr = 1 if BLOCK.rows else 0
+    FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
+    k = tl.expand_dims(tl.arange(0, BLOCK.positions), 1 - AXIS).to(limit.dtype)
+    # A thread begins with its first element, so that a window of nothing but the lowest value names
+    # its first one.
+    best = tl.where(k < limit, k, NOWHERE)
+    value = tl.full(best.shape, FILL, TYPE)
+    for _ in range(steps):
+        for _ in tl.static_range(BLOCK.loads):
+            v = addressing.load_filled(source + k * apart, k < limit, FILL, TYPE)
+            if OP == GREATEST:
+                value = greater(value, v)
+            else:
+                wins = v > value
+                if TYPE.is_floating():
+                    wins = ~(v <= value) & (value == value)  # greater, or the first NaN
+                value = tl.where(wins, v, value)
+                best = tl.where(wins, k, best)
+            k += BLOCK.positions
+    if OP == GREATEST:
+        return tl.reduce(value, AXIS, greater), 0
+    else:
+        return tl.reduce((value, best), AXIS, first_greater)
+
+
+@addressing.launched(8)
+def fold(
+    x,
+    numbers,
+    y,
+    codes,
+    input_scale,
+    input_zero,
+    output_scale,
+    output_zero,
+    sizes,
+    length,
+    inner,
+    outputs,
+    axis,
+    dilation,
+    numbering,
+    planes,
+    channels,
+    OP: tl.constexpr,
+    KIND: tl.constexpr,
+    ADJOINT: tl.constexpr,
+    COUNT: tl.constexpr,
+    NUMBERED: tl.constexpr,
+    KINDS: tl.constexpr,
+    EXACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Results of windows or bins over an axis, with so many elements ``inner`` between neighbours,
+    from ``x`` into ``y``, which are dense.
+
+    ``length``, ``inner``, ``outputs``, ``dilation``, ``planes`` and ``channels`` are dividers
+    (``launch.divider``). Sums of floats are divided by ``divisor`` (COUNT 0), or by the elements of
+    the window inside the input (1) or the padded input (2); ADJOINT ones are sums of the gradients
+    of bins, each divided by its bin's elements. Sums of integers leave out the zero point, and are
+    requantized into targets of 8 bits; how many elements they count goes from axis to axis through
+    ``codes`` and ``numbers`` where COUNT is not 0. FIRST_GREATEST gives ``codes``: ``(tap + shift *
+    window) * below``, and what ``numbers`` has at the winner where it is NUMBERED, by the axes
+    further in; -1 for a window without elements, but no less than ``least``.
+    """
+    results, steps, divisor = sizes
+    below, shift, least = numbering
+    AXIS: tl.constexpr = 1 if BLOCK.rows else 0
+    TYPE: tl.constexpr = accumulated(x.dtype.element_ty, OP, EXACT)
+    r = addressing.lane_numbers(BLOCK.results, WIDE)
+    live = r < results
+    q = r if BLOCK.rows else addressing.over(r, inner)
+    outer = q
+    o = tl.zeros_like(r)
+    start = o
+    tap = o
+    count = o + length[0]
+    if KIND != WHOLE:
+        outer = addressing.over(q, outputs)
+        o = q - outer * outputs[0]
+        start, count, tap = window_of(o, length[0], outputs, axis, dilation, KIND)
+    base = outer.to(tl.int64) * length[0] * inner[0] + start * inner[0] + (r - q * inner[0])
+    apart = (dilation[0] + tl.zeros((), r.dtype)) * inner[0]
+    source = tl.expand_dims(x + base, AXIS)
+    limit = tl.expand_dims(tl.where(live, count, 0), AXIS)
+    if OP != SUM:
+        result, winner = greatest(source, limit, apart, steps, OP, TYPE, BLOCK)
+        if OP == FIRST_GREATEST:
+            is_known = live & (count > 0)
+            CODE: tl.constexpr = tl.int64 if codes.dtype.element_ty == tl.int64 else tl.int32
+            code = ((tap + o * shift + winner) * below).to(CODE)
+            if NUMBERED:
+                further_in = tl.load(numbers + base + winner * apart, mask=is_known, other=-1)
+                code += further_in.to(CODE)
+                is_known = is_known & (further_in >= 0)
+            code = tl.maximum(tl.where(is_known, code, -1), least)
+            tl.store(codes + r, code.to(codes.dtype.element_ty), mask=live)
+    else:
+        counted = count
+        if COUNT == 2:
+            counted = taps_before(o * axis[1] - axis[2], length[0] + axis[3], axis[0], dilation)
+        if TYPE.is_floating():
+            gradients = (tl.expand_dims(start, AXIS), length, outputs[0]) if ADJOINT else ()
+            result = summed(source, limit, apart, steps, 0, gradients, TYPE, BLOCK)
+            if not ADJOINT:
+                own = (tl.maximum(counted, 1) if COUNT > 0 else tl.zeros_like(r) + divisor).to(TYPE)
+                result = sums.quotient(result, own, 1.0 / own)
+        else:
+            channel = addressing.over(r, planes)
+            channel -= addressing.over(channel, channels) * channels[0]
+            given = (input_scale, input_zero, output_scale, output_zero)
+            zero = 0
+            if x.dtype.element_ty.primitive_bitwidth == 8:
+                zero = requantization.parameter(input_zero, channel, KINDS[1], tl.int32)
+                zero = tl.expand_dims(zero + tl.zeros_like(channel), AXIS)
+            result = summed(source, limit, apart, steps, zero, (), TYPE, BLOCK)
+            if COUNT > 0 and NUMBERED:
+                counted *= tl.load(numbers + base, mask=live & (count > 0), other=0)
+            if y.dtype.element_ty.primitive_bitwidth == 8:
+                counted = tl.maximum(counted, 1) if COUNT > 0 else tl.zeros_like(r) + divisor
+                result = requantization.quotients(
+                    result, counted, channel, given, KINDS, EXACT, y.dtype.element_ty
+                )
+            elif COUNT > 0:
+                tl.store(codes + r, counted.to(codes.dtype.element_ty), mask=live)
+    tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)

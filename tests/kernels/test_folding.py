@@ -1,0 +1,254 @@
+"""Whole planes, bins, long windows, and gradients of windows that do not overlap, at their edges.
+
+Interpreted or, where it does not take long to compile and emulate, as compiled for sm_90.
+"""
+
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import oracle
+import pytest
+import samples
+import test_results as results
+import torch
+from test_results import only_interpreted, pooling
+
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
+triton = pytest.importorskip("triton")
+pytest.importorskip("triton._C.libtriton")
+
+import triton.language as tl  # noqa: E402
+from torch_dmlpool.kernels import requantization  # noqa: E402
+
+from torch_dmlpool.window import Window  # noqa: E402
+
+F16, F32, BF16, F64 = torch.float16, torch.float32, torch.bfloat16, torch.float64
+I8, U8, I16, I64, U32, U64 = (
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.uint32,
+    torch.uint64,
+)
+AXES = (maxima, taps, averages, gradients, average_gradients, bins, quantized) = (
+    results.maxima,
+    results.maxima_with_taps,
+    results.averages,
+    results.max_gradients,
+    results.average_gradients,
+    results.bins,
+    results.quantized_averages,
+)
+COMPILED = [
+    (taps, (3, 5, 7, 7), pooling(2, 7), "contiguous", F16),
+    (averages, (3, 40, 7, 7), pooling(2, 7), "channels last", BF16),
+    (gradients, (3, 5, 7, 7), pooling(2, 7), "channels last", F16),
+    (average_gradients, (3, 5, 7, 7), pooling(2, 7), "contiguous", F32),
+    (bins, (2, 3, 9, 16), oracle.Bins((4, 5)), "contiguous", F16),
+    (taps, (1, 2, 90, 9), pooling(2, (70, 3), (20, 2), (65, 3)), "contiguous", I8),
+    (quantized, (2, 3, 14, 14), pooling(2, 14), "contiguous", I8),
+    (quantized, (1, 3, 12, 40), pooling(2, (6, 30), (6, 7), (2, 29)), "channels last", U8),
+    (gradients, (1, 2, 29, 30), pooling(2, (9, 11), (10, 11), (3, 2)), "contiguous", F32),
+    (average_gradients, (1, 2, 9, 4, 20), pooling(3, (4, 1, 9), (5, 2, 10)), "channels last", F16),
+    (averages, (1, 1, 17_000), pooling(1, 17_000), "contiguous", F32),
+]
+MORE = [
+    # slices, of both layouts, with numbers from further in or none; one more and one less than any
+    (taps, (1, 2, 16_385), pooling(1, 16_385), "contiguous", I16),
+    (taps, (1, 3, 33, 32), pooling(2, (33, 32)), "channels last", F32),
+    (maxima, (1, 2, 2, 20_000), pooling(2, (1, 20_000)), "contiguous", U32),
+    (taps, (1, 2, 1100, 3), pooling(2, (1100, 2)), "contiguous", F64),
+    (averages, (2, 3, 25, 41), pooling(2, (25, 41)), "channels last", F16),
+    (bins, (1, 2, 130, 130), oracle.Bins((1, 1)), "contiguous", F32),
+    (bins, (1, 2, 1030, 5), oracle.Bins((1, 2)), "contiguous", U64),
+    (quantized, (1, 2, 130, 130), pooling(2, 130), "contiguous", U8),
+    (quantized, (1, 3, 40, 30), pooling(2, (40, 30)), "channels last", I8),
+    # blocks of every length, whole and not
+    *((taps, (1, 3, n), pooling(1, n), "contiguous", F16) for n in (1, 4, 5, 96, 97, 768, 769)),
+    *((averages, (1, 3, n), pooling(1, n), "sliced", F32) for n in (3, 95, 98, 767, 770)),
+    (averages, (1, 3, 2000), pooling(1, 900, 300, 400), "contiguous", F32),
+    (averages, (1, 2, 500, 3), pooling(2, (200, 3), (70, 1), (90, 1)), "contiguous", F16),
+    (taps, (1, 2, 500, 3), pooling(2, (200, 2), (70, 1), (90, 1)), "contiguous", BF16),
+    # windows without elements: before, after and between, along one axis or several
+    (taps, (1, 2, 6, 5), pooling(2, (70, 9), (67, 9), (140, 9), (140, 20)), "contiguous", F32),
+    (taps, (1, 2, 6, 5), pooling(2, (70, 9), (67, 9), (140, 9), (140, 20)), "channels last", I64),
+    (taps, (2, 2, 3, 4, 90), pooling(3, (2, 3, 65), 3, (4, 3, 70)), "channels last", F16),
+    (maxima, (1, 2, 5, 70), pooling(2, (3, 65), 1, (3, 66)), "transposed", U8),
+    (taps, (1, 1, 9, 8), pooling(2, 3, 2, 70, 70, (9, 66)), "contiguous", F32),
+    (quantized, (1, 2, 6, 5), pooling(2, (70, 9), (67, 9), (140, 9), (140, 20)), "contiguous", U8),
+    (averages, (1, 2, 6, 5), pooling(2, (70, 9), (67, 9), (140, 9), (140, 20)), "contiguous", F32),
+    # some axes whole, some not
+    (taps, (2, 2, 70, 4, 5), pooling(3, (66, 4, 5)), "contiguous", F16),
+    (averages, (2, 3, 70, 6, 5), pooling(3, (70, 2, 5), (1, 2, 1)), "channels last", F32),
+    (gradients, (2, 3, 9, 4, 5), pooling(3, (5, 4, 5), (2, 1, 1)), "contiguous", F16),
+    (average_gradients, (2, 3, 15, 4, 5), pooling(3, (7, 4, 5), (7, 1, 1)), "channels last", F32),
+    # windows that do not overlap: with gaps, past the end, padded, one of them alone
+    (gradients, (1, 3, 40, 33), pooling(2, (8, 7), (9, 8), (3, 2), 0, 1, True), "sliced", F64),
+    (gradients, (2, 2, 5, 9, 4), pooling(3, (3, 9, 5), (5, 9, 5), (1, 0, 2)), "transposed", BF16),
+    (gradients, (1, 2, 8), pooling(1, 70, 3, 31), "contiguous", F32),
+    (
+        average_gradients,
+        (1, 3, 40, 33),
+        pooling(2, (8, 7), (9, 8), (3, 2), 0, 1, True),
+        "sliced",
+        F32,
+    ),
+    (average_gradients, (1, 3, 40, 33), pooling(2, 12, 14, 4, 9), "channels last", F16),
+    (average_gradients, (1, 2, 8), pooling(1, 70, 3, 31), "contiguous", F64),
+    (bins, (2, 3, 12, 10), oracle.Bins((4, 5)), "channels last", F32),
+    (bins, (2, 3, 12, 10), oracle.Bins((12, 1)), "contiguous", BF16),
+    (bins, (2, 2, 3, 4), oracle.Bins((9, 10)), "channels last", F16),
+    (bins, (1, 2, 400, 3), oracle.Bins((3, 2)), "contiguous", F16),
+]
+"""Operator, shape, window or bins, layout and data type."""
+
+
+def rows() -> list[object]:
+    emulated = [pytest.param(*row, id=name_of(i, row)) for i, row in enumerate(COMPILED)]
+    more = [pytest.param(*row, id=name_of(i, row)) for i, row in enumerate(MORE, len(COMPILED))]
+    return emulated + (more if results.INTERPRETED else [])
+
+
+def name_of(i: int, row: tuple) -> str:
+    operator, shape, _, layout, dtype = row
+    return f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(" ", "")
+
+
+@pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), rows())
+def test_edges(
+    operator: results.Operator,
+    shape: results.Shape,
+    request_: results.Request,
+    layout: str,
+    dtype: torch.dtype,
+    launched: list,
+) -> None:
+    """E6, E7, M1 to M5, Q1 to Q6: the oracle's results; what is compiled touches no more than it
+    may."""
+    operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request_)
+    assert launched
+
+
+def drawn(chosen: random.Random) -> tuple[results.Shape, results.Request]:
+    """A window or bins over few elements, mostly too large for straight-line code."""
+    rank = chosen.choice((1, 2, 2, 3))
+    sizes = tuple(chosen.randint(1, (150, 20, 7)[rank - 1]) for _ in range(rank))
+    shape = (chosen.randint(1, 2), chosen.randint(1, 4), *sizes)
+    if chosen.random() < 0.2:
+        return shape, oracle.Bins(tuple(chosen.randint(1, 2 * size) for size in sizes))
+    while True:
+        kind = chosen.choice(("whole", "apart", "any", "any"))
+        window = [size if kind == "whole" else chosen.randint(1, 2 * size) for size in sizes]
+        window[-1] += 66 * (kind == "any")
+        stride = [chosen.randint(1, 9) + (kind == "apart") * each for each in window]
+        start, end = (
+            [(kind != "whole") * chosen.randint(0, each) for each in window] for _ in "ab"
+        )
+        dilation = [chosen.choice((1, 1, 2)) if kind == "any" else 1 for _ in sizes]
+        entries = (tuple(each) for each in (window, stride, start, end, dilation))
+        request = oracle.Pooling(*entries, chosen.random() < 0.3)
+        try:
+            outputs = Window.directml(rank, *vars(request).values()).output_sizes(sizes)
+        except ValueError:
+            continue
+        if math.prod(outputs) * math.prod(window) < 40_000:
+            return shape, request
+
+
+@only_interpreted
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_draw(seed: int, launched: list) -> None:
+    """Every operator on the same request, of data types and layouts in turn."""
+    chosen = random.Random(seed)
+    shape, request = drawn(chosen)
+    for operator in [bins] if isinstance(request, oracle.Bins) else AXES[:5] + AXES[6:]:
+        dtype = chosen.choice(results.OPERATORS[operator][0])
+        layout = chosen.choice(results.LAYOUTS)
+        operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request)
+    assert launched
+
+
+@triton.jit
+def requantized(sums, divisors, scales, steps, target, B: tl.constexpr):
+    place = tl.arange(0, B)
+    total, divisor = tl.load(sums + place), tl.load(divisors + place)
+    given = (scales, 0, steps, 0)
+    result = requantization.quotients(total, divisor, place, given, (2, 0, 2, 0), True, tl.uint8)
+    tl.store(target + place, result.to(tl.uint8))
+
+
+def beside_a_half(chosen: random.Random, beside: int) -> tuple[int, int, int, int]:
+    """``(sum, divisor, scale, step)`` of which ``sum * scale / (divisor * step)`` is a half, or by
+    one part in 2⁵⁴ more or less than one."""
+    while True:
+        scale, step = (chosen.randrange(2**23 + 1, 2**24, 2) for _ in range(2))
+        if math.gcd(scale, step) == 1:
+            break
+    # sum * scale - divisor * step = beside, each of some 30 bits
+    total = pow(scale, -1, step) * beside % step
+    divisor = (total * scale - beside) // step
+    more = chosen.randrange(64, 100)
+    return total + more * step, divisor + more * scale, scale, 2 * step
+
+
+@only_interpreted
+def test_quotients_beside_a_half_round_as_exact_ones() -> None:
+    """Q1 and Q6: where float64 holds neither product, as sums of more than 2²⁰ taps need it."""
+    chosen = random.Random(0)
+    given = [beside_a_half(chosen, (0, 1, -1)[i % 3]) for i in range(96)]
+    # far apart in size, and the smallest
+    for shift in (-149 + 25, 100):
+        given += [beside_a_half(chosen, (0, 1, -1)[i % 3]) for i in range(16)]
+        given[-16:] = [(n, d, s * 2.0**shift, t * 2.0**shift) for n, d, s, t in given[-16:]]
+    totals, divisors, scales, steps = zip(*given, strict=True)
+    target = torch.zeros(128, dtype=torch.uint8)
+    requantized[(1,)](
+        *(torch.tensor(each, dtype=torch.int64) for each in (totals, divisors)),
+        *(torch.tensor(each, dtype=torch.float32) for each in (scales, steps)),
+        target,
+        B=128,
+    )
+    exact = [round(Fraction(n) * Fraction(s) / (d * Fraction(t))) for n, d, s, t in given]
+    assert target.tolist() == exact
+    in_float64 = [round(n * s / (d * t)) for n, d, s, t in given]
+    assert in_float64 != exact
+
+
+@pytest.mark.slow
+@only_interpreted
+def test_more_taps_than_float64_divides_exactly() -> None:
+    """Q6: one window of more than 2²⁰ taps."""
+    taps = 2**20 + 16
+    input = torch.zeros(1, 1, taps, dtype=torch.uint8)
+    for ones in (taps // 2 - 1, taps // 2, taps // 2 + 1):
+        input[..., :ones] = 1
+        found = backend.quantized_linear_average_pooling(
+            input, 1.0, 0, 1.0, 0, Window.directml(1, taps), False, torch.uint8
+        )
+        assert found.item() == round(Fraction(ones, taps))
+
+
+@only_interpreted
+def test_a_long_window_of_a_large_sum_does_not_lose_small_addends() -> None:
+    """E6: in rows and in columns, whole or not."""
+    for length, window in ((5000, 5000), (20_000, 20_000), (3000, 2001)):
+        tiny = torch.full((1, 1, length), 2.0**-27 * 0.99)
+        tiny[..., 0] = 1
+        results.averages(tiny, pooling(1, window, 999))
+        column = tiny[..., None].expand(1, 1, length, 2).contiguous()
+        results.averages(column, pooling(2, (window, 1), (999, 1)))
+
+
+@only_interpreted
+def test_a_sample_of_a_large_plane_does_not_depend_on_its_batch() -> None:
+    """E6: bit for bit."""
+    for shape in ((3, 2, 130, 130), (3, 2, 7, 7)):
+        for layout in ("contiguous", "channels last"):
+            input = samples.LAYOUTS[layout](samples.normal(*shape))
+            window = Window.directml(2, shape[2:])
+            together = backend.average_pooling(input, window, False, None)
+            alone = [backend.average_pooling(each, window, False, None) for each in input.split(1)]
+            assert np.array_equal(samples.bits(together), samples.bits(torch.cat(alone)))
