@@ -77,16 +77,25 @@ def main() -> None:
             output, taps, (32, 32), window, False
         ),
     }
+    whole, long = Window.directml(2, 32), Window.directml(2, 31, 1, 15, 15)
+    for name, each in (("whole", whole), ("31/1", long)):
+        calls[f"average_pooling, {name}"] = partial(
+            triton_backend.average_pooling, input, each, False, None
+        )
+        calls[f"max_pooling, {name}"] = partial(triton_backend.max_pooling, input, each)
+    calls["adaptive_average_pooling to 1"] = partial(
+        triton_backend.adaptive_average_pooling, input, (1, 1)
+    )
     backends.serving = lambda _: triton_backend
-    for layer in (nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(3, 2, 1)):
+    for layer in (nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1)):
         calls[f"nn.{type(layer).__name__}"] = partial(layer, input)
     print(
         f"Triton {triton.__version__}, PyTorch {torch.__version__}; microseconds on the host, "
         "without the driver"
     )
     for name, call in calls.items():
-        print(f"{name:28} {microseconds(call):6.1f}")
-    print(f"{'torch.empty':28} {microseconds(lambda: torch.empty(2, 8, 16, 16)):6.1f}")
+        print(f"{name:30} {microseconds(call):6.1f}")
+    print(f"{'torch.empty':30} {microseconds(lambda: torch.empty(2, 8, 16, 16)):6.1f}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 from torch_dmlpool.kernels.launches import Request, max_launches  # noqa: E402
 
-from benchmarks import overhead  # noqa: E402
+from benchmarks import gpu_prepare, gpu_requests, overhead  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
@@ -93,3 +93,48 @@ def test_no_size_is_compiled_in() -> None:
     given = [source.signature[names[3 + i]] for i in range(len(how.sizes))]
     assert [tuple(group) for group in given] == list(how.size_types)
     assert {path[0] for path, attributes in source.attrs.items() if attributes} == {0, 1, 2}
+
+
+IMAGES = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
+ASKED = {
+    "sliding": lambda *given: gpu_requests.sliding(*given, 3, 2, 1),
+    "side by side": lambda *given: gpu_requests.sliding(*given, 2),
+    "overlapping": lambda *given: gpu_requests.sliding(*given, 3, 1, 1),
+    "long": lambda *given: gpu_requests.sliding(*given, 31, 1, 15),
+    "adaptive": lambda *given: gpu_requests.adaptive(*given, 7, 7),
+    "adaptive to one": lambda *given: gpu_requests.adaptive(*given, 1, 1),
+    "whole": lambda operator, shape, dtype, last: gpu_requests.whole(operator, shape, dtype, last),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_an_image_of_another_size_compiles_nothing(
+    asked: str, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first image, but a longer window's tile; sizes that 16 bytes divide, as those of
+    networks mostly are."""
+    made: list[str] = []
+
+    def compile(name: str, *_: object) -> tuple[object, tuple[()]]:
+        made.append(name)
+        return gpu_prepare._NotRun(), ()
+
+    monkeypatch.setattr(backend, "_compile", compile)
+    monkeypatch.setattr(backend, "launch", lambda how, *given: backend._run(how, given, 0))
+    adaptive = asked.startswith("adaptive")
+    for operator in gpu_requests.OPERATORS:
+        if operator.startswith("adaptive") is not adaptive or operator == "quantized avg":
+            continue
+        backend._compiled.cache_clear()
+        counts = []
+        for image in IMAGES:
+            request = ASKED[asked](operator, (8, 64, *image), torch.float16, last)
+            request.prepared()[1]()
+            counts.append(len(made))
+        assert counts[0] > 0
+        # Longer windows and bins may take another of five tiles, as may the results of slices.
+        new_tiles = asked in ("adaptive", "adaptive to one", "whole")
+        assert counts[-1] <= (3 if new_tiles else counts[0]), operator
+        made.clear()
+    backend._compiled.cache_clear()

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import torch
 
+from torch_dmlpool.backends import fallbacks
+
 
 @functools.cache
 def serving(device_type: str) -> ModuleType:
@@ -17,10 +19,13 @@ def serving(device_type: str) -> ModuleType:
     # triton is imported.
     interprets = device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     is_gpu = device_type == "cuda" and torch.cuda.is_available()
-    if (interprets or is_gpu) and importlib.util.find_spec("triton") is not None:
-        from torch_dmlpool.backends import triton
+    if (interprets or is_gpu) and not fallbacks.is_turned_off():
+        if importlib.util.find_spec("triton") is not None:
+            from torch_dmlpool.backends import triton
 
-        return triton
+            return triton
+        if is_gpu:
+            fallbacks.warn("Triton is not installed")
     if device_type == "cpu":
         from torch_dmlpool.backends import cpu
 

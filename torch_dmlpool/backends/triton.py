@@ -9,7 +9,7 @@ stream.
 import importlib
 import math
 from collections.abc import Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
@@ -66,7 +67,7 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
     compiled[(how.programs, 1, 1)](*arguments, *how.sizes, *constants)
 
 
-@cache
+@lru_cache(maxsize=1024)  # those of a model are some tens
 def _compiled(
     name: str,
     constants: tuple[tuple[str, Any], ...],
@@ -77,6 +78,18 @@ def _compiled(
     """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30
     microseconds.
     """
+    try:
+        return _compile(name, constants, size_types, kinds)
+    except Exception as error:  # whatever Triton lacks: a C compiler, a driver, its own library
+        return MissingKernel(name, error), ()
+
+
+def _compile(
+    name: str,
+    constants: tuple[tuple[str, Any], ...],
+    size_types: tuple[tuple[str, ...], ...],
+    kinds: tuple[Any, ...],
+) -> tuple[Any, tuple[Any, ...]]:
     kernel = kernel_named(*name.split("."))
     # Of a tensor Triton asks its type, and whether its address is a multiple of 16.
     arguments: list[Any] = [
@@ -169,16 +182,19 @@ def planned(
     return Plan(memory_format, tuple(results.shape), results.stride(), launches, kernel)
 
 
+@or_reference
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Values alone (rules M1 to M3)."""
     return _maxima(input, window, None)[0]
 
 
+@or_reference
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Values, and the number of each winning tap inside its window (rule M6)."""
     return _maxima(input, window, operands.tap_dtype(window.taps))
 
 
+@or_reference
 def max_pooling_with_indices(
     input: Tensor, window: Window, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
@@ -187,6 +203,7 @@ def max_pooling_with_indices(
     return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
 
 
+@or_reference
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
     return _maxima(
@@ -233,6 +250,7 @@ def _maxima(
     return values, codes
 
 
+@or_reference
 def max_pooling_indices(
     taps: Tensor,
     spatial_sizes: Sequence[int],
@@ -246,6 +264,7 @@ def max_pooling_indices(
     return _look_up(input, taps, window, "plane indices" if per_plane else "indices", index_dtype)
 
 
+@or_reference
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
     return _look_up(input.resolve_neg(), taps, window, "values", input.dtype)
@@ -271,6 +290,7 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
     return result
 
 
+@or_reference
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The gradient of max pooling straight from its input: the taps are found again and then
     gathered.
@@ -280,6 +300,7 @@ def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> T
     return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
 
 
+@or_reference
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
@@ -316,6 +337,7 @@ def max_pooling_grad_from_taps(
     return gradient
 
 
+@or_reference
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
     """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where
     that is given.
@@ -323,6 +345,7 @@ def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
     return _averages(input, None, window, False, *counted)
 
 
+@or_reference
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any
 ) -> Tensor:
@@ -330,11 +353,13 @@ def average_pooling_grad(
     return _averages(input_gradient, spatial_sizes, window, True, *counted)
 
 
+@or_reference
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Averages of bins."""
     return _averages(input, output_sizes, None, False)
 
 
+@or_reference
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an
     element.
@@ -342,6 +367,7 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return _averages(input_gradient, spatial_sizes, None, True)
 
 
+@or_reference
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the
     kernels as numbers.

@@ -1,0 +1,154 @@
+"""Where Triton cannot serve a GPU plain PyTorch does: one warning says why, and results are the
+same."""
+
+import gc
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
+)
+
+from benchmarks import gpu_smoke  # noqa: E402
+from torch_dmlpool import backends  # noqa: E402
+from torch_dmlpool.backends import fallbacks, reference  # noqa: E402
+from torch_dmlpool.backends import triton as backend  # noqa: E402
+from torch_dmlpool.window import Window  # noqa: E402
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """CPU tensors take the way to a GPU's driver, which is not there."""
+    monkeypatch.setattr(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0))
+    monkeypatch.setattr(backends, "serving", lambda _: backend)
+    monkeypatch.setattr(fallbacks, "_warned", [])
+    backend._compiled.cache_clear()
+    yield monkeypatch
+    backend._compiled.cache_clear()
+
+
+@pytest.fixture
+def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that were to be compiled; none can be."""
+    names: list[str] = []
+
+    def fails(name: str, *_: object) -> None:
+        names.append(name)
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    on_a_gpu.setattr(backend, "_compile", fails)
+    return names
+
+
+def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried: list[str]) -> None:
+    calls = list(gpu_smoke.smoke_calls())[::3]
+    with pytest.warns(RuntimeWarning, match=r"cannot compile .*Failed to find C compiler") as heard:
+        differ = [
+            name
+            for name, call, input in calls
+            if gpu_smoke.differences(call(reference, input), call(backend, input))
+        ]
+    assert not differ
+    assert len(heard) == 1
+    assert fallbacks.SWITCH in str(heard[0].message)
+    assert len(set(tried)) > 4
+
+
+def test_each_public_function_falls_back() -> None:
+    """But those that are the reference's own."""
+    shared = {
+        name
+        for name in vars(reference)
+        if not name.startswith("_")
+        and hasattr(backend, name)
+        and name.endswith(("pooling", "taps"))
+    }
+    assert len(shared) > 5
+    for name in shared:
+        function = getattr(backend, name)
+        assert function is getattr(reference, name) or hasattr(function, "__wrapped__"), name
+
+
+def test_a_kernel_that_cannot_be_compiled_is_tried_once(tried: list[str]) -> None:
+    input, window = torch.zeros(1, 1, 8, 16), Window.directml(2, 2, 2)
+    with pytest.warns(RuntimeWarning):
+        backend.max_pooling(input, window)
+    for _ in range(2):
+        backend.max_pooling(input, window)
+    assert len(tried) == 1
+
+
+def test_what_a_driver_reports_is_no_reason_to_fall_back(on_a_gpu: pytest.MonkeyPatch) -> None:
+    """An error of a launch itself may have left the GPU unusable: nobody hides it."""
+
+    class Compiled:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            def launched(*_: object) -> None:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+            return launched
+
+    on_a_gpu.setattr(backend, "_compile", lambda *_: (Compiled(), ()))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        backend.max_pooling(torch.zeros(1, 1, 8, 16), Window.directml(2, 2, 2))
+
+
+def test_a_missing_kernel_keeps_no_tensor_alive(tried: list[str]) -> None:
+    input = torch.zeros(1, 1, 8, 16)
+    seen = weakref.ref(input)
+    with pytest.warns(RuntimeWarning):
+        backend.max_pooling(input, Window.directml(2, 2, 2))
+    del input
+    gc.collect()
+    assert seen() is None
+
+
+PROGRAM = """
+import importlib.util, torch, warnings
+torch.cuda.is_available = lambda: True
+{before}
+from torch_dmlpool import backends
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    for device in ("cuda", "cuda", "mps", "xpu"):
+        print(backends.serving(device).__name__.split(".")[-1])
+print(*(each.message for each in heard))
+"""
+MISSING = """
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "triton" else find(name, *more)
+"""
+
+
+def test_a_gpu_without_triton_is_served_with_one_warning(python: Callable[..., Any]) -> None:
+    *served, heard = python("-c", PROGRAM.format(before=MISSING)).stdout.splitlines()
+    assert served == ["reference"] * 4
+    assert re.fullmatch("Triton is not installed; plain PyTorch serves the GPU .*", heard)
+
+
+def test_a_variable_turns_triton_off_without_a_word(python: Callable[..., Any]) -> None:
+    def served(switch: str) -> list[str]:
+        environment = {**os.environ, fallbacks.SWITCH: switch}
+        program = PROGRAM.format(before="")
+        return python("-c", program, environment=environment).stdout.splitlines()
+
+    assert served("0") == [*["reference"] * 4, ""]
+    assert served("1") == [*["triton"] * 2, *["reference"] * 2, ""]
+
+
+def test_the_cache_of_compiled_kernels_is_bounded(tried: list[str]) -> None:
+    """What has fallen out is asked of Triton again, which has it on disk."""
+    most = backend._compiled.cache_info().maxsize
+    assert 100 < most < 10_000
+    for number in range(most + 10):
+        backend._compiled("kernel", (("A", number),), (), 0, ())
+    assert backend._compiled.cache_info().currsize == most
+    backend._compiled("kernel", (("A", 0),), (), 0, ())
+    assert len(tried) == most + 11

@@ -1,0 +1,69 @@
+"""Where Triton cannot serve a GPU plain PyTorch does, and one warning says why."""
+
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch_dmlpool.backends import reference
+
+SWITCH = "TORCH_DMLPOOL_TRITON"
+"""An environment variable: ``0`` has plain PyTorch serve GPUs."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class KernelError(RuntimeError):
+    """A kernel is launched that could not be compiled."""
+
+
+class MissingKernel:
+    """Stands for a kernel that could not be compiled, so that nothing tries to again."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        # Not the error itself, whose frames would keep tensors alive.
+        self.why = f"Triton cannot compile {name} ({type(error).__name__}: {str(error).strip()})"
+
+    def __getitem__(self, grid: object) -> Any:
+        raise KernelError(self.why)
+
+    def __getattr__(self, name: str) -> Any:
+        raise KernelError(self.why)
+
+
+def is_turned_off() -> bool:
+    return os.environ.get(SWITCH) == "0"
+
+
+def or_reference(function: _Function) -> _Function:
+    """A function of the Triton backend; where a kernel cannot be compiled, the reference's of the
+    same name serves the call.
+    """
+
+    @functools.wraps(function)
+    def served(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except KernelError as error:
+            warn(str(error))
+        return getattr(reference, function.__name__)(*args, **kwargs)
+
+    return served  # type: ignore[return-value]
+
+
+def warn(why: str) -> None:
+    """Say once in a process why plain PyTorch serves a GPU."""
+    if _warned:
+        return
+    _warned.append(why)
+    reason = why if len(why) <= 300 else f"{why[:300]}..."
+    warnings.warn(
+        f"{reason}; plain PyTorch serves the GPU instead, several times slower. docs/gpu.md says "
+        f"what Triton needs; {SWITCH}=0 in the environment chooses plain PyTorch",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+_warned: list[str] = []
