@@ -11,32 +11,36 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
 INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
+# When the compiled kernels were last built, or found to be newer than what they are made of.
+LIBRARY := $(VENV)/.library
+LIBRARY_SOURCES := setup.py tools/compilers.py \
+  $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
 .PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(INSTALLED)  ## what torch.nn's pools cannot do, and a small CNN trained with both; demo.png, beyond_torch.png
+demo: $(LIBRARY)  ## what torch.nn's pools cannot do, and a small CNN trained with both; demo.png, beyond_torch.png
 	$(BIN)/python examples/beyond_torch.py
 	$(BIN)/python examples/digits.py
 
-test: $(INSTALLED)  ## the everyday tests, then the Triton kernels under Triton's interpreter
+test: $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's interpreter
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
 	@$(BIN)/python tests/conftest.py
 
 # OTHER may name the Python of an environment with another Triton, whose compiled kernels are tested as well.
-test-all: $(INSTALLED)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
+test-all: $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
 	$(if $(OTHER),$(OTHER) -m pytest tests/kernels tests/backends/test_triton.py)
 
-fuzz: $(INSTALLED)  ## 20,000 random requests through every property
+fuzz: $(LIBRARY)  ## 20,000 random requests through every property
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py tests/test_neighbours.py
 
-coverage: $(INSTALLED)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
+coverage: $(LIBRARY)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
 	$(PYTEST) -m "not slow" --cov --cov-report= --cov-fail-under=0
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0 tests/kernels
 	$(BIN)/python -m coverage report
@@ -47,7 +51,7 @@ lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 	$(BIN)/mypy
 
-bench: $(INSTALLED_FOR_BENCHMARKS)  ## measure against other pools, alone and on a busy machine, in models; half an hour
+bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in models; half an hour
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks --load --row-seconds 1
 	$(BIN)/python -m benchmarks --scaling
@@ -68,7 +72,7 @@ docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation in
 	$(BIN)/python docs/pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-examples: $(INSTALLED)  ## every example in full, a few minutes
+examples: $(LIBRARY)  ## every example in full, a few minutes
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
 
 wheel: $(INSTALLED)  ## build the wheel into dist/
@@ -102,4 +106,13 @@ $(INSTALLED_FOR_BENCHMARKS): $(INSTALLED)
 
 $(INSTALLED_FOR_DOCS): $(INSTALLED)
 	$(BIN)/python -m pip install -e ".[docs]"
+	touch $@
+
+# A library that does not compile is not replaced by the one before: the tests would be of that.
+$(LIBRARY): $(INSTALLED) $(LIBRARY_SOURCES)
+	@oldest=$$(ls -t kernels/cpu_*.* 2>/dev/null | tail -n 1); \
+	if [ -z "$$oldest" ] || [ -n "$$(find $(LIBRARY_SOURCES) -newer "$$oldest")" ]; then \
+	  rm -f kernels/cpu_*.*; $(BIN)/python setup.py --quiet build_ext --inplace || exit 1; \
+	  ls kernels/cpu_*.* >/dev/null 2>&1 || ! $(BIN)/python tools/compilers.py || exit 1; \
+	fi
 	touch $@

@@ -3,10 +3,9 @@ optional: see below.
 """
 
 import os
-import platform
 import re
-import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -14,20 +13,13 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = [f"kernels/{name}.cpp" for name in ("pooling", "max_pooling", "average_pooling")]
-# -O2 with vectors is as fast as -O3 (112 rows, geometric mean 1.01), a third smaller, and takes two
-# thirds of the time.
-FLAGS = [
-    "-std=c++17",
-    "-O2",
-    "-ftree-vectorize",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",
-]
-FLAGS += ["-fvisibility=hidden", "-s"]
-# Nothing throws what another library catches: a sixth smaller.
-FLAGS += ["-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables"]
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
+
+import compilers
+
+SOURCES = sorted(map(str, Path("kernels").rglob("*.cpp")))
+HEADERS = sorted(map(str, Path("kernels").rglob("*.h")))
+FLAGS = ["-fno-rtti"]
 # What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that
 # use it.
 X86_LEVELS = {
@@ -42,19 +34,14 @@ def libraries() -> list[Extension]:
 
     Not so where a platform is named: such a wheel is built to be handed on.
     """
-    named = os.environ.get("_PYTHON_HOST_PLATFORM", "")
-    # The machine, not sysconfig's platform: a Python for both of a Mac's processors says
-    # "universal2".
-    machine = named.split("-")[-1] or platform.machine()
-    levels = X86_LEVELS if machine.lower() in ("x86_64", "amd64") else {"default": []}
-    depends = ["kernels/pooling.h", "kernels/rows.h"]
+    levels = X86_LEVELS if compilers.machine() == "x86_64" else {"default": []}
     return [
         Extension(
             f"torch_dmlpool.kernels.cpu_{level}",
             SOURCES,
-            depends=depends,
-            extra_compile_args=flags,
-            optional=not named,
+            depends=HEADERS,
+            extra_compile_args=[*FLAGS, *flags],
+            optional=not compilers.NAMED,
         )
         for level, flags in levels.items()
     ]
@@ -68,55 +55,40 @@ class BuildLibraries(build_ext):
         self.parallel = 2
 
     def get_ext_filename(self, fullname: str) -> str:
-        return os.path.join(*fullname.split(".")) + ".so"
+        ending = ".dll" if compilers.system() == "Windows" else ".so"
+        return os.path.join(*fullname.split(".")) + ending
+
+    def target(self, extension: Extension) -> Path:
+        return Path(self.get_ext_fullpath(extension.name))
+
+    def run(self) -> None:
+        # What an earlier build left must not be taken for this one's.
+        for extension in self.extensions:
+            self.target(extension).unlink(missing_ok=True)
+        super().run()
 
     def build_extension(self, extension: Extension) -> None:
-        named = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-        compiler = next((name for name in named if shutil.which(name)), None)
+        # An earlier build's, in the folder that files are copied to the checkout from.
+        self.target(extension).unlink(missing_ok=True)
+        compiler = compilers.found()
         if compiler is None:
-            raise CompileError(f"no C++ compiler: none of {', '.join(named)} is installed")
-        target = Path(self.get_ext_fullpath(extension.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        version = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, check=False
-        ).stdout
-        # Clang's cost model is the dynamic one. GCC's calls of memcpy for loops that copy are slow
-        # in rows of some KB: without, max 16x128x2048 window 5/2 takes half the time. Without its
-        # second scheduling and without anything aligned GCC's code is as fast (182 rows, geometric
-        # mean 1.00), a fifteenth smaller; with registers chosen for whole functions it is a
-        # twenty-fifth smaller again (225 rows, 1.00). Without partial redundancies moved out of
-        # loops it is a fiftieth smaller, and indices of windows 32/32 take .8 of the time (126
-        # rows, 1.02); with jumps as they are written, another thirtieth (225 rows, 1.00).
-        of_gcc = [
-            "-fvect-cost-model=dynamic",
-            "-fno-tree-loop-distribute-patterns",
-            "-fno-schedule-insns2",
-        ]
-        of_gcc += ["-falign-functions=1", "-falign-jumps=1", "-falign-loops=1"]
-        of_gcc += ["-fira-region=one", "-fno-tree-pre", "-fno-thread-jumps"]
-        of_compiler = [] if "clang" in version else of_gcc
-        command = [
-            compiler,
-            *FLAGS,
-            *of_compiler,
-            *extension.extra_compile_args,
-            "-shared",
-            "-fPIC",
-            *extension.sources,
-            "-o",
-            target,
-        ]
+            raise CompileError("no C++ compiler works, and zig is not installed")
         try:
-            subprocess.run(command, check=True)
+            flags = extension.extra_compile_args
+            compiler.link(extension.sources, self.target(extension), flags)
         except (OSError, subprocess.CalledProcessError) as error:
             raise CompileError(str(error)) from error
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for any Python 3 of this platform."""
+    """A wheel for any Python 3 of this platform, or of any platform where no kernels were built."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        build = self.get_finalized_command("build_ext")
+        if not (build.inplace or any(build.target(one).is_file() for one in build.extensions)):
+            self.root_is_pure = True
+            return "py3", "none", "any"
+        return "py3", "none", compilers.NAMED or super().get_tag()[2]
 
 
 # Pictures of the checkout are no files where packages are listed.

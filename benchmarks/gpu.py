@@ -83,7 +83,7 @@ def environment_of(copy: Path) -> dict[str, str]:
     """Variables under which Python imports the package as a wheel would have it, with its kernels,
     out of ``copy``."""
     shutil.copytree(ROOT / "torch_dmlpool", copy / "torch_dmlpool")
-    shutil.copytree(ROOT / "kernels", copy / "torch_dmlpool" / "kernels")
+    shutil.copytree(ROOT / "kernels", copy / "torch_dmlpool" / "kernels", dirs_exist_ok=True)
     paths = [str(copy), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     if CACHE.is_dir():

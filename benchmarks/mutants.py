@@ -29,7 +29,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 SOURCES = {
     "reference": ["torch_dmlpool/backends/reference*.py"],
-    "cpu": ["kernels/*.cpp", "kernels/*.h"],
+    "cpu": ["kernels/**/*.cpp", "kernels/**/*.h"],
     "triton": ["kernels/*.py"],
 }
 OPERATORS = ["tests/ops", "tests/test_properties.py", "tests/test_threads.py"]
@@ -153,30 +153,37 @@ class Copy:
             )
         self.kernels = folder / "torch_dmlpool" / "kernels"
         shutil.copytree(
-            ROOT / "kernels", self.kernels, ignore=shutil.ignore_patterns("__pycache__")
+            ROOT / "kernels",
+            self.kernels,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,
         )
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, folder)
         if backend == "cpu":
             for library in self.kernels.glob("*.so"):
                 library.unlink()
-            assert not self.built([path.name for path in self.kernels.glob("*.cpp")])
+            assert not self.built(self.sources())
 
     def place_of(self, path: str) -> Path:
-        return self.kernels / Path(path).name if path.startswith("kernels/") else self.folder / path
+        inside = path.startswith("kernels/")
+        return self.folder / "torch_dmlpool" / path if inside else self.folder / path
 
-    def built(self, sources: list[str]) -> str:
+    def sources(self) -> list[Path]:
+        return sorted(self.kernels.rglob("*.cpp"))
+
+    def built(self, sources: list[Path]) -> str:
         """Makes the library with these sources compiled anew, or says why not; other objects are as
         they were."""
-        objects = {path.name: path.with_suffix(".o") for path in self.kernels.glob("*.cpp")}
+        objects = {path: path.with_suffix(".o") for path in self.sources()}
         is_changed = False
-        for name in sources:
-            given = objects[name]
-            objects[name] = given if not given.exists() else given.with_suffix(".mutant")
-            command = ["g++", *COMPILE, "-c", self.kernels / name, "-o", objects[name]]
+        for path in sources:
+            given = objects[path]
+            objects[path] = given if not given.exists() else given.with_suffix(".mutant")
+            command = ["g++", *COMPILE, "-c", path, "-o", objects[path]]
             if subprocess.run(command, capture_output=True, check=False).returncode:
                 return "no program"
-            is_changed |= objects[name] == given or objects[name].read_bytes() != given.read_bytes()
+            is_changed |= objects[path] == given or objects[path].read_bytes() != given.read_bytes()
         library = self.kernels / "cpu_avx2.so"
         library.unlink(missing_ok=True)
         subprocess.run(["g++", "-shared", *objects.values(), "-o", library], check=True)
@@ -190,8 +197,8 @@ class Copy:
         place.write_text(mutant.text)
         try:
             if self.backend == "cpu":
-                every = [path.name for path in self.kernels.glob("*.cpp")]
-                if why := self.built([place.name] if place.suffix == ".cpp" else every):
+                every = self.sources()
+                if why := self.built([place] if place.suffix == ".cpp" else every):
                     return why, ""
             chosen = self.tests_of(place, mutant.line)
             order = sorted(chosen, key=lambda test: (-caught[test], self.seconds[test]))

@@ -6,15 +6,8 @@
 #include <cmath>
 #include <memory>
 
+#include "cpu/operators.h"
 #include "rows.h"
-
-// Scales and zero points: vectors of one entry for all channels or one each, and the output type's
-// limits.
-struct Quantization {
-    const float *input_scale, *output_scale;
-    const int32_t *input_zero, *output_zero;
-    int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;
-};
 
 namespace dmlpool {
 namespace {
@@ -185,7 +178,7 @@ Kernels kernels_of(int type) {
     return {float_sums<BFloat16>(), divide<BFloat16>};
 }
 
-void average_pooling_grad(int type, const char *arriving, char *gradient, const Geometry &g) {
+void spread(int type, const char *arriving, char *gradient, const Geometry &g) {
     const Kernels kernels = kernels_of(type), again = kernels_of(type == 1);
     const Problem &p = g.p;
     const int64_t n = p.output_row(), rows = p.planes * p.d().outputs * p.h().outputs;
@@ -194,7 +187,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         Row first = {arriving + row * n * element, 0};
         kernels.sums.combine(false, &first, 1, count, values);
     };
-    const auto spread = [&](const RowOperations &op, const char *shares, int64_t divisor) {
+    const auto pool_shares = [&](const RowOperations &op, const char *shares, int64_t divisor) {
         const Geometry adjoint = g.adjoint(divisor);
         const Divide by(adjoint, value, element, kernels.divide);
         pool(op, by, shares, gradient, adjoint);
@@ -216,7 +209,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
         return;
     }
     if (g.is_uniform)
-        spread(kernels.sums, arriving, g.divisor(0, 0, 0));
+        pool_shares(kernels.sums, arriving, g.divisor(0, 0, 0));
     else {
         const Divide by(g, value, value, again.divide);
         const std::unique_ptr<char[]> shares(new char[rows * n * value]);
@@ -230,7 +223,7 @@ void average_pooling_grad(int type, const char *arriving, char *gradient, const 
                    shares.get() + row * n * value);
             }
         });
-        spread(again.sums, shares.get(), 1);
+        pool_shares(again.sums, shares.get(), 1);
     }
 }
 
@@ -442,35 +435,26 @@ struct Requantize final : Finish {
 };
 
 }  // namespace
-}  // namespace dmlpool
 
-// What backends/cpu.py calls.
-#pragma GCC visibility push(default)
-extern "C" {
-
-void dmlpool_average_pooling(const Problem *p, const void *input, void *output) {
-    using namespace dmlpool;
-    const Geometry g(*p, false);
-    const Kernels kernels = kernels_of(int(p->type));
+void average_pooling(const Problem &p, const void *input, void *output) {
+    const Geometry g(p, false);
+    const Kernels kernels = kernels_of(int(p.type));
     const int64_t element = kernels.sums.element_size;
-    expect_all(output, p->planes * p->output_plane() * element);
+    expect_all(output, p.planes * p.output_plane() * element);
     const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
     pool(kernels.sums, finish, input, output, g);
 }
 
-void dmlpool_average_pooling_grad(const Problem *p, const void *arriving, void *gradient) {
-    using namespace dmlpool;
-    const Geometry g(*p, false);
-    expect_all(gradient, p->planes * p->plane() * kernels_of(int(p->type)).sums.element_size);
-    average_pooling_grad(int(p->type), static_cast<const char *>(arriving),
-                         static_cast<char *>(gradient), g);
+void average_pooling_grad(const Problem &p, const void *arriving, void *gradient) {
+    const Geometry g(p, false);
+    expect_all(gradient, p.planes * p.plane() * kernels_of(int(p.type)).sums.element_size);
+    spread(int(p.type), static_cast<const char *>(arriving), static_cast<char *>(gradient), g);
 }
 
-void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void *output,
-                                       const Quantization *q) {
-    using namespace dmlpool;
-    const bool is_signed = p->type == 4;
-    const Geometry g(*p, true);
+void quantized_average_pooling(const Problem &p, const void *input, void *output,
+                               const Quantization &q) {
+    const bool is_signed = p.type == 4;
+    const Geometry g(p, true);
     double most = 255;  // sums, from the taps that windows read
     for (int a = 0; a < 3; ++a)
         most *= double(g.most(a));
@@ -480,14 +464,14 @@ void dmlpool_quantized_average_pooling(const Problem *p, const void *input, void
         const Rows<Sum<L, uint8_t>> of_unsigned({});
         const RowOperations &op =
             is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
-        const Requantize requantize(g, *q, sizeof(L));
+        const Requantize requantize(g, q, sizeof(L));
         pool(op, requantize, input, output, g);
     };
-    expect_all(output, p->planes * p->output_plane());
+    expect_all(output, p.planes * p.output_plane());
     if (most < 0x1p15)
         run(int16_t());
     else
         run(int32_t());  // Python sends no windows of 2^23 taps
 }
-}
-#pragma GCC visibility pop
+
+}  // namespace dmlpool

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "cpu/operators.h"
 #include "rows.h"
 
 namespace dmlpool {
@@ -266,10 +267,6 @@ struct Taps {
             visit_all(static_cast<const int32_t *>(taps));
     }
 };
-
-// What is written for each winner: the number of its tap, its position in the plane, or its index
-// in the whole tensor.
-enum Numbering { TAPS, POSITIONS, INDICES };
 
 template <class From>
 void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes,
@@ -646,33 +643,21 @@ void scatter(const T *input, const Positions &positions, T *output, const Proble
 }
 
 }  // namespace
-}  // namespace dmlpool
 
-// What backends/cpu.py calls.
-#pragma GCC visibility push(default)
-extern "C" {
-
-void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) {
-    dmlpool::parallel_for = reinterpret_cast<dmlpool::ParallelFor>(torch_parallel_for);
-    dmlpool::get_threads = reinterpret_cast<dmlpool::GetThreads>(torch_get_num_threads);
-}
-
-// Values alone where `winners` is null, and winners alone where `output` is.
-void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {
-    using namespace dmlpool;
-    const DataType &data_type = TYPES[p->type];
-    const int64_t outputs = p->planes * p->output_plane();
+void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    const DataType &data_type = TYPES[p.type];
+    const int64_t outputs = p.planes * p.output_plane();
     if (output != nullptr)
         expect_all(output, outputs * data_type.bytes);
     if (winners != nullptr)
-        expect_all(winners, outputs * p->bytes);
+        expect_all(winners, outputs * p.bytes);
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>>(op), Values<S>(op), input, output, {*p, {}});
+        pool(Rows<Max<S>>(op), Values<S>(op), input, output, {p, {}});
     };
     if (winners != nullptr) {
-        const Numbers numbers(*p, winners);
+        const Numbers numbers(p, winners);
         const auto pool_as = [&](auto element_of_lanes, auto element, auto wide) {
             using S = decltype(element);
             using P = decltype(wide);
@@ -682,12 +667,12 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
                                  : winners;  // an address, not used where there is no output
             if (suits_lanes(numbers, sizeof(S))) {
                 const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
-                return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {*p, {}});
+                return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {p, {}});
             }
             pool(Rows<Winner<S, P>>(op, numbers.units),
-                 Winners<S, P>(numbers, op, output != nullptr), input, to, {*p, {}});
+                 Winners<S, P>(numbers, op, output != nullptr), input, to, {p, {}});
         };
-        if (p->type == 0)
+        if (p.type == 0)
             pool_as(float(), int32_t(), int64_t());
         else if (data_type.bytes == 1)
             pool_as(int8_t(), int8_t(), int32_t());
@@ -697,64 +682,58 @@ void dmlpool_max_pooling(const Problem *p, const void *input, void *output, void
             pool_as(int32_t(), int32_t(), int64_t());
         else
             pool_as(int64_t(), int64_t(), __int128());
-    } else if (p->type == 0)
+    } else if (p.type == 0)
         pool_values(float());
-    else if (p->type == 1)
+    else if (p.type == 1)
         pool_values(double());
     else
         with_numbers(data_type.bytes, pool_values);
 }
 
-void dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indices) {
-    using namespace dmlpool;
-    const int tap_bytes = TYPES[p->type].bytes;
-    const int64_t plane_size = p->numbering == INDICES ? p->plane() / p->lanes : 0;
-    const Taps places(*p, 1, plane_size);
-    const int64_t width = p->output_row();
+void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
+    const int tap_bytes = TYPES[p.type].bytes;
+    const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.lanes : 0;
+    const Taps places(p, 1, plane_size);
+    const int64_t width = p.output_row();
     parallel(
-        p->planes * p->d().outputs * p->h().outputs, 4. * double(width),
+        p.planes * p.d().outputs * p.h().outputs, 4. * double(width),
         [&](int64_t begin, int64_t end) {
             std::vector<int64_t> found(width);
-            Digits<3> digits(begin, {p->h().outputs, p->d().outputs, p->planes});
+            Digits<3> digits(begin, {p.h().outputs, p.d().outputs, p.planes});
             for (int64_t row = begin; row < end; ++row, ++digits) {
                 const void *const which = static_cast<const char *>(taps) + row * width * tap_bytes;
-                const int64_t origin = digits[2] * p->lanes * plane_size;
+                const int64_t origin = digits[2] * p.lanes * plane_size;
                 places.each(
                     which, tap_bytes, digits[1], digits[0], 0, width,
                     [&](int64_t i, int64_t place) { found[i] = place < 0 ? -1 : origin + place; });
-                write_numbers(found.data(), width, indices, int(p->bytes), row * width);
+                write_numbers(found.data(), width, indices, int(p.bytes), row * width);
             }
         });
 }
 
-void dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void *taps,
-                              void *gradient) {
-    using namespace dmlpool;
-    expect_all(gradient, p->planes * p->plane() * TYPES[p->type].bytes);
+void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
+    expect_all(gradient, p.planes * p.plane() * TYPES[p.type].bytes);
     const auto is_apart = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     const bool adds =
-        !is_apart(p->d()) || !is_apart(p->h()) || !is_apart(p->w());  // more than one to an element
-    const auto run = p->type == 2 ? spread<Half> : spread<BFloat16>;
-    (p->type == 0   ? spread<float>
-     : p->type == 1 ? spread<double>
-     : adds         ? run
-                    : spread<int16_t>)(*p, arriving, taps, gradient);
+        !is_apart(p.d()) || !is_apart(p.h()) || !is_apart(p.w());  // more than one to an element
+    const auto run = p.type == 2 ? spread<Half> : spread<BFloat16>;
+    (p.type == 0   ? spread<float>
+     : p.type == 1 ? spread<double>
+     : adds        ? run
+                   : spread<int16_t>)(p, arriving, taps, gradient);
 }
 
-// Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs
-// where they are. Those inside the plane, and -1 for all but the last of several alike.
-void dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
-    using namespace dmlpool;
-    const Positions all{positions, TYPES[p->type].bytes, p->plane() / p->lanes};
-    for_planes(*p, [&](int64_t plane) {
-        std::vector<int64_t> last(size_t(p->plane()), -1);
-        for_positions(*p, all, plane, [&](int64_t i, int64_t at, int64_t) {
+void unique_positions(const Problem &p, const void *positions, void *unique) {
+    const Positions all{positions, TYPES[p.type].bytes, p.plane() / p.lanes};
+    for_planes(p, [&](int64_t plane) {
+        std::vector<int64_t> last(size_t(p.plane()), -1);
+        for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t) {
             if (at >= 0)
                 last[size_t(at)] = i;
         });
-        for_positions(*p, all, plane, [&](int64_t i, int64_t at, int64_t position) {
+        for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t position) {
             position = at >= 0 && last[size_t(at)] == i ? position : -1;
-            if (p->bytes == 4)
+            if (p.bytes == 4)
                 static_cast<int32_t *>(unique)[i] = int32_t(position);
             else
                 static_cast<int64_t *>(unique)[i] = position;
@@ -762,40 +741,36 @@ void dmlpool_unique_positions(const Problem *p, const void *positions, void *uni
     });
 }
 
-void dmlpool_gather_positions(const Problem *p, const void *input, const void *positions,
-                              void *output) {
-    using namespace dmlpool;
-    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
-    with_numbers(TYPES[p->type].bytes, [&](auto element) {
+void gather_positions(const Problem &p, const void *input, const void *positions, void *output) {
+    const Positions all{positions, int(p.bytes), p.plane() / p.lanes};
+    with_numbers(TYPES[p.type].bytes, [&](auto element) {
         using T = decltype(element);
         T *const to = static_cast<T *>(output);
-        for_planes(*p, [&](int64_t plane) {
-            const T *const from = static_cast<const T *>(input) + plane * p->plane();
-            for_positions(*p, all, plane, [=](int64_t i, int64_t at, int64_t) {
+        for_planes(p, [&](int64_t plane) {
+            const T *const from = static_cast<const T *>(input) + plane * p.plane();
+            for_positions(p, all, plane, [=](int64_t i, int64_t at, int64_t) {
                 to[i] = at < 0 ? T(0) : from[at];
             });
         });
     });
 }
 
-void dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions,
-                               void *output) {
-    using namespace dmlpool;
-    const Positions all{positions, int(p->bytes), p->plane() / p->lanes};
+void scatter_positions(const Problem &p, const void *input, const void *positions, void *output) {
+    const Positions all{positions, int(p.bytes), p.plane() / p.lanes};
     const auto run = [&](auto element) {
         using T = decltype(element);
-        scatter(static_cast<const T *>(input), all, static_cast<T *>(output), *p);
+        scatter(static_cast<const T *>(input), all, static_cast<T *>(output), p);
     };
-    if (p->type == 0)
+    if (p.type == 0)
         run(float());
-    else if (p->type == 1)
+    else if (p.type == 1)
         run(double());
-    else if (p->type == 2)
+    else if (p.type == 2)
         run(Half());
-    else if (p->type == 3)
+    else if (p.type == 3)
         run(BFloat16());
     else
-        with_numbers(TYPES[p->type].bytes, run);  // one at a position: nothing is added
+        with_numbers(TYPES[p.type].bytes, run);  // one at a position: nothing is added
 }
-}
-#pragma GCC visibility pop
+
+}  // namespace dmlpool

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -14,6 +13,8 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+
+#include "cpu/parallel.h"
 
 // The loop's iterations do not depend on each other.
 #if defined(__clang__)
@@ -143,47 +144,6 @@ struct Windows {
         return count;
     }
 };
-
-// Threads: PyTorch's own, through C functions of libtorch, so that there is one pool of them.
-
-using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain,
-                                void (*)(int64_t, int64_t, void *), void *);
-inline ParallelFor parallel_for = nullptr;
-using GetThreads = int32_t (*)(uint32_t *threads);
-inline GetThreads get_threads = nullptr;
-
-// Calls work(begin, end) for parts of [0, count), which threads take as they become free: half of
-// what would be a thread's share of the rest, so that a thread reads memory in order, and some 2^15
-// operations at least. A thread whose core is busy elsewhere does fewer. `cost` is that of one of
-// count.
-template <class Work>
-void parallel(int64_t count, double cost, const Work &work) {
-    const int64_t least = std::clamp<int64_t>(int64_t((1 << 15) / std::max(cost, 1.)), 1,
-                                              std::max<int64_t>(count, 1));
-    uint32_t most = 1;
-    if (count > least)
-        get_threads(&most);
-    const int64_t threads = std::min<int64_t>(most, parts_of(count, least));
-    if (threads <= 1)
-        return work(0, count);
-    struct Shared {
-        const Work &work;
-        int64_t count, least, threads;
-        std::atomic<int64_t> next;
-    } shared{work, count, least, threads, {0}};
-    const auto run = [](int64_t, int64_t, void *context) {
-        Shared &s = *static_cast<Shared *>(context);
-        for (int64_t begin = s.next; begin < s.count;) {
-            const int64_t end =
-                std::min(s.count, begin + std::max(s.least, (s.count - begin) / (2 * s.threads)));
-            if (!s.next.compare_exchange_weak(begin, end))
-                continue;
-            s.work(begin, end);
-            begin = s.next;
-        }
-    };
-    parallel_for(0, threads, 1, run, &shared);
-}
 
 // The digits of numbers in turn, the lowest first: to divide for each takes as long as to pool a
 // short row.

@@ -504,6 +504,10 @@ EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "max_pooling, dilated": lambda image: dmlpool.max_pooling(image, 3, 1, 2, 2, 2),
     "max_pooling, indices": lambda image: dmlpool.max_pooling(image, *WINDOW, return_indices=True),
     "max_pooling, integers": lambda image: dmlpool.max_pooling(integers(image), *WINDOW),
+    "max_pooling, bools": lambda image: dmlpool.max_pooling(image > 0, *WINDOW),
+    "min_pooling": lambda image: dmlpool.min_pooling(image, *WINDOW),
+    "min_pooling, indices": lambda image: dmlpool.min_pooling(image, *WINDOW, return_indices=True),
+    "adaptive_min_pooling": lambda image: dmlpool.adaptive_min_pooling(image, (3, 4)),
     "max_pooling_grad": lambda image: dmlpool.max_pooling_grad(
         image, dmlpool.average_pooling(image, *WINDOW), *WINDOW
     ),

@@ -186,6 +186,8 @@ def choose_triton(item: pytest.Item) -> None:
         item.add_marker(
             pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1")
         )
+    if item.path.name == "test_cliffs.py" and INTERPRETED:
+        item.add_marker(pytest.mark.skip(reason="the same in every run: a process of its own"))
     if (
         item.path.name
         in ("test_emulator.py", "test_every_launch.py", "test_static.py", "test_warps.py")

@@ -8,7 +8,7 @@ taps each really reads.
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -215,9 +215,18 @@ def requantized(
     return min(max(round(exact) + zero, ends.min), ends.max)
 
 
-def lowest(dtype: np.dtype) -> float | int:
-    """What an empty window gives (M1)."""
+def lowest(dtype: np.dtype) -> float | int | bool:
+    """What an empty window gives (M1, N1)."""
+    if dtype.kind == "b":
+        return False
     return -np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min
+
+
+def highest(dtype: np.dtype) -> float | int | bool:
+    """What a minimum of nothing is (N2)."""
+    if dtype.kind == "b":
+        return True
+    return np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max
 
 
 @dataclass(frozen=True)
@@ -237,16 +246,31 @@ class Maximum:
 def maximum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
     """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the
     first NaN wins."""
+    # numpy's argmax is the rule itself: the first of equals, and the first NaN before everything.
+    return _extremum(values, pooling, np.argmax, lowest(values.dtype))
+
+
+def minimum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
+    """The first least element of every window (N2); the first NaN wins here too, by numpy's
+    rule."""
+    return _extremum(values, pooling, np.argmin, highest(values.dtype))
+
+
+def _extremum(
+    values: np.ndarray,
+    pooling: Pooling | Bins,
+    choose: Callable[..., np.ndarray],
+    nothing: float,
+) -> Maximum:
+    """What ``choose`` chooses of the elements of every window; ``nothing`` where there is none."""
     batch, channels, *sizes = values.shape
     shape = (batch, channels, *output_sizes(pooling, sizes))
-    best = np.full(shape, lowest(values.dtype), values.dtype)
+    best = np.full(shape, nothing, values.dtype)
     taps, plane = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
     for window in readings(pooling, tuple(sizes)):
         if window.taps:
             elements, where = values[window.elements], (..., *window.output)
-            # numpy's argmax is the rule itself: the first of equals, and the first NaN before
-            # everything.
-            first = elements.argmax(-1)
+            first = choose(elements, -1)
             best[where] = np.take_along_axis(elements, first[..., None], -1)[..., 0]
             taps[where] = np.array(window.taps)[first]
             plane[where] = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)[

@@ -91,6 +91,7 @@ def of_type(dtype: torch.dtype, tensor: Tensor | None = None) -> Wrong:
 
 
 UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
+NOT_ORDERED = UNPOOLED[1:]
 INTEGERS = [*map(of_type, (torch.int32, torch.uint8))]
 
 
@@ -268,21 +269,23 @@ WRONG: dict[str, list[Wrong]] = {
     "output_dtype": QUANTIZED_TYPES,
 }
 """What is wrong of an argument in DirectML's words, wherever no function has values of its own."""
-NUMBERS = {"input": [*ALL_TENSORS, *empty_planes()]}
+ORDERED = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_ORDERED, *ranks(), *empty_planes()]
 FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
     dmlpool.average_pooling: ({"input": planes(), "window_size": 2}, {}),
     dmlpool.average_pooling_grad: (
         {"input_gradient": torch.ones(2, 3, 3, 4), "input_size": (2, 3, 4, 5), "window_size": 2},
         {"input_gradient": [*FLOAT_TENSORS, *GRADIENTS[-6:]]},
     ),
-    dmlpool.max_pooling: ({"input": planes(), "window_size": 2}, NUMBERS),
+    dmlpool.max_pooling: ({"input": planes(), "window_size": 2}, {"input": ORDERED}),
+    dmlpool.min_pooling: ({"input": planes(), "window_size": 2}, {"input": ORDERED}),
     dmlpool.max_pooling_grad: (
         {"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2},
         {},
     ),
     dmlpool.lp_pooling: ({"input": planes(), "window_size": 2}, {}),
     dmlpool.adaptive_average_pooling: ({"input": planes(), "output_size": 2}, {}),
-    dmlpool.adaptive_max_pooling: ({"input": planes(), "output_size": 2}, NUMBERS),
+    dmlpool.adaptive_max_pooling: ({"input": planes(), "output_size": 2}, {"input": ORDERED}),
+    dmlpool.adaptive_min_pooling: ({"input": planes(), "output_size": 2}, {"input": ORDERED}),
     dmlpool.max_unpooling: (
         {"input": planes(), "indices": INDICES, "output_size": (2, 3, 4, 5)},
         {"input": ALL_TENSORS, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
@@ -356,11 +359,17 @@ FEW: dict[str, list[Wrong]] = {
 NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
 NOT_FLOATS = [*NOT_DENSE[:1], *NOT_PLAIN, *UNPOOLED[:1], *INTEGERS[:1]]
 RIGHT = {"kernel_size": 2, "output_size": 2, "norm_type": 2}
-LAYERS = ["AvgPool", "MaxPool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "MaxUnpool"]
+LAYERS = ["AvgPool", "MaxPool", "MinPool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool"]
+LAYERS += ["AdaptiveMinPool", "MaxUnpool"]
 
 
 def wrong_images(layer: str, rank: int) -> list[Wrong]:
-    dense = NOT_FLOATS[: 3 if "Max" in layer else None] if rank == 2 else []
+    if layer == "MaxUnpool":
+        types = NOT_FLOATS[:3]
+    else:
+        is_ordered = "Max" in layer or "Min" in layer
+        types = [*NOT_FLOATS[:2], NOT_ORDERED[0]] if is_ordered else NOT_FLOATS
+    dense = types if rank == 2 else []
     other = [of_shape(2, 3, *SPATIAL[-rank:], 7)] if rank == 3 else []
     return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
 

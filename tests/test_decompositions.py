@@ -52,7 +52,7 @@ def taken_apart(
     program = torch.export.export(
         Program(function), inputs, dynamic_shapes=(shapes,) if dynamic else None
     )
-    apart = program.run_decompositions({**torch.export.default_decompositions(), **TABLE})
+    apart = program.run_decompositions(TABLE)
     assert "dmlpool" in program.graph_module.code
     assert "dmlpool" not in apart.graph_module.code
     return apart.module()

@@ -57,6 +57,7 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
             lambda x: finite(maximum(x, **given, return_indices=True)[0]),
             inner,
         ),
+        "min_pooling": (lambda x: -finite(-dmlpool.min_pooling(x, **given)), inner),
         "max_pooling_with_taps": (
             lambda x: finite(operators.max_pooling_with_taps(x, *window)[0]),
             inner,
@@ -132,6 +133,10 @@ POOLS = {
     "max with indices": (
         lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1, return_indices=True)[0],
         lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[0],
+    ),
+    "min": (
+        lambda x: dmlpool.min_pooling(x, 3, 2, 1, 1),
+        lambda x: -functional.max_pool2d(-x, 3, 2, 1),
     ),
     "average": (
         lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1, include_padding=True),

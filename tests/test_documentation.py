@@ -120,7 +120,17 @@ def test_code_for_several_processes_runs(
 
 @PYTORCH_ANNOUNCES
 @pytest.mark.parametrize(
-    "name", ["", "functional", "quantized", "nn", "nn.functional", "nn.quantized", "nn.conversion"]
+    "name",
+    [
+        "",
+        "functional",
+        "minima",
+        "quantized",
+        "nn",
+        "nn.functional",
+        "nn.quantized",
+        "nn.conversion",
+    ],
 )
 def test_the_examples_of_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))

@@ -288,7 +288,7 @@ print(*(operator.default._schema.name
         for operator in (operators.max_pooling, operators.average_pooling)))
 print((torch.get_num_threads(), torch.get_default_dtype()) == before[1:], torch.is_grad_enabled())
 torch_dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
-unwanted = ("triton", "torch_dmlpool.kernels", "torch_dmlpool.backends.triton",
+unwanted = ("triton", "torch_dmlpool.kernels.", "torch_dmlpool.backends.triton",
             "torch._inductor", "torch._dynamo")
 print([name for name in set(sys.modules) - before[0] if name.startswith(unwanted)])
 from torch_dmlpool import backends

@@ -5,8 +5,9 @@
 torch.Size([1, 3, 4, 4])
 """
 
-from torch_dmlpool import functional, nn
+from torch_dmlpool import functional, minima, nn
 from torch_dmlpool.functional import *  # noqa: F403
+from torch_dmlpool.minima import *  # noqa: F403
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
 from torch_dmlpool.window import Window
 
@@ -14,6 +15,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     *functional.__all__,
+    *minima.__all__,
     "Window",
     "__version__",
     "nn",

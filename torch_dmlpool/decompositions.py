@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.reductions import are_ints, covers
+from torch_dmlpool.ops import registration
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 __all__ = ["decompositions"]
@@ -26,9 +27,9 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     apart.
 
     Returns:
-        A decomposition for each operator; p-norms and unpooling, which are made of others, PyTorch
-        takes apart by itself. Results are the operators' own: averages within the bound of rule E6,
-        all others equal. With dynamic image sizes averages, maxima, maxima with indices and
+        A decomposition for each operator; p-norms and unpooling are made of others, which are taken
+        apart in turn. Results are the operators' own: averages within the bound of rule E6, all
+        others equal. With dynamic image sizes averages, maxima, maxima with indices, p-norms and
         quantized averages are taken apart, the others stay.
 
     Raises:
@@ -44,15 +45,20 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         >>> [node.name for node in program.graph.nodes if "dmlpool" in str(node.target)]
         []
     """
-    operators = [
-        getattr(torch.ops.dmlpool, name).default
-        for name in torch.ops.dmlpool
-        if hasattr(reference, name)
-    ]
-    return {operator: functools.partial(_taken_apart, operator) for operator in operators}
+    return {
+        operator.overload: operator.composed
+        if operator.is_composite
+        else functools.partial(_taken_apart, operator.overload)
+        for operator in registration.OPERATORS
+    }
 
 
 def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
+    # The reference reads the bits of elements, which a lazily negated view does not show.
+    arguments = tuple(
+        argument.resolve_neg() if isinstance(argument, Tensor) else argument
+        for argument in arguments
+    )
     name, names = (
         operator._schema.name.split("::")[1],
         [argument.name for argument in operator._schema.arguments],

@@ -15,6 +15,7 @@ from torch_dmlpool.ops import average_pooling as _average
 from torch_dmlpool.ops import lp_pooling as _lp
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
+from torch_dmlpool.ops import min_pooling as _min
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
 from torch_dmlpool.window import ArgumentError, Window, check_spatial_sizes
 
@@ -180,7 +181,8 @@ def max_pooling(
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
-            float64, or any signed or unsigned integer type of 8 to 64 bits.
+            float64, bool, or any signed or unsigned integer type of 8 to 64 bits. The maximum of
+            bools is whether any is True.
         WINDOW
         return_indices: Whether to return the indices of the maxima too.
         index_dtype: int32, int64, uint32 or uint64.
@@ -194,12 +196,12 @@ def max_pooling(
         −inf or the type's lowest value, and index −1 (all ones if unsigned).
 
     The gradient is :func:`max_pooling_grad`, to the winning elements. All derivatives exist, but of
-    integers.
+    integers and bools.
 
     >>> dmlpool.max_pooling(torch.tensor([[[1., 4., 2., 3.]]]), window_size=2, return_indices=True)
     (tensor([[[4., 4., 3.]]]), tensor([[[1, 1, 3]]]))
     """
-    operands.check_pooled("input", input, operands.MAX_TYPES)
+    operands.check_pooled("input", input, operands.ORDERED_TYPES)
     operands.check_flag("return_indices", return_indices)
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
@@ -208,8 +210,8 @@ def max_pooling(
         operands.check_index_type(index_dtype, input.shape)
     if return_indices:
         operands.tap_dtype(window.taps)
-        return _max.max_pooling_with_indices(input, window, index_dtype, False)
-    return _max.max_pooling(input, window)
+    numbering = (index_dtype, False) if return_indices else ()
+    return _min.maxima(lambda each: _max.maxima(each, window, *numbering), input)
 
 
 @operator("max_pooling_grad")
@@ -428,11 +430,11 @@ def adaptive_max_pooling(
     >>> dmlpool.adaptive_max_pooling(torch.tensor([[[3., 1., 4., 1., 5.]]]), 3, return_indices=True)
     (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
     """
-    operands.check_pooled("input", input, operands.MAX_TYPES)
+    operands.check_pooled("input", input, operands.ORDERED_TYPES)
     operands.check_flag("return_indices", return_indices)
     operands.check_index_type(index_dtype, input.shape)
-    numbering = (index_dtype, False) if return_indices else ()
-    return _adaptive.adaptive_max_pooling(input, output_size, input.dim() - 2, *numbering)
+    asked = (output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ()))
+    return _min.maxima(lambda each: _adaptive.adaptive_max_pooling(each, *asked), input)
 
 
 @operator("max_unpooling")

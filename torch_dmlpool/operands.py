@@ -28,6 +28,7 @@ INTEGER_TYPES = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
+ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # of maxima and minima; kernels get bools as bytes
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 _NUMBERS = {int, float, type(None)}
@@ -358,16 +359,17 @@ def empty(
 
 def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """``tensor`` with the very strides that :func:`empty` gives, dimensions of size 1 included."""
-    is_contiguous = memory_format is torch.contiguous_format
-    strides_for = (
-        prims.make_contiguous_strides_for if is_contiguous else prims.make_channels_last_strides_for
-    )
-    # A clone, as programs that are taken apart change nothing in place.
-    return (
-        tensor
-        if tensor.stride() == strides_for(tensor.shape)
-        else tensor.clone(memory_format=memory_format)
-    )
+    # The dimensions from the innermost to the outermost.
+    dims = list(range(tensor.dim()))[::-1]
+    if memory_format is not torch.contiguous_format:
+        dims = [1, *dims[:-2], 0]
+    stride, strides = 1, tensor.stride()
+    for dim in dims:
+        if strides[dim] != stride:
+            # A clone, as programs that are taken apart change nothing in place.
+            return tensor.clone(memory_format=memory_format)
+        stride *= max(tensor.shape[dim], 1)
+    return tensor
 
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:

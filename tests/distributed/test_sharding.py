@@ -285,6 +285,7 @@ def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> Non
             lambda tensor: dmlpool.adaptive_average_pooling(tensor, (3, 4)),
             lambda tensor: dmlpool.adaptive_max_pooling(tensor, (3, 4)),
             lambda tensor: dmlpool.lp_pooling(tensor, 3, 2, 1, 1, p=3),
+            lambda tensor: dmlpool.min_pooling(tensor, 3, 2, 1, 1),
         ):
             leaf, sharded_leaf = whole.clone().requires_grad_(), shard.detach().requires_grad_()
             expected = function(leaf)

@@ -1,18 +1,12 @@
-"""The CPU backend: the compiled kernels (kernels/*.cpp) as Python sees them, and a call of them for
-each operator.
+"""The CPU backend: a call of the compiled kernels for each operator.
 
-A library takes pointers, structs of numbers and PyTorch's own threads, so it is tied to no version
-of Python or PyTorch. ``library`` is None where none was built for this processor; ``missing`` then
-says what to do. What each operator computes is said in ``reference``.
+What each operator computes is said in ``reference``, and how the library is loaded in ``library``.
 """
 
 import ctypes
 import functools
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +14,18 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.library import (
+    INDICES,
+    POSITIONS,
+    TAPS,
+    Axis,
+    Counting,
+    Problem,
+    Quantization,
+    error_of,
+    library,
+)
+from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.window import Window
 
 Windows = Window | tuple[int, ...]
@@ -50,79 +56,6 @@ of a small call."""
 DATA_TYPES.update(
     zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
 )
-TAPS, POSITIONS, INDICES = range(3)
-"""What a winner is written as: the numbers of ``Numbering`` in kernels/max_pooling.cpp."""
-LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
-"""The libraries that suit a processor, the fastest first, by what PyTorch says that it can do."""
-
-
-def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
-_NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-Axis = _struct(
-    "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
-)
-"""``Axis`` of kernels/pooling.h, as are the next two."""
-Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
-_LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
-Problem = _struct(
-    "Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
-)
-"""The next is of kernels/average_pooling.cpp."""
-Quantization = _struct(
-    "Quantization",
-    **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
-    **dict.fromkeys(("input_scales", "output_scales", "input_zeros", "output_zeros"), _NUMBER),
-    **dict.fromkeys(("channels", "low", "high"), _NUMBER),
-)
-_FUNCTIONS = {
-    2: ("use_threads",),
-    3: ("max_pooling_indices", "unique_positions", "average_pooling", "average_pooling_grad"),
-    4: (
-        "max_pooling",
-        "max_pooling_grad",
-        "gather_positions",
-        "scatter_positions",
-        "quantized_average_pooling",
-    ),
-}
-"""The library's functions by how many pointers they take."""
-
-
-def _load() -> tuple[Any, str | None]:
-    """The library for this processor, or why there is none."""
-    levels = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("default",))
-    spec = importlib.util.find_spec("torch_dmlpool.kernels")
-    folders = spec.submodule_search_locations if spec is not None else None
-    paths = [Path(folder) / f"cpu_{level}.so" for level in levels for folder in folders or ()]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        return (
-            None,
-            f"cpu_{levels[0]}.so was not built: install a C++ compiler, then torch_dmlpool again, "
-            "from source",
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-        ending = "dylib" if sys.platform == "darwin" else "so"
-        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{ending}"))
-        threads = torchs.torch_parallel_for, torchs.torch_get_num_threads
-        for count, names in _FUNCTIONS.items():
-            for name in names:
-                function = getattr(library, f"dmlpool_{name}")
-                function.argtypes, function.restype = (_POINTER,) * count, None
-    except (OSError, AttributeError) as error:
-        return (
-            None,
-            f"{path.name} cannot be used: {error}; install torch_dmlpool again, from source",
-        )
-    library.dmlpool_use_threads(*(ctypes.cast(function, _POINTER) for function in threads))
-    return library, None
-
-
-library, missing = _load()
 
 
 class Plan(NamedTuple):
@@ -221,7 +154,9 @@ def planned(
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
     include_padding, divisor = counted or (False, None)
-    counting = Counting(include_padding, divisor or 0, (_NUMBER * 3)(*[0] * (3 - len(ends)), *ends))
+    counting = Counting(
+        include_padding, divisor or 0, (ctypes.c_int64 * 3)(*[0] * (3 - len(ends)), *ends)
+    )
     problem = Problem(
         planes, lanes, all_axes, counting, DATA_TYPES[dtype], number_dtype.itemsize, numbering
     )
@@ -282,13 +217,15 @@ def _filled(
         return output.zero_()
     if numbers is None:
         source = source if plan.is_laid_out else source.contiguous(memory_format=plan.memory_format)
-        function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
+        code = function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
     else:
         source = source.contiguous(memory_format=plan.memory_format)
         numbers = (
             numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
         )
-        function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
+        code = function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
+    if code:
+        raise error_of(function, code)
     return output
 
 
@@ -339,7 +276,10 @@ def _with_winners(
     if not plan.is_empty:
         source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
         output = None if only_winners else values.data_ptr()
-        library.dmlpool_max_pooling(plan.problem, source.data_ptr(), output, winners.data_ptr())
+        pool = library.dmlpool_max_pooling
+        code = pool(plan.problem, source.data_ptr(), output, winners.data_ptr())
+        if code:
+            raise error_of(pool, code)
     return values, winners
 
 

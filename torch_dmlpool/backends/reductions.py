@@ -185,20 +185,6 @@ def _taken(tensors: Tensors, dim: int, positions: Tensor) -> Tensors:
     return tuple(tensor.index_select(dim, positions) for tensor in tensors)
 
 
-def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
-    """Every window, or every bin."""
-    for dim, part in enumerate(parts(windows), -len(parts(windows))):
-        size = tensors[0].shape[dim]
-        # Float sums of known sizes are trees: the same in every layout and for every number of
-        # threads.
-        is_tree = reduction is SUM and are_ints(size) and tensors[0].is_floating_point()
-        if isinstance(part, Axis) and covers(part, size) and not is_tree:
-            tensors = reduction.whole(tensors, dim)
-        else:
-            tensors = reduced(tensors, dim, read_by(part, size, tensors[0]), reduction)
-    return tensors
-
-
 def covers(axis: Axis, size: int) -> bool:
     """Whether there is one window, which is the whole dimension without padding."""
     unpadded = (

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import reductions
-from torch_dmlpool.backends.reductions import Tensors, Windows, are_ints, is_known, numbers
+from torch_dmlpool.backends import aten, reductions, slices
+from torch_dmlpool.backends.reductions import Windows, are_ints, is_known, numbers
 from torch_dmlpool.window import Axis, Window
 
 
@@ -64,11 +64,13 @@ def _divisor(
     override: int | None = None,
 ) -> Any:
     """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
-    return (
-        _counts(windows, sizes, like, include_padding).clamp(min=1)
-        if override is None
-        else override
-    )
+    if override is not None:
+        return override
+    if isinstance(windows, Window) and slices.count_alike(windows, sizes, include_padding):
+        return windows.taps
+    if slices.covers_all(windows, sizes):
+        return math.prod(sizes)
+    return _counts(windows, sizes, like, include_padding).clamp(min=1)
 
 
 def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
@@ -76,10 +78,12 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     that is given.
     """
     wide = _wide(input)
-    (sums,) = reductions.pooled((wide,), windows, reductions.SUM)
-    return _laid_out_like(
-        (sums / _divisor(windows, input.shape[2:], wide, *counted)).to(input.dtype), input
-    )
+    sums = aten.sums(wide, windows) if isinstance(windows, Window) else None
+    if sums is None:
+        (sums,) = slices.pooled((wide,), windows, reductions.SUM)
+    divisor = _divisor(windows, input.shape[2:], wide, *counted)
+    averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
+    return _laid_out_like(averages.to(input.dtype), input)
 
 
 adaptive_average_pooling = average_pooling
@@ -92,11 +96,28 @@ def average_pooling_grad(
     read it.
     """
     wide = _wide(input_gradient)
-    sums: Tensors = (wide / _divisor(windows, spatial_sizes, wide, *counted),)
-    for dim, part in enumerate(reductions.parts(windows), -len(spatial_sizes)):
-        readers = reductions.windows_over(part, wide.shape[dim], spatial_sizes[dim], wide)
-        sums = reductions.reduced(sums, dim, readers, reductions.SUM)
-    return _laid_out_like(sums[0].to(input_gradient.dtype), input_gradient)
+    shares = wide / _divisor(windows, spatial_sizes, wide, *counted)
+    if slices.covers_all(windows, spatial_sizes):
+        sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
+        return _laid_out_like(sums, input_gradient)
+    if isinstance(windows, Window):
+        found = aten.gradients_of_sums(shares, spatial_sizes, windows)
+        if found is not None:
+            return _laid_out_like(found.to(input_gradient.dtype), input_gradient)
+    is_eager = aten.is_eager(shares)
+    # Passes are over memory in order, as in slices.pooled.
+    moves = is_eager and operands.is_channels_last(shares)
+    if moves:
+        shares = shares.movedim(1, -1)
+    parts = reductions.parts(windows)
+    for dim, (part, size) in enumerate(zip(parts, spatial_sizes, strict=True), 1 if moves else 2):
+        added = slices.spread(shares, dim, part, size) if is_eager else None
+        if added is None:
+            readers = reductions.windows_over(part, shares.shape[dim], size, shares)
+            (added,) = reductions.reduced((shares,), dim, readers, reductions.SUM)
+        shares = added
+    shares = shares.movedim(-1, 1) if moves else shares
+    return _laid_out_like(shares.to(input_gradient.dtype), input_gradient)
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
@@ -115,7 +136,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
         return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
     window, sizes = arguments[4], input.shape[2:]
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
-    (sums,) = reductions.pooled((input.to(sum_type),), window, reductions.SUM)
+    (sums,) = slices.pooled((input.to(sum_type),), window, reductions.SUM)
     return _laid_out_like(requantized(sums, sizes, *arguments), input)
 
 
@@ -133,6 +154,8 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
     types = (torch.float64, sums.dtype, torch.float64, torch.float64)
     scale, zero, step, output_zero = (vector(*pair) for pair in zip(parameters, types, strict=True))
     divisor = _divisor(window, sizes, scale, include_padding)
+    if not isinstance(divisor, Tensor):
+        divisor = torch.full((1,), divisor, dtype=torch.float64, device=sums.device)
     sums = sums - _counts(window, sizes, sums, include_padding=False) * zero
     real = sums.to(torch.float64) * scale / (divisor * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
@@ -196,9 +219,7 @@ def _winners(input: Tensor, windows: Windows) -> Tensor:
     """
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
-    _, found = reductions.pooled(
-        (ordered, positions), windows, reductions.first_maximum(ordered.dtype)
-    )
+    _, found = slices.pooled((ordered, positions), windows, reductions.first_maximum(ordered.dtype))
     return cast(Tensor, found.where(found != reductions.NOWHERE, -1))
 
 
@@ -262,7 +283,7 @@ def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
     taps, step, rest = torch.zeros_like(positions), 1, positions
     for axis, size, first in _axes(window, sizes, positions):
-        taps += (rest % size - first).div(axis.dilation, rounding_mode="trunc") * step
+        taps = taps + (rest % size - first).div(axis.dilation, rounding_mode="trunc") * step
         rest, step = rest.div(size, rounding_mode="trunc"), step * axis.window
     return taps.where(positions >= 0, 0).to(operands.tap_dtype(window.taps))
 
@@ -270,7 +291,7 @@ def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap, -1 where it lies outside: the window is empty."""
     rest, step = taps.to(torch.int64), 1
-    positions, inside = torch.zeros_like(rest), torch.ones_like(rest, dtype=torch.bool)
+    positions, inside = torch.zeros_like(rest), (rest >= 0) & (rest < window.taps)
     for axis, size, first in _axes(window, sizes, taps):
         position = rest % axis.window * axis.dilation + first
         inside = inside & (position >= 0) & (position < size)
@@ -294,8 +315,11 @@ def _numbered(
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
+    found = aten.maxima(input, window)
+    if found is not None:
+        return _laid_out_like(found, input)
     source = _flipped(_signed(input)) if input.dtype in SIGNED else input
-    (values,) = reductions.pooled((source,), window, reductions.maximum(source.dtype))
+    (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
     return _laid_out_like(
         _flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input
     )
@@ -303,19 +327,30 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
+    sizes, found = input.shape[2:], aten.winners(input, window)
+    if found is not None:
+        values, positions = found
+        dtype = operands.tap_dtype(window.taps)
+        taps = aten.taps_at(positions, sizes, window, dtype)
+        if taps is None:
+            taps = _taps(positions, sizes, window)
+        return _laid_out_like(values, input), _laid_out_like(taps, input)
     positions = _winners(input, window)
-    return _maxima_at(input, positions), _laid_out_like(
-        _taps(positions, input.shape[2:], window), input
-    )
+    return _maxima_at(input, positions), _laid_out_like(_taps(positions, sizes, window), input)
 
 
 def max_pooling_with_indices(
     input: Tensor, windows: Windows, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
     """Maxima and their indices, of a data type, in the whole tensor or per plane."""
-    positions = _winners(input, windows)
+    found = aten.winners(input, windows) if isinstance(windows, Window) else None
+    if found is not None:
+        values, positions = found
+    else:
+        positions = _winners(input, windows)
+        values = _maxima_at(input, positions)
     indices = _numbered(positions, input.shape[2:], *numbering)
-    return _maxima_at(input, positions), _laid_out_like(indices, input)
+    return _laid_out_like(values, input), _laid_out_like(indices, input)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -347,6 +382,10 @@ def max_pooling_grad_from_taps(
     channels_last: bool,
 ) -> Tensor:
     """Each window's gradient added to its winner's, in the order of the windows."""
+    wide = _wide(input_gradient)
+    found = aten.gradient_from_taps(wide, taps, spatial_sizes, window, channels_last)
+    if found is not None:
+        return found.to(input_gradient.dtype)
     gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
     return _laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
 

@@ -218,7 +218,6 @@ def _maxima(
     sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Values, and taps (of bins positions) of ``code_dtype``, or the values once more."""
-    input = input.resolve_neg()  # kernels read raw memory
     asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
     plan = planned(
         "max_launches",
@@ -267,7 +266,7 @@ def max_pooling_indices(
 @or_reference
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
-    return _look_up(input.resolve_neg(), taps, window, "values", input.dtype)
+    return _look_up(input, taps, window, "values", input.dtype)
 
 
 def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
@@ -312,7 +311,7 @@ def max_pooling_grad_from_taps(
     *spatial_sizes)``.
     """
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    source = input_gradient.resolve_neg().contiguous(memory_format=memory_format)
+    source = input_gradient.contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
     plan = planned(
         "grad_launches",
@@ -391,7 +390,6 @@ def _averages(
     """Averages or their adjoint over windows, or over bins where there is no window; with a
     ``dtype``, quantized.
     """
-    source = source.resolve_neg()  # kernels read raw memory
     kinds = (
         parameters
         if dtype is None

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.modules import pooling
 
 from torch_dmlpool import operands
 from torch_dmlpool.functional import OutputSize, Pooled
-from torch_dmlpool.nn import functional
+from torch_dmlpool.nn import dimensions, functional
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.window import Window, shared
 
@@ -27,6 +28,9 @@ __all__ = [
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
+    "AdaptiveMinPool1d",
+    "AdaptiveMinPool2d",
+    "AdaptiveMinPool3d",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -39,6 +43,9 @@ __all__ = [
     "MaxUnpool1d",
     "MaxUnpool2d",
     "MaxUnpool3d",
+    "MinPool1d",
+    "MinPool2d",
+    "MinPool3d",
 ]
 
 
@@ -54,15 +61,15 @@ class Pool(torch.nn.Module):
 
     def __init_subclass__(cls, rank: int = 0, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        if Pool in cls.__bases__:
-            cls._description, cls.__doc__ = inspect.cleandoc(cls.__doc__ or ""), None
-        elif rank:
+        if rank:
             cls._rank, cls.__module__ = rank, cls.__module__.removesuffix(".layers")
-            cls.__doc__ = functional.described(cls._description, rank)
+            cls.__doc__ = dimensions.described(cls._description, rank)
             words = re.sub(
                 r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__
             )
             cls._function = staticmethod(getattr(functional, words.lower()))
+        elif not hasattr(cls, "_rank"):  # a family, not a subclass of somebody's own
+            cls._description, cls.__doc__ = inspect.cleandoc(cls.__doc__ or ""), None
 
     def extra_repr(self: Any) -> str:
         shown = super().extra_repr()
@@ -111,6 +118,21 @@ class _MaxPool(Pool):
     def forward(self: Any, input: Tensor) -> Pooled:
         window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         return self._function(input, *window, self.return_indices)
+
+
+class _MinPool(_MaxPool):
+    """Minima over windows of ``{batched}`` or ``{unbatched}``, with the arguments of
+    :class:`MaxPool{rank}d`; torch.nn has no such layer.
+
+    Args:
+        {window}
+        return_indices: Whether to return the indices of the minima too: int64, counted in each
+            channel's plane.
+
+    >>> layer = MinPool{rank}d(({ones}3), stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, {ones}4)).flatten()
+    tensor([1., 1., 2., 2.])
+    """
 
 
 class _AvgPool(Pool):
@@ -238,6 +260,20 @@ class _AdaptiveMaxPool(Pool):
         return self._function(input, self.output_size, self.return_indices)
 
 
+class _AdaptiveMinPool(_AdaptiveMaxPool):
+    """Minima over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly;
+    torch.nn has no such layer.
+
+    Args:
+        output_size: Windows, an int or one per dimension; None keeps the input's size.
+        return_indices: Whether to return the indices of the minima too: int64, counted in each
+            channel's plane.
+
+    >>> AdaptiveMinPool{rank}d(({ones}2))(torch.tensor([1.0, 2.0, 0.0]).view(1, {ones}3)).flatten()
+    tensor([1., 0.])
+    """
+
+
 class _MaxUnpool(Pool):
     """:class:`torch.nn.MaxUnpool{rank}d` on ``{batched}`` or ``{unbatched}``: the last of several
     at one index.
@@ -321,3 +357,21 @@ class MaxUnpool2d(_MaxUnpool, torch.nn.MaxUnpool2d, rank=2): ...
 
 
 class MaxUnpool3d(_MaxUnpool, torch.nn.MaxUnpool3d, rank=3): ...
+
+
+class MinPool1d(_MinPool, pooling._MaxPoolNd, rank=1): ...
+
+
+class MinPool2d(_MinPool, pooling._MaxPoolNd, rank=2): ...
+
+
+class MinPool3d(_MinPool, pooling._MaxPoolNd, rank=3): ...
+
+
+class AdaptiveMinPool1d(_AdaptiveMinPool, pooling._AdaptiveMaxPoolNd, rank=1): ...
+
+
+class AdaptiveMinPool2d(_AdaptiveMinPool, pooling._AdaptiveMaxPoolNd, rank=2): ...
+
+
+class AdaptiveMinPool3d(_AdaptiveMinPool, pooling._AdaptiveMaxPoolNd, rank=3): ...

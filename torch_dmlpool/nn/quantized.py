@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from torch_dmlpool import operands, quantized
-from torch_dmlpool.nn import functional
+from torch_dmlpool.nn import dimensions, functional
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.nn.layers import Pool
 from torch_dmlpool.ops.adaptive_pooling import bins
@@ -129,7 +129,7 @@ class _AvgPool(Pool):
         # also on a PyTorch without quantized tensors
         is_quantized = getattr(input, "is_quantized", False)
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
-        batched, added = functional.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
+        batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         window, counted = (
             functional.window_of(self._rank, batched, *geometry),
@@ -150,7 +150,7 @@ class _AvgPool(Pool):
             pooled = quantized.average_of_integers(
                 batched, (*own, *inherited), window, counted, dtype
             )
-        return pooled if added is None else functional.without(pooled, added)
+        return pooled if added is None else dimensions.without(pooled, added)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
         """One entry for all channels or one each: a scale in float32, a zero point in int64,

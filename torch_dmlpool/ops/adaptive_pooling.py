@@ -34,8 +34,7 @@ def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering:
     """
     output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
-        operator = max_pooling.max_pooling_with_indices if numbering else max_pooling.max_pooling
-        return operator(input, window, *numbering)
+        return max_pooling.maxima(input, window, *numbering)
     values, positions = _over_bins(_bin_maxima, input, output_sizes)
     return (
         (values, max_pooling.numbered(positions, input.shape, *numbering)) if numbering else values

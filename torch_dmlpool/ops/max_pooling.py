@@ -64,6 +64,15 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
     return taps.shape
 
 
+def maxima(input: Tensor, window: Window, *numbering: Any) -> Any:
+    """Maxima, and their indices if a data type is given and whether to count in each plane."""
+    return (
+        max_pooling_with_indices(input, window, *numbering)
+        if numbering
+        else max_pooling(input, window)
+    )
+
+
 def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
     """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which
     broadcasts over it.

@@ -41,6 +41,8 @@ WINDOW_SCHEMA = (
     "bool ceil_mode"
 )
 _library = torch.library.Library(NAMESPACE, "DEF")
+OPERATORS: list["Operator"] = []
+"""All that are registered."""
 
 
 @dataclass(eq=False)
@@ -80,6 +82,7 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
+        OPERATORS.append(self)
         # Inductor hands tensors over in the layout that it has: what comes out is laid out by what
         # goes in.
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
@@ -128,11 +131,16 @@ class Operator:
         if recorder is None:
             assert self.differentiable is not None
             return self.differentiable(*arguments)
-        arguments = (arguments[0], recorder, are_bare, recorder is not self, *arguments[1:])
+        input = arguments[0] if are_bare else with_ordinary_tangent(arguments[0])
+        arguments = (input, recorder, are_bare, recorder is not self, *arguments[1:])
         if are_bare:
             return recorder.apply(*arguments)
         with enable_single_level_autograd_function():
             return recorder.apply(*arguments)
+
+    def composed(self, *arguments: Any) -> Any:
+        """The results by the other operators that this one is made of."""
+        return self._differentiated(False, self._checked(arguments)[0])
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
@@ -192,7 +200,7 @@ class Operator:
         return made if len(made) > 1 else made[0]
 
     def _recorded(self, *arguments: Any) -> Any:
-        tensors = arguments[: self.count]
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         if self.refuse is not None:
             self.refuse(*arguments)
         are_bare, is_recorded = is_bare(*tensors), self.is_composite or records_gradient(*tensors)
@@ -377,7 +385,21 @@ def carries_derivative(tensor: Tensor) -> bool:
     """Whether autograd records a gradient with respect to ``tensor``, or it has a tangent in
     forward mode.
     """
+    # PyTorch refuses to look for the tangent of a tensor made in inference mode, which has none.
+    if tensor.is_inference():
+        return False
     return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
+
+
+def with_ordinary_tangent(tensor: Tensor) -> Tensor:
+    """A tensor whose tangent, if it has one, is no inference tensor: autograd functions refuse
+    those.
+    """
+    if forward_ad._current_level >= 0:
+        primal, tangent = forward_ad.unpack_dual(tensor)
+        if tangent is not None and tangent.is_inference():
+            return forward_ad.make_dual(primal, tangent.clone())
+    return tensor
 
 
 def implementation(name: str, tensor: Tensor) -> Callable[..., Any]:

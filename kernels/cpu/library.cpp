@@ -1,0 +1,160 @@
+// The library as backends/library.py calls it, by C functions alone.
+//
+// Python compares the version and the layout of the structs when it loads the library. Every other
+// function returns one of `Code`: no exception leaves the library, and none ends the process.
+
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <stdexcept>
+
+#include "operators.h"
+#include "parallel.h"
+
+namespace dmlpool {
+namespace {
+
+// Raised by one whenever a function or a number below changes its meaning, here and in
+// backends/library.py.
+constexpr int64_t VERSION = 1;
+
+enum Code : int32_t { DONE, NO_MEMORY, FAILED };
+
+// Why the last call in this thread FAILED.
+thread_local char message[256];
+
+template <class Call>
+int32_t code_of(const Call &call) noexcept {
+    try {
+        call();
+        return DONE;
+    } catch (const std::bad_alloc &) {
+        return NO_MEMORY;
+    } catch (const std::length_error &) {  // more than any memory can hold
+        return NO_MEMORY;
+    } catch (const std::exception &error) {
+        std::snprintf(message, sizeof(message), "%s", error.what());
+    } catch (...) {
+        std::snprintf(message, sizeof(message), "an unknown exception");
+    }
+    return FAILED;
+}
+
+// Where a field of a struct lies and how many bytes it has; or the value of a constant.
+struct Field {
+    const char *name;
+    int64_t offset, bytes;
+};
+
+#define SIZE(Struct) {#Struct, 0, sizeof(Struct)}
+#define FIELD(Struct, field) {#Struct "." #field, offsetof(Struct, field), sizeof(Struct::field)}
+#define VALUE(constant) {#constant, constant, 0}
+constexpr Field LAYOUT[] = {
+    SIZE(Axis),
+    FIELD(Axis, size),
+    FIELD(Axis, outputs),
+    FIELD(Axis, window),
+    FIELD(Axis, stride),
+    FIELD(Axis, padding),
+    FIELD(Axis, dilation),
+    SIZE(Counting),
+    FIELD(Counting, include_padding),
+    FIELD(Counting, divisor),
+    FIELD(Counting, end_padding),
+    SIZE(Problem),
+    FIELD(Problem, planes),
+    FIELD(Problem, lanes),
+    FIELD(Problem, axes),
+    FIELD(Problem, counting),
+    FIELD(Problem, type),
+    FIELD(Problem, bytes),
+    FIELD(Problem, numbering),
+    SIZE(Quantization),
+    FIELD(Quantization, input_scale),
+    FIELD(Quantization, output_scale),
+    FIELD(Quantization, input_zero),
+    FIELD(Quantization, output_zero),
+    FIELD(Quantization, input_scales),
+    FIELD(Quantization, output_scales),
+    FIELD(Quantization, input_zeros),
+    FIELD(Quantization, output_zeros),
+    FIELD(Quantization, channels),
+    FIELD(Quantization, low),
+    FIELD(Quantization, high),
+    VALUE(TAPS),
+    VALUE(POSITIONS),
+    VALUE(INDICES),
+    VALUE(DONE),
+    VALUE(NO_MEMORY),
+    VALUE(FAILED),
+    {nullptr, 0, 0},
+};
+
+}  // namespace
+}  // namespace dmlpool
+
+using namespace dmlpool;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int64_t dmlpool_version() {
+    return VERSION;
+}
+
+// A table that ends with a field without a name.
+const void *dmlpool_layout() {
+    return LAYOUT;
+}
+
+const char *dmlpool_message() {
+    return message;
+}
+
+void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) {
+    use_threads(reinterpret_cast<ParallelFor>(torch_parallel_for),
+                reinterpret_cast<GetThreads>(torch_get_num_threads));
+}
+
+int32_t dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {
+    return code_of([=] { max_pooling(*p, input, output, winners); });
+}
+
+int32_t dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indices) {
+    return code_of([=] { max_pooling_indices(*p, taps, indices); });
+}
+
+int32_t dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void *taps,
+                                 void *gradient) {
+    return code_of([=] { max_pooling_grad(*p, arriving, taps, gradient); });
+}
+
+int32_t dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
+    return code_of([=] { unique_positions(*p, positions, unique); });
+}
+
+int32_t dmlpool_gather_positions(const Problem *p, const void *input, const void *positions,
+                                 void *output) {
+    return code_of([=] { gather_positions(*p, input, positions, output); });
+}
+
+int32_t dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions,
+                                  void *output) {
+    return code_of([=] { scatter_positions(*p, input, positions, output); });
+}
+
+int32_t dmlpool_average_pooling(const Problem *p, const void *input, void *output) {
+    return code_of([=] { average_pooling(*p, input, output); });
+}
+
+int32_t dmlpool_average_pooling_grad(const Problem *p, const void *arriving, void *gradient) {
+    return code_of([=] { average_pooling_grad(*p, arriving, gradient); });
+}
+
+int32_t dmlpool_quantized_average_pooling(const Problem *p, const void *input, void *output,
+                                          const Quantization *q) {
+    return code_of([=] { quantized_average_pooling(*p, input, output, *q); });
+}
+}
+#pragma GCC visibility pop

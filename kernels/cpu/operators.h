@@ -1,0 +1,37 @@
+// What the entry points in library.cpp call: a function for each operator of backends/cpu.py, and
+// the structs of numbers that Python fills. All of them may throw.
+#pragma once
+
+#include "../pooling.h"
+
+// Scales and zero points: vectors of one entry for all channels or one each, and the output type's
+// limits.
+struct Quantization {
+    const float *input_scale, *output_scale;
+    const int32_t *input_zero, *output_zero;
+    int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;
+};
+
+namespace dmlpool {
+
+// What is written for each winner: the number of its tap, its position in the plane, or its index
+// in the whole tensor.
+enum Numbering { TAPS, POSITIONS, INDICES };
+
+// Values alone where `winners` is null, and winners alone where `output` is.
+void max_pooling(const Problem &p, const void *input, void *output, void *winners);
+void max_pooling_indices(const Problem &p, const void *taps, void *indices);
+void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient);
+
+// Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs
+// where they are. Those inside the plane, and -1 for all but the last of several alike.
+void unique_positions(const Problem &p, const void *positions, void *unique);
+void gather_positions(const Problem &p, const void *input, const void *positions, void *output);
+void scatter_positions(const Problem &p, const void *input, const void *positions, void *output);
+
+void average_pooling(const Problem &p, const void *input, void *output);
+void average_pooling_grad(const Problem &p, const void *arriving, void *gradient);
+void quantized_average_pooling(const Problem &p, const void *input, void *output,
+                               const Quantization &q);
+
+}  // namespace dmlpool

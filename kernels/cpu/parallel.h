@@ -1,0 +1,44 @@
+// Threads: PyTorch's own, through C functions of libtorch, so that there is one pool of them.
+//
+// A call of the library is one parallel region. Its parts are taken as threads become free:
+//
+//     parts     |  0  |  1  | 2 | 3 | 4 |5|6|7|
+//     thread 0  |  0  |       2 |     4 | 6|
+//     thread 1        |  1  |   | 3 |     5| 7|
+//
+// An exception in a part ends the region: the other threads take no further part, and `parallel`
+// throws it again in the thread that called, as exceptions may not pass through PyTorch's C
+// functions.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace dmlpool {
+
+// torch_parallel_for and torch_get_num_threads. Both return 0, or another number if they failed.
+using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain,
+                                void (*)(int64_t, int64_t, void *), void *);
+using GetThreads = int32_t (*)(uint32_t *threads);
+
+void use_threads(ParallelFor parallel_for, GetThreads get_threads);
+
+// What `parallel` does, for work of any type. A part has `least` of `count` at least.
+void run_parts(int64_t count, int64_t least, const void *work,
+               void (*run)(const void *work, int64_t begin, int64_t end));
+
+// Calls work(begin, end) for parts of [0, count). A part is half of what would be a thread's share
+// of the rest, so that a thread reads memory in order, and some 2^15 operations at least. A thread
+// whose core is busy elsewhere takes fewer parts. `cost` is that of one of count, in operations.
+template <class Work>
+void parallel(int64_t count, double cost, const Work &work) {
+    const int64_t least = std::clamp<int64_t>(int64_t((1 << 15) / std::max(cost, 1.)), 1,
+                                              std::max<int64_t>(count, 1));
+    if (count <= least)
+        return work(0, count);
+    run_parts(count, least, &work, [](const void *context, int64_t begin, int64_t end) {
+        (*static_cast<const Work *>(context))(begin, end);
+    });
+}
+
+}  // namespace dmlpool

@@ -1,0 +1,169 @@
+"""Calls of every function of the compiled library without enough memory, in a process of its own.
+
+``python scarce.py limit THREADS`` sets a limit on the process's memory that leaves nothing to a
+call; ``python scarce.py allocations THREADS`` lets the first allocation of a call fail, then the
+second, and so on (tests/backends/allocations.c is preloaded). Each prints a line of JSON for each
+function.
+"""
+
+import ctypes
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.backends import cpu
+from torch_dmlpool.window import Window
+
+Call = Callable[[], Tensor | tuple[Tensor, ...]]
+
+
+def windowed(rank: int, window_size: int, strides: int, start_padding: int = 0) -> Window:
+    return Window.directml(
+        rank, window_size=window_size, strides=strides, start_padding=start_padding
+    )
+
+
+def calls(scale: int) -> dict[str, Call]:
+    """A call of each function, whose memory beside operands grows with ``scale``."""
+    torch.manual_seed(0)
+    many = torch.randn(1, 16 * scale, 48, 48).to(memory_format=torch.channels_last)
+    small = torch.randn(2, 2, 64 * scale, 64).to(torch.bfloat16)
+    quantized = torch.randint(0, 255, many.shape, dtype=torch.uint8)
+    quantized = quantized.to(memory_format=torch.channels_last)
+    large, three = windowed(2, 31, 1, 2), windowed(2, 3, 2, 1)
+    _, taps = cpu.max_pooling_with_taps(small, three)
+    sizes = small.shape[2:]
+    positions = cpu.max_pooling_indices(taps, sizes, three, torch.int64, True)
+    unique = cpu.unique_positions(positions, sizes)
+    shares = torch.randn(taps.shape).to(torch.bfloat16)
+    row = torch.randn(2, 2, 8192 * scale)
+    row_window = windowed(1, 3, 2, 1)
+    _, row_taps = cpu.max_pooling_with_taps(row, row_window)
+    row_shares = torch.randn(2, 2, row_taps.shape[-1])
+    return {
+        "max_pooling": lambda: cpu.max_pooling(many, large),
+        "max_pooling, winners": lambda: cpu.max_pooling_with_taps(many, large),
+        "max_pooling_indices": lambda: cpu.max_pooling_indices(
+            row_taps, row.shape[2:], row_window, torch.int64, False
+        ),
+        "max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
+            shares, taps, sizes, three, False
+        ),
+        "unique_positions": lambda: cpu.unique_positions(positions, sizes),
+        "gather_positions": lambda: cpu.gather_positions(small, unique),
+        "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
+        "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
+        "average_pooling_grad": lambda: cpu.average_pooling_grad(
+            row_shares, row.shape[2:], row_window, False, None
+        ),
+        "quantized_average_pooling": lambda: cpu.quantized_linear_average_pooling(
+            quantized, 0.5, 3, 0.25, 1, large, False, torch.uint8
+        ),
+    }
+
+
+def all_of(results: Tensor | tuple[Tensor, ...]) -> Sequence[Tensor]:
+    return [results] if isinstance(results, Tensor) else results
+
+
+def bits(results: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    return [each.clone() for each in all_of(results)]
+
+
+def prepared(call: Call) -> tuple[Call, list[Tensor]]:
+    """The call with results that are there already, and what they are."""
+    made: list[Tensor] = []
+    new = cpu._new
+
+    def noted(*arguments: Any) -> Tensor:
+        made.append(new(*arguments))
+        return made[-1]
+
+    def again() -> Tensor | tuple[Tensor, ...]:
+        remaining = iter(made)
+        cpu._new = lambda *_: next(remaining)
+        try:
+            return call()
+        finally:
+            cpu._new = new
+
+    cpu._new = noted
+    expected = bits(call())
+    cpu._new = new
+    return again, expected
+
+
+def refused(call: Call) -> str:
+    """What a call raises, in a line; nothing if it does not."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def are_right(call: Call, expected: list[Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(all_of(call()), expected, strict=True))
+
+
+def under_a_limit() -> Iterator[tuple[str, Any]]:
+    for name, call in calls(32).items():
+        again, expected = prepared(call)
+        again()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used, before[1]))
+        try:
+            error = refused(again)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        yield name, {"error": error, "right": are_right(again, expected)}
+
+
+def called(name: str, call: Call) -> tuple[Any, list[ctypes.c_void_p]]:
+    """The library's function and the pointers that it gets in a call."""
+    pointers: list[Any] = []
+    operator = getattr(cpu.library, f"dmlpool_{name}")
+
+    def noted(*arguments: Any) -> int:
+        pointers[:] = arguments
+        return operator(*arguments)
+
+    setattr(cpu.library, f"dmlpool_{name}", noted)
+    call()
+    setattr(cpu.library, f"dmlpool_{name}", operator)
+    return operator, [ctypes.c_void_p(each) for each in [*pointers, None][:4]]
+
+
+def with_failing_allocations() -> Iterator[tuple[str, Any]]:
+    """Of each allocation in turn: what a call returns, and how many blocks it leaves behind."""
+    allocations = ctypes.CDLL(None)
+    for name, call in calls(2).items():
+        again, expected = prepared(call)
+        again()
+        operator, pointers = called(name.split(",")[0], again)
+        codes, left = [], []
+        for failing in range(1000):
+            # A thread's first exception allocates what it keeps, which is no leak.
+            leaves = []
+            for _ in range(3):
+                code = allocations.call_with_failing(operator, *pointers, ctypes.c_long(failing))
+                leaves.append(allocations.blocks_left())
+            codes.append(code)
+            left.append(min(leaves))
+            if not allocations.has_failed():
+                break
+        yield name, {"codes": codes, "left": left, "right": are_right(again, expected)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[2]))
+    ways = {"limit": under_a_limit, "allocations": with_failing_allocations}
+    for name, found in ways[sys.argv[1]]():
+        print(json.dumps({"name": name, **found}), flush=True)

@@ -1,0 +1,191 @@
+"""The compiled library of the CPU: it fits this package or is not used, and its failures are
+Python's exceptions."""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_dmlpool.backends import library
+
+pytestmark = [
+    pytest.mark.skipif(library.library is None, reason=f"no library: {library.missing}"),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
+    ),
+]
+SCARCE = Path(__file__).with_name("scarce.py")
+FUNCTIONS = set(library._FUNCTIONS)
+
+
+def path_of_library() -> Path:
+    return Path(library.library._name)
+
+
+def read_layout() -> dict[str, tuple[int, int]]:
+    """The library's own table, read from the C++ side."""
+    found = {}
+    for field in library.library.dmlpool_layout():
+        if field.name is None:
+            break
+        found[field.name.decode()] = field.offset, field.bytes
+    return found
+
+
+def test_both_halves_of_each_struct_agree() -> None:
+    """Every field of every struct has the same place and size in C++ and in Python."""
+    ours = library.layout()
+    assert read_layout() == ours
+    structs = library.Axis, library.Counting, library.Problem, library.Quantization
+    fields = {f"{struct.__name__}.{name}" for struct in structs for name, *_ in struct._fields_}
+    assert fields <= set(ours)
+    assert len(fields) > 20
+
+
+def swapped(struct: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    """The struct with its first two fields in the other order."""
+    first, second, *rest = struct._fields_
+    return type(struct.__name__, (ctypes.Structure,), {"_fields_": [second, first, *rest]})
+
+
+def longer(struct: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    fields = [*struct._fields_, ("added", ctypes.c_int64)]
+    return type(struct.__name__, (ctypes.Structure,), {"_fields_": fields})
+
+
+@pytest.mark.parametrize("change", [swapped, longer])
+@pytest.mark.parametrize("name", ["Axis", "Counting", "Problem", "Quantization"])
+def test_a_library_with_another_struct_is_not_used(
+    name: str,
+    change: Callable[[type[ctypes.Structure]], type[ctypes.Structure]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fields in another order, or one more: what would be read as other numbers."""
+    monkeypatch.setattr(library, name, change(getattr(library, name)))
+    loaded, missing = library.load(path_of_library())
+    assert loaded is None
+    assert missing.endswith(": install torch_dmlpool again, from source")
+    assert f"({name}" in missing
+    assert "is laid out otherwise" in missing
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", library.VERSION + 1)
+    loaded, missing = library.load(path_of_library())
+    assert loaded is None
+    assert missing == (
+        f"{path_of_library().name} was built from other sources than this package (it has version "
+        f"{library.VERSION - 1}, not {library.VERSION}): install torch_dmlpool again, from source"
+    )
+
+
+def test_a_library_without_a_version_is_not_used() -> None:
+    """As those built before there was one: here PyTorch's own."""
+    [path] = (Path(torch.__file__).parent / "lib").glob("libc10.*")
+    loaded, missing = library.load(path)
+    assert loaded is None
+    assert "(it says no version): install torch_dmlpool again" in missing
+
+
+def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "cpu_avx2.so"
+    path.write_text("built for another processor")
+    loaded, missing = library.load(path)
+    assert loaded is None
+    assert missing.startswith("cpu_avx2.so cannot be used: ")
+    assert missing.endswith("; install torch_dmlpool again, from source")
+
+
+# Failures of a call.
+
+FAILING_THREADS = """
+import ctypes, sys, torch, torch_dmlpool
+from torch_dmlpool.backends import library
+
+torch.set_num_threads(2)
+image = torch.randn(4, 4, 64, 64)
+expected = torch_dmlpool.max_pooling(image, 3)
+torchs = ctypes.CDLL(sys.argv[1])
+real = [torchs.torch_parallel_for, torchs.torch_get_num_threads]
+fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)
+for at in range(2):
+    functions = [ctypes.cast(each, ctypes.c_void_p) for each in real]
+    functions[at] = ctypes.cast(fails, ctypes.c_void_p)
+    library.library.dmlpool_use_threads(*functions)
+    try:
+        torch_dmlpool.max_pooling(image, 3)
+    except RuntimeError as error:
+        print(error)
+library.library.dmlpool_use_threads(*(ctypes.cast(each, ctypes.c_void_p) for each in real))
+print(torch.equal(torch_dmlpool.max_pooling(image, 3), expected))
+"""
+
+
+def test_failures_of_pytorchs_threads_are_raised(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """What torch_parallel_for and torch_get_num_threads return is looked at, and the next call
+    works."""
+    [path] = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
+    assert python("-c", FAILING_THREADS, path).stdout.splitlines() == [
+        "max_pooling: its kernel failed on the CPU: torch_parallel_for returned 7",
+        "max_pooling: its kernel failed on the CPU: torch_get_num_threads returned 7",
+        "True",
+    ]
+
+
+def scarce(python: Callable[..., Any], way: str, threads: int, **environment: str) -> list[Any]:
+    finished = python(SCARCE, way, threads, environment={**os.environ, **environment})
+    found = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert {each["name"].split(",")[0] for each in found} == FUNCTIONS
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit on addresses")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_memory_is_a_memory_error(python: Callable[..., Any], threads: int) -> None:
+    """A limit on the process leaves nothing to a call: it raises, Python goes on, the next call is
+    right."""
+    # Blocks of these sizes are mapped: none comes from what was freed or is a thread's own.
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    for call in scarce(python, "limit", threads, **malloc):
+        name = call["name"].split(",")[0]
+        allocates = name != "gather_positions"
+        reason = "there is no memory for what it needs on the CPU beside its operands"
+        assert call["error"] == allocates * f"MemoryError: {name}: {reason}", call
+        assert call["right"], call
+
+
+@pytest.fixture(scope="module")
+def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A malloc that fails when it is told to, for LD_PRELOAD."""
+    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs a C compiler and Linux")
+    target = tmp_path_factory.mktemp("allocations") / "allocations.so"
+    source = SCARCE.with_name("allocations.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", source, "-o", target], check=True)
+    return str(target)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_allocation_may_fail(
+    python: Callable[..., Any], failing_malloc: str, threads: int
+) -> None:
+    """The first, the second, ... allocation of a call fails: it says so and leaves nothing
+    behind."""
+    for call in scarce(python, "allocations", threads, LD_PRELOAD=failing_malloc):
+        *failed, last = call["codes"]
+        assert last == library.DONE, call
+        assert set(failed) <= {library.NO_MEMORY}, call
+        assert len(failed) >= 2 * (call["name"] != "gather_positions"), call
+        assert not any(call["left"]), call
+        assert call["right"], call

@@ -1,0 +1,173 @@
+"""Every registered operator on tensors that are evaluated lazily, in every mode: the numbers that
+the tensors show (G7, E1 and E2)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cases
+import lazy
+import pytest
+import samples
+import torch
+from operators import NAMES, by_name, operators, with_lazy
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_dmlpool.decompositions import decompositions
+
+TABLE = decompositions()
+
+
+class Decomposed(TorchDispatchMode):
+    """Operators are taken apart where they are called."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return TABLE.get(function, function)(*args, **(kwargs or {}))
+
+
+def taken_apart(operator: Any, *arguments: object) -> object:
+    return TABLE[operator](*arguments)
+
+
+def in_a_mode(operator: Any, *arguments: object) -> object:
+    with Decomposed():
+        return operator(*arguments)
+
+
+def in_inference_mode(operator: Any, *arguments: object) -> object:
+    with torch.inference_mode():
+        return operator(*arguments)
+
+
+def of_tensors(operator: Any, arguments: Sequence[object]) -> tuple[Callable[..., Any], Any]:
+    """A function of the tensors among the arguments alone, and they."""
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+
+    def called(*given: Tensor) -> object:
+        rest = iter(given)
+        return operator(
+            *(next(rest) if isinstance(entry, Tensor) else entry for entry in arguments)
+        )
+
+    return called, tensors
+
+
+def batched(operator: Any, *arguments: object) -> object:
+    """Over a batch of one, which lies behind the others; scales are those of all samples."""
+    called, tensors = of_tensors(operator, arguments)
+    dimensions = tuple(tensor.dim() if tensor.dim() > 2 else None for tensor in tensors)
+    given = [tensor.unsqueeze(-1) if tensor.dim() > 2 else tensor for tensor in tensors]
+    results = torch.vmap(called, in_dims=dimensions)(*given)
+    return [result.squeeze(0) for result in samples.listed(results)]
+
+
+def exported(operator: Any, *arguments: object) -> object:
+    called, tensors = of_tensors(operator, arguments)
+
+    class Model(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> object:
+            return called(*tensors)
+
+    program = torch.export.export(Model(), tuple(tensors)).run_decompositions(TABLE)
+    assert "dmlpool" not in str(program.graph)
+    return program.module()(*tensors)
+
+
+def compiled(operator: Any, *arguments: object, backend: str = "aot_eager") -> object:
+    called, tensors = of_tensors(operator, arguments)
+    torch._dynamo.reset()
+    if any(type(tensor) is not Tensor for tensor in tensors) and backend == "aot_eager":
+        backend = "eager"  # where PyTorch's own operators take no subclass either
+    return torch.compile(called, backend=backend, fullgraph=True)(*tensors)
+
+
+def by_inductor(operator: Any, *arguments: object) -> object:
+    return compiled(operator, *arguments, backend="inductor")
+
+
+def check(kind: str, name: str, mode: Callable[..., Any]) -> None:
+    operator = getattr(operators, name).default
+    for given, expected in with_lazy(kind, name):
+        for result, right in zip(samples.listed(mode(operator, *given)), expected, strict=True):
+            assert not result.is_neg()
+            torch.testing.assert_close(result.detach().as_subclass(Tensor), right)
+
+
+@pytest.mark.parametrize("kind", lazy.KINDS)
+def test_nearly_every_operator_has_tensors_of_the_kind(kind: str) -> None:
+    """The tests below try something."""
+    assert sum(bool(with_lazy(kind, name)) for name in NAMES) >= len(NAMES) - 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", lazy.KINDS)
+@pytest.mark.usefixtures("either_backend")
+def test_operators_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+    """Called by name, in inference mode, over a batch, and taken apart."""
+    for mode in (lambda operator, *given: operator(*given), in_inference_mode, batched):
+        check(kind, name, mode)
+    for mode in (taken_apart, in_a_mode):
+        check(kind, name, mode)
+
+
+@cases.in_pairs(kind=list(lazy.KINDS), name=NAMES)
+def test_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+    """Exported and taken apart, and compiled."""
+    check(kind, name, exported)
+    check(kind, name, compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", [kind for kind in lazy.KINDS if kind not in lazy.WITHOUT_INDUCTOR])
+def test_inductors_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+    check(kind, name, by_inductor)
+
+
+DIFFERENTIABLE = [
+    *("average_pooling", "average_pooling_grad", "max_pooling", "max_pooling_with_taps"),
+    *("max_pooling_with_indices", "max_pooling_grad", "max_pooling_grad_from_taps"),
+    *("max_pooling_gather", "lp_pooling", "adaptive_average_pooling"),
+    *("adaptive_average_pooling_grad", "adaptive_max_pooling", "max_unpooling"),
+    *("gather_positions", "scatter_positions"),
+]
+
+
+def gradients_at(name: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """An operator as a function of the tensor that it has a gradient with respect to, and that
+    tensor."""
+    operator, arguments = by_name(name)
+    at = 1 if name == "max_pooling_grad" else 0
+
+    def called(tensor: Tensor) -> Tensor:
+        return samples.listed(operator(*arguments[:at], tensor, *arguments[at + 1 :]))[0]
+
+    return called, arguments[at]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("kind", lazy.KINDS)
+@pytest.mark.usefixtures("either_backend")
+def test_gradients_and_tangents_may_be_lazy(kind: str, name: str) -> None:
+    """E1: what arrives in the backward pass, in its own backward pass, and in forward mode."""
+    called, tensor = gradients_at(name)
+    leaf = tensor.clone().requires_grad_()
+    arriving = lazy.made(kind, samples.normal(*called(tensor).shape))
+    tangent = lazy.made(kind, samples.normal(*tensor.shape, seed=5))
+
+    def found(arriving: Tensor, tangent: Tensor) -> list[Tensor]:
+        (first,) = torch.autograd.grad(called(leaf), leaf, arriving)
+        results = [first, torch.func.jvp(called, (tensor,), (tangent,))[1]]
+        with forward_ad.dual_level():
+            dual = called(forward_ad.make_dual(tensor, tangent))
+            results.append(forward_ad.unpack_dual(dual).tangent)
+        through = arriving.as_subclass(Tensor).clone().requires_grad_()
+        (once,) = torch.autograd.grad(called(leaf), leaf, through, create_graph=True)
+        return [*results, *torch.autograd.grad(once, through, tangent)]
+
+    expected = found(lazy.plain(arriving), lazy.plain(tangent))
+    for result, right in zip(found(arriving, tangent), expected, strict=True):
+        torch.testing.assert_close(result.detach().as_subclass(Tensor), right.detach())

@@ -1,0 +1,171 @@
+"""How the kernels are built and found: which compiler, what the build asks for, a checkout beside a
+wheel, an editable install in type checkers."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_dmlpool
+from torch_dmlpool.backends import cpu
+
+ROOT = Path(torch_dmlpool.__file__).resolve().parents[1]
+Python = Callable[..., Any]
+
+if not (ROOT / "tools").is_dir():
+    pytest.skip("the package is installed: nothing is built from it", allow_module_level=True)
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of its own for each test: it remembers which compiler works."""
+    monkeypatch.delenv("CXX", raising=False)
+    spec = importlib.util.spec_from_file_location("compilers", ROOT / "tools" / "compilers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_compilers(compilers: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+
+def test_zig_is_asked_for_exactly_where_nothing_compiles(
+    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compilers, "can_be_had", lambda _: True)
+    monkeypatch.setattr(compilers, "own", lambda: "a compiler that works")
+    assert compilers.required() == []
+    monkeypatch.setattr(compilers, "own", lambda: None)
+    without_compilers(compilers, monkeypatch, tmp_path)
+    assert compilers.required() == [compilers.ZIG]
+    monkeypatch.setenv("CXX", "none")
+    assert compilers.required() == []
+    assert compilers.found() is None
+
+
+def test_an_install_succeeds_where_zig_cannot_be_had(
+    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
+) -> None:
+    """And says that it builds no kernels."""
+    without_compilers(compilers, monkeypatch, tmp_path)
+    monkeypatch.setattr(compilers, "can_be_had", lambda _: False)
+    assert compilers.required() == []
+    assert "no kernels are built" in capfd.readouterr().err
+
+
+def test_what_pip_does_not_find_cannot_be_had(
+    compilers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert not compilers.can_be_had("ziglang>9999")
+
+
+def test_a_compiler_that_cannot_compile_is_none(
+    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A Mac without developer tools has a stub of one, a bare LLVM on Windows no headers."""
+    stub = tmp_path / "c++"
+    stub.write_text("#!/bin/sh\necho no developer tools were found\nexit 1\n")
+    stub.chmod(0o755)
+    without_compilers(compilers, monkeypatch, tmp_path)
+    monkeypatch.setattr(compilers, "OWN", ["c++"])
+    monkeypatch.setattr(compilers, "OWN_ON_WINDOWS", ["c++"])
+    assert compilers.found() is None
+
+
+@pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
+def test_a_compiler_may_have_arguments(
+    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = compilers.own()
+    if own is None:
+        pytest.skip("this machine has no C++ compiler of its own")
+    monkeypatch.setenv("CXX", f"{own.command[0]} -DMANY=1")
+    assert compilers.found().command == (own.command[0], "-DMANY=1")
+
+
+def test_a_wheel_without_kernels_is_of_any_platform(python: Python, tmp_path: Path) -> None:
+    """Also where an earlier build left kernels."""
+    source = checkout(tmp_path / "source", with_sources=True)
+    for stale in ("lib", f"lib.{sys.platform}-x86_64"):
+        folder = source / "build" / stale / "torch_dmlpool" / "kernels"
+        folder.mkdir(parents=True)
+        (folder / "cpu_avx2.so").write_text("stale")
+    command = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
+    python(*command, environment={**os.environ, "CXX": "none"})
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        assert not [name for name in names if name.endswith((".so", ".dll", ".lib"))]
+        (about,) = (name for name in names if name.endswith("/WHEEL"))
+        assert b"Root-Is-Purelib: true" in archive.read(about)
+        # What finds the kernels of a checkout would find none in a wheel.
+        assert b"checkout" not in archive.read("torch_dmlpool/kernels/__init__.py")
+
+
+def checkout(folder: Path, with_sources: bool = False) -> Path:
+    """A copy of this one, with nothing compiled."""
+    built = shutil.ignore_patterns("*.so", "*.dll", "__pycache__")
+    for name in ("torch_dmlpool", "kernels", *(["tools"] if with_sources else [])):
+        shutil.copytree(ROOT / name, folder / name, ignore=built)
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+SERVED = """
+import torch, torch_dmlpool
+from torch_dmlpool import backends
+torch_dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
+print(torch_dmlpool.__file__, backends.serving("cpu").__name__.split(".")[-1])
+"""
+
+
+@pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
+def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python: Python, tmp_path: Path) -> None:
+    """Python imports what lies in the folder that it runs in, where nothing may be compiled."""
+    here = checkout(tmp_path / "checkout")
+    wheel = tmp_path / "site-packages"
+    shutil.copytree(here / "torch_dmlpool", wheel / "torch_dmlpool")
+    shutil.rmtree(wheel / "torch_dmlpool" / "kernels")
+    shutil.copytree(here / "kernels", wheel / "torch_dmlpool" / "kernels")
+    # An editable install of this checkout would be found as well.
+    program = f"import sys; sys.path[:] = [p for p in sys.path if p != {str(ROOT)!r}]\n{SERVED}"
+    environment = {**os.environ, "PYTHONPATH": str(wheel), "PYTHONWARNINGS": "ignore"}
+    imported = str(here / "torch_dmlpool" / "__init__.py")
+    for backend in ("reference", "cpu"):
+        found = python("-c", program, environment=environment, cwd=here).stdout.split()
+        assert found[-2:] == [imported, backend]
+        shutil.copy(cpu.library._name, wheel / "torch_dmlpool" / "kernels")
+
+
+@pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.slow), "pyright"])
+def test_type_checkers_find_an_editable_install(checker: str, tmp_path: Path) -> None:
+    """User code, checked in a folder of its own, knows the package's types."""
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed")
+    if checker == "pyright" and shutil.which("node") is None:
+        pytest.skip("pyright runs on node, which is not installed")
+    (tmp_path / "user.py").write_text(
+        "import torch\n"
+        "import torch_dmlpool as dmlpool\n"
+        "right: torch.Tensor = dmlpool.max_pooling(torch.ones(1, 1, 4, 4), window_size=2)\n"
+        "layer: dmlpool.nn.MaxPool2d = dmlpool.nn.MaxPool2d(2)\n"
+        "wrong: int = dmlpool.average_pooling(torch.ones(1, 1, 4, 4), window_size=2)\n"
+    )
+    options = {"mypy": ["--strict"], "pyright": ["--pythonpath", sys.executable]}[checker]
+    command = [sys.executable, "-m", checker, *options, "user.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    errors = [line for line in found.stdout.splitlines() if "user.py:" in line and "error" in line]
+    assert len(errors) == 1, found.stdout + found.stderr
+    assert "user.py:5:" in errors[0]

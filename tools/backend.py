@@ -1,0 +1,51 @@
+"""The build backend: setuptools', which asks for zig where no other compiler works.
+
+Its editable installs name the folder of the checkout, so that type checkers and editors find the
+package.
+"""
+
+from typing import Any
+
+import compilers
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+Settings = dict[str, Any] | None
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    return build_meta.get_requires_for_build_wheel(config_settings) + compilers.required()
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    return build_meta.get_requires_for_build_editable(config_settings) + compilers.required()
+
+
+def prepare_metadata_for_build_editable(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """A path file in place of setuptools' import hook, which no type checker understands."""
+    settings = {"editable_mode": "compat"} | (config_settings or {})
+    return build_meta.build_editable(wheel_directory, settings, metadata_directory)

@@ -1,0 +1,170 @@
+"""The compiled kernels of the CPU (kernels/cpu/library.cpp) as Python sees them: which library is
+loaded, whether it fits this package, its structs, and the errors of its functions.
+
+A library takes pointers, structs of numbers and PyTorch's own threads, so it is tied to no version
+of Python or PyTorch. It is tied to this package: its version and the layout of its structs are
+compared when it is loaded. ``library`` is None where there is none that can be used, and
+``missing`` then says why and what to do.
+"""
+
+import ctypes
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VERSION = 1
+"""``VERSION`` in kernels/cpu/library.cpp: of what the functions and numbers mean."""
+LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
+"""The libraries that suit a processor, the fastest first, by what PyTorch says that it can do."""
+ENDING = "dll" if sys.platform == "win32" else "so"
+TORCH_CPU = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
+    sys.platform, "libtorch_cpu.so"
+)
+"""PyTorch's own library, whose threads the kernels use."""
+TAPS, POSITIONS, INDICES = range(3)
+"""What a winner is written as: ``Numbering`` in kernels/cpu/operators.h."""
+DONE, NO_MEMORY, FAILED = range(3)
+"""What a function returns: ``Code`` in kernels/cpu/library.cpp."""
+
+
+def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+_NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+Axis = _struct(
+    "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
+)
+"""``Axis`` of kernels/pooling.h, as are the next two."""
+Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
+_LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
+Problem = _struct(
+    "Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
+)
+"""The next is of kernels/cpu/operators.h."""
+Quantization = _struct(
+    "Quantization",
+    **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
+    **dict.fromkeys(("input_scales", "output_scales", "input_zeros", "output_zeros"), _NUMBER),
+    **dict.fromkeys(("channels", "low", "high"), _NUMBER),
+)
+
+
+class _Field(ctypes.Structure):
+    """``Field`` of kernels/cpu/library.cpp."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("offset", _NUMBER), ("bytes", _NUMBER))
+
+
+_FUNCTIONS = {
+    "max_pooling": 4,
+    "max_pooling_indices": 3,
+    "max_pooling_grad": 4,
+    "unique_positions": 3,
+    "gather_positions": 4,
+    "scatter_positions": 4,
+    "average_pooling": 3,
+    "average_pooling_grad": 3,
+    "quantized_average_pooling": 4,
+}
+"""How many pointers each operator of the library takes."""
+
+
+def layout() -> dict[str, tuple[int, int]]:
+    """Where each field of the structs lies and how many bytes it has, and the value of each
+    constant: what ``dmlpool_layout`` of a library that fits says.
+    """
+    found = {}
+    for struct in (Axis, Counting, Problem, Quantization):
+        found[struct.__name__] = 0, ctypes.sizeof(struct)
+        for name, *_ in struct._fields_:
+            field = getattr(struct, name)
+            found[f"{struct.__name__}.{name}"] = field.offset, field.size
+    constants = {"TAPS": TAPS, "POSITIONS": POSITIONS, "INDICES": INDICES}
+    constants |= {"DONE": DONE, "NO_MEMORY": NO_MEMORY, "FAILED": FAILED}
+    return found | {name: (value, 0) for name, value in constants.items()}
+
+
+def _difference(library: Any) -> str | None:
+    """In what a library does not fit this package."""
+    if not hasattr(library, "dmlpool_version"):
+        return "it says no version"
+    library.dmlpool_version.restype = _NUMBER
+    version = library.dmlpool_version()
+    if version != VERSION:
+        return f"it has version {version}, not {VERSION}"
+    library.dmlpool_layout.restype = ctypes.POINTER(_Field)
+    theirs: dict[str, tuple[int, int]] = {}
+    for field in library.dmlpool_layout():
+        if field.name is None:  # the table ends here
+            break
+        theirs[field.name.decode()] = field.offset, field.bytes
+    ours = layout()
+    different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    return f"{different[0]} is laid out otherwise" if different else None
+
+
+def find(levels: tuple[str, ...]) -> Path | None:
+    """The first library of these levels that was built."""
+    folders = importlib.import_module("torch_dmlpool.kernels").__path__
+    paths = [Path(folder) / f"cpu_{level}.{ENDING}" for folder in folders for level in levels]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def load(path: Path) -> tuple[Any, str | None]:
+    """The library at ``path``, or why it cannot be used."""
+    try:
+        library = ctypes.CDLL(str(path))
+        difference = _difference(library)
+        if difference is not None:
+            return None, (
+                f"{path.name} was built from other sources than this package ({difference}): "
+                "install torch_dmlpool again, from source"
+            )
+        for name, count in _FUNCTIONS.items():
+            function = getattr(library, f"dmlpool_{name}")
+            function.argtypes, function.restype = (_POINTER,) * count, ctypes.c_int32
+        library.dmlpool_message.restype = ctypes.c_char_p
+        library.dmlpool_use_threads.argtypes, library.dmlpool_use_threads.restype = (
+            (_POINTER, _POINTER),
+            None,
+        )
+        torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / TORCH_CPU))
+        threads = torchs.torch_parallel_for, torchs.torch_get_num_threads
+    except (OSError, AttributeError) as error:
+        return (
+            None,
+            f"{path.name} cannot be used: {error}; install torch_dmlpool again, from source",
+        )
+    library.dmlpool_use_threads(*(ctypes.cast(function, _POINTER) for function in threads))
+    return library, None
+
+
+def _load() -> tuple[Any, str | None]:
+    """The library for this processor, or why there is none."""
+    levels = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("default",))
+    path = find(levels)
+    if path is None:
+        return (
+            None,
+            f"cpu_{levels[0]}.{ENDING} was not built: install a wheel of this platform, or a C++ "
+            "compiler and then torch_dmlpool again, from source",
+        )
+    return load(path)
+
+
+library, missing = _load()
+
+
+def error_of(function: Any, code: int) -> Exception:
+    """What is raised where a function of the library returned another code than DONE."""
+    operator = function.__name__.removeprefix("dmlpool_")
+    if code == NO_MEMORY:
+        return MemoryError(
+            f"{operator}: there is no memory for what it needs on the CPU beside its operands"
+        )
+    reason = library.dmlpool_message().decode(errors="replace")
+    return RuntimeError(f"{operator}: its kernel failed on the CPU: {reason}")

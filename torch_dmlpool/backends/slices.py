@@ -1,0 +1,242 @@
+"""Windows as slices of a tensor, for the plain PyTorch backend: the ways that suit known, small
+sizes.
+
+    input along an axis   0 1 2 3 4 5 6     window 3, stride 2
+    tap 0                 0   2   4         input[0::2]
+    tap 1                   1   3   5       input[1::2]
+    tap 2                     2   4   6     input[2::2]
+
+A slice is a view, so that each tap costs one pass over the results and no table of positions. A
+gradient goes the other way: each tap adds the results' slice into the input's.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends import reductions
+from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, Windows, are_ints, covers
+from torch_dmlpool.window import Axis, Window
+
+LARGEST_WINDOW = 32
+"""Above this the passes over tables of ``reductions.reduced``, whose number is a logarithm, are
+as fast: 31/1 on 8x64x64x64 takes the same time either way (Zen 4, one thread)."""
+
+MANY, LARGE = 128, 2**17
+"""Elements of a sum and of all sums from which eight are first added in float32: the sum in
+float64 of 2**20 takes 250 us, that way 120 (Zen 4, one thread)."""
+
+
+def tile(part: Axis | int, size: int) -> int:
+    """The elements of each window or bin where they lie side by side and fill the known size; 0
+    where they do not.
+    """
+    if not isinstance(part, Axis):
+        return size // part if are_ints(size, part) and part > 0 and size % part == 0 else 0
+    numbers = part.window, part.stride, part.start_padding, part.end_padding, part.dilation
+    if not are_ints(size, *numbers) or part.start_padding or part.end_padding:
+        return 0
+    is_tiled = part.window == part.stride and part.dilation == 1 and size % part.window == 0
+    return part.window if is_tiled else 0
+
+
+def is_sliceable(axis: Axis, size: int) -> bool:
+    """Whether the windows along an axis are better taken as slices than found by tables."""
+    if not are_ints(size, axis.window, axis.stride, axis.start_padding, axis.end_padding):
+        return False
+    padded = size + axis.start_padding + axis.end_padding
+    return axis.window <= LARGEST_WINDOW and padded + axis.extent <= 2 * size + 64
+
+
+def sliced(tensors: Tensors, dim: int, axis: Axis, reduction: Reduction) -> Tensors:
+    """The reduction of every window along ``dim``, as deep as a tree."""
+    size = tensors[0].shape[dim]
+    outputs = axis.output_size(size)
+    tensors = tuple(
+        _padded(tensor, dim, axis, outputs, fill)
+        for tensor, fill in zip(tensors, reduction.fills, strict=True)
+    )
+
+    def taps(level: Tensors, tap: int) -> Tensors:
+        first = tap * axis.dilation
+        end = first + (outputs - 1) * axis.stride + 1
+        return tuple(_slice(each, dim, first, end, axis.stride) for each in level)
+
+    # Either each tap is a slice, or levels of 1, 2, 4, ... taps are made at every position.
+    passes = (axis.window.bit_length() - 1) * axis.stride + axis.window.bit_count() - 1
+    if axis.window - 1 <= passes:
+        return _tree([taps(tensors, tap) for tap in range(axis.window)], reduction)
+    result, tap, width = None, 0, 1
+    while True:
+        if axis.window & width:
+            block = taps(tensors, tap)
+            result = block if result is None else reduction.combine(result, block)
+            tap += width
+        if 2 * width > axis.window:
+            return result  # type: ignore[return-value]
+        step, length = width * axis.dilation, tensors[0].shape[dim]
+        earlier = tuple(each.narrow(dim, 0, length - step) for each in tensors)
+        later = tuple(each.narrow(dim, step, length - step) for each in tensors)
+        tensors = reduction.combine(earlier, later)
+        width *= 2
+
+
+def _tree(parts: list[Tensors], reduction: Reduction) -> Tensors:
+    """All parts combined in pairs, the earlier one first."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        odd = parts[len(parts) // 2 * 2 :]
+        parts = [reduction.combine(*pair) for pair in pairs] + odd
+    return parts[0]
+
+
+def _slice(tensor: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    return torch.ops.aten.slice.Tensor(tensor, dim, start, end, step)
+
+
+def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> Tensor:
+    """``tensor`` with what never counts at both ends, as far as windows reach."""
+    size = tensor.shape[dim]
+    after = (outputs - 1) * axis.stride + axis.extent - axis.start_padding - size
+    if axis.start_padding <= 0 and after <= 0:
+        return tensor
+
+    def filled(count: int) -> list[Tensor]:
+        shape = list(tensor.shape)
+        shape[dim] = count
+        return [tensor.new_full((1,), fill).expand(shape)] if count > 0 else []
+
+    return torch.cat([*filled(axis.start_padding), tensor, *filled(after)], dim)
+
+
+def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
+    """Every window, or every bin, in the way that suits its sizes."""
+    parts = reductions.parts(windows)
+    sizes, rank = tensors[0].shape[2:], len(parts)
+    # Passes are over memory in order: channels are the last dimension where they lie innermost.
+    moves = are_ints(*tensors[0].shape) and operands.is_channels_last(tensors[0])
+    if moves:
+        tensors = tuple(each.movedim(1, -1) for each in tensors)
+    if covers_all(windows, sizes):
+        tensors = _whole(tensors, rank, 1 if moves else 2, reduction)
+    else:
+        for dim, (part, size) in enumerate(zip(parts, sizes, strict=True), 1 if moves else 2):
+            tensors = _pooled_along(dim, part, size, tensors, reduction)
+    return tuple(each.movedim(-1, 1) for each in tensors) if moves else tensors
+
+
+def _pooled_along(
+    dim: int, part: Axis | int, size: int, tensors: Tensors, reduction: Reduction
+) -> Tensors:
+    if isinstance(part, Axis) and covers(part, size):
+        if reduction is SUM and are_ints(size):
+            return (sum_of(tensors[0], dim),)
+        return reduction.whole(tensors, dim)
+    length = tile(part, size)
+    if length > 0 and (length > 4 or not isinstance(part, Axis)):
+        parts = tuple(each.unflatten(dim, (-1, length)) for each in tensors)
+        if reduction is SUM:
+            return (sum_of(parts[0], dim + 1).squeeze(dim + 1),)
+        return tuple(each.squeeze(dim + 1) for each in reduction.whole(parts, dim + 1))
+    if isinstance(part, Axis) and is_sliceable(part, size):
+        return sliced(tensors, dim, part, reduction)
+    return reductions.reduced(tensors, dim, reductions.read_by(part, size, tensors[0]), reduction)
+
+
+def _whole(tensors: Tensors, rank: int, dim: int, reduction: Reduction) -> Tensors:
+    """The one window over all spatial dimensions, of which ``dim`` is the first."""
+    flat = tuple(each.flatten(dim, dim + rank - 1) for each in tensors)
+    results = (sum_of(flat[0], dim),) if reduction is SUM else reduction.whole(flat, dim)
+    return tuple(each.unflatten(dim, [1] * rank) for each in results)
+
+
+def covers_all(windows: Windows, sizes: Sequence[int]) -> bool:
+    """Whether there is one window, which is the whole of known sizes."""
+    if not are_ints(*sizes) or 0 in sizes:
+        return False
+    if isinstance(windows, Window):
+        return all(covers(axis, size) for axis, size in zip(windows.axes, sizes, strict=True))
+    return all(type(count) is int and count == 1 for count in windows)
+
+
+def sum_of(tensor: Tensor, dim: int) -> Tensor:
+    """The sum along ``dim``, which has the size 1 then, within rule E6.
+
+    It does not depend on the batch or on the number of threads: PyTorch's ``sum`` is asked for
+    more than one result.
+    """
+    count = tensor.shape[dim]
+    if not tensor.is_floating_point():
+        return tensor.sum(dim, keepdim=True, dtype=tensor.dtype)
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+        return _sum_in_pairs(tensor, dim)
+    if tensor.numel() == count:
+        tensor = tensor.expand(2, *tensor.shape[1:])
+        return sum_of(tensor, dim)[:1]
+    rest = count
+    total = None
+    if count >= MANY and tensor.numel() >= LARGE:
+        # Seven additions in float32; the tree of as many elements has as many levels at least.
+        part = count // 8
+        rows = tensor.narrow(dim, 0, 8 * part).unflatten(dim, (8, part)).sum(dim)
+        total, rest = rows.sum(dim, keepdim=True, dtype=torch.float64), count - 8 * part
+    if rest:
+        last = tensor.narrow(dim, count - rest, rest).sum(dim, keepdim=True, dtype=torch.float64)
+        total = last if total is None else total + last
+    return total.to(torch.float32)  # type: ignore[union-attr]
+
+
+def _sum_in_pairs(tensor: Tensor, dim: int) -> Tensor:
+    """The sum as a binary tree, which any device and data type has."""
+    count = tensor.shape[dim]
+    while count > 1:
+        half = (count + 1) // 2
+        added = tensor.narrow(dim, 0, count - half) + tensor.narrow(dim, half, count - half)
+        if 2 * half > count:
+            added = torch.cat((added, tensor.narrow(dim, half - 1, 1)), dim)
+        tensor, count = added, half
+    return tensor
+
+
+def count_alike(window: Window, sizes: Sequence[int], include_padding: bool) -> bool:
+    """Whether every window counts all of its taps, for known sizes."""
+    if not are_ints(*sizes):
+        return False
+    for axis, size in zip(window.axes, sizes, strict=True):
+        numbers = axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation
+        if not are_ints(*numbers):
+            return False
+        first, room = axis.start_padding, size
+        if include_padding:
+            first, room = 0, size + axis.end_padding
+        reach = (axis.output_size(size) - 1) * axis.stride + axis.extent - axis.start_padding
+        if first > 0 or reach > room:
+            return False
+    return True
+
+
+def spread(gradients: Tensor, dim: int, axis: Axis | int, size: int) -> Tensor | None:
+    """The sums of what arrives at each of ``size`` elements along ``dim``, or None where tables
+    are as fast.
+
+    Windows are added one tap after the other, so few may overlap: three additions are a tree's.
+    """
+    length = tile(axis, size)
+    if length > 0:
+        return gradients.repeat_interleave(length, dim)
+    if not isinstance(axis, Axis):
+        return None
+    overlap = min(axis.window, -(-axis.extent // axis.stride))
+    if overlap > 3 or not is_sliceable(axis, size):
+        return None
+    outputs, shape = gradients.shape[dim], list(gradients.shape)
+    reach = (outputs - 1) * axis.stride + axis.extent
+    shape[dim] = max(reach, axis.start_padding + size)
+    total = gradients.new_zeros(shape)
+    for tap in range(axis.window):
+        first = tap * axis.dilation
+        end = first + (outputs - 1) * axis.stride + 1
+        _slice(total, dim, first, end, axis.stride).add_(gradients)
+    return total.narrow(dim, axis.start_padding, size)

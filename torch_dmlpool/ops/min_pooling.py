@@ -1,0 +1,60 @@
+"""Min pooling, and maxima of bools: made of max pooling, with all its derivatives.
+
+A minimum is a maximum in the opposite order. Floats are negated, which is exact. Integers have all
+their bits flipped, which has no overflow and serves signed and unsigned types alike.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.ops import registration
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types of the same bits, of those for which PyTorch has few operators."""
+
+
+def as_bytes(bools: Tensor) -> Tensor:
+    """``bools`` as uint8: the same memory, but where a program is traced."""
+    return bools.view(torch.uint8) if registration.is_bare(bools) else bools.to(torch.uint8)
+
+
+def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
+    """The maxima of ``input``, bools too, by a ``pool`` that takes those of numbers (rule N1)."""
+    if input.dtype is not torch.bool:
+        return pool(input)
+    return _with_values(_as_bools, pool(as_bytes(input)))
+
+
+def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
+    """The minima of ``input``, by a ``pool`` that takes the maxima of numbers (rule N2)."""
+    return _with_values(_back, maxima(pool, _opposite(input)))
+
+
+def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
+    """Results, values alone or with indices, with a change of the values."""
+    if isinstance(results, Tensor):
+        return change(results)
+    values, indices = results
+    return change(values), indices
+
+
+def _as_bools(values: Tensor) -> Tensor:
+    return values.view(torch.bool) if registration.is_bare(values) else values.to(torch.bool)
+
+
+def _opposite(tensor: Tensor) -> Tensor:
+    """The same elements in the opposite order."""
+    if tensor.dtype.is_floating_point:
+        return -tensor
+    signed = _SIGNED.get(tensor.dtype)
+    return ~tensor if signed is None else (~tensor.view(signed)).view(tensor.dtype)
+
+
+def _back(values: Tensor) -> Tensor:
+    """Elements of the opposite order as they were; a zero is never negative, of which maxima may
+    have lost the sign.
+    """
+    return 0 - values if values.dtype.is_floating_point else _opposite(values)
