@@ -6,6 +6,7 @@ torch.Size([1, 3, 4, 4])
 """
 
 from torch_dmlpool import functional, minima, nn
+from torch_dmlpool.backends.fallbacks import SlowBackendWarning
 from torch_dmlpool.functional import *  # noqa: F403
 from torch_dmlpool.minima import *  # noqa: F403
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
@@ -16,6 +17,7 @@ __version__ = "0.2.0"
 __all__ = [
     *functional.__all__,
     *minima.__all__,
+    "SlowBackendWarning",
     "Window",
     "__version__",
     "nn",

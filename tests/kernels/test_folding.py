@@ -20,8 +20,8 @@ triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
 
 import triton.language as tl  # noqa: E402
-from torch_dmlpool.kernels import requantization  # noqa: E402
 
+from torch_dmlpool.kernels import requantization  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 F16, F32, BF16, F64 = torch.float16, torch.float32, torch.bfloat16, torch.float64

@@ -5,9 +5,9 @@ from math import prod
 from typing import Any
 
 import pytest
-from torch_dmlpool.kernels import launches
 from torch_dmlpool.kernels.launch import Launch, Request, divider
 
+from torch_dmlpool.kernels import launches
 from torch_dmlpool.window import Window
 
 

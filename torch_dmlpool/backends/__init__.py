@@ -12,9 +12,10 @@ import torch
 from torch_dmlpool.backends import fallbacks
 
 
-@functools.cache
-def serving(device_type: str) -> ModuleType:
-    """The backend for tensors on ``device_type`` (rule E7)."""
+def chosen(device_type: str) -> tuple[ModuleType, str | None]:
+    """The backend for tensors on ``device_type`` (rule E7); for a CPU that no compiled library
+    serves, why not, and what to do.
+    """
     # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before
     # triton is imported.
     interprets = device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -23,14 +24,28 @@ def serving(device_type: str) -> ModuleType:
         if importlib.util.find_spec("triton") is not None:
             from torch_dmlpool.backends import triton
 
-            return triton
+            return triton, None
         if is_gpu:
             fallbacks.warn("Triton is not installed")
+    missing = None
     if device_type == "cpu":
         from torch_dmlpool.backends import cpu
 
         if cpu.library is not None:
-            return cpu
+            return cpu, None
+        missing = cpu.missing
     from torch_dmlpool.backends import reference
 
-    return reference
+    return reference, missing
+
+
+@functools.cache
+def serving(device_type: str) -> ModuleType:
+    """The same for a call that pools: the first one on the CPU warns where no library serves it."""
+    backend, missing = chosen(device_type)
+    if missing is not None:
+        fallbacks.warn_of_slowness(
+            "plain PyTorch operations serve the CPU, several times slower than compiled kernels: "
+            f"{missing}"
+        )
+    return backend

@@ -1,7 +1,10 @@
-"""Where Triton cannot serve a GPU plain PyTorch does, and one warning says why."""
+"""Where Triton cannot serve a GPU, or no compiled library the CPU, plain PyTorch does, and one
+warning says why.
+"""
 
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,6 +15,14 @@ SWITCH = "TORCH_DMLPOOL_TRITON"
 """An environment variable: ``0`` has plain PyTorch serve GPUs."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class SlowBackendWarning(RuntimeWarning):
+    """Plain PyTorch operations serve a device that this package has kernels for.
+
+    It is given once for each kind of device in a process, at the first call that pools there.
+    ``warnings.filterwarnings("ignore", category=torch_dmlpool.SlowBackendWarning)`` hides it.
+    """
 
 
 class KernelError(RuntimeError):
@@ -58,12 +69,22 @@ def warn(why: str) -> None:
         return
     _warned.append(why)
     reason = why if len(why) <= 300 else f"{why[:300]}..."
-    warnings.warn(
+    warn_of_slowness(
         f"{reason}; plain PyTorch serves the GPU instead, several times slower. docs/gpu.md says "
-        f"what Triton needs; {SWITCH}=0 in the environment chooses plain PyTorch",
-        RuntimeWarning,
-        stacklevel=2,
+        f"what Triton needs; {SWITCH}=0 in the environment chooses plain PyTorch"
     )
 
 
 _warned: list[str] = []
+
+
+def warn_of_slowness(message: str) -> None:
+    """Give the warning where the call that pools was written: outside this package and PyTorch."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and _is_inside(frame.f_globals):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, SlowBackendWarning, stacklevel=level)
+
+
+def _is_inside(names: dict[str, object]) -> bool:
+    return str(names.get("__name__")).split(".")[0] in ("torch", "torch_dmlpool", "contextlib")

@@ -44,13 +44,10 @@ def of_quantized_tensor(
     """The same of a quantized tensor, ``made`` of a type and a function of sizes; None where no
     backend takes it.
     """
+    if not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
+        return None
     known = getattr(backends.serving(input.device.type), "QUANTIZED_TENSORS", ())
-    if (
-        input.dtype not in known
-        or not registration.is_bare(input)
-        or input.numel() == 0
-        or window.taps >= 2**23
-    ):
+    if input.dtype not in known:
         return None
     pool, (output_dtype, empty) = (
         registration.implementation("quantized_linear_average_pooling", input),

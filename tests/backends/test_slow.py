@@ -1,0 +1,153 @@
+"""A fallback speaks: the first call that plain PyTorch serves, for want of kernels, warns."""
+
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import backends
+from torch_dmlpool.backends import cpu, library
+from torch_dmlpool.decompositions import decompositions
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
+)
+ROOT = Path(dmlpool.__file__).resolve().parents[1]
+MISSING = "cpu_avx2.so was not built: install a C++ compiler"
+SAID = (
+    "plain PyTorch operations serve the CPU, several times slower than compiled kernels: " + MISSING
+)
+IMAGE = torch.arange(16.0).view(1, 1, 4, 4)
+
+
+@pytest.fixture
+def without_library(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """A process in which nothing has been pooled yet, and no library was built."""
+    if request.config.getoption("--backend") == "reference":
+        pytest.skip("the reference was asked for")
+    monkeypatch.setattr(cpu, "library", None)
+    monkeypatch.setattr(cpu, "missing", MISSING)
+    backends.serving.cache_clear()
+    yield
+    backends.serving.cache_clear()
+
+
+def of(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return caught
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: dmlpool.max_pooling(IMAGE, 2),
+        lambda: dmlpool.max_pooling(IMAGE, 2, return_indices=True),
+        lambda: dmlpool.average_pooling(IMAGE.clone().requires_grad_(), 2).sum().backward(),
+        lambda: dmlpool.lp_pooling(IMAGE, 2),
+        lambda: dmlpool.adaptive_max_pooling(IMAGE, 3),
+        lambda: dmlpool.quantized_linear_average_pooling(
+            IMAGE.to(torch.uint8), 0.5, 1, 0.5, 1, window_size=2
+        ),
+        lambda: dmlpool.nn.AvgPool2d(2)(IMAGE),
+        lambda: torch.func.grad(lambda x: dmlpool.max_pooling(x, 2).sum())(IMAGE),
+        lambda: torch.ops.dmlpool.adaptive_average_pooling(IMAGE, [3, 3]),
+    ],
+    ids=[
+        "max",
+        "indices",
+        "gradient",
+        "lp",
+        "adaptive",
+        "quantized",
+        "layer",
+        "func",
+        "registered",
+    ],
+)
+def test_the_first_pooled_call_warns_once(call: Callable[[], Any], without_library: None) -> None:
+    """E7: it says what serves, that it is slower, and what to do, where the call was written."""
+    (warning,) = of(call)
+    assert warning.category is dmlpool.SlowBackendWarning
+    assert str(warning.message) == SAID
+    assert warning.filename == __file__
+    assert of(call) == []
+
+
+def test_it_can_be_filtered_by_its_class(without_library: None) -> None:
+    assert issubclass(dmlpool.SlowBackendWarning, RuntimeWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(dmlpool.SlowBackendWarning, match="several times slower"):
+            dmlpool.max_pooling(IMAGE, 2)
+        warnings.filterwarnings("ignore", category=dmlpool.SlowBackendWarning)
+        assert dmlpool.max_pooling(IMAGE, 2, 2).flatten().tolist() == [5, 7, 13, 15]
+
+
+def test_graphs_are_traced_without_it(without_library: None, fresh_compiler: None) -> None:
+    """torch.export and torch.compile meet it when a graph is run, if they meet it at all."""
+    layer = dmlpool.nn.MaxPool2d(2).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dmlpool.SlowBackendWarning)
+        program = torch.export.export(layer, (IMAGE,)).run_decompositions(decompositions())
+        assert program.module()(IMAGE).flatten().tolist() == [5, 7, 13, 15]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    caught = [each for each in of(lambda: compiled(IMAGE)) if str(each.message) == SAID]
+    assert len(caught) == 1
+    assert compiled(IMAGE).flatten().tolist() == [5, 7, 13, 15]
+
+
+def test_asking_what_serves_is_not_pooling(without_library: None) -> None:
+    """As ``python -m torch_dmlpool`` does, which says it in its own words."""
+    assert of(lambda: backends.chosen("cpu")) == []
+    assert backends.chosen("cpu")[1] == MISSING
+
+
+def test_devices_without_kernels_by_design_are_quiet() -> None:
+    """E7: no library is missing there."""
+    for device in ("mps", "xpu", "meta"):
+        assert backends.chosen(device)[1] is None
+
+
+PROGRAM = """
+import torch, torch_dmlpool
+print("imported")
+for size in (4, 5, 6):
+    torch_dmlpool.max_pooling(torch.ones(1, 1, size, size), 2)
+"""
+
+
+@pytest.mark.skipif(not (ROOT / "kernels").is_dir(), reason="the package is installed")
+@pytest.mark.parametrize("is_stale", [False, True], ids=["not built", "stale"])
+def test_a_checkout_without_a_library_that_fits(
+    is_stale: bool, python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """In a process of its own: import is quiet, and of three calls the first warns."""
+    for name in ("torch_dmlpool", "kernels"):
+        ignored = shutil.ignore_patterns("*.so", "*.dll", "__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    levels = library.LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("default",))
+    name = f"cpu_{levels[0]}.{library.ENDING}"
+    if is_stale:
+        # A library of PyTorch's stands for one that was built before there was a version.
+        (built,) = (Path(torch.__file__).parent / "lib").glob("libc10.*")
+        shutil.copy(built, tmp_path / "kernels" / name)
+    program = f"import sys; sys.path[:] = [p for p in sys.path if p != {str(ROOT)!r}]\n{PROGRAM}"
+    finished = python("-W", "always", "-c", program, cwd=tmp_path)
+    assert finished.stdout == "imported\n"
+    (line,) = (line for line in finished.stderr.splitlines() if "SlowBackendWarning" in line)
+    assert "plain PyTorch operations serve the CPU, several times slower" in line
+    reason = "was built from other sources than this package" if is_stale else "was not built"
+    assert f"{name} {reason}" in line
+    assert "install" in line
