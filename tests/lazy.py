@@ -64,10 +64,10 @@ KINDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[torch.dtype, ...]]] = {
 other numbers than the tensor that they are made of."""
 
 
-WITHOUT_INDUCTOR = ("negated", "imaginary", "zeros without memory")
-"""Inputs that code of Inductor's reads as they lie in memory, whatever it computes: of PyTorch 2.13
-``torch.compile(lambda x: x + 1)`` gives wrong numbers for the first two, and ends the process for
-the third."""
+WITHOUT_INDUCTOR = ("negated", "imaginary", "zeros without memory", "overriding functions")
+"""Inputs that PyTorch 2.13 does not compile right, whoever's operators are called. Inductor's code
+reads tensors as they lie in memory: ``torch.compile(lambda x: x + 1)`` gives wrong numbers for the
+first two, and ends the process for the third. Of the fourth it refuses every custom operator."""
 
 
 def made(kind: str, tensor: Tensor) -> Tensor | None:

@@ -1,12 +1,10 @@
-"""Other versions: of the package beside compiled graphs of its own past, of PyTorch without what
-may go, of Triton."""
+"""Other versions, of PyTorch without what may go and of Triton; what importing the package does."""
 
 import ast
 import contextlib
 import importlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 import torch
 
 import torch_dmlpool
-from torch_dmlpool import ops
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = (
@@ -35,119 +32,6 @@ def run_python(python: Callable[..., subprocess.CompletedProcess[str]]) -> Calla
         ).stdout
 
     return run
-
-
-# The package's own versions, which share the folder that torch.compile keeps its graphs in.
-
-COMPILED = """
-import torch, torch_dmlpool as dmlpool
-from torch._dynamo.utils import counters
-{setting}
-leaf = torch.ones(1, 1, 4, 4, requires_grad=True)
-pool = torch.compile(lambda x: dmlpool.average_pooling(x, 2, 2), fullgraph=True)
-(gradient,) = torch.autograd.grad(pool(leaf), leaf, torch.ones(1, 1, 2, 2))
-hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
-print(dmlpool.__file__, gradient.unique().tolist(), hits)
-"""
-
-
-def copied_package(folder: Path, changed: bool) -> Path:
-    """A whole package in ``folder``; ``changed`` in its gradient of averages, under the same
-    operators' names."""
-    shutil.copytree(PACKAGE, folder / "torch_dmlpool", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(KERNELS, folder / "torch_dmlpool" / "kernels", dirs_exist_ok=True)
-    source = folder / "torch_dmlpool" / "ops" / "average_pooling.py"
-    if changed:
-        source.write_text(source.read_text() + CHANGE)
-    return folder
-
-
-CHANGE = """
-
-average_pooling.adjoint = lambda input, window, include_padding, _: (
-    average_pooling_grad, (input.shape[2:], window, include_padding, 2)
-)
-"""
-
-
-@pytest.mark.slow
-def test_no_graph_of_another_version_is_reused(
-    run_python: Callable[..., str], tmp_path: Path
-) -> None:
-    """One cache on disk for two versions: each computes its own gradient, and finds its own graph
-    again.
-
-    Without the mark the second version would run the first one's backward graph: that is tried too.
-    """
-    folders = {
-        "old": copied_package(tmp_path / "old", False),
-        "new": copied_package(tmp_path / "new", True),
-    }
-
-    def gradient(version: str, cache: str, setting: str = "") -> tuple[list[float], int]:
-        output = run_python(
-            COMPILED.format(setting=setting),
-            folder=folders[version],
-            warnings="default",
-            PYTHONPATH=str(folders[version]),
-            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / cache),
-            TORCHINDUCTOR_FX_GRAPH_CACHE="1",
-            TORCHINDUCTOR_AUTOGRAD_CACHE="1",
-        )
-        found = re.fullmatch(r"(\S+) \[(.*)\] (\d+)\n", output)
-        assert found is not None, output
-        assert found[1].startswith(str(folders[version]))
-        return [float(number) for number in found[2].split(",")], int(found[3])
-
-    assert gradient("old", "shared") == ([0.25], 0)
-    values, hits = gradient("new", "shared")
-    assert (values, hits) == ([0.5], 0)
-    values, hits = gradient("old", "shared")
-    assert values == [0.25]
-    assert hits > 0
-    unmarked = 'torch.compiler.config.cache_key_tag = ""'
-    assert gradient("old", "unmarked", unmarked) == ([0.25], 0)
-    values, hits = gradient("new", "unmarked", unmarked)
-    assert values == [0.25], (
-        "PyTorch's caches tell derivatives apart by themselves now: the mark has become needless"
-    )
-    assert hits > 0
-
-
-def test_every_change_of_a_source_is_another_revision(tmp_path: Path) -> None:
-    old, new = (
-        copied_package(tmp_path / name, changed)
-        for name, changed in (("old", False), ("new", True))
-    )
-    twin = copied_package(tmp_path / "twin", False)
-    marks = [ops.revision(folder / "torch_dmlpool") for folder in (old, new, twin)]
-    assert marks[0] == marks[2] != marks[1]
-    (twin / "torch_dmlpool" / "window.py").rename(twin / "torch_dmlpool" / "frame.py")
-    assert ops.revision(twin / "torch_dmlpool") != marks[0]
-
-
-def test_compiled_graphs_carry_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In PyTorch's own setting for that, once, beside whatever the user has set there."""
-    mark = f"torch_dmlpool={ops.revision()}"
-    assert mark in torch.compiler.config.cache_key_tag.split()
-    with torch.compiler.config.patch(cache_key_tag="mine"):
-        ops.mark_compiled_graphs()
-        ops.mark_compiled_graphs()
-        assert torch.compiler.config.cache_key_tag == f"mine {mark}"
-
-
-def test_pytorch_puts_the_mark_into_the_keys_of_its_caches() -> None:
-    """If this fails, PyTorch has stopped to: ops/__init__.py needs another way."""
-    from torch._inductor.codecache import FxGraphHashDetails
-
-    graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    tags = []
-    for tag in ("one", "another"):
-        with torch.compiler.config.patch(cache_key_tag=tag):
-            tags.append(vars(FxGraphHashDetails(graph, [], {}, [])))
-    assert {
-        name for name in tags[0] if name.endswith("tag") and tags[0][name] != tags[1][name]
-    } == {"cache_key_tag"}
 
 
 # PyTorch's private names, which may change without notice.
@@ -274,6 +158,65 @@ for function in functions * (not hasattr(torch, "quint8")):
     refusals = output.removeprefix(POOLED).splitlines()
     assert len(refusals) == 2 * what.startswith("quantized")
     assert all("has no quantized tensors" in refusal for refusal in refusals)
+
+
+UNCHANGED = """
+import json, sys, warnings
+import torch
+from torch._dynamo import config as dynamo
+from torch._functorch import config as functorch
+from torch._inductor import config as inductor
+from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
+from torch._inductor.lowering import lowerings
+from torch.compiler import config as compiler
+from torch.fx.experimental import _config as shapes
+
+def settings():
+    found = {}
+    for config in (compiler, inductor, dynamo, functorch, shapes):
+        for name in config._config:
+            found[config.__name__, name] = repr(getattr(config, name))
+    for module in (pre_grad, joint_graph, post_grad):
+        for name, value in vars(module).items():
+            passes = value if isinstance(value, list) else [value]
+            for number, each in enumerate(passes):
+                if type(each).__name__ == "PatternMatcherPass":
+                    counted = {str(key): len(entries) for key, entries in each.patterns.items()}
+                    found[module.__name__, name, number] = counted
+    found["lowerings"] = len(lowerings)
+    found["filters"] = repr(warnings.filters)
+    found["rest"] = torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
+    found["modes"] = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+    return found
+
+before = settings()
+assert len(before) > 500
+import torch_dmlpool, torch_dmlpool.decompositions, torch_dmlpool.quantized, torch_dmlpool.onnx
+after = settings()
+print([name for name in {**before, **after} if before.get(name) != after.get(name)])
+
+torch.compile(lambda x: torch_dmlpool.max_pooling(x.tanh(), 2, 2), backend="aot_eager")(
+    torch.ones(1, 1, 4, 4)
+)
+compiled = settings()
+print([name for name in after if after[name] != compiled.get(name) and "lowerings" not in name
+       and not any("dmlpool" in key for key in set(compiled[name]) - set(after[name]))])
+for name in after:
+    if isinstance(after[name], dict):
+        print(*set(compiled[name]) - set(after[name]), sep="\\n")
+"""
+
+
+def test_importing_and_compiling_leave_the_users_settings_alone(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """Every setting of the compilers that can be read, the lists of patterns, warnings and
+    defaults. A first graph with the operators adds entries of their own, and changes none."""
+    lines = python("-W", "ignore", "-c", UNCHANGED).stdout.splitlines()
+    assert lines[:2] == ["[]", "[]"]
+    entries = set(filter(None, lines[2:]))
+    assert entries
+    assert all("dmlpool.max_pooling" in entry for entry in entries), entries
 
 
 def test_importing_does_nothing_but_register(run_python: Callable[..., str]) -> None:

@@ -53,7 +53,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     }
 
 
-def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
+def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any, **_: str) -> Any:
     # The reference reads the bits of elements, which a lazily negated view does not show.
     arguments = tuple(
         argument.resolve_neg() if isinstance(argument, Tensor) else argument

@@ -277,8 +277,13 @@ class _Request:
         return self._called(arguments)
 
     def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:
-        results = self.operator(
-            *(arguments[argument.name] for argument in self.operator._schema.arguments)
+        results = registration.call(
+            self.operator,
+            *(
+                arguments[argument.name]
+                for argument in self.operator._schema.arguments
+                if not argument.kwarg_only
+            ),
         )
         return [results] if isinstance(results, Tensor) else list(results)
 

@@ -505,7 +505,8 @@ def _register(operation: torch._ops.OpOverload, lowering: Callable[..., Any]) ->
     call = fallback_handler(operation, add_to_fallback_set=False)
 
     def lowered(*arguments: Any, **named: Any) -> Any:
-        expression = lowering(*arguments) if is_lowering() and not named else None
+        # What is named is the revision, which tells graphs apart and computes nothing.
+        expression = lowering(*arguments) if is_lowering() else None
         return call(*arguments, **named) if expression is None else expression
 
     register_lowering(operation, type_promotion_kind=None)(lowered)

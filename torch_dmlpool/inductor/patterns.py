@@ -3,6 +3,11 @@ of them alone.
 
 Results are the same, of fewer evaluations. Gradients need the function's own results: where they
 flow it stays. ReLU and its like cost too little for it to matter.
+
+The patterns stand in Inductor's own list, under this package's operator: they are looked at in
+graphs with that operator alone. Passes of others run where the user's settings name them
+(``torch._inductor.config.post_grad_custom_pre_pass`` and its like), which are not this package's to
+write, and when an operator is lowered what its input was computed of is not kept any more.
 """
 
 from typing import Any
@@ -50,7 +55,7 @@ def _is_faster_and_same(match: Match) -> bool:
 def _pool_first(match: Match, x: Node) -> None:
     pooling: Any = match.output_node()
     with match.graph.inserting_before(pooling):
-        maxima = match.graph.call_function(_POOLING, (x, *pooling.args[1:]))
+        maxima = match.graph.call_function(_POOLING, (x, *pooling.args[1:]), pooling.kwargs)
         results = match.graph.call_function(pooling.args[0].target, (maxima,))
     maxima.meta, results.meta = {**pooling.meta}, {**pooling.meta}
     pooling.replace_all_uses_with(results)
@@ -58,7 +63,12 @@ def _pool_first(match: Match, x: Node) -> None:
 
 
 _RISING = CallFunction([_SIGMOID, torch.ops.aten.tanh.default], KeywordArg("x"))
-pattern = CallFunction(_POOLING, _RISING, *(Ignored() for _ in range(6)))
-register_graph_pattern(pattern, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(
-    _pool_first
-)
+# Graphs of torch.compile have the revision as an argument, others do not.
+_WINDOW = [Ignored() for _ in range(6)]
+for pattern in (
+    CallFunction(_POOLING, _RISING, *_WINDOW),
+    CallFunction(_POOLING, _RISING, *_WINDOW, revision=Ignored()),
+):
+    register_graph_pattern(pattern, extra_check=_is_faster_and_same, pass_dict=pass_patterns[0])(
+        _pool_first
+    )

@@ -173,7 +173,9 @@ def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
     recorder: Any = OpRecorder(values.Opset("", version), {})  # type: ignore[abstract]
     written: dict[Any, Any] = {}
     declared = getattr(torch.ops.dmlpool, name).default._schema.arguments
-    pairs = zip((str(argument.real_type) for argument in declared), arguments, strict=True)
+    # The last, the revision, is empty in programs that are exported.
+    kinds = [str(argument.real_type) for argument in declared if not argument.kwarg_only]
+    pairs = zip(kinds, arguments[: len(kinds)], strict=True)
     translated = [_argument(recorder.opset, written, *pair) for pair in pairs]
     with evaluator.default_as(recorder):
         results = _TRANSLATIONS[name](Emitter(False), *translated)

@@ -31,7 +31,9 @@ def quantized_linear_average_pooling(
         for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
             if vectors[at] is not None and not isinstance(vectors[at], Tensor):
                 vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
-        return _pooling.overload(input, *vectors, *window.arguments, include_padding, output_dtype)
+        return _pooling.dispatched(
+            input, *vectors, *window.arguments, include_padding, output_dtype
+        )
     if tensors:
         _check_tensors(parameters)
     pool = registration.implementation("quantized_linear_average_pooling", input)
@@ -96,7 +98,7 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
             own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
             parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
         vectors.append(parameter)
-    pooled = _pooling.overload(batched.flatten(1, 2), *vectors, *arguments[4:])
+    pooled = _pooling.dispatched(batched.flatten(1, 2), *vectors, *arguments[4:])
     return pooled.unflatten(1, (batch, channels)), 1
 
 

@@ -32,6 +32,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from torch_dmlpool import backends, inductor, operands
+from torch_dmlpool.ops import revision
 from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
@@ -86,9 +87,11 @@ class Operator:
         # Inductor hands tensors over in the layout that it has: what comes out is laid out by what
         # goes in.
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
-        _library.define(self.schema.replace("WINDOW", WINDOW_SCHEMA), tags=tags)
+        arguments, results = self.schema.replace("WINDOW", WINDOW_SCHEMA).split(") -> ")
+        _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
         self.overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, self.name).default
-        names = [argument.name for argument in self.overload._schema.arguments]
+        names = [argument.name for argument in self.overload._schema.arguments[:-1]]
+        self.is_told_layout = names[-1] == "channels_last"
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
         self.recorder = (
@@ -103,7 +106,7 @@ class Operator:
         if self.has_derivative or self.refuse is not None:
             _library.impl(self.name, self._recorded, "Autograd")
         torch.library.register_fake(self.overload, self._fake, lib=_library)
-        torch.library.register_vmap(self.overload, self.vmap or self.over_batches, lib=_library)
+        torch.library.register_vmap(self.overload, self._mapped, lib=_library)
         if self.recorder is self:
             title = "".join(
                 part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
@@ -117,7 +120,7 @@ class Operator:
             at = self.window_at
             if at is not None:
                 arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
-            return self.overload(*arguments)
+            return self.dispatched(*arguments)
         if self.is_composite:
             return self._differentiated(True, arguments)
         if self.has_derivative and is_grad_enabled():
@@ -125,6 +128,10 @@ class Operator:
                 if tensor.requires_grad:
                     return self._differentiated(True, arguments)
         return implementation(self.name, arguments[0])(*arguments)
+
+    def dispatched(self, *arguments: Any) -> Any:
+        """The results of the registered operator, for arguments as its schema has them."""
+        return call(self.overload, *arguments)
 
     def _differentiated(self, are_bare: bool, arguments: tuple[Any, ...]) -> Any:
         recorder = self.recorder
@@ -138,7 +145,7 @@ class Operator:
         with enable_single_level_autograd_function():
             return recorder.apply(*arguments)
 
-    def composed(self, *arguments: Any) -> Any:
+    def composed(self, *arguments: Any, **_: str) -> Any:
         """The results by the other operators that this one is made of."""
         return self._differentiated(False, self._checked(arguments)[0])
 
@@ -154,14 +161,15 @@ class Operator:
             arguments = self.complete(*arguments)
         return arguments, self.check(*arguments)
 
-    def _computed(self, *arguments: Any) -> Any:
+    def _computed(self, *arguments: Any, **_: str) -> Any:
         return implementation(self.name, arguments[0])(*self._checked(arguments)[0])
 
-    def _fake(self, *arguments: Any) -> Any:
+    def _fake(self, *arguments: Any, **_: str) -> Any:
         """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one
         lacks is said.
         """
         inductor.register()
+        revision.sign_traced_call(self.overload)
         onnx, virtualized = (
             sys.modules.get("torch.onnx"),
             sys.modules.get("torch._inductor.virtualized"),
@@ -190,16 +198,18 @@ class Operator:
             )
         checked, sizes = self._checked(arguments)
         input = checked[0]
-        is_told = self.overload._schema.arguments[-1].name == "channels_last"
         channels_last = (
-            checked[-1] if is_told else operands.is_channels_last(checked[self.layout_of])
+            checked[-1]
+            if self.is_told_layout
+            else operands.is_channels_last(checked[self.layout_of])
         )
         memory_format = operands.named_memory_format(channels_last, len(sizes) - 2)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
         made = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
         return made if len(made) > 1 else made[0]
 
-    def _recorded(self, *arguments: Any) -> Any:
+    def _recorded(self, *arguments: Any, **_: str) -> Any:
+        revision.sign_traced_call(self.overload)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         if self.refuse is not None:
             self.refuse(*arguments)
@@ -213,7 +223,10 @@ class Operator:
         if are_bare:  # as in Inductor's code: no second way through the dispatcher
             return self._computed(*arguments)
         with below_autograd():
-            return self.overload(*arguments)
+            return self.dispatched(*arguments)
+
+    def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> tuple[Any, Any]:
+        return (self.vmap or self.over_batches)(info, dimensions, *arguments)
 
     def over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
         """The results, and the dimension of them that vmap maps over: it is merged into the samples
@@ -227,12 +240,20 @@ class Operator:
                 else tensor.movedim(dimension, 0)
             )
             folded.append(batched.flatten(0, 1))
-        results = self.overload(*folded, *arguments[self.count :])
+        results = self.dispatched(*folded, *arguments[self.count :])
         if isinstance(results, Tensor):
             return results.unflatten(0, (size, results.shape[0] // size)), 0
         return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (
             0,
         ) * len(results)
+
+
+def call(overload: torch._ops.OpOverload, *arguments: Any) -> Any:
+    """Call a registered operator, with the revision where a graph for torch.compile is traced."""
+    # Dynamo's graph is signed where the operator's own code runs.
+    if is_dynamo_compiling():
+        return overload(*arguments)
+    return overload(*arguments, **revision.arguments())
 
 
 class Derivative:

@@ -1,0 +1,234 @@
+"""Compiled graphs carry the revision of the package, and nothing else does: PyTorch's caches keep
+the graphs of two versions apart, and find those without pooling again."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import cases
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails
+
+import torch_dmlpool
+from torch_dmlpool.ops import registration, revision
+
+PACKAGE = Path(torch_dmlpool.__file__).parent
+KERNELS = (
+    PACKAGE.parent / "kernels" if (PACKAGE.parent / "kernels").is_dir() else PACKAGE / "kernels"
+)
+
+
+COMPILED = """
+import sys, threading
+import torch, torch_dmlpool as dmlpool
+from torch._dynamo.utils import counters
+
+leaf = torch.ones(1, 1, 4, 4, requires_grad=True)
+window = [2, 2], [2, 2], [0, 0], [0, 0], [1, 1], False, False, None
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return dmlpool.average_pooling(x, 2, 2)
+
+FUNCTIONS = {
+    "public": lambda x: dmlpool.average_pooling(x, 2, 2),
+    "by name": lambda x: torch.ops.dmlpool.average_pooling(x, *window),
+    "exported": lambda x: x,
+    "without pooling": lambda x: torch.nn.functional.avg_pool2d(x, 2, 2) * 3,
+}
+if sys.argv[1] == "exported":
+    FUNCTIONS["exported"] = torch.export.export(Model(), (leaf.detach(),)).module()
+
+def run():
+    function = torch.compile(FUNCTIONS[sys.argv[1]], fullgraph=True)
+    (gradient,) = torch.autograd.grad(function(leaf), leaf, torch.ones(1, 1, 2, 2))
+    hits = counters["aot_autograd"]["autograd_cache_hit"]
+    hits += counters["inductor"]["fxgraph_cache_hit"]
+    print(dmlpool.__file__, gradient.unique().tolist(), hits)
+
+if sys.argv[2] == "thread":
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+else:
+    run()
+"""
+
+
+def copied_package(folder: Path, changed: bool) -> Path:
+    """A whole package in ``folder``; ``changed`` in its gradient of averages, under the same
+    operators' names."""
+    shutil.copytree(PACKAGE, folder / "torch_dmlpool", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(KERNELS, folder / "torch_dmlpool" / "kernels", dirs_exist_ok=True)
+    source = folder / "torch_dmlpool" / "ops" / "average_pooling.py"
+    if changed:
+        source.write_text(source.read_text() + CHANGE)
+    return folder
+
+
+CHANGE = """
+
+average_pooling.adjoint = lambda input, window, include_padding, _: (
+    average_pooling_grad, (input.shape[2:], window, include_padding, 2)
+)
+"""
+
+
+@pytest.fixture
+def compiled_by(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> Callable[..., tuple[list[float], int]]:
+    """The gradient that a version of the package gives for a function, and how many graphs it found
+    in the cache that both versions share."""
+    folders = {
+        "old": copied_package(tmp_path / "old", False),
+        "new": copied_package(tmp_path / "new", True),
+    }
+
+    def gradient(version: str, function: str, where: str = "main") -> tuple[list[float], int]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(folders[version]),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        }
+        arguments = ("-c", COMPILED, function, where)
+        output = python(*arguments, cwd=folders[version], environment=environment).stdout
+        found = re.fullmatch(r"(\S+) \[(.*)\] (\d+)\n", output)
+        assert found is not None, output
+        assert found[1].startswith(str(folders[version]))
+        return [float(number) for number in found[2].split(",")], int(found[3])
+
+    return gradient
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "where"),
+    [("public", "main"), ("public", "thread"), ("by name", "main"), ("exported", "main")],
+)
+def test_no_graph_of_another_version_is_reused(
+    function: str, where: str, compiled_by: Callable[..., tuple[list[float], int]]
+) -> None:
+    """One cache on disk for two versions: each computes its own gradient, and finds its own graph
+    again."""
+    assert compiled_by("old", function, where) == ([0.25], 0)
+    assert compiled_by("new", function, where) == ([0.5], 0)
+    values, hits = compiled_by("old", function, where)
+    assert values == [0.25]
+    assert hits > 0
+
+
+@pytest.mark.slow
+def test_a_graph_without_pooling_is_reused_by_another_version(
+    compiled_by: Callable[..., tuple[list[float], int]],
+) -> None:
+    """An update of the package costs nobody's other graphs."""
+    assert compiled_by("old", "without pooling") == ([0.75], 0)
+    values, hits = compiled_by("new", "without pooling")
+    assert values == [0.75]
+    assert hits > 0
+
+
+def test_every_change_of_a_source_is_another_revision(tmp_path: Path) -> None:
+    old, new = (
+        copied_package(tmp_path / name, changed)
+        for name, changed in (("old", False), ("new", True))
+    )
+    twin = copied_package(tmp_path / "twin", False)
+    marks = [revision.revision(folder / "torch_dmlpool") for folder in (old, new, twin)]
+    assert marks[0] == marks[2] != marks[1]
+    (twin / "torch_dmlpool" / "window.py").rename(twin / "torch_dmlpool" / "frame.py")
+    revision.revision.cache_clear()
+    assert revision.revision(twin / "torch_dmlpool") != marks[0]
+
+
+def graphs_of(function: Callable[[Tensor], Tensor], input: Tensor) -> list[torch.fx.GraphModule]:
+    """What torch.compile makes of a function and its gradient: Dynamo's graph, then those that
+    Inductor gets, whose code is in the keys of the caches."""
+    found: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        found.append(graph)
+        return graph.forward
+
+    for backend in (keep, aot_autograd(fw_compiler=keep, bw_compiler=keep)):
+        torch._dynamo.reset()
+        result = torch.compile(function, backend=backend, fullgraph=True)(input)
+        if result.requires_grad and backend is not keep:
+            torch.autograd.grad(result.sum(), input)
+    return found
+
+
+WINDOW = ([2, 2], [2, 2], [0, 0], [0, 0], [1, 1], False)
+SIGNED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a maximum": lambda x: torch_dmlpool.max_pooling(x, 2),
+    "an average by its name": lambda x: torch.ops.dmlpool.average_pooling(x, *WINDOW, True, None),
+    "a maximum by its overload": lambda x: torch.ops.dmlpool.max_pooling.default(x, *WINDOW),
+    "a norm": lambda x: torch_dmlpool.lp_pooling(x, 2, p=3),
+    "unpooling": lambda x: torch_dmlpool.max_unpooling(
+        *torch_dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape
+    ),
+    "uneven bins": lambda x: torch_dmlpool.adaptive_max_pooling(x, (3, 4)),
+    "a batch": lambda x: torch.vmap(lambda y: torch_dmlpool.average_pooling(y, 2))(x[:, None]),
+    "a gradient": lambda x: torch.func.grad(lambda y: torch_dmlpool.max_pooling(y, 2).sum())(x),
+    "quantized averages": lambda x: torch_dmlpool.quantized_linear_average_pooling(
+        x.to(torch.int8), 0.5, 3, 0.25, None, 2
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd is returning a function")
+@cases.in_pairs(what=list(SIGNED), mode=["enable_grad", "no_grad", "inference_mode"])
+def test_every_operator_in_a_compiled_graph_carries_the_revision(what: str, mode: str) -> None:
+    """And nothing else does."""
+    with getattr(torch, mode)():
+        input = torch.rand(2, 3, 6, 5, requires_grad=mode == "enable_grad")
+        graphs = graphs_of(SIGNED[what], input)
+    calls = [
+        node for graph in graphs for node in graph.graph.nodes if "dmlpool" in str(node.target)
+    ]
+    assert len(calls) >= 2
+    for node in calls:
+        assert node.kwargs == {"revision": revision.revision()}, node.format_node()
+    for graph in graphs:
+        others = len(re.findall("revision", graph.code)) - len(
+            re.findall(r"ops\.dmlpool", graph.code)
+        )
+        assert others == 0, graph.code
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_exported_programs_carry_no_revision(strict: bool) -> None:
+    """They outlive it."""
+
+    class Model(torch.nn.Module):
+        def forward(self, input: Tensor) -> list[Tensor]:
+            return [function(input) for function in list(SIGNED.values())[:6]]
+
+    program = torch.export.export(Model(), (torch.rand(2, 3, 6, 5),), strict=strict)
+    for each in (program, program.run_decompositions(), program.run_decompositions({})):
+        assert "dmlpool" in each.graph_module.code
+        assert "revision" not in each.graph_module.code
+
+
+def test_pytorchs_caches_do_not_know_what_an_operator_does() -> None:
+    """If this fails, they do, and the argument has become needless: of an operator they see the
+    name."""
+    graph = torch.fx.symbolic_trace(lambda x: torch.ops.dmlpool.max_pooling(x, *WINDOW))
+    details = FxGraphHashDetails(graph, [], {}, [])
+    before = FxGraphCachePickler(graph).get_hash(details)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration.OPERATORS[0], "adjoint", None)
+        assert FxGraphCachePickler(graph).get_hash(details) == before
+    (call,) = graph.graph.find_nodes(op="call_function", target=torch.ops.dmlpool.max_pooling)
+    call.kwargs = {"revision": "another"}
+    graph.recompile()
+    assert FxGraphCachePickler(graph).get_hash(details) != before
