@@ -12,87 +12,90 @@
 namespace dmlpool {
 namespace {
 
-// Which elements a window reads along an axis, and how many taps it counts.
-// An axis whose window is 0 has tables alone: the bins of adaptive pooling, or windows seen from
-// the input.
-struct Geometry : Windows {
-    bool are_read, is_uniform = true;  // whether the number of taps that windows read matters;
-                                       // whether all windows agree
+// What outputs along an axis count is kept where there are at most so many, else computed in
+// blocks.
+constexpr int64_t KEPT_MOST = 1 << 16;
+constexpr int64_t BLOCK_OUTPUTS = 1024;
 
-    Geometry(const Problem &problem, bool are_read) : Windows{problem, {}}, are_read(are_read) {
-        const Counting &counting = p.counting;
-        for (int a = 0; a < 3; ++a) {
-            const Axis &axis = p.axes[a];
-            spans[a].reserve(axis.outputs);
-            for (int64_t o = 0; o < axis.outputs; ++o) {
-                Span span = axis.span_of(o);
-                const int64_t room =
-                    axis.size + counting.end_padding[a] - axis.first(o) + axis.dilation - 1;
-                const bool with_padding = counting.include_padding && axis.window > 0;
-                const int64_t count =
-                    with_padding ? std::clamp<int64_t>(room / axis.dilation, 0, axis.window)
-                                 : span.count;
-                span.counted = counting.divisor == 0 ? std::max<int64_t>(count, 1)
-                               : a                   ? 1
-                                                     : counting.divisor;
-                spans[a].push_back(span);
-            }
-        }
+// What windows count and read along an axis.
+struct TapCount {
+    int64_t counted;
+    int64_t read;
+};
+
+// What windows read, and how many taps an average counts.
+struct Geometry : Windows {
+    bool are_read;           // whether the number of taps that windows read matters
+    bool is_uniform = true;  // whether all windows agree
+    int64_t divisor_of_all = 0;
+    std::vector<TapCount> counts[3];  // by axis, where windows differ and outputs are few
+
+    Geometry(const Problem &problem, bool are_read) : Windows(problem), are_read(are_read) {
         for (int a = 0; a < 3; ++a)
-            for (int64_t o = 1; o < p.axes[a].outputs; ++o)
-                is_uniform &= agree(a, o, 0);
-        count_alike();
+            is_uniform = is_uniform && all_agree(a);
+        if (is_uniform)
+            divisor_of_all = divisor(0, 0, 0);
+        for (int a = 0; a < 3; ++a)
+            for (int64_t o = 0; o < p.axes[a].outputs && keeps(a); ++o)
+                counts[a].push_back(count_of(a, o));
+    }
+    // The windows of another geometry seen from the input, which all divide by the same number.
+    Geometry(Windows &&adjoint, int64_t divisor)
+        : Windows(std::move(adjoint)), are_read(false), divisor_of_all(divisor) {}
+
+    TapCount count_of(int a, int64_t o) const {
+        const Axis &axis = p.axes[a];
+        const Counting &counting = p.counting;
+        const bool with_padding = counting.include_padding && axis.window > 0;
+        const int64_t read = are_read || !with_padding ? at(a, o).count : 0;
+        if (counting.divisor != 0)
+            return {a == 0 ? counting.divisor : 1, read};
+        int64_t counted = read;
+        if (with_padding) {
+            const int64_t room = axis.size + counting.end_padding[a] - axis.first(o);
+            counted = room >= axis.extent() ? axis.window
+                      : room <= 0           ? 0
+                                            : parts_of(room, axis.dilation);
+        }
+        return {std::max<int64_t>(counted, 1), read};
+    }
+    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= KEPT_MOST; }
+    TapCount known_count(int a, int64_t o) const {
+        return counts[a].empty() ? count_of(a, o) : counts[a][o];
     }
     // Whether two windows count as many taps, and read as many where that matters.
-    bool agree(int a, int64_t o, int64_t other) const {
-        const Span &one = spans[a][o], &two = spans[a][other];
-        return one.counted == two.counted && (!are_read || one.count == two.count);
+    bool agree(const TapCount &one, const TapCount &other) const {
+        return one.counted == other.counted && (!are_read || one.read == other.read);
+    }
+    bool all_agree(int a) const {
+        const Axis &axis = p.axes[a];
+        const TapCount first = count_of(a, 0);
+        const bool falls = p.counting.divisor != 0 || (p.counting.include_padding && axis.window);
+        if (falls && !are_read)
+            return agree(first, count_of(a, axis.outputs - 1));
+        const Range whole = axis.whole();
+        for (int64_t o = 1; o < axis.outputs; ++o) {
+            if (o > whole.begin && whole.contains(o))
+                o = whole.end - 1;
+            if (!agree(first, count_of(a, o)))
+                return false;
+        }
+        return true;
     }
 
-    // The windows seen from the input, which all divide by the same number. Along W small windows
-    // with a stride are windows with a stride of 1 over rows of outputs that lie apart.
-    Geometry adjoint(int64_t divisor) const {
-        Geometry result(*this);
-        static_cast<Windows &>(result) = adjoint_of(*this);
-        for (int a = 0; a < 3; ++a) {
-            const Axis &axis = p.axes[a];
-            const bool is_small =
-                axis.window > 0 && axis.stride <= 8 && axis.window <= 16 && axis.extent() <= 256;
-            const bool is_apart = a == 2 && p.lanes == 1 && is_small;
-            if (is_apart)
-                result.apart = axis.stride;
-            if (is_apart || (axis.window > 0 && axis.stride == 1))
-                result.p.axes[a] = {
-                    axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding,
-                    axis.dilation};
-        }
-        for (Span &span : result.spans[0])
-            span.counted = divisor;
-        result.is_uniform = true;
-        result.count_alike();
-        return result;
-    }
-
-    void count_alike() {
-        std::vector<Span> &w = spans[2];
-        for (int64_t o = int64_t(w.size()) - 2; o >= 0; --o) {
-            const int64_t step = w[o + 1].begin - w[o].begin;
-            const bool goes_on = w[o + 1].count == w[o].count &&
-                                 (w[o + 1].alike == 1 ? step >= 0 : w[o + 1].step == step);
-            w[o].alike = goes_on ? w[o + 1].alike + 1 : 1, w[o].step = goes_on ? step : 0;
-        }
+    int64_t rows_divisor(int64_t d, int64_t h) const {
+        return known_count(0, d).counted * known_count(1, h).counted;
     }
     int64_t divisor(int64_t d, int64_t h, int64_t w) const {
-        return spans[0][d].counted * spans[1][h].counted * spans[2][w].counted;
+        return rows_divisor(d, h) * known_count(2, w).counted;
     }
+    // No window counts more.
     double largest_divisor() const {
         double largest = 1;
-        for (const auto &axis : spans) {
-            const auto counts_less = [](const Span &one, const Span &two) {
-                return one.counted < two.counted;
-            };
-            largest *= double(std::max_element(axis.begin(), axis.end(), counts_less)->counted);
-        }
+        for (int a = 0; a < 3; ++a)
+            largest *= p.counting.include_padding && p.axes[a].window > 0
+                           ? double(count_of(a, 0).counted)
+                           : double(std::max<int64_t>(most(a), 1));
         return largest;
     }
     // Calls act(at, n, o) for parts of `count` elements, from element i of a row on, whose windows
@@ -101,15 +104,50 @@ struct Geometry : Windows {
     void for_runs(int64_t i, int64_t count, Act act) const {
         if (is_uniform)
             return act(0, count, 0);
+        const Range whole = p.w().whole();
         for (int64_t at = 0, n; at < count; at += n) {
             const int64_t output = (i + at) / p.lanes;
-            n = p.lanes - (i + at) % p.lanes;
-            for (int64_t next = output + 1; at + n < count && agree(2, next, output); ++next)
-                n += p.lanes;
-            act(at, n = std::min(n, count - at), output);
+            const TapCount same = known_count(2, output);
+            int64_t next = whole.contains(output) ? whole.end : output + 1;
+            while (next * p.lanes < i + count && agree(known_count(2, next), same))
+                next = whole.contains(next) ? whole.end : next + 1;
+            n = std::min(count, next * p.lanes - i) - at;
+            act(at, n, output);
+        }
+    }
+    // Calls act(at, n, counts) for blocks of `count` outputs along W from output o on.
+    template <class Act>
+    void for_columns(int64_t o, int64_t count, Act act) const {
+        if (!counts[2].empty())
+            return act(0, count, counts[2].data() + o);
+        TapCount block[BLOCK_OUTPUTS];
+        for (int64_t at = 0, n; at < count; at += n) {
+            n = std::min(BLOCK_OUTPUTS, count - at);
+            for (int64_t k = 0; k < n; ++k)
+                block[k] = count_of(2, o + at + k);
+            act(at, n, block);
         }
     }
 };
+
+// Sums over the windows that read an element, divided by the same number. Along W small windows
+// with a stride are windows with a stride of 1 over rows of outputs that lie apart.
+Geometry adjoint_sums(const Windows &windows, int64_t divisor) {
+    Geometry result(adjoint_of(windows), divisor);
+    for (int a = 0; a < 3; ++a) {
+        const Axis &axis = windows.p.axes[a];
+        const bool is_small =
+            axis.window > 0 && axis.stride <= 8 && axis.window <= 16 && axis.extent() <= 256;
+        const bool is_apart = a == 2 && windows.p.lanes == 1 && is_small;
+        if (is_apart)
+            result.apart = axis.stride;
+        if (is_apart || (axis.window > 0 && axis.stride == 1))
+            result.p.axes[a] = {
+                axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding,
+                axis.dilation};
+    }
+    return result;
+}
 
 struct Divide final : Finish {
     const Geometry &g;
@@ -119,23 +157,33 @@ struct Divide final : Finish {
     std::vector<double> columns;
 
     Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
-        : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor(0, 0, 0) == 1),
+        : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
           g(g),
           sum(sum),
           divide(divide) {
-        if (is_uniform || g.p.lanes > 1)
-            return;
-        for (const Span &span : g.spans[2])
-            columns.push_back(double(span.counted));
+        if (!is_uniform && g.p.lanes == 1)
+            for (const TapCount &count : g.counts[2])
+                columns.push_back(double(count.counted));
     }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        if (columns.size())
-            return divide(sums, count, double(g.spans[0][d].counted * g.spans[1][h].counted),
-                          columns.data() + i, to);
-        g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
-            divide(static_cast<const char *>(sums) + at * sum, n, double(g.divisor(d, h, output)),
-                   nullptr, static_cast<char *>(to) + at * result_size);
+        const char *const from = static_cast<const char *>(sums);
+        char *const out = static_cast<char *>(to);
+        if (is_uniform)
+            return divide(sums, count, double(g.divisor_of_all), nullptr, to);
+        const int64_t rows = g.rows_divisor(d, h);
+        if (!columns.empty())
+            return divide(sums, count, double(rows), columns.data() + i, to);
+        if (g.p.lanes > 1)
+            return g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
+                divide(from + at * sum, n, double(rows * g.known_count(2, output).counted), nullptr,
+                       out + at * result_size);
+            });
+        g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
+            double block[BLOCK_OUTPUTS];
+            for (int64_t k = 0; k < n; ++k)
+                block[k] = double(counts[k].counted);
+            divide(from + at * sum, n, double(rows), block, out + at * result_size);
         });
     }
 };
@@ -175,57 +223,153 @@ Kernels kernels_of(int type) {
         return {float_sums<double>(), divide<double>};
     if (type == 2)
         return {float_sums<Half>(), divide<Half>};
-    return {float_sums<BFloat16>(), divide<BFloat16>};
+    if (type == 3)
+        return {float_sums<BFloat16>(), divide<BFloat16>};
+    refuse("averages of type", type);
 }
 
-void spread(int type, const char *arriving, char *gradient, const Geometry &g) {
-    const Kernels kernels = kernels_of(type), again = kernels_of(type == 1);
-    const Problem &p = g.p;
-    const int64_t n = p.output_row(), rows = p.planes * p.d().outputs * p.h().outputs;
-    const int64_t element = kernels.sums.element_size, value = kernels.sums.value_size;
-    const auto load = [&](int64_t row, int64_t count, char *values) {
-        Row first = {arriving + row * n * element, 0};
-        kernels.sums.combine(false, &first, 1, count, values);
-    };
-    const auto pool_shares = [&](const RowOperations &op, const char *shares, int64_t divisor) {
-        const Geometry adjoint = g.adjoint(divisor);
-        const Divide by(adjoint, value, element, kernels.divide);
-        pool(op, by, shares, gradient, adjoint);
-    };
-    if (g.are_planes()) {
-        const Divide by(g, value, element, kernels.divide);
-        const int64_t size = p.plane() / p.lanes;
-        parallel(rows, double(size * n), [&](int64_t begin, int64_t end) {
-            std::vector<char> values((end - begin) * n * value),
-                shares((end - begin) * n * element);
-            load(begin, (end - begin) * n, values.data());
-            by(begin, 0, 0, 0, (end - begin) * n, values.data(), shares.data());
-            for (int64_t plane = begin; plane < end; ++plane) {
-                char *const out = gradient + plane * size * n * element;
-                std::memcpy(out, shares.data() + (plane - begin) * n * element, n * element);
-                repeat(out, element, n, size);
-            }
-        });
-        return;
+// Where windows count unlike numbers of taps, what arrives is divided before it is added: for so
+// many values at once, or what a few windows read, so that memory does not grow with a row.
+constexpr int64_t SHARES_MOST = 1 << 21;
+
+// Several planes, or so many positions of one along an axis and the outputs that read them.
+struct Part {
+    int64_t plane;
+    int64_t planes;
+    int axis;
+    Range positions;
+    Range outputs;
+};
+
+std::vector<Part> parts_of_gradient(const Problem &p) {
+    const auto is_plain = [&](int a) { return p.axes[a].size == 1 && p.axes[a].outputs == 1; };
+    const int a = !is_plain(0) ? 0 : !is_plain(1) ? 1 : 2;
+    const Axis &axis = p.axes[a];
+    const int64_t slab = p.output_plane() / axis.outputs;
+    std::vector<Part> parts;
+    if (p.output_plane() <= SHARES_MOST || axis.window == 0) {
+        const int64_t together = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
+        for (int64_t plane = 0; plane < p.planes; plane += together)
+            parts.push_back({plane,
+                             std::min(together, p.planes - plane),
+                             a,
+                             {0, axis.size},
+                             {0, axis.outputs}});
+        return parts;
     }
-    if (g.is_uniform)
-        pool_shares(kernels.sums, arriving, g.divisor(0, 0, 0));
-    else {
-        const Divide by(g, value, value, again.divide);
-        const std::unique_ptr<char[]> shares(new char[rows * n * value]);
-        parallel(rows, double(2 * n), [&](int64_t begin, int64_t end) {
-            std::vector<char> values(n * value);
-            for (int64_t row = begin; row < end; ++row) {
-                const char *from = arriving + row * n * element;
-                if (element != value)
-                    load(row, n, values.data()), from = values.data();
-                by(0, row / p.h().outputs % p.d().outputs, row % p.h().outputs, 0, n, from,
-                   shares.get() + row * n * value);
-            }
-        });
-        pool_shares(again.sums, shares.get(), 1);
-    }
+    const Seen seen(axis);
+    const int64_t step =
+        std::max(std::max<int64_t>(1, SHARES_MOST / slab) * axis.stride, 2 * axis.extent());
+    for (int64_t plane = 0; plane < p.planes; ++plane)
+        for (int64_t start = 0; start < axis.size; start += step) {
+            const int64_t stop = std::min(axis.size, start + step);
+            const int64_t low = std::min(seen.outputs_around(start).begin, axis.outputs - 1);
+            const int64_t high = std::max(seen.outputs_around(stop - 1).end, low + 1);
+            parts.push_back({plane, 1, a, {start, stop}, {low, high}});
+        }
+    return parts;
 }
+
+struct AverageGradient {
+    const Geometry &g;
+    const Kernels kernels;
+    const Kernels of_shares;  // of what has been divided
+    const char *const arriving;
+    char *const gradient;
+
+    const Problem &p = g.p;
+    const int64_t element = kernels.sums.element_size;
+    const int64_t value = kernels.sums.value_size;
+
+    void load(int64_t first, int64_t count, char *values) const {
+        Row row = {arriving + first * element, 0};
+        kernels.sums.combine(false, &row, 1, count, values);
+    }
+    void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
+                     int64_t divisor, char *to) const {
+        const Geometry adjoint = adjoint_sums(windows, divisor);
+        const Divide by(adjoint, value, element, kernels.divide);
+        pool(op, by, shares, to, adjoint);
+    }
+    // One window over each plane, which gives each element the same.
+    void repeat_planes() const {
+        const Divide by(g, value, element, kernels.divide);
+        const int64_t lanes = p.lanes;
+        const int64_t size = p.plane() / lanes;
+        const int64_t at_once = std::max<int64_t>(1, 65536 / lanes);
+        parallel(p.planes, double(size * lanes), [&](int64_t begin, int64_t end) {
+            const int64_t most = std::min(at_once, end - begin) * lanes;
+            std::vector<char> values(most * value);
+            std::vector<char> shares(most * element);
+            for (int64_t first = begin; first < end; first += at_once) {
+                const int64_t planes = std::min(at_once, end - first);
+                load(first * lanes, planes * lanes, values.data());
+                by(first, 0, 0, 0, planes * lanes, values.data(), shares.data());
+                for (int64_t k = 0; k < planes; ++k) {
+                    char *const out = gradient + (first + k) * size * lanes * element;
+                    std::memcpy(out, shares.data() + k * lanes * element, lanes * element);
+                    repeat(out, element, lanes, size);
+                }
+            }
+        });
+    }
+    // What arrives at the outputs of a part, divided.
+    void divide_part(const Part &part, const Problem &q, char *shares) const {
+        const Divide by(g, value, value, of_shares.divide);
+        constexpr int64_t COLUMNS = 4096;
+        const Axis &w = q.w();
+        const int64_t origin = part.plane * p.output_plane() +
+                               part.outputs.begin * (p.output_plane() / p.axes[part.axis].outputs);
+        const int64_t begins[3] = {part.axis == 0 ? part.outputs.begin : 0,
+                                   part.axis == 1 ? part.outputs.begin : 0,
+                                   part.axis == 2 ? part.outputs.begin : 0};
+        const int64_t blocks = parts_of(w.outputs, COLUMNS);
+        const int64_t rows = q.planes * q.d().outputs * q.h().outputs;
+        const double cost = double(2 * std::min(COLUMNS, w.outputs) * q.lanes);
+        parallel(rows * blocks, cost, [&](int64_t begin, int64_t end) {
+            std::vector<char> values(std::min(COLUMNS, w.outputs) * q.lanes * value);
+            Digits<4> digits(begin, {blocks, q.h().outputs, q.d().outputs, q.planes});
+            for (int64_t number = begin; number < end; ++number, ++digits) {
+                const int64_t column = digits[0] * COLUMNS;
+                const int64_t at = (number / blocks * w.outputs + column) * q.lanes;
+                const int64_t count = std::min(COLUMNS, w.outputs - column) * q.lanes;
+                const char *from = arriving + (origin + at) * element;
+                if (element != value) {
+                    load(origin + at, count, values.data());
+                    from = values.data();
+                }
+                by(0, begins[0] + digits[2], begins[1] + digits[1], (begins[2] + column) * q.lanes,
+                   count, from, shares + at * value);
+            }
+        });
+    }
+    void run() const {
+        if (g.are_planes())
+            return repeat_planes();
+        if (g.is_uniform)
+            return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
+        std::unique_ptr<char[]> shares;
+        int64_t size = 0;
+        for (const Part &part : parts_of_gradient(p)) {
+            Problem q = p;
+            Axis &axis = q.axes[part.axis];
+            q.planes = part.planes;
+            axis.size = part.positions.end - part.positions.begin;
+            axis.outputs = part.outputs.end - part.outputs.begin;
+            axis.padding += part.positions.begin - part.outputs.begin * axis.stride;
+            const int64_t needed = q.planes * q.output_plane() * value;
+            if (needed > size) {
+                shares.reset();
+                shares.reset(new char[needed]);
+                size = needed;
+            }
+            divide_part(part, q, shares.get());
+            const int64_t first = part.plane * p.plane() +
+                                  part.positions.begin * (p.plane() / p.axes[part.axis].size);
+            pool_shares(of_shares.sums, Windows(q), shares.get(), 1, gradient + first * element);
+        }
+    }
+};
 
 // Quantized averages: r = sum * input scale / (divisor * output scale), rounded half to even as if
 // it were exact.
@@ -388,26 +532,30 @@ struct Requantize final : Finish {
     int64_t size;  // bytes of a sum
     Requantization by;
 
+    // For outputs along W, where they differ and are few; of whole vectors.
     std::vector<float> inverses;
-    std::vector<int32_t> counted, read;
+    std::vector<int32_t> counted;
+    std::vector<int32_t> read;
 
     Requantize(const Geometry &g, const Quantization &q, int64_t size)
         : Finish(1, g.is_uniform, false), g(g), size(size), by(q, g.largest_divisor()) {
-        if (g.p.lanes > 1 || g.is_uniform)
+        if (g.p.lanes > 1 || g.counts[2].empty())
             return;
-        for (int64_t o = 0; o < g.p.w().outputs + by.BLOCK; ++o) {
-            const int64_t output = std::min(o, g.p.w().outputs - 1);
-            counted.push_back(int32_t(g.spans[2][output].counted)),
-                read.push_back(int32_t(g.spans[2][output].count));
-            inverses.push_back(1 / float(counted[o]));
+        for (const TapCount &count : g.counts[2]) {
+            counted.push_back(int32_t(count.counted));
+            read.push_back(int32_t(count.read));
+            inverses.push_back(1 / float(count.counted));
         }
+        counted.resize(counted.size() + by.BLOCK, 1);
+        read.resize(counted.size());
+        inverses.resize(counted.size(), 1);
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
         // Each of the channels of one window, or windows of one channel.
         const bool is_lane = by.channels > 1 && (g.p.lanes > 1 || g.are_planes());
-        const int64_t rows_read = g.spans[0][d].count * g.spans[1][h].count,
-                      rows_counted = g.spans[0][d].counted * g.spans[1][h].counted;
+        const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
+        const int64_t rows_counted = g.rows_divisor(d, h);
         const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads,
                                int64_t counts, Columns columns) {
             const auto run = [&](auto sum) {
@@ -423,12 +571,25 @@ struct Requantize final : Finish {
         if (!read.empty())
             return store(0, count, plane % by.channels, 1, 1,
                          {inverses.data() + i, counted.data() + i, read.data() + i});
+        if (g.p.lanes == 1 && !g.is_uniform)
+            return g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
+                float some_inverses[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                int32_t some_counted[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                int32_t some_read[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                for (int64_t k = 0; k < n; ++k) {
+                    some_counted[k] = int32_t(counts[k].counted);
+                    some_read[k] = int32_t(counts[k].read);
+                    some_inverses[k] = 1 / float(counts[k].counted);
+                }
+                store(at, n, plane % by.channels, 1, 1, {some_inverses, some_counted, some_read});
+            });
         g.for_runs(i, count, [&](int64_t from, int64_t length, int64_t output) {
+            const TapCount same = g.known_count(2, output);
             for (int64_t at = from, n; at < from + length; at += n) {
                 const int64_t channel =
                     (g.p.lanes > 1 ? i + at : plane + (is_lane ? at : 0)) % by.channels;
                 n = is_lane ? std::min(from + length - at, by.channels - channel) : length;
-                store(at, n, channel, g.spans[2][output].count, g.spans[2][output].counted, {});
+                store(at, n, channel, same.read, same.counted, {});
             }
         });
     }
@@ -448,11 +609,16 @@ void average_pooling(const Problem &p, const void *input, void *output) {
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient) {
     const Geometry g(p, false);
     expect_all(gradient, p.planes * p.plane() * kernels_of(int(p.type)).sums.element_size);
-    spread(int(p.type), static_cast<const char *>(arriving), static_cast<char *>(gradient), g);
+    const int type = int(p.type);
+    AverageGradient{g, kernels_of(type), kernels_of(type == 1), static_cast<const char *>(arriving),
+                    static_cast<char *>(gradient)}
+        .run();
 }
 
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q) {
+    if (p.type != 4 && p.type != 8)
+        refuse("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;
     const Geometry g(p, true);
     double most = 255;  // sums, from the taps that windows read

@@ -91,8 +91,8 @@ struct Values final : Finish {
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
                     void *to) const override {
         const Max<S> by = op;
-        const S *__restrict from = static_cast<const S *>(values);
-        S *__restrict out = static_cast<S *>(to);
+        const S *from = static_cast<const S *>(values);
+        S *out = static_cast<S *>(to);  // may be where the values are
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.store(from[i]);
@@ -215,28 +215,78 @@ struct Winner {
     }
 };
 
-// Where the taps of windows lie: `unit` for each position in the plane, and `lane_unit` for each
-// lane.
-struct Taps {
+// A number for each element of a row of outputs, the sum of one for its output and one for its
+// lane: kept where the row is short, else computed block by block.
+struct Columns {
+    static constexpr int64_t KEPT_MOST = 1 << 16;
+    static constexpr int64_t BLOCK = 512;
     const Problem &p;
-    int64_t unit;
-    std::vector<int64_t>
-        columns;  // of each element in a row of outputs, from the first tap of the first window on
-    std::vector<int64_t> offsets;  // of each tap from its window's first, where they are few
+    const int64_t lane_unit;
+    std::vector<int64_t> kept;
+
+    Columns(const Problem &p, int64_t lane_unit) : p(p), lane_unit(lane_unit) {}
+    // number_of(output), which must not change between calls.
+    template <class NumberOf>
+    void keep(const NumberOf &number_of) {
+        if (p.output_row() > KEPT_MOST)
+            return;
+        kept.resize(p.output_row());
+        fill(0, p.output_row(), number_of, kept.data());
+    }
+    // Calls act(at, n, numbers) for parts of [from, to).
+    template <class NumberOf, class Act>
+    void each(int64_t from, int64_t to, const NumberOf &number_of, const Act &act) const {
+        if (!kept.empty())
+            return act(from, to - from, kept.data() + from);
+        int64_t block[BLOCK];
+        for (int64_t at = from, n; at < to; at += n) {
+            n = std::min(BLOCK, to - at);
+            fill(at, n, number_of, block);
+            act(at, n, block);
+        }
+    }
+
+  private:
+    template <class NumberOf>
+    void fill(int64_t from, int64_t count, const NumberOf &number_of, int64_t *out) const {
+        int64_t output = from / p.lanes;
+        int64_t lane = from % p.lanes;
+        for (int64_t i = 0; i < count; ++output, lane = 0) {
+            const int64_t number = number_of(output);
+            for (; lane < p.lanes && i < count; ++lane, ++i)
+                out[i] = number + lane * lane_unit;
+        }
+    }
+};
+
+// Where the taps of windows lie: `unit` for each position in the plane, and `lane_unit` for each
+// lane. Taps come from outside: one that no window has lies nowhere.
+struct Taps {
+    // Less than any place, and three of them together are still a number.
+    static constexpr int64_t NOWHERE = std::numeric_limits<int64_t>::min() / 4;
+    const Problem &p;
+    const int64_t unit;
+    const int64_t taps;
+    Columns columns;  // from the first tap of the first window on
+    // Of each tap from its window's first, where they are few, and of every number that a byte can
+    // be: taps of one byte need no check.
+    std::vector<int64_t> offsets;
 
     __attribute__((noinline)) Taps(const Problem &p, int64_t unit, int64_t lane_unit)
-        : p(p), unit(unit), columns(p.output_row()) {
-        // Those of empty windows, which have no winner, are far below 0.
-        for (int64_t o = 0, i = 0; o < p.w().outputs; ++o) {
-            const int64_t column = p.w().is_empty(o) ? std::numeric_limits<int64_t>::min() / 2
-                                                     : o * p.w().stride * unit;
-            for (int64_t lane = 0; lane < p.lanes; ++lane, ++i)
-                columns[i] = column + lane * lane_unit;
-        }
-        const double taps = double(p.d().window) * double(p.h().window) * double(p.w().window);
-        const bool has_table = taps <= std::min<double>(4096, double(p.planes * p.output_plane()));
-        for (int64_t tap = 0; has_table && tap < int64_t(taps); ++tap)
-            offsets.push_back(computed_offset(tap));
+        : p(p),
+          unit(unit),
+          taps(int64_t(std::min(
+              0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
+          columns(p, lane_unit) {
+        columns.keep([this](int64_t output) { return column(output); });
+        if (taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
+            return;
+        offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);
+        for (int64_t tap = 0; tap < taps; ++tap)
+            offsets[tap] = computed_offset(tap);
+    }
+    int64_t column(int64_t output) const {
+        return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
     }
     int64_t computed_offset(int64_t tap) const {
         const int64_t tw = tap % p.w().window, row = tap / p.w().window, th = row % p.h().window;
@@ -244,27 +294,47 @@ struct Taps {
         return (y * p.w().size + tw * p.w().dilation) * unit;
     }
     // Calls visit(i, place) for elements [from, to) of a row of outputs, the place counted from the
-    // plane's first element; below 0 where a window is empty.
+    // plane's first element; below 0 where a window is empty or has no such tap.
     template <class Visit>
-    void each(const void *taps, int bytes, int64_t od, int64_t oh, int64_t from, int64_t to,
+    void each(const void *which, int bytes, int64_t od, int64_t oh, int64_t from, int64_t to,
               Visit visit) const {
+        if (bytes == 1)
+            visit_all(static_cast<const uint8_t *>(which), od, oh, from, to, visit);
+        else if (bytes == 2)
+            visit_all(static_cast<const int16_t *>(which), od, oh, from, to, visit);
+        else if (bytes == 4)
+            visit_all(static_cast<const int32_t *>(which), od, oh, from, to, visit);
+        else
+            refuse("tap has this many bytes:", bytes);
+    }
+
+  private:
+    template <class Tap, class Visit>
+    void visit_all(const Tap *which, int64_t od, int64_t oh, int64_t from, int64_t to,
+                   Visit visit) const {
         const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
         const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
-        const int64_t first = is_empty ? std::numeric_limits<int64_t>::min() / 2
-                                       : (y * p.w().size - p.w().padding) * unit;
-        const int64_t *__restrict column = columns.data(), *__restrict offset = offsets.data();
-        const bool has_table = !offsets.empty();
-        const auto visit_all = [&](const auto *which) {
-            for (int64_t i = from; i < to; ++i)
-                visit(i, first + column[i] +
-                             (has_table ? offset[which[i]] : computed_offset(which[i])));
-        };
-        if (bytes == 1)
-            visit_all(static_cast<const uint8_t *>(taps));
-        else if (bytes == 2)
-            visit_all(static_cast<const int16_t *>(taps));
-        else
-            visit_all(static_cast<const int32_t *>(taps));
+        const int64_t first = is_empty ? NOWHERE : (y * p.w().size - p.w().padding) * unit;
+        if (!columns.kept.empty() && !offsets.empty()) {
+            const int64_t *__restrict column = columns.kept.data();
+            const int64_t *__restrict offset = offsets.data();
+            const uint64_t known = offsets.size();
+            for (int64_t i = from; i < to; ++i) {
+                const int64_t tap = which[i];
+                const bool is_known = sizeof(Tap) == 1 || uint64_t(tap) < known;
+                visit(i, first + column[i] + (is_known ? offset[tap] : NOWHERE));
+            }
+            return;
+        }
+        columns.each(
+            from, to, [this](int64_t output) { return column(output); },
+            [&](int64_t at, int64_t n, const int64_t *column) {
+                for (int64_t k = 0; k < n; ++k)
+                    visit(at + k, first + column[k] + checked_offset(which[at + k]));
+            });
+    }
+    int64_t checked_offset(int64_t tap) const {
+        return uint64_t(tap) < uint64_t(taps) ? computed_offset(tap) : NOWHERE;
     }
 };
 
@@ -286,24 +356,33 @@ struct Numbers {
     const Problem &p;
     void *numbers;
     int64_t units[3] = {1, 1, 1};
-    int64_t plane_size = 0;        // what indices count for a plane, 0 for positions
-    std::vector<int64_t> columns;  // what they count for each element in a row of outputs
+    int64_t plane_size;  // what indices count for a plane, 0 for positions
+    Columns columns;     // what they count for each element in a row of outputs
 
-    Numbers(const Problem &p, void *numbers) : p(p), numbers(numbers) {
+    Numbers(const Problem &p, void *numbers)
+        : p(p),
+          numbers(numbers),
+          plane_size(p.numbering == INDICES ? p.plane() / p.lanes : 0),
+          columns(p, plane_size) {
         if (p.numbering == TAPS) {
             units[1] = p.w().window, units[0] = p.h().window * units[1];
             return;
         }
         units[0] = p.d().dilation * p.h().size * p.w().size, units[1] = p.h().dilation * p.w().size,
         units[2] = p.w().dilation;
-        plane_size = p.numbering == INDICES ? p.plane() / p.lanes : 0;
-        for (int64_t o = 0; o < p.w().outputs; ++o)
-            for (int64_t lane = 0; lane < p.lanes; ++lane)
-                columns.push_back(begin(p.w(), o) + lane * plane_size);
+        columns.keep([&](int64_t output) { return begin(p.w(), output); });
     }
     // The position that numbers along an axis count from.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);
+    }
+    template <class N, class Number>
+    static void write_positions(const Number *__restrict which, int64_t count, int64_t origin,
+                                const int64_t *__restrict column, N *__restrict out) {
+        if constexpr (sizeof(N) >= 4)
+            VECTORIZE
+        for (int64_t i = 0; i < count; ++i)
+            out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);
     }
     // The number of windows without an element.
     int none() const { return p.numbering == TAPS ? 0 : -1; }
@@ -318,14 +397,14 @@ struct Numbers {
                                plane * p.lanes * plane_size;
         if (p.numbering == TAPS)
             return write_numbers(which, count, numbers, int(p.bytes), row);
-        const int64_t *__restrict column = columns.data() + from;
         with_numbers(int(p.bytes), [=](auto position) {
             using N = decltype(position);
-            N *__restrict out = static_cast<N *>(numbers) + row;
-            if constexpr (sizeof(N) >= 4)
-                VECTORIZE
-            for (int64_t i = 0; i < count; ++i)
-                out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);
+            columns.each(
+                from, from + count, [this](int64_t output) { return begin(p.w(), output); },
+                [=](int64_t at, int64_t n, const int64_t *__restrict column) {
+                    write_positions(which + (at - from), n, origin, column,
+                                    static_cast<N *>(numbers) + row + (at - from));
+                });
         });
     }
 };
@@ -539,7 +618,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     if (bytes == 1 && taps <= 64 && p.lanes >= LANES<L> &&
         18 + 1.3 * vectors * taps / strides < lanes * (1.5 / strides + .4)) {
         const LaneGradient<T> op(p, arriving, numbers);
-        return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of({p, {}}));
+        return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of(Windows(p)));
     }
     const Taps places(p, p.lanes, 1);
     const Rows<Sum<L, T>> as_they_are({});
@@ -551,7 +630,8 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
         (1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
     const int64_t parts = parts_of(parted.size, step);
     parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
-        std::vector<L> sums(is_direct ? 0 : step * slab), loaded(is_direct ? 0 : p.output_row());
+        const int64_t block = std::min<int64_t>(4096, p.output_row());
+        std::vector<L> sums(is_direct ? 0 : step * slab), loaded(is_direct ? 0 : block);
         for (int64_t task = begin; task < end; ++task) {
             const int64_t plane = task / parts, start = task % parts * step,
                           stop = std::min(parted.size, start + step);
@@ -570,17 +650,27 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
                     const void *const which = static_cast<const char *>(numbers) + row * bytes;
                     Row shares = {static_cast<const char *>(arriving) + row * int64_t(sizeof(T)),
                                   0};
-                    const L *const from = is_direct ? elements<L>(shares) : loaded.data();
-                    if constexpr (is_direct)
+                    const auto add_from = [=](const L *from) {
+                        return [=](int64_t i, int64_t place) {
+                            const int64_t at = place - start * slab;
+                            if (uint64_t(at) < uint64_t(size))
+                                sum[at] += from[i];
+                        };
+                    };
+                    const int64_t first = low[2] * p.lanes, end = high[2] * p.lanes;
+                    if constexpr (is_direct) {
+                        const L *const from = elements<L>(shares);
                         prefetch(from + 4 * p.output_row(), p.output_row());
-                    else
-                        as_they_are.combine(false, &shares, 1, p.output_row(), loaded.data(), {});
-                    places.each(which, bytes, od, oh, low[2] * p.lanes, high[2] * p.lanes,
-                                [=](int64_t i, int64_t place) {
-                                    const int64_t at = place - start * slab;
-                                    if (uint64_t(at) < uint64_t(size))
-                                        sum[at] += from[i];
-                                });
+                        places.each(which, bytes, od, oh, first, end, add_from(from));
+                        continue;
+                    }
+                    shares.from += first * int64_t(sizeof(T));
+                    for (int64_t at = first, n; at < end; at += n) {
+                        n = std::min(block, end - at);
+                        as_they_are.combine(false, &shares, 1, n, loaded.data(), {});
+                        places.each(which, bytes, od, oh, at, at + n, add_from(loaded.data() - at));
+                        shares.from += n * int64_t(sizeof(T));
+                    }
                 }
             if constexpr (!is_direct)
                 divide<T>(sum, size, 1, nullptr, static_cast<T *>(gradient) + origin);
@@ -593,9 +683,14 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
 // Positions of 4 or 8 bytes in a plane of `size`, or -1.
 struct Positions {
     const void *positions;
-    int bytes;
+    int64_t bytes;
     int64_t size;
 
+    Positions(const void *positions, int64_t bytes, int64_t size)
+        : positions(positions), bytes(bytes), size(size) {
+        if (bytes != 4 && bytes != 8)
+            refuse("position has this many bytes:", bytes);
+    }
     int64_t operator[](int64_t i) const {
         const int64_t position = bytes == 4 ? static_cast<const int32_t *>(positions)[i]
                                             : static_cast<const int64_t *>(positions)[i];
@@ -603,15 +698,21 @@ struct Positions {
     }
 };
 
-// Calls visit(plane) for each, and act(i, place, position) for each of its positions, with the
-// element's place or -1.
+// Calls visit(plane, places) for each plane, and for parts of those with more elements than PLACES:
+// what is counted for each place takes so much memory at most.
+constexpr int64_t PLACES = 1 << 21;
 template <class Visit>
-void for_planes(const Problem &p, Visit visit) {
-    parallel(p.planes, 4. * double(p.output_plane() + p.plane()), [&](int64_t begin, int64_t end) {
-        for (int64_t plane = begin; plane < end; ++plane)
-            visit(plane);
+void for_places(const Problem &p, Visit visit) {
+    const int64_t parts = parts_of(p.plane(), PLACES);
+    const double cost = 4. * double(p.output_plane() + std::min(PLACES, p.plane()));
+    parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t first = number % parts * PLACES;
+            visit(number / parts, Range{first, std::min(p.plane(), first + PLACES)});
+        }
     });
 }
+// Calls act(i, place, position) for each of a plane's positions, with the element's place or -1.
 template <class Act>
 void for_positions(const Problem &p, const Positions &positions, int64_t plane, Act act) {
     const int64_t lanes = p.lanes, begin = plane * p.output_plane();
@@ -628,24 +729,32 @@ template <class T>
 void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
     using L = Wide<T>;
     constexpr bool is_direct = std::is_same_v<T, L>;
-    for_planes(p, [&](int64_t plane) {
-        std::vector<L> sums(is_direct ? 0 : p.plane());
-        T *const out = output + plane * p.plane();
+    for_places(p, [&](int64_t plane, const Range &places) {
+        const int64_t size = places.end - places.begin;
+        std::vector<L> sums(is_direct ? 0 : size);
+        T *const out = output + plane * p.plane() + places.begin;
         L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
-        std::fill_n(to, p.plane(), L(0));
+        std::fill_n(to, size, L(0));
         for_positions(p, positions, plane, [=](int64_t i, int64_t at, int64_t) {
-            if (at >= 0)
-                to[at] += widen(input[i]);
+            if (uint64_t(at - places.begin) < uint64_t(size))
+                to[at - places.begin] += widen(input[i]);
         });
         if constexpr (!is_direct)
-            divide<T>(to, p.plane(), 1, nullptr, out);
+            divide<T>(to, size, 1, nullptr, out);
     });
+}
+
+// The number of a data type, checked.
+const DataType &type_of(const Problem &p) {
+    if (p.type < 0 || p.type >= int64_t(std::size(TYPES)))
+        refuse("data type", p.type);
+    return TYPES[p.type];
 }
 
 }  // namespace
 
 void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    const DataType &data_type = TYPES[p.type];
+    const DataType &data_type = type_of(p);
     const int64_t outputs = p.planes * p.output_plane();
     if (output != nullptr)
         expect_all(output, outputs * data_type.bytes);
@@ -654,7 +763,7 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>>(op), Values<S>(op), input, output, {p, {}});
+        pool(Rows<Max<S>>(op), Values<S>(op), input, output, Windows(p));
     };
     if (winners != nullptr) {
         const Numbers numbers(p, winners);
@@ -667,10 +776,10 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
                                  : winners;  // an address, not used where there is no output
             if (suits_lanes(numbers, sizeof(S))) {
                 const Lane<decltype(element_of_lanes), S, P> lanes(numbers, op, output != nullptr);
-                return pool_windows(lanes, WinningTaps<S>(numbers), input, to, {p, {}});
+                return pool_windows(lanes, WinningTaps<S>(numbers), input, to, Windows(p));
             }
             pool(Rows<Winner<S, P>>(op, numbers.units),
-                 Winners<S, P>(numbers, op, output != nullptr), input, to, {p, {}});
+                 Winners<S, P>(numbers, op, output != nullptr), input, to, Windows(p));
         };
         if (p.type == 0)
             pool_as(float(), int32_t(), int64_t());
@@ -691,48 +800,65 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
 }
 
 void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
-    const int tap_bytes = TYPES[p.type].bytes;
+    constexpr int64_t BLOCK = 4096;
+    const int tap_bytes = type_of(p).bytes;
     const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.lanes : 0;
     const Taps places(p, 1, plane_size);
     const int64_t width = p.output_row();
-    parallel(
-        p.planes * p.d().outputs * p.h().outputs, 4. * double(width),
-        [&](int64_t begin, int64_t end) {
-            std::vector<int64_t> found(width);
-            Digits<3> digits(begin, {p.h().outputs, p.d().outputs, p.planes});
-            for (int64_t row = begin; row < end; ++row, ++digits) {
-                const void *const which = static_cast<const char *>(taps) + row * width * tap_bytes;
-                const int64_t origin = digits[2] * p.lanes * plane_size;
-                places.each(
-                    which, tap_bytes, digits[1], digits[0], 0, width,
-                    [&](int64_t i, int64_t place) { found[i] = place < 0 ? -1 : origin + place; });
-                write_numbers(found.data(), width, indices, int(p.bytes), row * width);
-            }
-        });
+    const int64_t blocks = parts_of(width, BLOCK);
+    const int64_t rows = p.planes * p.d().outputs * p.h().outputs;
+    parallel(rows * blocks, 4. * double(std::min(BLOCK, width)), [&](int64_t begin, int64_t end) {
+        int64_t found[BLOCK];
+        Digits<4> digits(begin, {blocks, p.h().outputs, p.d().outputs, p.planes});
+        for (int64_t number = begin; number < end; ++number, ++digits) {
+            const int64_t row = number / blocks * width;
+            const int64_t from = digits[0] * BLOCK;
+            const int64_t to = std::min(width, from + BLOCK);
+            const int64_t origin = digits[3] * p.lanes * plane_size;
+            places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[2],
+                        digits[1], from, to, [&](int64_t i, int64_t place) {
+                            found[i - from] = place < 0 ? -1 : origin + place;
+                        });
+            write_numbers(found, to - from, indices, int(p.bytes), row + from);
+        }
+    });
 }
 
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
-    expect_all(gradient, p.planes * p.plane() * TYPES[p.type].bytes);
+    expect_all(gradient, p.planes * p.plane() * type_of(p).bytes);
     const auto is_apart = [](const Axis &axis) { return axis.extent() <= axis.stride; };
-    const bool adds =
-        !is_apart(p.d()) || !is_apart(p.h()) || !is_apart(p.w());  // more than one to an element
-    const auto run = p.type == 2 ? spread<Half> : spread<BFloat16>;
-    (p.type == 0   ? spread<float>
-     : p.type == 1 ? spread<double>
-     : adds        ? run
-                   : spread<int16_t>)(p, arriving, taps, gradient);
+    // Where one window at most reads an element, nothing is added.
+    const bool adds = !is_apart(p.d()) || !is_apart(p.h()) || !is_apart(p.w());
+    if (p.type == 0)
+        spread<float>(p, arriving, taps, gradient);
+    else if (p.type == 1)
+        spread<double>(p, arriving, taps, gradient);
+    else if (p.type == 2 && adds)
+        spread<Half>(p, arriving, taps, gradient);
+    else if (p.type == 3 && adds)
+        spread<BFloat16>(p, arriving, taps, gradient);
+    else if (p.type == 2 || p.type == 3)
+        spread<int16_t>(p, arriving, taps, gradient);
+    else
+        refuse("gradients of type", p.type);
 }
 
 void unique_positions(const Problem &p, const void *positions, void *unique) {
-    const Positions all{positions, TYPES[p.type].bytes, p.plane() / p.lanes};
-    for_planes(p, [&](int64_t plane) {
-        std::vector<int64_t> last(size_t(p.plane()), -1);
+    const Positions all(positions, type_of(p).bytes, p.plane() / p.lanes);
+    if (p.bytes != 4 && p.bytes != 8)
+        refuse("position has this many bytes:", p.bytes);
+    for_places(p, [&](int64_t plane, const Range &places) {
+        const int64_t size = places.end - places.begin;
+        std::vector<int64_t> last(size_t(size), -1);
         for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t) {
-            if (at >= 0)
-                last[size_t(at)] = i;
+            if (uint64_t(at - places.begin) < uint64_t(size))
+                last[size_t(at - places.begin)] = i;
         });
         for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t position) {
-            position = at >= 0 && last[size_t(at)] == i ? position : -1;
+            // The first part writes what lies nowhere.
+            if (at < 0 ? places.begin > 0 : !places.contains(at))
+                return;
+            position = at >= 0 && last[size_t(at - places.begin)] == i ? position : -1;
             if (p.bytes == 4)
                 static_cast<int32_t *>(unique)[i] = int32_t(position);
             else
@@ -742,21 +868,24 @@ void unique_positions(const Problem &p, const void *positions, void *unique) {
 }
 
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output) {
-    const Positions all{positions, int(p.bytes), p.plane() / p.lanes};
-    with_numbers(TYPES[p.type].bytes, [&](auto element) {
+    const Positions all(positions, p.bytes, p.plane() / p.lanes);
+    const double cost = 4. * double(p.output_plane() + p.plane());
+    with_numbers(type_of(p).bytes, [&](auto element) {
         using T = decltype(element);
         T *const to = static_cast<T *>(output);
-        for_planes(p, [&](int64_t plane) {
-            const T *const from = static_cast<const T *>(input) + plane * p.plane();
-            for_positions(p, all, plane, [=](int64_t i, int64_t at, int64_t) {
-                to[i] = at < 0 ? T(0) : from[at];
-            });
+        parallel(p.planes, cost, [&](int64_t begin, int64_t end) {
+            for (int64_t plane = begin; plane < end; ++plane) {
+                const T *const from = static_cast<const T *>(input) + plane * p.plane();
+                for_positions(p, all, plane, [=](int64_t i, int64_t at, int64_t) {
+                    to[i] = at < 0 ? T(0) : from[at];
+                });
+            }
         });
     });
 }
 
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output) {
-    const Positions all{positions, int(p.bytes), p.plane() / p.lanes};
+    const Positions all(positions, p.bytes, p.plane() / p.lanes);
     const auto run = [&](auto element) {
         using T = decltype(element);
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output), p);
@@ -770,7 +899,7 @@ void scatter_positions(const Problem &p, const void *input, const void *position
     else if (p.type == 3)
         run(BFloat16());
     else
-        with_numbers(TYPES[p.type].bytes, run);  // one at a position: nothing is added
+        with_numbers(type_of(p).bytes, run);  // one at a position: nothing is added
 }
 
 }  // namespace dmlpool

@@ -4,37 +4,6 @@
 
 namespace dmlpool {
 
-Windows adjoint_of(const Windows &windows) {
-    Windows result{windows.p, {}};
-    for (int a = 0; a < 3; ++a) {
-        const Axis &axis = windows.p.axes[a];
-        const int64_t step = axis.dilation / std::gcd(axis.dilation, axis.stride);
-        const auto first = [&](int64_t o) {
-            return axis.window > 0 ? axis.first(o) : windows.spans[a][o].begin;
-        };
-        const auto extent = [&](int64_t o) {
-            return axis.window > 0 ? axis.extent() : windows.spans[a][o].count;
-        };
-        result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
-        int64_t begin = 0, end = 0;
-        for (int64_t x = 0; x < axis.size; ++x) {
-            while (begin < axis.outputs && first(begin) + extent(begin) <= x)
-                ++begin;
-            while (end < axis.outputs && first(end) <= x)
-                ++end;
-            int64_t from = begin;
-            while (axis.dilation > 1 && from < end && (x - axis.first(from)) % axis.dilation)
-                ++from;
-            const int64_t count = from >= end ? 0
-                                  : step == 1 ? end - from
-                                              : parts_of(end - from, step);
-            result.spans[a].push_back(
-                {from, count, count ? (x - first(from)) / axis.dilation : 0, 1, 1});
-        }
-    }
-    return result;
-}
-
 namespace {
 
 // Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that
@@ -120,6 +89,50 @@ bool is_huge(const Axis &axis) {
     return axis.window == 0 || std::max(axis.extent(), axis.stride) > 64 + 4 * axis.size;
 }
 
+// The rows along H that read something else than the row before. Where all rows do, `all` and
+// `first` are empty; where there are many, only the row that each tile begins with is kept.
+struct DistinctRows {
+    static constexpr int64_t KEPT_MOST = 4096;
+    int64_t count;
+    std::vector<int64_t> all;  // and the end
+    std::vector<int64_t> first;
+
+    DistinctRows(const Windows &windows, bool may_share, int64_t tile)
+        : count(windows.p.h().outputs) {
+        const int64_t rows = count;
+        if (!may_share || !windows.may_repeat(1))
+            return;
+        count = 0;
+        for (int64_t row = 0; row < rows; ++row) {
+            if (row > 0 && windows.at(1, row).reads(windows.at(1, row - 1)))
+                continue;
+            if (rows <= KEPT_MOST)
+                all.push_back(row);
+            else if (count % tile == 0)
+                first.push_back(row);
+            ++count;
+        }
+        if (count == rows) {
+            all.clear();
+            first.clear();
+        }
+        if (!all.empty())
+            all.push_back(rows);
+    }
+    bool are_shared() const { return !all.empty() || !first.empty(); }
+    // So many of a tile, which begins with the one of this number, and the one after them.
+    const int64_t *of_tile(const Windows &windows, int64_t number, int64_t tile, int64_t some,
+                           std::vector<int64_t> &memory) const {
+        if (!all.empty())
+            return all.data() + number;
+        memory = {first[number / tile]};
+        for (int64_t row = memory[0] + 1; int64_t(memory.size()) <= some; ++row)
+            if (row >= windows.p.h().outputs || !windows.at(1, row).reads(windows.at(1, row - 1)))
+                memory.push_back(row);
+        return memory.data();
+    }
+};
+
 // Outputs are made in blocks: short rows together, as every loop has a price; long rows in tiles
 // that stay in the first-level cache. For each row of outputs the rows that it reads are combined
 // into one of scratch, and then that row's taps into outputs. A box of the input is first pooled
@@ -171,14 +184,11 @@ struct RowPooling {
     const int64_t lanes = std::min(p.lanes, fitting), box_size = box_positions * lanes;
     const int64_t made_row = parts_of(w.span(tile_w), w.stride),
                   pitch = made_row * w.stride * lanes;
-    const std::vector<int64_t> distinct = windows.distinct(1);
-    const Span *const heights = windows.spans[1].data();
-    const int64_t different = are_boxes || heights == nullptr || !finish.is_uniform
-                                  ? h.outputs
-                                  : int64_t(distinct.size()) - 1;
-    const int64_t *const starts = different == h.outputs ? nullptr : distinct.data();
-    const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value),
-                  group = std::clamp<int64_t>(together / pitch, 1, different);
+    const int64_t together = are_boxes ? 4096 : 4096 / std::min<int64_t>(4, value);
+    const DistinctRows distinct{windows, !are_boxes && !op.takes_twice && finish.is_uniform,
+                                std::max<int64_t>(1, together / pitch)};
+    const bool are_shared = distinct.are_shared();
+    const int64_t group = std::clamp<int64_t>(together / pitch, 1, distinct.count);
     const int64_t tile_h = are_boxes ? box_h : group;
     const int64_t most =
         std::max<int64_t>(1, windows.most(0) * windows.most(1));  // rows that a window reads
@@ -186,8 +196,8 @@ struct RowPooling {
     const int64_t vector = 64 / (op.takes_twice ? element : value);
     // Windows along H that lie inside the input read as many rows: rows of outputs that are found
     // once.
-    const bool may_repeat = apart == 1 && starts == nullptr && tile_w == w.outputs &&
-                            h.window > 0 && h.size + h.padding >= h.extent();
+    const bool may_repeat = apart == 1 && !are_shared && tile_w == w.outputs && h.window > 0 &&
+                            h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
     const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
 
@@ -202,8 +212,11 @@ struct RowPooling {
         // Along W they read from `first` on, of which `columns` from position `low` on lie inside
         // the input.
         int64_t first, low, columns;
+        int64_t new_lanes;      // the last so many of a block are in no block before it
+        const int64_t *starts;  // where rows are shared, those that the block makes, and the next
     };
     struct Memory {
+        std::vector<int64_t> starts;
         std::vector<Row> all_rows;
         std::vector<char> workspace;
         Row *rows, *parts, *of_h, *moved;
@@ -211,7 +224,8 @@ struct RowPooling {
     };
 
     void pool() const {
-        const int64_t tiles_h = parts_of(different, tile_h), tiles_w = parts_of(w.outputs, tile_w);
+        const int64_t tiles_h = parts_of(distinct.count, tile_h),
+                      tiles_w = parts_of(w.outputs, tile_w);
         const double of_rows = double(most) * double(tile_w * w.stride) + double(tile_w * w.window);
         const double cost = are_boxes ? (4. + double(d.window)) * double(box_size)
                                       : double(group) * (ROW_COST + double(lanes) * of_rows);
@@ -225,12 +239,14 @@ struct RowPooling {
                                               are_boxes ? tiles_h : d.outputs, p.planes});
                      for (int64_t number = begin; number < end; ++number, ++digits) {
                          Block b;
-                         b.plane = digits[4],
-                         b.lane = std::min(digits[0] * lanes,
-                                           p.lanes - lanes);  // the last ones may be made twice
+                         b.plane = digits[4], b.lane = std::min(digits[0] * lanes, p.lanes - lanes);
+                         b.new_lanes = std::min(lanes, p.lanes - digits[0] * lanes);
                          b.od = digits[are_boxes ? 2 : 3],
                          b.oh = digits[are_boxes ? 3 : 2] * tile_h, b.ow = digits[1] * tile_w;
-                         b.outputs_h = std::min(tile_h, different - b.oh);
+                         b.outputs_h = std::min(tile_h, distinct.count - b.oh);
+                         b.starts = are_shared ? distinct.of_tile(windows, b.oh, tile_h,
+                                                                  b.outputs_h, memory.starts)
+                                               : nullptr;
                          b.outputs_w = std::min(tile_w, w.outputs - b.ow), b.first = w.first(b.ow);
                          const int64_t last = b.first + w.span(b.outputs_w);
                          b.low = std::clamp<int64_t>(0, b.first, last),
@@ -260,19 +276,21 @@ struct RowPooling {
         return m;
     }
 
-    // The parts that windows along an axis are combined from, those of the first one, and how many
-    // there are: taps, or for wide windows some of a power of two taps. Data begins at the first
-    // tap of the first window and has `length` values, n of each position. Wide windows use it up,
-    // and those that are no power of two sum up beside it.
-    int64_t find_parts(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
-                       int64_t unit, Row *parts) const {
+    // The taps of the first window along an axis, whose data begin with its first one, n values of
+    // each position.
+    int64_t find_taps(const char *data, int64_t n, const Axis &axis, int64_t unit,
+                      Row *taps) const {
+        for (int64_t tap = 0; tap < axis.window; ++tap)
+            taps[tap] = {data + tap * axis.dilation * n * value, tap * unit};
+        return axis.window;
+    }
+    // The parts that wide windows are combined from, those of the first one, and how many there
+    // are: some of a power of two taps. The data, of `length` values, are used up, and windows of
+    // no power of two taps sum up beside them.
+    int64_t double_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
+                           int64_t unit, Row *parts) const {
         const int64_t k = axis.window, step = axis.dilation * n;
         const auto part = [=](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
-        if (!is_wide(op, lanes, axis)) {
-            for (int64_t tap = 0; tap < k; ++tap)
-                parts[tap] = part(tap);
-            return k;
-        }
         int64_t power = 1, taken = 0, count = 0;
         for (const int64_t windows = length - (k - 1) * step; 2 * power <= k; power *= 2) {
             if (!op.takes_twice && (k & power)) {
@@ -302,7 +320,7 @@ struct RowPooling {
         const Span depth = windows.at(0, b.od);
         for (int64_t r = 0, alike; r < b.outputs_h; r += alike) {
             char *const into = m.staged + r * pitch * value;
-            const int64_t row = starts ? starts[b.oh + r] : b.oh + r;
+            const int64_t row = b.starts ? b.starts[r] : b.oh + r;
             alike = may_repeat && row >= inner_begin && row < inner_end
                         ? std::min(b.outputs_h - r, inner_end - row)
                         : 1;
@@ -359,7 +377,7 @@ struct RowPooling {
             return;
         for (int64_t r = 0; r < (lanes == p.lanes ? 1 : rows); ++r) {
             const int64_t found = find_rows(op, p, input + b.lane * element, b.plane, depth,
-                                            {top + y + r, 1, 0, 1, 0}, b.low, m.rows);
+                                            {top + y + r, 1, 0}, b.low, m.rows);
             if (length == p.row())
                 op.combine(false, m.rows, found, rows * length, to);
             else if (lanes == p.lanes)
@@ -376,8 +394,10 @@ struct RowPooling {
         if (are_boxes)
             pool_along_d(b, height, length, m);
         const int64_t parts =
-            are_boxes ? find_parts(m.box, m.sums, length, height * length, h, op.units[1], m.of_h)
-                      : 0;
+            !are_boxes ? 0
+            : is_wide(op, lanes, h)
+                ? double_windows(m.box, m.sums, length, height * length, h, op.units[1], m.of_h)
+                : find_taps(m.box, length, h, op.units[1], m.of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
             const char *from = m.staged;
@@ -398,21 +418,21 @@ struct RowPooling {
     // The outputs of so many rows of scratch, which are those of a block from row r on.
     void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
                       const Memory &m) const {
-        const int64_t n = b.outputs_w * lanes, row = starts ? starts[b.oh] : b.oh + r,
+        const int64_t n = b.outputs_w * lanes, row = b.starts ? b.starts[0] : b.oh + r,
                       out_pitch = p.output_row() * finish.result_size;
         const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + row;
         char *const out =
             output + output_row * out_pitch + (b.ow * p.lanes + b.lane) * finish.result_size;
         const bool has_all = lanes == p.lanes,
                    is_whole = has_all && b.outputs_w == w.outputs && made_row == w.outputs;
-        const bool is_stored = finish.is_direct && starts == nullptr && has_all;
+        const bool is_stored = finish.is_direct && !are_shared && has_all;
         char *const to = is_stored ? out : m.made;
         const int64_t to_pitch = is_stored ? p.output_row() : made_row * lanes;
         // Rows that lie one after the other are one.
         const int64_t all = (rows - 1) * made_row + b.outputs_w;
         const bool are_one = !is_stored || is_whole;
         const int64_t runs = are_one ? 1 : rows, made = are_one ? all : b.outputs_w;
-        const Span whole = {0, w.window, 0, made, 0, w.stride};
+        const Run whole = {0, w.window, 0, made, w.stride};
         const bool is_short =
             w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
         if (lanes == 1 && is_short && w.dilation == 1)
@@ -426,8 +446,10 @@ struct RowPooling {
                                   from == m.staged ? m.made : end_of_input);
         else {
             const int64_t values = (rows - 1) * pitch + w.span(b.outputs_w) * lanes;
-            const int64_t parts = find_parts(const_cast<char *>(from), m.sums_of_rows, lanes,
-                                             values, w, op.units[2], m.parts);
+            // Rows that are doubled lie in the workspace.
+            const int64_t parts = is_wide_w ? double_windows(m.staged, m.sums_of_rows, lanes,
+                                                             values, w, op.units[2], m.parts)
+                                            : find_taps(from, lanes, w, op.units[2], m.parts);
             if (w.stride == 1)
                 op.combine(true, m.parts, parts, made * lanes, to, {runs, pitch * value, to_pitch});
             else if (lanes > 1)
@@ -463,16 +485,18 @@ struct RowPooling {
         }
         if (is_stored)
             return;
-        if (is_whole && finish.is_uniform && starts == nullptr)
+        if (is_whole && finish.is_uniform && !are_shared)
             return finish(b.plane, b.od, row, 0, rows * n, to, out);
         for (int64_t k = 0; k < rows; ++k) {
-            const int64_t oh = starts ? starts[b.oh + k] : row + k;
+            const int64_t oh = b.starts ? b.starts[k] : row + k;
             const char *const values = to + k * to_pitch * value;
             char *const results = out + (oh - row) * out_pitch;
+            const int64_t known = has_all ? 0 : lanes - b.new_lanes;
             for (int64_t x = 0; x < (has_all ? 1 : b.outputs_w); ++x)
-                finish(b.plane, b.od, oh, (b.ow + x) * p.lanes + b.lane, has_all ? n : lanes,
-                       values + x * lanes * value, results + x * p.lanes * finish.result_size);
-            for (int64_t next = oh + 1; starts && next < starts[b.oh + k + 1];
+                finish(b.plane, b.od, oh, (b.ow + x) * p.lanes + b.lane + known,
+                       has_all ? n : b.new_lanes, values + (x * lanes + known) * value,
+                       results + (x * p.lanes + known) * finish.result_size);
+            for (int64_t next = oh + 1; b.starts && next < b.starts[k + 1];
                  ++next)  // which read the same
                 std::memcpy(out + (next - row) * out_pitch, results, n * finish.result_size);
         }
@@ -500,44 +524,51 @@ void pool_planes(const RowOperations &op, const Finish &finish, const char *inpu
             rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
         op.combine(are_values, rows.data(), count, length, to);
     };
+    // Finished so many at once, as results of many planes fill a cache.
+    const int64_t at_once = std::max<int64_t>(64, 65536 / pitch & -64);
     parallel(
         p.planes * parts, double(std::min(part, size) * lanes), [&](int64_t begin, int64_t end) {
             std::vector<char> folded((together + 1) * pitch),
-                made(parts > 1 || is_in_place ? 0 : (end - begin) * pitch);
-            char *const out = output + begin * lanes * finish.result_size;
-            char *const results = parts > 1     ? of_parts.data() + begin * pitch
-                                  : is_in_place ? out
-                                                : made.data();
-            if (lanes == 1 &&
-                parts == 1) {  // many planes in a call: one in each takes 1.1 to 2.3 times as long
-                std::vector<Span> some(std::min<int64_t>(64, end - begin), {0, size, 0, 1, 0});
-                for (int64_t k = 0; k < int64_t(some.size()); ++k)
-                    some[k].begin = k * size;
-                for (int64_t k = begin; k < end; k += 64)
-                    op.reduce_windows(false, {input + k * size * position, 0}, 0, some.data(),
-                                      std::min<int64_t>(64, end - k), 1,
-                                      results + (k - begin) * pitch, end_of_input);
-            }
-            for (int64_t number = begin; number < end && (lanes > 1 || parts > 1); ++number) {
-                const int64_t plane = number / parts, from = number % parts * part,
-                              count = std::min(part, size - from), rest = count % together;
-                const char *const elements = input + (plane * size + from) * position;
-                char *const result = results + (number - begin) * pitch;
-                const Span whole = {0, count, 0, 1, 0};
-                if (lanes == 1)
-                    op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result, end_of_input);
-                else if (together == 1)
-                    combine(false, elements, position, count, lanes, result);
-                else {
-                    combine(false, elements, together * position, count / together,
-                            together * lanes, folded.data());
-                    combine(false, elements + (count - rest) * position, position, rest, lanes,
-                            folded.data() + together * pitch);
-                    combine(true, folded.data(), pitch, together + 1, lanes, result);
+                made(parts > 1 || is_in_place ? 0 : std::min(at_once, end - begin) * pitch);
+            for (int64_t first = begin, next; first < end; first = next) {
+                next = std::min(end, first + at_once);
+                char *const out = output + first * lanes * finish.result_size;
+                char *const results = parts > 1     ? of_parts.data() + first * pitch
+                                      : is_in_place ? out
+                                                    : made.data();
+                if (lanes == 1 &&
+                    parts ==
+                        1) {  // many planes in a call: one in each takes 1.1 to 2.3 times as long
+                    Run some[64];
+                    for (int64_t k = 0; k < 64; ++k)
+                        some[k] = {k * size, size, 0, 1, 0};
+                    for (int64_t k = first; k < next; k += 64)
+                        op.reduce_windows(false, {input + k * size * position, 0}, 0, some,
+                                          std::min<int64_t>(64, next - k), 1,
+                                          results + (k - first) * pitch, end_of_input);
                 }
+                for (int64_t number = first; number < next && (lanes > 1 || parts > 1); ++number) {
+                    const int64_t plane = number / parts, from = number % parts * part,
+                                  count = std::min(part, size - from), rest = count % together;
+                    const char *const elements = input + (plane * size + from) * position;
+                    char *const result = results + (number - first) * pitch;
+                    const Run whole = {0, count, 0, 1, 0};
+                    if (lanes == 1)
+                        op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, result,
+                                          end_of_input);
+                    else if (together == 1)
+                        combine(false, elements, position, count, lanes, result);
+                    else {
+                        combine(false, elements, together * position, count / together,
+                                together * lanes, folded.data());
+                        combine(false, elements + (count - rest) * position, position, rest, lanes,
+                                folded.data() + together * pitch);
+                        combine(true, folded.data(), pitch, together + 1, lanes, result);
+                    }
+                }
+                if (parts == 1)
+                    finish(first, 0, 0, 0, (next - first) * lanes, results, out);
             }
-            if (parts == 1)
-                finish(begin, 0, 0, 0, (end - begin) * lanes, results, out);
         });
     for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
         std::vector<char> made(pitch);
@@ -566,7 +597,7 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
                   row_bytes = p.output_row() * finish.result_size;
     const bool shares_columns =
         lanes * w.stride < 64 * w.extent() && most_rows >= 8 && op.is_separable;
-    const bool is_table = !windows.spans[2].empty();
+    const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
     // Of what the next window reads first: 2/2 takes half the time on memory and a tenth more in
     // cache, 7/7 and bins a tenth more. Rows that windows above have read come from a cache: 3/2
     // takes .9 of the time without them.
@@ -580,105 +611,112 @@ void pool_windows(const WindowOperations &op, const Finish &finish, const void *
     const char *const input = static_cast<const char *>(from), *const end_of_input =
                                                                    input +
                                                                    p.planes * p.plane() * element;
-    parallel(p.planes * d.outputs * h.outputs * tiles, cost,
-             [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
-                 std::vector<Row> rows(most_rows), read(lanes == 1       ? 0
-                                                        : shares_columns ? most_taps
-                                                                         : most_rows * most_taps);
-                 std::vector<Span> spans(is_table ? 0 : tile);
-                 std::vector<char> staged(1), made(is_in_place ? 0 : tile * pitch);
-                 Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
-                 for (int64_t number = begin; number < end; ++number, ++digits) {
-                     const int64_t o = digits[0] * tile, oh = digits[1], od = digits[2],
-                                   plane = digits[3];
-                     const int64_t outputs = std::min(tile, w.outputs - o);
-                     char *const out =
-                         static_cast<char *>(to) +
-                         (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + o) * lanes *
-                             finish.result_size;
-                     char *const results = is_in_place ? out : made.data();
-                     // The row before may read the same.
-                     const bool may_copy =
-                         is_table && tiles == 1 && finish.is_uniform && number > begin && oh > 0;
-                     if (may_copy && windows.at(1, oh).reads(windows.at(1, oh - 1))) {
-                         std::memcpy(out, out - row_bytes, row_bytes);
-                         continue;
-                     }
-                     const Span *const of_w = is_table ? windows.spans[2].data() + o : spans.data();
-                     // 2.3 ns for each are not spent where windows are alike: 64/64 of 64x4096
-                     // takes .65 to .9 of the time.
-                     const bool are_whole = lanes == 1 && w.window > 0 && w.first(o) >= 0 &&
-                                            w.first(o + outputs - 1) + w.extent() <= w.size;
-                     if (!is_table && are_whole)
-                         spans[0] = {w.first(o), w.window, 0, outputs, 0, w.stride};
-                     for (int64_t k = 0; !is_table && !are_whole && k < outputs; ++k)
-                         spans[k] = w.span_of(o + k);
-                     const Span height = windows.at(1, oh);
-                     const int64_t first_new =
-                         d.outputs == 1 ? std::max<int64_t>(0, height.count - h.stride) : 0;
-                     int64_t count = find_rows(op, p, input, plane, windows.at(0, od), height, 0,
-                                               rows.data()),
-                             low = 0, high = 0;
-                     // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the
-                     // time, 32/32 on 256x256 .8.
-                     if (lanes == 1 && count > 1 && h.window > 0)
-                         prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
-                     const bool are_shared = lanes == 1 ? count != 1 : shares_columns;
-                     if (are_shared) {
-                         low = w.size;
-                         for (int64_t k = 0; k < outputs; k += of_w[k].alike)
-                             if (of_w[k].count > 0) {
-                                 low = std::min(low, of_w[k].begin);
-                                 const int64_t last =
-                                     of_w[k].begin +
-                                     (std::min(of_w[k].alike, outputs - k) - 1) * of_w[k].step;
-                                 high = std::max(high, last + (of_w[k].count - 1) * w.dilation + 1);
-                             }
-                         const int64_t length = std::max<int64_t>(0, high - low);
-                         if (int64_t(staged.size()) < length * pitch)
-                             staged.resize(length * pitch);
-                         for (int64_t r = 0; r < count && length; ++r)
-                             rows[r].from += low * position;
-                         if (length)
-                             op.combine_window(false, rows.data(), count, length * lanes,
-                                               staged.data(), nullptr);
-                         rows.front() = {staged.data(), 0}, count = 1;
-                     }
-                     if (lanes == 1)
-                         op.reduce_windows(
-                             are_shared, rows.front(), low, of_w, outputs, w.dilation, results,
-                             are_shared ? staged.data() + staged.size() : end_of_input);
-                     const int64_t step = are_shared ? pitch : position;
-                     for (int64_t k = 0, taps = 0, alike; lanes > 1 && k < outputs; k += alike) {
-                         const Span &span = of_w[k], &last = of_w[std::max<int64_t>(0, k - 1)];
-                         if (k > 0 && span.count == last.count && span.tap == last.tap) {
-                             const int64_t moved = (span.begin - last.begin) * step;
-                             for (int64_t i = 0; i < taps; ++i)
-                                 read[i].from += moved;
-                         } else {
-                             taps = 0;
-                             for (int64_t r = 0; r < count; ++r) {
-                                 Row tap = {rows[r].from + (span.begin - low) * step,
-                                            rows[r].number + span.tap * op.units[2]};
-                                 for (int64_t t = 0; t < span.count;
-                                      ++t, tap.from += w.dilation * step, tap.number += op.steps[2])
-                                     read[taps++] = tap;
-                             }
-                         }
-                         for (int64_t at = (first_new + 1) * span.count;
-                              ahead > 0 && at > 0 && at <= taps; at += span.count)
-                             prefetch<true>(read[at - 1].from + w.dilation * step, ahead);
-                         char *const result = results + k * pitch;
-                         op.combine_window(are_shared, read.data(), taps, lanes, result,
-                                           out + k * lanes * finish.result_size);
-                         alike = span.step > 0 ? 1 : std::min(span.alike, outputs - k);
-                         for (int64_t i = 1; i < alike; ++i)
-                             std::memcpy(result + i * pitch, result, pitch);
-                     }
-                     if (!finish.is_direct)
-                         finish(plane, od, oh, o * lanes, outputs * lanes, results, out);
-                 }
-             });
+    // Results are made in parts of rows; a part ends where a run does.
+    const int64_t most_made = std::min(tile, 2 * RUNS_MOST + 2 * RUN_LEAST);
+    parallel(
+        p.planes * d.outputs * h.outputs * tiles, cost,
+        [=, &op, &finish, &p, &windows](int64_t begin, int64_t end) {
+            std::vector<Row> rows(most_rows), read(lanes == 1       ? 0
+                                                   : shares_columns ? most_taps
+                                                                    : most_rows * most_taps);
+            std::vector<Run> runs;
+            Range known = {0, 0};  // the outputs that these are
+            Span last_height = {0, 0, 0};
+            std::vector<char> staged(1), made(is_in_place ? 0 : most_made * pitch);
+            Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
+            for (int64_t number = begin; number < end; ++number, ++digits) {
+                const int64_t first = digits[0] * tile, stop = std::min(first + tile, w.outputs);
+                const int64_t oh = digits[1], od = digits[2], plane = digits[3];
+                char *const out =
+                    static_cast<char *>(to) +
+                    (((plane * d.outputs + od) * h.outputs + oh) * w.outputs + first) * lanes *
+                        finish.result_size;
+                const Span height = windows.at(1, oh), above = last_height;
+                last_height = height;
+                // The row before may read the same.
+                const bool may_copy =
+                    !are_numbered && tiles == 1 && finish.is_uniform && number > begin && oh > 0;
+                if (may_copy && height.reads(above)) {
+                    std::memcpy(out, out - row_bytes, row_bytes);
+                    continue;
+                }
+                const int64_t first_new =
+                    d.outputs == 1 ? std::max<int64_t>(0, height.count - h.stride) : 0;
+                int64_t count =
+                    find_rows(op, p, input, plane, windows.at(0, od), height, 0, rows.data());
+                int64_t low = 0;
+                // What the next rows of windows read first: 20/20 on 60x60 takes .64 of the time,
+                // 32/32 on 256x256 .8.
+                if (lanes == 1 && count > 1 && h.window > 0)
+                    prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
+                const bool are_shared = lanes == 1 ? count != 1 : shares_columns;
+                if (are_shared) {
+                    const Range reach = windows.reach(2, first, stop - first);
+                    const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
+                    low = reach.begin;
+                    if (int64_t(staged.size()) < length * pitch)
+                        staged.resize(length * pitch);
+                    for (int64_t r = 0; r < count && length; ++r)
+                        rows[r].from += low * position;
+                    if (length)
+                        op.combine_window(false, rows.data(), count, length * lanes, staged.data(),
+                                          nullptr);
+                    rows.front() = {staged.data(), 0}, count = 1;
+                }
+                const char *const end_of_rows =
+                    are_shared ? staged.data() + staged.size() : end_of_input;
+                const int64_t step = are_shared ? pitch : position;
+                for (int64_t o = first, next; o < stop; o = next) {
+                    if (known.begin == o && known.end == stop)
+                        next = stop;
+                    else
+                        next = find_runs(windows, are_numbered, o, stop, runs);
+                    known = {o, next};
+                    char *const part = out + (o - first) * lanes * finish.result_size;
+                    char *const results = is_in_place ? part : made.data();
+                    if (lanes == 1)
+                        op.reduce_windows(are_shared, rows.front(), low, runs.data(), next - o,
+                                          w.dilation, results, end_of_rows);
+                    else {
+                        int64_t taps = 0, k = 0;
+                        Span last = {0, -1, 0};
+                        for (const Run &run : runs) {
+                            const int64_t different =
+                                run.step > 0 || op.writes_results ? run.outputs : 1;
+                            for (int64_t each = 0; each < different; ++each, ++k) {
+                                const Span span = {run.begin + each * run.step, run.count, run.tap};
+                                if (span.count == last.count && span.tap == last.tap) {
+                                    const int64_t moved = (span.begin - last.begin) * step;
+                                    for (int64_t i = 0; i < taps; ++i)
+                                        read[i].from += moved;
+                                } else {
+                                    taps = 0;
+                                    for (int64_t r = 0; r < count; ++r) {
+                                        Row tap = {rows[r].from + (span.begin - low) * step,
+                                                   rows[r].number + span.tap * op.units[2]};
+                                        for (int64_t t = 0; t < span.count; ++t,
+                                                     tap.from += w.dilation * step,
+                                                     tap.number += op.steps[2])
+                                            read[taps++] = tap;
+                                    }
+                                }
+                                last = span;
+                                for (int64_t at = (first_new + 1) * span.count;
+                                     ahead > 0 && at > 0 && at <= taps; at += span.count)
+                                    prefetch<true>(read[at - 1].from + w.dilation * step, ahead);
+                                op.combine_window(are_shared, read.data(), taps, lanes,
+                                                  results + k * pitch,
+                                                  part + k * lanes * finish.result_size);
+                            }
+                            for (int64_t copy = different; copy < run.outputs; ++copy, ++k)
+                                std::memcpy(results + k * pitch, results + (k - 1) * pitch, pitch);
+                        }
+                    }
+                    if (!finish.is_direct)
+                        finish(plane, od, oh, o * lanes, (next - o) * lanes, results, part);
+                }
+            }
+        });
 }
 
 void pool(const RowOperations &op, const Finish &finish, const void *from, void *to,

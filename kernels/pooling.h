@@ -8,12 +8,15 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
+#include "cpu/geometry.h"
 #include "cpu/parallel.h"
 
 // The loop's iterations do not depend on each other.
@@ -27,74 +30,6 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
 #endif
 
-// Geometry: the structs that Python fills.
-
-inline int64_t parts_of(int64_t count, int64_t part) {
-    return (count + part - 1) / part;
-}
-
-// The positions inside the input that a window reads along an axis, every dilation-th from the
-// first on, the number of the first one's tap, how many windows from this one on are known to read
-// the same, or the same `step` further on each time, and how many taps an average counts.
-struct Span {
-    int64_t begin, count, tap, alike, counted, step = 0;
-
-    bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
-};
-
-struct Axis {
-    int64_t size, outputs, window, stride, padding, dilation;
-
-    int64_t first(int64_t output) const { return output * stride - padding; }
-    int64_t extent() const { return window == 0 ? stride + 2 : (window - 1) * dilation + 1; }
-    // Input positions that `count` windows in a row span, the first and the last included.
-    int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
-    // The first tap inside the input, and the one after the last.
-    int64_t low(int64_t output) const {
-        return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);
-    }
-    int64_t high(int64_t output) const {
-        const int64_t room = size - first(output);
-        return room >= extent() ? window : room <= 0 ? 0 : parts_of(room, dilation);
-    }
-    bool is_empty(int64_t output) const { return low(output) >= high(output); }
-    // What an output reads. Adaptive pooling has no window but bins: from floor(o * size / outputs)
-    // to ceil((o + 1) * size / outputs).
-    Span span_of(int64_t output) const {
-        if (window == 0) {
-            const int64_t begin = output * size / outputs;
-            return {begin, parts_of((output + 1) * size, outputs) - begin, 0, 1, 0};
-        }
-        const int64_t tap = low(output), count = high(output) - tap;
-        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap, 1,
-                0};
-    }
-};
-
-// How averages are made: end_padding has zeros before the axes that there are, and a divisor of 0
-// counts taps.
-struct Counting {
-    int64_t include_padding, divisor, end_padding[3];
-};
-
-struct Problem {
-    int64_t planes, lanes;
-    Axis axes[3];
-    Counting counting;
-    int64_t type;              // of the first tensor: a number of DATA_TYPES in backends/cpu.py
-    int64_t bytes, numbering;  // of winners, taps or positions
-
-    const Axis &d() const { return axes[0]; }
-    const Axis &h() const { return axes[1]; }
-    const Axis &w() const { return axes[2]; }
-    int64_t row() const { return w().size * lanes; }
-    int64_t plane() const { return d().size * h().size * row(); }
-    // Whether elements of so many bytes come from memory, not from a cache.
-    bool is_large(int64_t element) const { return planes * plane() * element > 1 << 22; }
-    int64_t output_row() const { return w().outputs * lanes; }
-    int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
-};
-
 namespace dmlpool {
 #if defined(__AVX512F__)
 constexpr int64_t BYTES = 64;  // of a vector of the processor's width
@@ -103,47 +38,6 @@ constexpr int64_t BYTES = 32;
 #else
 constexpr int64_t BYTES = 16;
 #endif
-
-// A problem, and tables of what its windows read along those axes whose windows the problem does
-// not say.
-struct Windows {
-    Problem p;
-    std::vector<Span> spans[3];
-    int64_t apart =
-        1;  // the elements of a row are so far apart for windows along W, with zeros between them
-
-    Span at(int axis, int64_t output) const {
-        return spans[axis].empty() ? p.axes[axis].span_of(output) : spans[axis][output];
-    }
-    // Whether there is one, over all of a plane.
-    bool are_planes() const {
-        bool result = true;
-        for (int a = 0; a < 3; ++a) {
-            const Axis &axis = p.axes[a];
-            result &= axis.outputs == 1 && at(a, 0).count == axis.size &&
-                      (axis.dilation == 1 || axis.size == 1);
-        }
-        return result;
-    }
-    // By the table, outputs along an axis that do not read what the one before reads, and the end.
-    std::vector<int64_t> distinct(int axis) const {
-        std::vector<int64_t> result;
-        for (int64_t o = 0; o < int64_t(spans[axis].size()); ++o)
-            if (o == 0 || !spans[axis][o].reads(spans[axis][o - 1]))
-                result.push_back(o);
-        result.push_back(p.axes[axis].outputs);
-        return result;
-    }
-    // The most elements that one reads along an axis.
-    int64_t most(int a) const {
-        const Axis &axis = p.axes[a];
-        int64_t count =
-            spans[a].empty() ? std::min(axis.size, axis.window ? axis.window : axis.extent()) : 0;
-        for (const Span &span : spans[a])
-            count = std::max(count, span.count);
-        return count;
-    }
-};
 
 // The digits of numbers in turn, the lowest first: to divide for each takes as long as to pool a
 // short row.
@@ -195,17 +89,22 @@ __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elemen
     }
 }
 
+[[noreturn]] inline void refuse(const char *what, int64_t number) {
+    throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
+}
+
 // Integers in memory of 1, 2, 4 or 8 bytes.
 template <class Act>
 void with_numbers(int bytes, Act act) {
     if (bytes == 1)
-        act(int8_t());
+        return act(int8_t());
     if (bytes == 2)
-        act(int16_t());
+        return act(int16_t());
     if (bytes == 4)
-        act(int32_t());
+        return act(int32_t());
     if (bytes == 8)
-        act(int64_t());
+        return act(int64_t());
+    refuse("integer has this many bytes:", bytes);
 }
 
 // Elements, or the values that elements are combined as; where winners are numbered, so far after
@@ -239,9 +138,8 @@ struct WindowOperations {
 
     // Along a row of elements or values, of which the first is position `origin`, what windows read
     // of it: of one lane. Memory can be read until `end`.
-    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin,
-                                const Span *windows, int64_t outputs, int64_t step, void *made,
-                                const char *end) const {}
+    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
+                                int64_t outputs, int64_t step, void *made, const char *end) const {}
     // The combination of so many taps, elements or values, for all lanes.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes,
                                 char *made, char *result) const = 0;
@@ -298,10 +196,6 @@ struct Finish {
         : result_size(result_size), is_uniform(is_uniform), is_direct(is_direct) {}
     ~Finish() = default;
 };
-
-// The windows seen from the input, along each axis: which outputs read each of its elements, and as
-// which tap the first does.
-Windows adjoint_of(const Windows &windows);
 
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows);

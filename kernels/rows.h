@@ -290,7 +290,7 @@ struct Rows final : RowOperations {
         else
             run(Count<3>(), Count<3>());
     }
-    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Span *windows,
+    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
                         int64_t outputs, int64_t step, void *made, const char *end) const override {
         (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(
             row, origin, windows, outputs, step, static_cast<L *>(made), end);
@@ -596,42 +596,40 @@ struct Rows final : RowOperations {
         return folded(result);
     }
     template <bool are_values>
-    void reduce(const Row &row, int64_t origin, const Span *windows, int64_t outputs, int64_t step,
+    void reduce(const Row &row, int64_t origin, const Run *windows, int64_t outputs, int64_t step,
                 L *out, const char *end) const {
         constexpr int64_t n = LANES<L> == 1 ? 1 : std::min<int64_t>(LANES<L>, 32 / sizeof(L));
-        for (int64_t o = 0, alike; o < outputs; o += alike) {
-            const Span &window = windows[o];
-            const Row first = {row.from + (window.begin - origin) * SIZE<are_values>, 0};
-            alike = std::min(window.alike, outputs - o);
+        for (int64_t o = 0; o < outputs; o += windows->outputs, ++windows) {
+            const Run &run = *windows;
+            const Row first = {row.from + (run.begin - origin) * SIZE<are_values>, 0};
             const auto later_of = [&](L result) {
-                return window.count > 0 ? Op::later(result, row.number + window.tap * units[2])
-                                        : result;
+                return run.count > 0 ? Op::later(result, row.number + run.tap * units[2]) : result;
             };
             if constexpr (n > 1)
-                if (step == 1 && window.step > 0 && window.count > 0 && window.count < 8 * n &&
-                    2 * alike >= n) {
-                    reduce_each<are_values, n>(first.from, window.count, window.step, alike,
+                if (step == 1 && run.step > 0 && run.count > 0 && run.count < 8 * n &&
+                    2 * run.outputs >= n) {
+                    reduce_each<are_values, n>(first.from, run.count, run.step, run.outputs,
                                                out + o, end);
-                    for (int64_t k = o; Op::has_numbers && k < o + alike; ++k)
+                    for (int64_t k = o; Op::has_numbers && k < o + run.outputs; ++k)
                         out[k] = later_of(out[k]);
                     continue;
                 }
-            const int64_t different = window.step > 0 ? alike : 1;
+            const int64_t different = run.step > 0 ? run.outputs : 1;
             for (int64_t k = 0; k < different; ++k) {
-                const Row one = {first.from + k * window.step * SIZE<are_values>, 0};
+                const Row one = {first.from + k * run.step * SIZE<are_values>, 0};
                 L result;
-                if (window.count < 8)
-                    result = combined_eight<are_values>(one, window.count, step, units[2]);
+                if (run.count < 8)
+                    result = combined_eight<are_values>(one, run.count, step, units[2]);
                 else if (step > 1)
-                    result = combined_apart<are_values>(one, window.count, step, units[2]);
+                    result = combined_apart<are_values>(one, run.count, step, units[2]);
                 else if constexpr (Op::has_numbers && !are_values)
-                    result = op.winner(one.from, window.count);
+                    result = op.winner(one.from, run.count);
                 else
-                    result = combined_run<are_values>(one.from, window.count);
+                    result = combined_run<are_values>(one.from, run.count);
                 out[o + k] = later_of(result);
             }
-            if (different < alike)
-                std::fill_n(out + o, alike, out[o]);
+            if (different < run.outputs)
+                std::fill_n(out + o, run.outputs, L(out[o]));
         }
     }
 };
@@ -671,13 +669,12 @@ inline float quotient(float sum, float by, float inverse) {
 }
 
 // Elements U: so many sums over one number, and over one of `columns` each where there are any.
-// Sums that lie where the results go are read element by element before those are written, whatever
-// order a compiler makes of it.
+// Sums may lie where the results go: each is read before its result is written.
 template <class U>
 void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
     using L = Wide<U>;
-    const L *__restrict from = static_cast<const L *>(sums);
-    U *__restrict out = static_cast<U *>(to);
+    const L *from = static_cast<const L *>(sums);
+    U *out = static_cast<U *>(to);
     const L by = L(divisor), inverse = L(1 / divisor);
     const auto divide_all = [&](auto store) {
         if (columns)

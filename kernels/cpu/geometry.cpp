@@ -1,0 +1,200 @@
+// Windows seen from the input, and the runs that outputs form along a row.
+
+#include "geometry.h"
+
+#include <utility>
+
+namespace dmlpool {
+namespace {
+
+// Of a modulo m, which have no common divisor.
+int64_t inverse_of(int64_t a, int64_t m) {
+    int64_t old_rest = a % m;
+    int64_t rest = m;
+    int64_t old_factor = 1;
+    int64_t factor = 0;
+    while (rest != 0) {
+        const int64_t quotient = old_rest / rest;
+        old_rest = std::exchange(rest, old_rest - quotient * rest);
+        old_factor = std::exchange(factor, old_factor - quotient * factor);
+    }
+    return old_factor < 0 ? old_factor + m : old_factor;
+}
+
+// Outputs whose windows are not whole are looked at in groups, with some of those that follow.
+constexpr int64_t GROUP = 4096;
+constexpr int64_t AHEAD = 2 * RUN_LEAST;
+
+// The runs that so many outputs form, found from the last one: an output joins the run after it
+// where its windows lie as far apart, or begins one with a single output.
+void join(std::vector<Run> &group) {
+    for (int64_t k = int64_t(group.size()) - 2; k >= 0; --k) {
+        Run &run = group[k];
+        const Run &next = group[k + 1];
+        const int64_t step = next.begin - run.begin;
+        if (next.count == run.count && next.tap == run.tap &&
+            (next.outputs == 1 ? step >= 0 : next.step == step)) {
+            run.outputs = next.outputs + 1;
+            run.step = step;
+        }
+    }
+}
+
+}  // namespace
+
+Seen::Seen(const Axis &axis)
+    : axis(axis),
+      divisor(std::gcd(axis.stride, axis.dilation)),
+      step(axis.dilation / divisor),
+      inverse(inverse_of(axis.stride / divisor, step)) {}
+
+Span Seen::span_of(int64_t x) const {
+    const Range around = outputs_around(x);
+    if (axis.dilation == 1) {
+        const int64_t count = around.end - around.begin;
+        if (count <= 0)
+            return {around.begin, 0, 0};
+        return {around.begin, count, x - axis.first(around.begin)};
+    }
+    const int64_t place = x + axis.padding;
+    int64_t first = around.begin;
+    if (place % divisor != 0)
+        first = around.end;
+    else if (step > 1) {
+        const int64_t wanted = int64_t(__int128(place / divisor % step) * inverse % step);
+        first += (wanted - first % step + step) % step;
+    }
+    if (first >= around.end)
+        return {std::max(around.begin, around.end), 0, 0};
+    const int64_t count = step == 1 ? around.end - first : parts_of(around.end - first, step);
+    return {first, count, (x - axis.first(first)) / axis.dilation};
+}
+
+Windows::Windows(const Problem &problem) : p(problem) {
+    for (int a : {0, 1})
+        if (p.axes[a].window == 0)
+            keep(a);
+}
+
+void Windows::keep(int a) {
+    kept[a].clear();
+    for (int64_t o = 0; p.axes[a].outputs <= KEPT_MOST && o < p.axes[a].outputs; ++o)
+        kept[a].push_back(computed(a, o));
+}
+
+Windows adjoint_of(const Windows &windows) {
+    Windows result(windows.p);
+    for (int a = 0; a < 3; ++a) {
+        const Axis &axis = windows.p.axes[a];
+        int64_t step = 1;
+        if (axis.window > 0) {
+            result.seen[a] = {Seen(axis)};
+            step = result.seen[a].front().step;
+        }
+        // Bins seen from the input are bins.
+        result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
+        if (a < 2)
+            result.keep(a);
+    }
+    return result;
+}
+
+Range Windows::reach(int a, int64_t output, int64_t outputs) const {
+    const int64_t last = output + outputs - 1;
+    if (!seen[a].empty())
+        return {seen[a].front().outputs_around(output).begin,
+                seen[a].front().outputs_around(last).end};
+    const Axis &axis = p.axes[a];
+    if (axis.window > 0)
+        return {std::clamp<int64_t>(axis.first(output), 0, axis.size),
+                std::clamp<int64_t>(axis.first(last) + axis.extent(), 0, axis.size)};
+    const Span span = axis.span_of(last);
+    return {axis.span_of(output).begin, span.begin + span.count};
+}
+
+int64_t Windows::most(int a) const {
+    const Axis &axis = p.axes[a];
+    if (axis.window == 0 && seen[a].empty())  // the bin that begins latest inside a position
+        return parts_of(axis.size + axis.outputs - std::gcd(axis.size, axis.outputs), axis.outputs);
+    int64_t bound = std::min(axis.window, parts_of(axis.size, axis.dilation));
+    if (!seen[a].empty()) {
+        const Seen &from = seen[a].front();
+        bound = std::min(parts_of(axis.size, from.step),
+                         parts_of(from.axis.window, from.axis.stride / from.divisor));
+    } else if (axis.whole().begin < axis.whole().end)
+        return axis.window;
+    int64_t most = 0;
+    for (int64_t o = 0; o < axis.outputs && most < bound; ++o)
+        most = std::max(most, at(a, o).count);
+    return most;
+}
+
+bool Windows::are_planes() const {
+    bool result = true;
+    for (int a = 0; a < 3; ++a) {
+        const Axis &axis = p.axes[a];
+        result &= axis.outputs == 1 && at(a, 0).count == axis.size &&
+                  (axis.dilation == 1 || axis.size == 1);
+    }
+    return result;
+}
+
+bool Windows::may_repeat(int a) const {
+    const Axis &axis = p.axes[a];
+    if (axis.window == 0)
+        return true;
+    // Windows inside the input read what no other does.
+    const Range whole = axis.whole();
+    for (int64_t o = 1; o < axis.outputs; ++o) {
+        if (o == whole.begin + 1 && whole.begin < whole.end)
+            o = whole.end;
+        if (o < axis.outputs && at(a, o).reads(at(a, o - 1)))
+            return true;
+    }
+    return false;
+}
+
+int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
+                  std::vector<Run> &runs) {
+    const Axis &axis = windows.p.w();
+    const Range whole = axis.whole();
+    const int64_t stop = end - output <= 2 * RUNS_MOST ? end : output + RUNS_MOST;
+    std::vector<Run> group;
+    runs.clear();
+    while (output < stop) {
+        if (whole.contains(output)) {
+            const int64_t together = std::min(whole.end, end) - output;
+            const int64_t taken = std::min(together, stop - output);
+            if (taken < together && taken < RUN_LEAST && !runs.empty())
+                return output;
+            runs.push_back({axis.first(output), axis.window, 0, taken,
+                            whole.end - output > 1 ? axis.stride : 0});
+            output += taken;
+            continue;
+        }
+        const bool is_before = output < whole.begin && whole.begin < whole.end;
+        const int64_t last = is_before ? whole.begin : axis.outputs;
+        const int64_t known = std::min(last, std::min(output + GROUP, stop) + AHEAD);
+        group.clear();
+        group.reserve(known - output);
+        for (int64_t o = output; o < known; ++o) {
+            const Span span = windows.at(2, o);
+            group.push_back({span.begin, span.count, are_numbered ? span.tap : 0, 1, 0});
+        }
+        join(group);
+        const int64_t enough = known < last ? int64_t(group.size()) - AHEAD : known - output;
+        int64_t k = 0;
+        while (k < enough && output + k < stop) {
+            Run run = group[k];
+            if (known < last && output + k + run.outputs == known)
+                run.outputs -= RUN_LEAST;
+            run.outputs = std::min(run.outputs, end - output - k);
+            runs.push_back(run);
+            k += run.outputs;
+        }
+        output += k;
+    }
+    return output;
+}
+
+}  // namespace dmlpool

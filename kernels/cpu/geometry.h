@@ -1,0 +1,186 @@
+// Which positions of an axis each output reads, computed where it is asked for: no table grows with
+// an axis.
+//
+//     window 3, stride 2, padding 1 over 8 positions:
+//
+//     position      -1 0 1 2 3 4 5 6 7
+//     output 0       . x x                reads 2 positions from 0 on, beginning with tap 1
+//     output 1           x x x            whole: from 1 on  \  a run of three outputs,
+//     output 2               x x x        whole: from 3 on   } each of which begins
+//     output 3                   x x x    whole: from 5 on  /  2 positions after the last
+//
+// An axis whose window is 0 has bins: output o of n reads positions floor(o * size / n) to
+// ceil((o + 1) * size / n). A gradient sees the same windows from the input: its outputs are the
+// input's positions, and what they read are the outputs whose windows hold them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+inline int64_t parts_of(int64_t count, int64_t part) {
+    return (count + part - 1) / part;
+}
+
+// What an output reads along an axis: so many positions inside the input, every dilation-th from
+// the first on, and the number of the first one's tap.
+struct Span {
+    int64_t begin;
+    int64_t count;
+    int64_t tap;
+
+    bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
+};
+
+// So many outputs that read as many positions, each `step` after those of the output before.
+struct Run {
+    int64_t begin;
+    int64_t count;
+    int64_t tap;
+    int64_t outputs;
+    int64_t step;
+};
+
+// The outputs or positions from begin to end.
+struct Range {
+    int64_t begin;
+    int64_t end;
+
+    bool contains(int64_t i) const { return begin <= i && i < end; }
+};
+
+struct Axis {
+    int64_t size;
+    int64_t outputs;
+    int64_t window;
+    int64_t stride;
+    int64_t padding;
+    int64_t dilation;
+
+    int64_t first(int64_t output) const { return output * stride - padding; }
+    int64_t extent() const { return window == 0 ? stride + 2 : (window - 1) * dilation + 1; }
+    // Input positions that `count` windows in a row span, the first and the last included.
+    int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
+    // The first tap inside the input, and the one after the last.
+    __attribute__((always_inline)) int64_t low(int64_t output) const {
+        return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);
+    }
+    __attribute__((always_inline)) int64_t high(int64_t output) const {
+        const int64_t room = size - first(output);
+        return room >= extent() ? window : room <= 0 ? 0 : parts_of(room, dilation);
+    }
+    __attribute__((always_inline)) bool is_empty(int64_t output) const {
+        return low(output) >= high(output);
+    }
+    Span span_of(int64_t output) const {
+        if (window == 0) {
+            const int64_t begin = output * size / outputs;
+            return {begin, parts_of((output + 1) * size, outputs) - begin, 0};
+        }
+        const int64_t tap = low(output);
+        const int64_t count = high(output) - tap;
+        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap};
+    }
+    // The outputs whose windows lie inside the input; none of bins.
+    Range whole() const {
+        const int64_t last = size + padding - extent();
+        if (window == 0 || last < 0)
+            return {0, 0};
+        const int64_t begin = std::clamp<int64_t>(parts_of(padding, stride), 0, outputs);
+        return {begin, std::max(begin, std::min(outputs, last / stride + 1))};
+    }
+};
+
+// How averages count: end_padding has zeros before the axes that there are, and a divisor of 0
+// counts taps.
+struct Counting {
+    int64_t include_padding;
+    int64_t divisor;
+    int64_t end_padding[3];
+};
+
+struct Problem {
+    int64_t planes;
+    int64_t lanes;
+    Axis axes[3];
+    Counting counting;
+    int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/cpu.py
+    int64_t bytes;      // of winners, taps or positions
+    int64_t numbering;  // likewise
+
+    const Axis &d() const { return axes[0]; }
+    const Axis &h() const { return axes[1]; }
+    const Axis &w() const { return axes[2]; }
+    int64_t row() const { return w().size * lanes; }
+    int64_t plane() const { return d().size * h().size * row(); }
+    // Whether elements of so many bytes come from memory, not from a cache.
+    bool is_large(int64_t element) const { return planes * plane() * element > 1 << 22; }
+    int64_t output_row() const { return w().outputs * lanes; }
+    int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
+};
+
+namespace dmlpool {
+
+// The windows of an axis seen from the input: position x is read by outputs a `step` apart.
+struct Seen {
+    Axis axis;
+    int64_t divisor;  // of stride and dilation, the greatest common one
+    int64_t step;
+    int64_t inverse;  // of stride / divisor, modulo step
+
+    explicit Seen(const Axis &axis);
+    // Whose window begins at x or before, and ends after it.
+    Range outputs_around(int64_t x) const {
+        const int64_t place = x + axis.padding;
+        const int64_t before = place - axis.extent() + 1;
+        const int64_t begin = before <= 0 ? 0 : parts_of(before, axis.stride);
+        return {std::min(begin, axis.outputs),
+                place < 0 ? 0 : std::min(axis.outputs, place / axis.stride + 1)};
+    }
+    Span span_of(int64_t x) const;
+};
+
+// A problem, and what its windows read along those axes whose windows the problem does not say.
+struct Windows {
+    Problem p;
+    // The elements of a row are so far from each other for windows along W, with zeros between.
+    int64_t apart = 1;
+    // By axis, one where windows are seen from the input.
+    std::vector<Seen> seen[3];
+    // By axis, what outputs along D and H read, where it takes divisions and they are few: every
+    // row of every plane asks for it.
+    std::vector<Span> kept[3];
+    static constexpr int64_t KEPT_MOST = 4096;
+
+    explicit Windows(const Problem &problem);
+    Span at(int axis, int64_t output) const {
+        return kept[axis].empty() ? computed(axis, output) : kept[axis][output];
+    }
+    Span computed(int axis, int64_t output) const {
+        return seen[axis].empty() ? p.axes[axis].span_of(output)
+                                  : seen[axis].front().span_of(output);
+    }
+    void keep(int axis);
+    // No window reads outside of this.
+    Range reach(int axis, int64_t output, int64_t outputs) const;
+    // The most positions that an output reads.
+    int64_t most(int axis) const;
+    // Whether there is one output, which reads all of a plane.
+    bool are_planes() const;
+    // Whether outputs that follow each other along an axis may read the same.
+    bool may_repeat(int axis) const;
+};
+
+// The windows seen from the input, along each axis.
+Windows adjoint_of(const Windows &windows);
+
+// Fills `runs` with those that outputs along W form from `output` on, and returns where they end:
+// at `end`, or after RUNS_MOST outputs and some more. Taps that nobody numbers are 0.
+constexpr int64_t RUNS_MOST = 1 << 14;
+// A run is cut in two, where that must be, so that each part has as many outputs at least.
+constexpr int64_t RUN_LEAST = 32;
+int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
+                  std::vector<Run> &runs);
+
+}  // namespace dmlpool
