@@ -93,17 +93,25 @@ def operators_in(program: ExportedProgram) -> collections.Counter[str]:
     )
 
 
-INTEGER = "dmlpool::quantized_linear_average_pooling"
-FLOAT_PATTERN = ("dequantize", "avg_pool", "average_pooling", "mean", "quantize_per")
+INTEGER = (
+    "dmlpool::quantized_linear_average_pooling",
+    "dmlpool::quantized_linear_average_pooling_of_numbers",
+)
+MAXIMA = ("dmlpool::max_pooling", "dmlpool::adaptive_max_pooling")
+FLOAT_PATTERN = ("dequantize", "_pool", "average_pooling", "mean", "amax", "quantize_per")
+
+
+def integer_averages(program: ExportedProgram) -> int:
+    return sum(operators_in(program)[name] for name in INTEGER)
 
 
 def is_replaced(program: ExportedProgram) -> bool:
     """Whether the program pools integers; if so, nothing of the pattern must be left."""
-    names = operators_in(program)
-    if not names[INTEGER]:
+    names, integer = operators_in(program), (*INTEGER, *MAXIMA)
+    if not any(names[name] for name in integer):
         return False
     return not [
-        name for name in names for part in FLOAT_PATTERN if part in name and name != INTEGER
+        name for name in names for part in FLOAT_PATTERN if part in name and name not in integer
     ]
 
 
@@ -233,7 +241,7 @@ def test_the_program_stays_a_program(fresh_compiler: None) -> None:
     program = export(Network(), (images,), dynamic_shapes=({0: Dim("batch")},))
     text, state = str(program.graph), set(program.state_dict)
     pooled = integer_pooling(program)
-    assert operators_in(pooled)[INTEGER] == 2
+    assert integer_averages(pooled) == 2
     assert str(program.graph) == text
     assert set(pooled.state_dict) == state
     assert pooled.graph_signature == program.graph_signature
@@ -250,6 +258,140 @@ def test_the_program_stays_a_program(fresh_compiler: None) -> None:
     ):
         for actual, wanted in zip(again(images), expected, strict=True):
             samples.assert_same(actual, wanted)
+
+
+MAX_POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "max_pool1d": (1, lambda real: functional.max_pool1d(real, 3, 2)),
+    "max_pool2d": (2, lambda real: functional.max_pool2d(real, 3, 2, 1, ceil_mode=True)),
+    "max_pool2d, dilated": (2, lambda real: functional.max_pool2d(real, 2, 1, 0, 2)),
+    "max_pool2d with indices": (
+        2,
+        lambda real: torch.ops.aten.max_pool2d_with_indices(real, [3, 3], [1, 1], [1, 1])[0],
+    ),
+    "max_pool3d": (3, lambda real: functional.max_pool3d(real, 2, 2, 1)),
+    "adaptive_max_pool1d": (1, lambda real: functional.adaptive_max_pool1d(real, 5)),
+    "adaptive_max_pool2d": (2, lambda real: functional.adaptive_max_pool2d(real, (4, 3))),
+    "adaptive_max_pool3d": (3, lambda real: functional.adaptive_max_pool3d(real, 1)),
+    "amax": (2, lambda real: real.amax((2, 3))),
+    "amax, keepdim": (2, lambda real: real.amax((-1, -2), keepdim=True)),
+    "two in a chain": (
+        2,
+        lambda real: functional.max_pool2d(functional.max_pool2d(real, 3, 1, 1), 3, 1, 1),
+    ),
+    "dmlpool, layer": (2, dmlpool.nn.MaxPool2d(3, 2, "same")),
+    "dmlpool, adaptive": (2, dmlpool.nn.AdaptiveMaxPool2d((2, 3))),
+}
+
+
+@cases.in_pairs(pool=list(MAX_POOLS), types=list(QUANTIZATIONS))
+def test_maxima_of_one_quantization_are_those_of_the_integers(pool: str, types: str) -> None:
+    """M7: bit for bit, and nothing of the pattern is left."""
+    rank, function = MAX_POOLS[pool]
+    pattern = Pattern(function, *[QUANTIZATIONS[types]] * 2)
+    example = samples.integers(*SHAPES[rank], dtype=pattern.input.dtype)
+    program, report = export(pattern, (example,)), {}
+    pooled = integer_pooling(program, report)
+    assert not is_replaced(program)
+    assert is_replaced(pooled)
+    assert set(report.values()) == {"replaced by max_pooling of integers"}
+    samples.assert_same(pooled.module()(example), program.module()(example))
+    assert pooled.graph_signature == program.graph_signature
+
+
+@pytest.mark.parametrize("types", PAIRS, ids=str)
+def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(
+    types: tuple[str, str],
+) -> None:
+    """The numbers are converted after they are pooled: fewer of them, with the same result."""
+    pattern = Pattern(MAX_POOLS["max_pool2d"][1], *(QUANTIZATIONS[name] for name in types))
+    example = samples.integers(*SHAPES[2], dtype=pattern.input.dtype)
+    program = export(pattern, (example,))
+    pooled = integer_pooling(program)
+    assert operators_in(pooled)["dmlpool::max_pooling"] == 1
+    assert not operators_in(pooled)["aten::max_pool2d"]
+    samples.assert_same(pooled.module()(example), program.module()(example))
+
+
+class Block(torch.nn.Module):
+    """One dequantized tensor for a chain of pools, a cat and a flatten, as in SPPF and heads."""
+
+    def forward(self, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        real = UINT8.dequantize(integers)
+        once = functional.max_pool2d(real, 3, 1, 1)
+        twice = functional.max_pool2d(once, 3, 1, 1)
+        flat = INT8.quantize(functional.max_pool2d(real, 2).flatten(1))
+        means = UINT8.quantize(functional.avg_pool2d(real, 2)), UINT8.quantize(real.mean((2, 3)))
+        return UINT8.quantize(torch.cat((real, once, twice), 1)), flat, *means
+
+
+def test_pools_that_share_one_dequantize() -> None:
+    """With one another, with a cat and with a flatten."""
+    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
+    program, report = export(Block(), (example,)), {}
+    pooled = integer_pooling(program, report)
+    assert operators_in(pooled)["dmlpool::max_pooling"] == 3
+    assert integer_averages(pooled) == 2
+    assert not [name for name in operators_in(pooled) if "_pool2d" in name or "mean" in name]
+    assert not [reason for reason in report.values() if reason.startswith("left")]
+    for result, expected in zip(pooled.module()(example), program.module()(example), strict=True):
+        assert result.dtype is expected.dtype
+        assert (result.int() - expected.int()).abs().max() <= 1
+    for at in (0, 1):  # maxima alone
+        samples.assert_same(pooled.module()(example)[at], program.module()(example)[at])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda real: functional.adaptive_avg_pool2d(real, 1),
+        lambda real: real.mean((2, 3)),
+        lambda real: functional.adaptive_max_pool2d(real, 1),
+        lambda real: functional.max_pool2d(real, 3, 2, 1),
+    ],
+)
+def test_open_image_sizes_of_pytorchs_own_pools(pool: Callable[[Tensor], Tensor]) -> None:
+    """E2: a global average of height and width that are left open among them."""
+    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
+    open_sizes = {0: Dim("batch"), 2: Dim("height", min=4), 3: Dim("width", min=4)}
+    program = export(Pattern(pool, UINT8, UINT8), (example,), dynamic_shapes=(open_sizes,))
+    pooled = integer_pooling(program)
+    assert is_replaced(pooled)
+    for sizes in ((2, 3, 9, 8), (3, 3, 4, 17)):
+        image = samples.integers(*sizes, dtype=torch.uint8)
+        result, expected = pooled.module()(image), program.module()(image)
+        assert result.shape == expected.shape
+        assert (result.int() - expected.int()).abs().max() <= 1
+
+
+def test_the_report_says_why_a_pool_is_left() -> None:
+    report: dict[str, str] = {}
+    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
+    program = export(LEFT["an average that is needed elsewhere"], (example,))
+    integer_pooling(program, report)
+    assert report == {"avg_pool2d": "left: its result is not quantized"}
+    with pytest.raises(TypeError, match="report must be a dict or None, got list"):
+        integer_pooling(program, [])  # type: ignore[arg-type]
+
+
+def test_numbers_give_what_tensors_give() -> None:
+    """Q1 to Q4: the operator that takes scales and zero points as numbers."""
+    image = samples.integers(*SHAPES[2], dtype=torch.uint8)
+    rest = [2, 3], [2, 1], [1, 0], [0, 2], [1, 2], True, False, torch.int8
+    numbers = torch.ops.dmlpool.quantized_linear_average_pooling_of_numbers
+    tensors = torch.ops.dmlpool.quantized_linear_average_pooling
+    vectors = (
+        torch.tensor([0.037]),
+        torch.tensor([119], dtype=torch.uint8),
+        torch.tensor([0.021]),
+        torch.tensor([-3], dtype=torch.int8),
+    )
+    result = numbers(image, 0.037, 119, 0.021, -3, *rest)
+    samples.assert_same(result, tensors(image, *vectors, *rest))
+    torch.library.opcheck(numbers.default, (image, 0.037, 119, 0.021, -3, *rest))
+    with pytest.raises(ValueError, match="input_zero_point must be 0 to 255"):
+        numbers(image, 0.037, 300, 0.021, -3, *rest)
+    with pytest.raises(ValueError, match="output_scale must be finite and above 0"):
+        numbers(image, 0.037, 119, 0.0, -3, *rest)
 
 
 # What is needed elsewhere stays, and what cannot be replaced is left.
@@ -318,7 +460,17 @@ LEFT: dict[str, Pattern] = {
     "a mean that drops its dimensions": pooled_by(
         lambda real: real.mean((2, 3)).unflatten(1, (3, 1, 1))
     ),
-    "maxima": pooled_by(lambda real: functional.max_pool2d(real, 2)),
+    "maxima whose indices are used": pooled_by(
+        lambda real: sum(functional.max_pool2d(real, 2, return_indices=True))
+    ),
+    "maxima of windows that may be empty": pooled_by(
+        lambda real: dmlpool.max_pooling(real, 2, 1, 3, 0)
+    ),
+    "maxima of rows": pooled_by(lambda real: real.amax(3, keepdim=True)),
+    "maxima of dequantized numbers next to the largest": Pattern(
+        lambda real: functional.max_pool2d(real, 2),
+        *[Quantization(2.0**110, 0, torch.uint8)] * 2,
+    ),
     "no batch": pooled_by(AVERAGE),
     "a computed scale": Pattern(AVERAGE, UINT8, ChangingScale(1.0, 0, torch.int8)),
     "a zero point outside the type": Pattern(AVERAGE, UINT8, Quantization(0.05, 300, torch.uint8)),

@@ -4,8 +4,8 @@ models converted.
 
 from torch_dmlpool.nn import functional, layers, quantized
 from torch_dmlpool.nn.conversion import Conversion, convert, rerouted
+from torch_dmlpool.nn.exported import integer_pooling
 from torch_dmlpool.nn.layers import *  # noqa: F403
-from torch_dmlpool.nn.quantized import integer_pooling
 
 __all__ = [
     *layers.__all__,

@@ -25,7 +25,13 @@ def quantized_linear_average_pooling(
     """
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
     if not registration.is_bare(input, *tensors):
-        # The registered operator takes no numbers: tensors are filled on the device, without
+        numbers = tuple(
+            parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
+        )
+        if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
+            rest = *window.arguments, include_padding, output_dtype
+            return _pooling_of_numbers.overload(input, *numbers, *rest)
+        # The operator of tensors takes no numbers: tensors are filled on the device, without
         # waiting for it.
         vectors = list(parameters)
         for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
@@ -112,4 +118,21 @@ _pooling = registration.Operator(
     dtypes=lambda input, *arguments: (arguments[-1],),
     vmap=_vmap,
     refuse=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
+)
+
+
+def _complete_numbers(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """Scales and zero points as numbers that rules Q3 and Q4 allow."""
+    numbers, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
+    return input, *numbers, *arguments[4:]
+
+
+_pooling_of_numbers = registration.Operator(
+    "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
+    "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
+    "bool include_padding, ScalarType output_dtype) -> Tensor",
+    [operands.QUANTIZED_TYPES],
+    lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
+    complete=_complete_numbers,
+    dtypes=lambda input, *arguments: (arguments[-1],),
 )
