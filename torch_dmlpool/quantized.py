@@ -7,7 +7,7 @@ PyTorch has none.
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -163,13 +163,26 @@ def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Po
     >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
     tensor([[[[4.]]]])
     """
-    maxima = max_pooling(
-        _integers(input, check_quantized(input)[input.dtype]), *arguments, **keywords
-    )
+    return of_integers(input, lambda plain: max_pooling(plain, *arguments, **keywords))
+
+
+def of_integers(input: Tensor, pool: Callable[[Tensor], Any]) -> Any:
+    """What ``pool`` makes of the integers of ``input``, quantized as ``input`` is; or a pair of
+    that and more.
+    """
+    pooled = pool(_integers(input, check_quantized(input)[input.dtype]))
     quantization = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
-    if isinstance(maxima, Tensor):
-        return _packed(maxima, *quantization)
-    return _packed(maxima[0], *quantization), maxima[1]
+    if isinstance(pooled, Tensor):
+        return _packed(pooled, *quantization)
+    return _packed(pooled[0], *quantization), pooled[1]
+
+
+def zero_point_of(input: Tensor) -> int | Tensor:
+    """A number, or one for each channel in the shape of what it is subtracted from."""
+    _, zero_point = _parameters(input)
+    if not isinstance(zero_point, Tensor):
+        return zero_point
+    return zero_point.view(-1, *[1] * (input.dim() - 2))
 
 
 def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:

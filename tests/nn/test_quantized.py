@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and:UserWarning"
 )
 
-NAMES = layers.__all__
+NAMES = [name for name in layers.__all__ if name.startswith("AvgPool")]
 CHANNELS = 3
 SHAPES = {1: (2, CHANNELS, 9), 2: (2, CHANNELS, 6, 7), 3: (2, CHANNELS, 3, 4, 5)}
 

@@ -50,6 +50,7 @@ RULES = {
     ),
     "max_pooling_gather": Rule({"input": "input", "taps": "output"}, ("output",), "input"),
     "quantized_linear_average_pooling": Rule({"input": "input", **QUANTIZATION}, ("output",)),
+    "quantized_linear_average_pooling_of_numbers": Rule({"input": "input"}, ("output",)),
     "adaptive_average_pooling": Rule({"input": "input"}, ("output",), "input"),
     "adaptive_average_pooling_grad": Rule(
         {"input_gradient": "output"}, ("input",), "input_gradient"

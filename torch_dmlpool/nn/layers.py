@@ -17,7 +17,7 @@ from torch.nn.modules import pooling
 
 from torch_dmlpool import operands
 from torch_dmlpool.functional import OutputSize, Pooled
-from torch_dmlpool.nn import dimensions, functional
+from torch_dmlpool.nn import dimensions, functional, quantized_tensors
 from torch_dmlpool.nn.functional import Padding, Sizes
 from torch_dmlpool.window import Window, shared
 
@@ -67,7 +67,10 @@ class Pool(torch.nn.Module):
             words = re.sub(
                 r"(?<=[a-z])(?=Pool)|(?<=Max)(?=Unpool)|(?<=Adaptive)|(?<=LP)", "_", cls.__name__
             )
-            cls._function = staticmethod(getattr(functional, words.lower()))
+            name = words.lower()
+            function = getattr(functional, name)
+            family = name.removesuffix(f"{rank}d")
+            cls._function = staticmethod(quantized_tensors.accepting(function, family, rank))
         elif not hasattr(cls, "_rank"):  # a family, not a subclass of somebody's own
             cls._description, cls.__doc__ = inspect.cleandoc(cls.__doc__ or ""), None
 

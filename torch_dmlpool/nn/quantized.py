@@ -8,105 +8,53 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands, quantized
+from torch_dmlpool.functional import OutputSize
 from torch_dmlpool.nn import dimensions, functional
 from torch_dmlpool.nn.functional import Padding, Sizes
-from torch_dmlpool.nn.layers import Pool
+from torch_dmlpool.nn.layers import MaxPool1d, MaxPool2d, MaxPool3d, Pool
+from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.ops.registration import is_readable
-from torch_dmlpool.window import ArgumentError, Window
+from torch_dmlpool.window import ArgumentError, Window, shared
 
-__all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+]
 
 
-class _AvgPool(Pool):
-    """:class:`torch.nn.AvgPool{rank}d` of integers that stand for ``scale * (integer -
-    zero_point)``.
-
-    It is :func:`~torch_dmlpool.quantized_linear_average_pooling` of int8 and uint8 tensors,
-    ``{batched}`` or ``{unbatched}``, and :func:`~torch_dmlpool.quantized_average_pooling` of
-    quantized tensors (quint8, qint8), which bring ``input_scale`` and ``input_zero_point`` of their
-    own. Scales and zero points are buffers, so that a ``state_dict`` holds them. One loaded from
-    another layer brings its number of entries along.
-
-    Args:
-        {window}
-        count_include_pad: Whether padding counts in the divisor; it adds nothing to the sum.
-        input_scale: Real numbers per step of a plain input: a number for all channels, or a tensor
-            of ``(C,)``.
-        input_zero_point: The integer that stands for 0 in a plain input, in the same forms.
-        output_scale: The output's scale; the input's unless given.
-        output_zero_point: The output's zero point; the input's unless given.
-        output_dtype: int8 or uint8; the input's unless given.
-
-    >>> scales = dict(input_scale=0.5, input_zero_point=10, output_scale=0.25, output_zero_point=3)
-    >>> layer = AvgPool{rank}d(({ones}2), **scales)
-    >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, {ones}4)).flatten()
-    tensor([ 5, 15], dtype=torch.uint8)
-    """
+class _Averages(Pool):
+    # What layers with scales and zero points share; the window is the layer's own.
 
     input_scale: Tensor
     input_zero_point: Tensor
     output_scale: Tensor | None
     output_zero_point: Tensor | None
 
-    def __init__(
-        self,
-        kernel_size: Sizes,
-        stride: Sizes | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        dilation: Sizes = 1,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
-        operands.check_flag("count_include_pad", count_include_pad)
-        operands.check_output_type(output_dtype)
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
-        self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
-        given = (input_scale, input_zero_point, output_scale, output_zero_point)
+    output_dtype: torch.dtype | None
+
+    def _hold(self, *given: Any) -> None:
+        """Register the scales and zero points as buffers."""
         for name, parameter in zip(operands.PARAMETERS, given, strict=True):
             inherited = parameter is None and name.startswith("output")
             self.register_buffer(name, None if inherited else self._checked(name, parameter))
 
-    @classmethod
-    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
-        """The layer with the window of a float ``layer``, torch.nn's or this package's, and the
-        scales given here.
-        """
-        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
-            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
-        divisor = getattr(layer, "divisor_override", None)
-        if divisor is not None:
-            raise ArgumentError(
-                f"layer must have no divisor_override, which integers do not take, got {divisor}"
-            )
-        pool: Any = layer
-        window = (
-            pool.kernel_size,
-            pool.stride,
-            pool.padding,
-            pool.ceil_mode,
-            bool(pool.count_include_pad),
-        )
-        return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
+    def _window(self, input: Tensor) -> tuple[Window, bool]:
+        """The window over a batched input, and whether padding counts."""
+        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         # also on a PyTorch without quantized tensors
         is_quantized = getattr(input, "is_quantized", False)
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
         batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
-        geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        window, counted = (
-            functional.window_of(self._rank, batched, *geometry),
-            self.count_include_pad,
-        )
+        window, counted = self._window(batched)
         output = self.output_scale, self.output_zero_point
         if is_quantized:
             plain_types = quantized.check_quantized(batched)
@@ -182,7 +130,11 @@ class _AvgPool(Pool):
 
     def extra_repr(self) -> str:
         usual = {"ceil_mode": False, "count_include_pad": True, "dilation": 1, "output_dtype": None}
-        names = ("kernel_size", "stride", "padding", *usual)
+        names = [
+            name
+            for name in ("output_size", "kernel_size", "stride", "padding", *usual)
+            if name in vars(self)
+        ]
         shown = {
             name: getattr(self, name)
             for name in names
@@ -198,6 +150,140 @@ class _AvgPool(Pool):
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
+class _AvgPool(_Averages):
+    """:class:`torch.nn.AvgPool{rank}d` of integers that stand for ``scale * (integer -
+    zero_point)``.
+
+    It is :func:`~torch_dmlpool.quantized_linear_average_pooling` of int8 and uint8 tensors,
+    ``{batched}`` or ``{unbatched}``, and :func:`~torch_dmlpool.quantized_average_pooling` of
+    quantized tensors (quint8, qint8), which bring ``input_scale`` and ``input_zero_point`` of their
+    own. Scales and zero points are buffers, so that a ``state_dict`` holds them. One loaded from
+    another layer brings its number of entries along.
+
+    Args:
+        {window}
+        count_include_pad: Whether padding counts in the divisor; it adds nothing to the sum.
+        input_scale: Real numbers per step of a plain input: a number for all channels, or a tensor
+            of ``(C,)``.
+        input_zero_point: The integer that stands for 0 in a plain input, in the same forms.
+        output_scale: The output's scale; the input's unless given.
+        output_zero_point: The output's zero point; the input's unless given.
+        output_dtype: int8 or uint8; the input's unless given.
+
+    >>> scales = dict(input_scale=0.5, input_zero_point=10, output_scale=0.25, output_zero_point=3)
+    >>> layer = AvgPool{rank}d(({ones}2), **scales)
+    >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, {ones}4)).flatten()
+    tensor([ 5, 15], dtype=torch.uint8)
+    """
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        *,
+        dilation: Sizes = 1,
+        input_scale: float | Tensor = 1.0,
+        input_zero_point: int | Tensor = 0,
+        output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        operands.check_flag("count_include_pad", count_include_pad)
+        operands.check_output_type(output_dtype)
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
+        self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
+        self._hold(input_scale, input_zero_point, output_scale, output_zero_point)
+
+    @classmethod
+    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
+        """The layer with the window of a float ``layer``, torch.nn's or this package's, and the
+        scales given here.
+        """
+        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
+            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
+        divisor = getattr(layer, "divisor_override", None)
+        if divisor is not None:
+            raise ArgumentError(
+                f"layer must have no divisor_override, which integers do not take, got {divisor}"
+            )
+        pool: Any = layer
+        window = (
+            pool.kernel_size,
+            pool.stride,
+            pool.padding,
+            pool.ceil_mode,
+            bool(pool.count_include_pad),
+        )
+        return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
+
+    def _window(self, input: Tensor) -> tuple[Window, bool]:
+        geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return functional.window_of(self._rank, input, *geometry), self.count_include_pad
+
+
+class _AdaptiveAvgPool(_Averages):
+    """:class:`torch.nn.AdaptiveAvgPool{rank}d` of integers that stand for ``scale * (integer -
+    zero_point)``, or of quantized tensors.
+
+    Every window must have the same size: the input's sizes are multiples of ``output_size``, as 1
+    always is. :class:`torch_dmlpool.nn.AdaptiveAvgPool{rank}d` takes quantized tensors of any size.
+
+    Args:
+        output_size: Windows, an int or one per dimension; None keeps the input's size.
+        input_scale: Real numbers per step of a plain input: a number for all channels, or a tensor
+            of ``(C,)``.
+        input_zero_point: The integer that stands for 0 in a plain input, in the same forms.
+        output_scale: The output's scale; the input's unless given.
+        output_zero_point: The output's zero point; the input's unless given.
+        output_dtype: int8 or uint8; the input's unless given.
+
+    >>> layer = AdaptiveAvgPool{rank}d(1, input_scale=0.5, output_scale=0.25)
+    >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, {ones}4)).flatten()
+    tensor([27], dtype=torch.uint8)
+    """
+
+    def __init__(
+        self,
+        output_size: OutputSize,
+        *,
+        input_scale: float | Tensor = 1.0,
+        input_zero_point: int | Tensor = 0,
+        output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        operands.checked_output_size(shared(output_size), (1,) * self._rank)
+        operands.check_output_type(output_dtype)
+        self.output_size, self.output_dtype = output_size, output_dtype
+        self._hold(input_scale, input_zero_point, output_scale, output_zero_point)
+
+    @classmethod
+    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
+        """The layer with the output size of a float ``layer``, torch.nn's or this package's, and
+        the scales given here.
+        """
+        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
+            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
+        return cls(layer.output_size, **quantization)
+
+    def _window(self, input: Tensor) -> tuple[Window, bool]:
+        sizes = tuple(input.shape[2:])
+        _, window = bins(shared(self.output_size), sizes, self._rank)
+        if window is None:
+            raise ArgumentError(
+                f"output_size must divide the input's sizes {sizes[-self._rank :]} for windows "
+                f"of one size, got {self.output_size}"
+            )
+        return window, True
+
+
 class AvgPool1d(_AvgPool, rank=1): ...
 
 
@@ -205,3 +291,12 @@ class AvgPool2d(_AvgPool, rank=2): ...
 
 
 class AvgPool3d(_AvgPool, rank=3): ...
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, rank=1): ...
+
+
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, rank=2): ...
+
+
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, rank=3): ...

@@ -101,6 +101,16 @@ def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any)
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 
 
+def quantized_linear_average_pooling_of_numbers(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    types = emit.ir.DataType.FLOAT, input.dtype, emit.ir.DataType.FLOAT, arguments[-1]
+    vectors = []
+    for number, dtype in zip(arguments[:4], types, strict=True):
+        vector = emit.constant([number], dtype)
+        vector.shape = emit.ir.Shape([1])
+        vectors.append(vector)
+    return quantized_linear_average_pooling(emit, input, *vectors, *arguments[4:])
+
+
 def _is_scalar(parameter: Any) -> bool:
     return parameter is None or parameter.shape[0] == 1
 

@@ -1,0 +1,135 @@
+"""Layers on quantized tensors, and models with quantized layers."""
+
+import fractions
+import warnings
+from typing import Any
+
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import nn
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(torch, "quint8"), reason="PyTorch has no quantized tensors"),
+    pytest.mark.filterwarnings("ignore:.*deprecated.*"),
+    pytest.mark.filterwarnings("ignore:.*quantized tensor.*"),
+]
+SHAPES = {1: (2, 3, 14), 2: (2, 3, 9, 11), 3: (2, 3, 5, 6, 7)}
+TYPES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
+
+
+def quantized(rank: int, dtype: torch.dtype = torch.quint8, per_channel: bool = False) -> Tensor:
+    integers = samples.integers(*SHAPES[rank], dtype=TYPES[dtype])
+    if per_channel:
+        scales = torch.tensor([0.5, 0.03, 1.7], dtype=torch.float64)
+        return torch._make_per_channel_quantized_tensor(
+            integers, scales, torch.tensor([3, 0, 11]), 1
+        )
+    return torch._make_per_tensor_quantized_tensor(integers, 0.037, 5)
+
+
+LAYERS: dict[str, tuple[int, Any]] = {
+    "MaxPool1d": (1, lambda pools: pools.MaxPool1d(3, 2)),
+    "MaxPool2d": (2, lambda pools: pools.MaxPool2d(3, 2, 1, ceil_mode=True)),
+    "AvgPool2d": (2, lambda pools: pools.AvgPool2d(3, 2, 1, count_include_pad=False)),
+    "AvgPool3d": (3, lambda pools: pools.AvgPool3d(2, 1)),
+    "AdaptiveAvgPool2d to 1": (2, lambda pools: pools.AdaptiveAvgPool2d(1)),
+    "AdaptiveAvgPool2d, uneven": (2, lambda pools: pools.AdaptiveAvgPool2d((4, 3))),
+    "AdaptiveAvgPool3d, uneven": (3, lambda pools: pools.AdaptiveAvgPool3d((2, 4, None))),
+}
+
+
+@pytest.mark.parametrize("dtype", list(TYPES), ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_what_torchs_takes(name: str, dtype: torch.dtype) -> None:
+    """The same bits for maxima; averages are within the step that PyTorch's rounding takes."""
+    rank, layer = LAYERS[name]
+    input = quantized(rank, dtype)
+    result, expected = layer(nn)(input), layer(torch.nn)(input)
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    assert (result.q_scale(), result.q_zero_point()) == (0.037, 5)
+    difference = (result.int_repr().int() - expected.int_repr().int()).abs().max()
+    assert difference <= (0 if name.startswith("Max") else 1)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("family", ["MaxPool", "MinPool", "AdaptiveMaxPool", "AdaptiveMinPool"])
+def test_maxima_and_minima_are_those_of_the_integers(family: str, rank: int) -> None:
+    """Per channel too, with indices, and without a batch."""
+    arguments: tuple[Any, ...] = (2,) if family.startswith("Adaptive") else (3, 2, 1)
+    layer = getattr(nn, f"{family}{rank}d")(*arguments, return_indices=True)
+    input = quantized(rank, torch.qint8, per_channel=True)
+    values, indices = layer(input)
+    expected = layer(input.int_repr())
+    samples.assert_same(values.int_repr(), expected[0])
+    samples.assert_same(indices, expected[1])
+    assert values.qscheme() is torch.per_channel_affine
+    plain = quantized(rank)
+    samples.assert_same(layer(plain[0])[0].int_repr(), layer(plain.int_repr()[0])[0])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_averages_over_uneven_bins_are_exact(per_channel: bool) -> None:
+    """Q1: halves to even, then the zero point, in rational numbers."""
+    input = quantized(2, per_channel=per_channel)
+    result = nn.AdaptiveAvgPool2d((4, 3))(input).int_repr()
+    integers, zeros = input.int_repr(), [3, 0, 11] if per_channel else [5] * 3
+    for sample in range(2):
+        for channel, zero in enumerate(zeros):
+            for row in range(4):
+                for column in range(3):
+                    rows = slice(row * 9 // 4, -(-(row + 1) * 9 // 4))
+                    columns = slice(column * 11 // 3, -(-(column + 1) * 11 // 3))
+                    bin = integers[sample, channel, rows, columns].flatten().tolist()
+                    exact = round(fractions.Fraction(sum(bin) - zero * len(bin), len(bin))) + zero
+                    assert result[sample, channel, row, column] == exact
+
+
+def test_what_a_quantized_tensor_cannot_have() -> None:
+    with pytest.raises(ValueError, match=r"divisor_override must be None .* got 3"):
+        nn.AvgPool2d(2, divisor_override=3)(quantized(2))
+    with pytest.raises(ValueError, match=r"output_size must divide the input's sizes \(9, 11\)"):
+        nn.quantized.AdaptiveAvgPool2d(2)(quantized(2))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_adaptive_averages_with_scales_of_the_layer(rank: int) -> None:
+    """nn.quantized.AdaptiveAvgPool is AvgPool with the window that the sizes give."""
+    numbers = {"input_scale": 0.5, "input_zero_point": 7, "output_scale": 0.2}
+    integers = samples.integers(2, 3, *(8, 6, 4)[:rank], dtype=torch.uint8)
+    layer = getattr(nn.quantized, f"AdaptiveAvgPool{rank}d")(2, **numbers)
+    window = tuple(size // 2 for size in integers.shape[2:])
+    pool = getattr(nn.quantized, f"AvgPool{rank}d")(window, **numbers)
+    samples.assert_same(layer(integers), pool(integers))
+    again = getattr(nn.quantized, f"AdaptiveAvgPool{rank}d")(2)
+    again.load_state_dict(layer.state_dict())
+    samples.assert_same(again(integers), layer(integers))
+    theirs = getattr(torch.nn, f"AdaptiveAvgPool{rank}d")(2)
+    from_float = type(layer).from_float(theirs, **numbers)
+    samples.assert_same(from_float(integers), layer(integers))
+    assert repr(layer).startswith(f"AdaptiveAvgPool{rank}d(output_size=2, input_scale=0.5")
+
+
+def test_a_converted_model_with_quantized_layers_runs() -> None:
+    """convert replaces pools between quantized layers, and the model gives what it gave."""
+    from torch.ao import quantization
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.nn.Sequential(
+            quantization.QuantStub(),
+            torch.nn.Conv2d(3, 4, 3),
+            torch.nn.MaxPool2d(2),
+            torch.nn.AdaptiveAvgPool2d(1),
+        ).eval()
+        image = torch.rand(1, 3, 12, 12, generator=samples.seeded(3))
+        model.qconfig = quantization.get_default_qconfig("x86")
+        quantization.prepare(model, inplace=True)(image)
+        quantization.convert(model, inplace=True)
+        expected = model(image)
+        report = dmlpool.nn.convert(model)
+        assert set(report.replaced) == {"2", "3"}
+        assert torch.equal(model(image).int_repr(), expected.int_repr())
