@@ -4,6 +4,7 @@ apart, without it (E2).
 What torch.export keeps and which sizes may be dynamic is in test_compile.py.
 """
 
+import itertools
 import re
 import subprocess
 import sys
@@ -54,6 +55,85 @@ def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
 def program_of(network: torch.nn.Module) -> torch.export.ExportedProgram:
     batch = {0: torch.export.Dim("batch", min=2)}
     return torch.export.export(network.eval(), inputs(), dynamic_shapes=(batch, batch))
+
+
+KINDS = {
+    "named": lambda name: torch.export.Dim(name, min=8, max=200),
+    "dynamic": lambda _: torch.export.Dim.DYNAMIC,
+    "auto": lambda _: torch.export.Dim.AUTO,
+}
+
+
+class Everything(torch.nn.Module):
+    """Every layer, with padding that depends on the input's sizes where it has any."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        kinds = {
+            name.removesuffix(f"{rank}d"): layer
+            for name, layer in vars(dmlpool.nn).items()
+            if name.endswith(f"Pool{rank}d")
+        }
+        windows = [(3, 2, "same"), (2, 3, "same"), (2, 1, "same"), (3, 2, 1)]
+        quantized = getattr(dmlpool.nn.quantized, f"AvgPool{rank}d")
+        integers = {"input_scale": 0.5, "input_zero_point": 3}
+        self.adaptive, self.sliding, self.integers = (torch.nn.ModuleList() for _ in range(3))
+        for size in (1, 3, None):
+            self.adaptive.append(kinds["AdaptiveAvgPool"](size))
+            self.adaptive.append(kinds["AdaptiveMaxPool"](size, return_indices=True))
+        for window in windows:
+            for ceil_mode in (False, True):
+                rest = {"ceil_mode": ceil_mode}
+                self.sliding.append(kinds["AvgPool"](*window, **rest))
+                self.sliding.append(kinds["MaxPool"](*window, **rest))
+                self.integers.append(quantized(*window, **rest, **integers))
+            self.sliding.append(kinds["AvgPool"](*window, dilation=2))
+            self.sliding.append(kinds["LPPool"](2, *window[:2], padding=window[2]))
+        self.pools = torch.nn.ModuleList(
+            kinds["MaxPool"](*window, return_indices=True) for window in windows
+        )
+        unpool = getattr(dmlpool.nn, f"MaxUnpool{rank}d")
+        self.unpools = torch.nn.ModuleList(unpool(*window) for window in windows)
+        # As after any layer that is trained: winners are numbered for a gradient too.
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        assert set(kinds) == {"AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool", "LPPool"}
+
+    def forward(self, input: Tensor, integers: Tensor) -> list[Tensor]:
+        input, results = input * self.scale, []
+        for layer in [*self.adaptive, *self.sliding]:
+            results += samples.listed(layer(input))
+        results += [layer(integers) for layer in self.integers]
+        for pool, unpool in zip(self.pools, self.unpools, strict=True):
+            values, indices = pool(input)
+            results.append(unpool(values, indices, input.shape))
+        return results
+
+
+@cases.each(
+    ("rank", "kind"),
+    itertools.product((1, 2, 3), KINDS),
+    [(1, "dynamic"), (1, "auto"), (2, "named")],
+)
+def test_every_layer_of_sizes_that_are_left_open(rank: int, kind: str) -> None:
+    """E2: PyTorch is asked to prove nothing about padding that "same" has computed, and the program
+    is right for even and odd sizes, large ones too.
+
+    More than 225 elements in a plane take a wider type where winners are numbered.
+    """
+
+    def given(sizes: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+        integers = samples.integers(2, 3, *sizes, dtype=torch.uint8, seed=seed)
+        return samples.ties(2, 3, *sizes, seed=seed), integers
+
+    network = Everything(rank).eval()
+    opened = {axis + 2: KINDS[kind](f"size{axis}") for axis in range(rank)}
+    program = torch.export.export(
+        network, given((12, 15, 9)[:rank], 0), dynamic_shapes=(opened, opened)
+    ).module()
+    for sizes in ((12, 15, 9), (13, 16, 12), (20, 21, 10)):
+        arguments = given(sizes[:rank], 1)
+        for result, expected in zip(program(*arguments), network(*arguments), strict=True):
+            torch.testing.assert_close(result, expected)
 
 
 RUN = """

@@ -209,7 +209,7 @@ def max_pooling(
     if return_indices or index_dtype is not torch.int64:
         operands.check_index_type(index_dtype, input.shape)
     if return_indices:
-        operands.tap_dtype(window.taps)
+        operands.check_taps(window.taps)
     numbering = (index_dtype, False) if return_indices else ()
     return _min.maxima(lambda each: _max.maxima(each, window, *numbering), input)
 

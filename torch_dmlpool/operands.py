@@ -18,6 +18,7 @@ from torch_dmlpool.window import (
     check_spatial_sizes,
     entries,
     integer,
+    is_sure,
     remembering,
     wrong_type,
 )
@@ -178,10 +179,19 @@ def check_index_type(
     elements = math.prod(sizes[2:] if per_plane else sizes)
     # The largest unsigned number marks an empty window, so it numbers no element.
     numbered = torch.iinfo(index_dtype).max + (1 if index_dtype.is_signed else 0)
-    if elements > numbered:
+    if is_sure(elements > numbered):
         raise ArgumentError(
             f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, got "
             f"{elements}"
+        )
+
+
+def check_taps(taps: int) -> None:
+    """Refuse windows of more taps than can be numbered (rule M6)."""
+    if is_sure(taps > 2**31):
+        raise ArgumentError(
+            f"window_size must be at most {2**31} taps in all where winners are numbered, got "
+            f"{taps}"
         )
 
 
@@ -189,12 +199,10 @@ def tap_dtype(taps: int) -> torch.dtype:
     """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses
     more than fit.
     """
-    if taps > 2**31:
-        raise ArgumentError(
-            f"window_size must be at most {2**31} taps in all where winners are numbered, got "
-            f"{taps}"
-        )
-    return torch.uint8 if taps <= 225 else torch.int16 if taps <= 2**15 else torch.int32
+    check_taps(taps)
+    if is_sure(taps <= 225):
+        return torch.uint8
+    return torch.int16 if is_sure(taps <= 2**15) else torch.int32
 
 
 def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 _P = ParamSpec("_P")
@@ -51,11 +51,11 @@ class Axis:
         whole = room // self.stride + 1
         if not self.ceil_mode:
             return whole
-        # At most one window more, and only if it starts before the end of the input; branch-free
-        # for symbolic sizes.
+        # At most one window more, and only if it starts before the end of the input. Symbolic sizes
+        # want no branch, and a sum, as PyTorch cannot prove that a greatest number is positive.
         ceiling = -(-room // self.stride) + 1
         starting_inside = -(-(size + self.start_padding) // self.stride)
-        return torch.sym_max(whole, torch.sym_min(ceiling, starting_inside))
+        return whole + torch.sym_max(0, torch.sym_min(ceiling, starting_inside) - whole)
 
     def first_position(self, output: int) -> int:
         """Input position of the first tap of window ``output``; negative inside the start
@@ -235,7 +235,7 @@ class Window:
         outputs = []
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             outputs.append(axis.output_size(size))
-            if outputs[-1] < 1:
+            if is_sure(outputs[-1] < 1):
                 raise ArgumentError(
                     f"the window leaves no output in spatial dimension {name}: window_size "
                     f"{axis.window} with dilation "
@@ -268,8 +268,9 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
         )
     numbers = tuple(integer(name, entry, value) for entry in listed)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
-        if number < least or number > LARGEST_ARGUMENT:
-            bound = f"at least {least}" if number < least else f"at most {LARGEST_ARGUMENT}"
+        is_small = is_sure(number < least)
+        if is_small or is_sure(number > LARGEST_ARGUMENT):
+            bound = f"at least {least}" if is_small else f"at most {LARGEST_ARGUMENT}"
             where = f"in spatial dimension {dimension} ({name}={value})"
             raise ArgumentError(f"{name} must be {bound}, got {number} {where}")
     return numbers
@@ -285,6 +286,23 @@ def integer(name: str, entry: Any, value: Any) -> int:
         with contextlib.suppress(TypeError):
             return operator.index(entry)
     raise TypeError(f"{wrong_type(name, 'ints', entry)} ({name}={value!r})")
+
+
+def is_sure(condition: bool) -> bool:
+    """Whether a condition on arguments holds: in a program that is exported, for all the sizes that
+    it takes.
+
+    There PyTorch would have to prove that a program is right for all of them where a condition is
+    asked, which it cannot of ``-(-size // 2)``. The operators ask again when the program runs.
+    """
+    if not is_exporting():
+        return condition
+    # takes long to import, and is there then
+    from torch.fx.experimental.symbolic_shapes import (
+        statically_known_true,
+    )
+
+    return statically_known_true(condition)
 
 
 def check_flag(name: str, flag: bool) -> None:
@@ -308,7 +326,7 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
             f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got {tuple(sizes)}"
         )
     for size, name in zip(sizes, names, strict=True):
-        if size < 1:
+        if is_sure(size < 1):
             raise ArgumentError(
                 f"{subject} must have a size of at least 1 in spatial dimension {name}, got {size}"
             )

@@ -32,6 +32,7 @@ from torch_dmlpool.window import (
     Window,
     check_spatial_sizes,
     entries,
+    is_sure,
     shared,
 )
 
@@ -105,7 +106,7 @@ def max_pool(
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
-        operands.tap_dtype(window.taps)
+        operands.check_taps(window.taps)
     numbering = (torch.int64, True) if return_indices else ()
     return min_pooling.maxima(lambda each: max_pooling.maxima(each, window, *numbering), input)
 
@@ -132,7 +133,7 @@ def min_pool(
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
-        operands.tap_dtype(window.taps)
+        operands.check_taps(window.taps)
     window.output_sizes(_numbers(input.shape[2:]))  # refused before any work
     numbering = (torch.int64, True) if return_indices else ()
     return min_pooling.minima(lambda each: max_pooling.maxima(each, window, *numbering), input)
@@ -251,7 +252,7 @@ def max_unpool(
         for size, usual, axis, name in zip(
             asked, sizes, window.axes, AXIS_NAMES[rank], strict=True
         ):
-            if not usual - axis.stride < size < usual + axis.stride:
+            if is_sure(size <= usual - axis.stride) or is_sure(size >= usual + axis.stride):
                 least, most = max(usual - axis.stride + 1, 1), usual + axis.stride - 1
                 where = f"in spatial dimension {name}, got {size} (output_size={output_size})"
                 raise ArgumentError(

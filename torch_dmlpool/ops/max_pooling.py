@@ -27,7 +27,7 @@ def _check_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> list[int]:
     operands.check_index_type(index_dtype, input.shape, per_plane)
-    operands.tap_dtype(window.taps)
+    operands.check_taps(window.taps)
     return _check(input, window)
 
 
@@ -47,7 +47,7 @@ def _check_indices(
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
     operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
     operands.check_sizes("input_gradient", input_gradient, _check(input, window), input)
-    operands.tap_dtype(window.taps)
+    operands.check_taps(window.taps)
     return input.shape
 
 
