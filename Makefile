@@ -16,7 +16,7 @@ LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: help demo test test-all fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels clean
+.PHONY: help demo test test-all test-onnx-versions fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +36,15 @@ test-all: $(LIBRARY)  ## every test, with thorough property tests; the kernels' 
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
 	$(if $(OTHER),$(OTHER) -m pytest tests/kernels tests/backends/test_triton.py)
+
+ONNX_RUNTIMES := 1.20.1 1.22.1 1.24.4
+
+test-onnx-versions: $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## every exported form in four versions of ONNX Runtime, each opset; half an hour
+	$(BIN)/python -m pip install --no-deps --upgrade --target .onnxruntime/newest onnxruntime
+	$(PYTEST) tests/test_onnx_versions.py
+
+.onnxruntime/%: | $(INSTALLED)
+	$(BIN)/python -m pip install --no-deps --target $@ onnxruntime==$*
 
 fuzz: $(LIBRARY)  ## 20,000 random requests through every property
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py tests/test_neighbours.py
@@ -87,7 +96,7 @@ wheels: $(INSTALLED)  ## wheels for Linux on x86-64 and, with Debian's g++-aarch
 	_PYTHON_HOST_PLATFORM=manylinux_2_28-aarch64 CXX=aarch64-linux-gnu-g++ $(BIN)/python -m build --wheel
 
 clean:  ## remove what was built; the environment stays
-	rm -rf build dist site demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .onnxruntime demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The stamp makes the second run instant; it is older than a changed pyproject.toml, which installs again.

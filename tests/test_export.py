@@ -81,11 +81,13 @@ class Everything(torch.nn.Module):
         for size in (1, 3, None):
             self.adaptive.append(kinds["AdaptiveAvgPool"](size))
             self.adaptive.append(kinds["AdaptiveMaxPool"](size, return_indices=True))
+            self.adaptive.append(kinds["AdaptiveMinPool"](size, return_indices=True))
         for window in windows:
             for ceil_mode in (False, True):
                 rest = {"ceil_mode": ceil_mode}
                 self.sliding.append(kinds["AvgPool"](*window, **rest))
                 self.sliding.append(kinds["MaxPool"](*window, **rest))
+                self.sliding.append(kinds["MinPool"](*window, **rest))
                 self.integers.append(quantized(*window, **rest, **integers))
             self.sliding.append(kinds["AvgPool"](*window, dilation=2))
             self.sliding.append(kinds["LPPool"](2, *window[:2], padding=window[2]))
@@ -96,7 +98,8 @@ class Everything(torch.nn.Module):
         self.unpools = torch.nn.ModuleList(unpool(*window) for window in windows)
         # As after any layer that is trained: winners are numbered for a gradient too.
         self.scale = torch.nn.Parameter(torch.ones(()))
-        assert set(kinds) == {"AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool", "LPPool"}
+        averages, extrema = {"AvgPool", "AdaptiveAvgPool", "LPPool"}, {"MaxPool", "MinPool"}
+        assert set(kinds) == averages | extrema | {"AdaptiveMaxPool", "AdaptiveMinPool"}
 
     def forward(self, input: Tensor, integers: Tensor) -> list[Tensor]:
         input, results = input * self.scale, []

@@ -361,17 +361,13 @@ def test_what_the_older_exporter_refuses() -> None:
         ValueError, match=r"opset 18 and later, got opset_version=17: export with a later one"
     ):
         older(layer, image, opset_version=17)
-    unpool = Model(
-        [
-            lambda image: dmlpool.max_unpooling(
-                image, torch.zeros_like(image, dtype=torch.int64), image.shape
-            )
-        ]
-    )
     with pytest.raises(
         ValueError,
-        match=r"max_unpooling cannot be written for ONNX: torch_dmlpool\.onnx\.translations",
+        match=r"average_pooling_grad cannot be written for ONNX: torch_dmlpool\.onnx\.translations",
     ):
+        older(Model([lambda x: dmlpool.average_pooling_grad(x, (1, 1, 5, 5), 2)]), image)
+    unpool = Model([lambda x: dmlpool.max_unpooling(x, x.long(), x.shape)])
+    with pytest.raises(ValueError, match=r"sizes of max_unpooling depend on dynamic sizes"):
         older(unpool, image)
 
 

@@ -63,7 +63,7 @@ def min_pooling(
     )
     operands.check_index_type(index_dtype, input.shape)
     if return_indices:
-        operands.tap_dtype(window.taps)
+        operands.check_taps(window.taps)
     window.output_sizes(input.shape[2:])  # refused before any work
     numbering = (index_dtype, False) if return_indices else ()
     return _min.minima(lambda each: _max.maxima(each, window, *numbering), input)

@@ -37,17 +37,19 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
     Args:
         exact: Whether results must be this package's even where ONNX leaves runtimes a choice, at
             the price of more nodes: NaN and windows of only -inf in maxima (several more MaxPool
-            nodes), and the rounding of quantized averages (arithmetic on float64). Without it a
-            runtime may lose a NaN, give the lowest finite number for -inf, and round a quantized
-            average that lies near or on a half to the other side.
+            nodes), the rounding of quantized averages (arithmetic on float64), and which of several
+            elements with one index max unpooling writes. Without it a runtime may lose a NaN, give
+            the lowest finite number for -inf, round a quantized average that lies near or on a half
+            to the other side, and write another element than the last.
 
     Returns:
         A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive
-        averages and maxima, and quantized averages, which are written as DequantizeLinear,
-        AveragePool and QuantizeLinear: runtimes make one kernel of the three. Averages, norms and
-        their divisors are computed in float32 for float16 and bfloat16, maxima of other integers
-        than int8 and uint8 in a float type that holds them. And a translation of Python's ``//``,
-        which sizes are computed with: the exporter's own rounds negative quotients towards zero.
+        averages and maxima, max unpooling, and quantized averages, which are written as
+        DequantizeLinear, AveragePool and QuantizeLinear: runtimes make one kernel of the three.
+        Averages, norms and their divisors are computed in float32 for float16 and bfloat16, maxima
+        of other integers than int8 and uint8 in a float type that holds them. And a translation of
+        Python's ``//``, which sizes are computed with: the exporter's own rounds negative quotients
+        towards zero.
 
     Raises:
         ImportError: onnxscript is not installed (``pip install torch-dmlpool[onnx]``).
@@ -121,12 +123,23 @@ def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[.
     return translate
 
 
+def _unpooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+    """The translation of unpooling, whose output's sizes a trace records as numbers."""
+    if None in spatial_sizes(input):
+        raise ValueError(
+            "the output's sizes of max_unpooling depend on dynamic sizes, which a trace has not: "
+            "export with dynamo=True, or without dynamic height and width"
+        )
+    return operators.max_unpooling(emit, input, *arguments)
+
+
 _TRANSLATIONS: dict[str, Callable[..., Any]] = {
     **{
         name: function
         for name, function in OPERATORS.items()
         if "taps" not in name and name != "max_pooling_indices"
     },
+    "max_unpooling": _unpooling,
     "adaptive_average_pooling": _adaptive(
         lambda *window: operators.average_pooling(*window, False, None),
         operators.adaptive_average_pooling,

@@ -30,6 +30,14 @@ class Emitter:
     def cast(self, value: Any, before: Any, after: Any) -> Any:
         return value if before == after else self.op.Cast(value, to=after)
 
+    def reduced(self, kind: str, tensor: Any, axes: Any = None, keepdims: int = 0) -> Any:
+        """The Reduce node of this ``kind``, over all dimensions or ``axes``."""
+        result = getattr(self.op, f"Reduce{kind}")(tensor, axes, keepdims=keepdims)
+        # The exporter writes it out although it has its default. Before opset 18 there is no such
+        # attribute, and what converts models to older opsets leaves it where it is.
+        result.producer().attributes.pop("noop_with_empty_axes", None)
+        return result
+
     def widened(self, input: Any) -> tuple[Any, Any]:
         """``input`` and its type, in float32 instead of half precision (rule A4)."""
         types = self.ir.DataType
@@ -137,6 +145,19 @@ class Pool:
             not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after)
         )
 
+    @property
+    def is_miscounted(self) -> bool:
+        """Whether a runtime counts less of the padding at a dimension's end than there is.
+
+        ONNX Runtime 1.21 to 1.24 bound the windows along dimension i by entry 2i + 1 of ``pads``,
+        from opset 19 on. That is the end of the last dimension alone.
+        """
+        pads = [*self.start, *self.end]
+        bounds = pads[1::2]
+        return self.emit.op.version >= 19 and any(
+            bound < end for bound, end in zip(bounds, self.end, strict=True)
+        )
+
     def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
         """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what
         padding holds.
@@ -145,7 +166,7 @@ class Pool:
         attributes |= self.attributes
         if self.is_dilated and operator == "AveragePool" and op.version < 19:
             raise ValueError(f"dilations of averages need opset 19, got opset_version={op.version}")
-        if self.is_padded:
+        if self.is_padded or ("count_include_pad" in attributes and self.is_miscounted):
             tensor = self.pad(tensor, self.start, self.end, fill, dtype)
         elif any(self.start) or any(self.end):
             attributes["pads"] = [*self.start, *self.end]

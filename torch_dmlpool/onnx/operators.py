@@ -39,9 +39,8 @@ def _averages(
     if all(reduced) and not apart:
         return op.GlobalAveragePool(wide)
     if any(reduced):
-        wide = op.ReduceMean(
-            wide, [axis for axis, done in enumerate(reduced, 2) if done], keepdims=1
-        )
+        axes = [axis for axis, done in enumerate(reduced, 2) if done]
+        wide = emit.reduced("Mean", wide, axes, keepdims=1)
         if all(reduced):
             return wide
     pool = Pool(emit, input, window_arguments, reduced, wide)
@@ -147,8 +146,9 @@ def _exactly(
     if input_zero_point is not None:
         real = real - spread(input_zero_point, types.FLOAT)
     if all(reducible(input, arguments)):
-        sums = op.ReduceSum(op.Cast(real, to=types.DOUBLE), list(range(2, rank + 2)), keepdims=1)
-        counts = op.Cast(op.ReduceProd(op.Shape(input, start=2), keepdims=0), to=types.DOUBLE)
+        axes = list(range(2, rank + 2))
+        sums = emit.reduced("Sum", op.Cast(real, to=types.DOUBLE), axes, keepdims=1)
+        counts = op.Cast(emit.reduced("Prod", op.Shape(input, start=2)), to=types.DOUBLE)
     else:
         pool = Pool(emit, input, arguments)
         taps = pool.window.taps
@@ -199,29 +199,29 @@ def _greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple
     """The greatest along the last axis, and where the first of them is."""
     op, last = emit.op, [-1]
     if not (emit.exact and is_float):
-        return op.ReduceMax(elements, last, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
+        return emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
     nan = op.IsNaN(elements)
     elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
     is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
-    has_nan = op.ReduceMax(is_nan, last, keepdims=0) > 0.0
-    values = op.Where(
-        has_nan, emit.constant(math.nan, dtype), op.ReduceMax(elements, last, keepdims=0)
-    )
+    has_nan = emit.reduced("Max", is_nan, last) > 0.0
+    values = op.Where(has_nan, emit.constant(math.nan, dtype), emit.reduced("Max", elements, last))
     return values, op.Where(
         has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
     )
 
 
-def _pooled_type(emit: Emitter, dtype: Any, with_indices: bool) -> Any:
+def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
     """The type in which maxima of ``dtype`` are taken: one that the nodes have and that holds every
-    number.
+    number. ``more_nodes`` says whether one MaxPool node is not all, as there are indices or empty
+    windows.
     """
     types = emit.ir.DataType
-    # Some runtimes number no 8-bit integer that is its type's lowest, and reduce no float16.
+    # Some runtimes number no 8-bit integer that is its type's lowest, choose between no int8, and
+    # reduce no float16.
     if dtype in (
         types.FLOAT,
         types.DOUBLE,
-        *(() if with_indices else (types.FLOAT16, types.INT8, types.UINT8)),
+        *(() if more_nodes else (types.FLOAT16, types.INT8, types.UINT8)),
     ):
         return dtype
     if dtype in (types.FLOAT16, types.BFLOAT16, types.INT8, types.UINT8, types.INT16, types.UINT16):
@@ -241,7 +241,7 @@ def _maxima(
     if _is_whole(input, arguments):
         return _whole_maxima(emit, input)
     pool = Pool(emit, input, arguments)
-    op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices)
+    op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices or pool.may_be_empty)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
     lowest = -math.inf if is_float else int(input.dtype.min)
     # Padding that is written out must not be taken for an element: integers are above its -inf,
@@ -391,7 +391,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
     elements, positions, counts = _bins(emit, input, wide, output_sizes)
     inside = [[place < count for place in range(len(positions[0]))] for count in counts]
     mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
-    sums = emit.op.ReduceSum(emit.op.Where(mask, elements, zero), [-1], keepdims=0)
+    sums = emit.reduced("Sum", emit.op.Where(mask, elements, zero), [-1])
     averages = sums / emit.constant([float(count) for count in counts], dtype)
     return emit.cast(_shaped(emit, averages, output_sizes), dtype, input.dtype)
 
@@ -411,3 +411,50 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any])
         emit.cast(_shaped(emit, values, output_sizes), dtype, input.dtype),
         emit.cast(_shaped(emit, chosen, output_sizes), types.INT64, narrow),
     )
+
+
+def max_unpooling(
+    emit: Emitter, input: Any, indices: Any, output_sizes: Sequence[Any], per_plane: bool
+) -> Any:
+    """Every plane as a row with one place more, where elements without an index of the plane go.
+
+    A MaxUnpool node would have no place for index -1, and runtimes read its indices differently
+    where the size of the output is given.
+    """
+    op, types = emit.op, emit.ir.DataType
+    plane = functools.reduce(operator.mul, output_sizes)
+
+    def listed(number: Any) -> Any:
+        return [number] if isinstance(number, int) else op.Reshape(number, [1])
+
+    places = op.Reshape(emit.cast(indices, indices.dtype, types.INT64), [0, 0, -1])
+    planes = op.Shape(input, start=0, end=2)
+    if not per_plane:
+        first = op.Range(0, emit.reduced("Prod", planes), 1) * plane
+        places = places - op.Unsqueeze(op.Reshape(first, planes, allowzero=1), [2])
+    places = op.Clip(places, -1, plane)
+    one_more = listed(plane + 1)
+    if isinstance(plane, int):
+        one_more = emit.constant(one_more, types.INT64)
+    sizes = op.Concat(planes, one_more, axis=0)
+    if emit.exact:
+        places = _last_of_several(emit, places, sizes)
+    zeros = op.ConstantOfShape(sizes, value=emit.ir.tensor([0], dtype=input.dtype))
+    rows = op.ScatterElements(zeros, places, op.Reshape(input, [0, 0, -1]), axis=2)
+    # Numbers where they are known: PyTorch's older exporter finds others of what is copied.
+    known = [size if isinstance(size, int) else -1 for size in input.shape[:2]]
+    leading = known if known.count(-1) < 2 else [0, -1]
+    return op.Reshape(op.Slice(rows, [0], listed(plane), [2]), [*leading, *output_sizes])
+
+
+def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
+    """``places`` with -1 for all but the last of several that are alike, whatever order a runtime
+    writes in.
+    """
+    op = emit.op
+    number = op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1)
+    numbers = op.Expand(number, op.Shape(places))
+    none = op.ConstantOfShape(sizes, value=emit.ir.tensor([-1], dtype=emit.ir.DataType.INT64))
+    last = op.ScatterElements(none, places, numbers, axis=2, reduction="max")
+    chosen = op.GatherElements(last, places, axis=2)
+    return op.Where(op.Equal(chosen, numbers), places, -1)

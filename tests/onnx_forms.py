@@ -1,0 +1,281 @@
+"""Every form in which an operator of this package is exported to ONNX, by name.
+
+A form is a layer or a function with its inputs. Many are exported at a time, as it takes the
+exporter longer to begin than to write a pool.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+
+SIZES = {1: (8,), 2: (9, 8), 3: (5, 6, 4)}
+"""Odd and even: padding ``"same"`` has the same ends in one dimension and others in another."""
+LARGER = {1: (11,), 2: (8, 11), 3: (6, 7, 9)}
+BEFORE_DILATED_AVERAGES = 18
+"""The last opset whose AveragePool has no dilations."""
+
+
+IN_EVERY_RANK = (
+    "plain",
+    "same",
+    "first dimension padded",
+    "ends unlike",
+    "ceil",
+    "windows in padding",
+    "dilated",
+)
+"""Windows for one and three dimensions, where the others differ from these in nothing."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A layer or function, what it is given, and how near to it a runtime must come."""
+
+    name: str
+    function: Callable[..., Any]
+    input: Tensor
+    larger: Tensor | None
+    """An input of other sizes than what was exported; None where sizes cannot be dynamic."""
+    bound: str = "equal"
+    """How far results may be off: "equal", "close" for rounding, "step" for one of an integer."""
+    is_refused_before_19: bool = False
+
+
+def windows(rank: int) -> dict[str, dict[str, Any]]:
+    """Windows in the words of layers, with every kind of padding."""
+
+    def window(size: Any, stride: int, padding: Any = 0, **rest: Any) -> dict[str, Any]:
+        return {"kernel_size": size, "stride": stride, "padding": padding, **rest}
+
+    ones, zeros = (1,) * (rank - 1), (0,) * (rank - 1)
+    every = {
+        "plain": window(3, 2),
+        "padded alike": window(3, 2, 1),
+        "same": window(3, 2, "same"),
+        "same, even window": window(2, 1, "same"),
+        "same, gaps": window(2, 3, "same"),
+        "first dimension padded": window((5, *ones), 1, (2, *zeros)),
+        "last dimension padded": window((*ones, 5), 1, (*zeros, 2)),
+        "ends unlike": window(3, 2, ((1, 0), (2, 1), (0, 2))[:rank]),
+        "ends unlike, the other way": window(3, 1, ((0, 2), (1, 2), (2, 0))[:rank]),
+        "ceil": window(3, 2, 1, ceil_mode=True),
+        "ceil, not padded": window(3, 2, ceil_mode=True),
+        "ceil, same": window(3, 2, "same", ceil_mode=True),
+        "windows in padding": window(2, 1, 3),
+        "dilated": window(2, 1, "same", dilation=2),
+        "dilated, ends unlike": window(2, 2, ((1, 2), (0, 1), (2, 1))[:rank], dilation=2),
+    }
+    return every if rank == 2 else {name: every[name] for name in IN_EVERY_RANK}
+
+
+def _inputs(rank: int, make: Callable[..., Tensor], **options: Any) -> dict[str, Tensor]:
+    return {
+        "input": make(2, 3, *SIZES[rank], **options),
+        "larger": make(3, 3, *LARGER[rank], **options),
+    }
+
+
+def _layer(name: str, rank: int) -> Any:
+    return getattr(dmlpool.nn, f"{name}{rank}d")
+
+
+def averages(rank: int) -> Iterator[Form]:
+    average, norm = _layer("AvgPool", rank), _layer("LPPool", rank)
+    given: Any = {**_inputs(rank, samples.normal), "bound": "close"}
+    for name, window in windows(rank).items():
+        layers = {
+            "counted": average(**window),
+            "not counted": average(**window, count_include_pad=False),
+            "divisor": average(**window, divisor_override=-5),
+            "fractional norm": norm(2.5, **window),
+        }
+        for kind, layer in layers.items():
+            yield Form(
+                f"average, {kind}, {name}",
+                layer,
+                **given,
+                is_refused_before_19="dilation" in window,
+            )
+        for p in (1, 2, 3, math.inf) if name == "same" else (2, math.inf):
+            yield Form(f"norm {p}, {name}", norm(p, **window), **given)
+
+
+def maxima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Form]:
+    given = _inputs(rank, make)
+    for name, window in windows(rank).items():
+        for indices in (False, True):
+            layer = _layer("MaxPool", rank)(**window, return_indices=indices)
+            yield Form(f"maximum, indices {indices}, {name}", layer, **given)
+    for index_dtype, padding in ((torch.int32, 0), (torch.int64, 1), (torch.int64, 3)):
+        options = {"index_dtype": index_dtype, "start_padding": padding, "return_indices": True}
+        function = functools.partial(dmlpool.max_pooling, window_size=3, strides=2, **options)
+        yield Form(f"maximum, {index_dtype} of the tensor, {padding}", function, **given)
+
+
+def types(rank: int) -> Iterator[Form]:
+    window = windows(rank)["same"]
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16):
+        given = _inputs(rank, samples.ties, dtype=dtype)
+        for indices in (False, True):
+            layer = _layer("MaxPool", rank)(**window, return_indices=indices)
+            yield Form(f"maximum, indices {indices}, {dtype}", layer, **given)
+    for dtype in (torch.float16, torch.bfloat16):
+        layer = _layer("AvgPool", rank)(**window)
+        yield Form(
+            f"average, {dtype}",
+            lambda x, layer=layer, dtype=dtype: layer(x.to(dtype)).float(),
+            **_inputs(rank, samples.normal),
+            bound="half",
+        )
+
+
+def whole_planes(rank: int) -> Iterator[Form]:
+    """Windows as long as the input, and adaptive pooling."""
+    floats, ties = _inputs(rank, samples.normal), _inputs(rank, samples.ties)
+    row = (1,) * (rank - 1)
+    functions: dict[str, Callable[[Tensor], Any]] = {
+        "average, whole": lambda x: dmlpool.average_pooling(x, x.shape[2:]),
+        "average, whole rows": lambda x: dmlpool.average_pooling(x, (*row, x.shape[-1])),
+        "norm, whole": lambda x: dmlpool.lp_pooling(x, x.shape[2:]),
+    }
+    for name, function in functions.items():
+        yield Form(name, function, **floats, bound="close")
+    for indices in (False, True):
+        yield Form(
+            f"maximum, whole, indices {indices}",
+            lambda x, indices=indices: dmlpool.max_pooling(x, x.shape[2:], return_indices=indices),
+            **ties,
+        )
+    halves = tuple(size // 2 if size % 2 == 0 else 1 for size in SIZES[rank])
+    for name, size in {"one": 1, "none": None, "even": halves, "uneven": 3}.items():
+        larger = {} if name in ("one", "none") else {"larger": None}
+        average = _layer("AdaptiveAvgPool", rank)(size)
+        yield Form(f"adaptive average, {name}", average, **{**floats, **larger}, bound="close")
+        for indices in (False, True):
+            layer = _layer("AdaptiveMaxPool", rank)(size, return_indices=indices)
+            yield Form(f"adaptive maximum, indices {indices}, {name}", layer, **{**ties, **larger})
+
+
+QUANTIZATION: dict[str, dict[str, Any]] = {
+    "uint8": {"input_scale": 0.75, "input_zero_point": 130, "output_scale": 0.5},
+    "uint8 to int8": {
+        "input_scale": 0.75,
+        "input_zero_point": 7,
+        "output_scale": 0.5,
+        "output_zero_point": -3,
+        "output_dtype": torch.int8,
+    },
+    "per channel": {
+        "input_scale": torch.tensor([0.5, 0.25, 1.5]),
+        "input_zero_point": torch.tensor([3, 4, 251], dtype=torch.uint8),
+        "output_scale": 0.5,
+        "output_zero_point": 9,
+    },
+}
+
+
+def quantized(rank: int, bound: str = "step") -> Iterator[Form]:
+    kind = getattr(dmlpool.nn.quantized, f"AvgPool{rank}d")
+    given = _inputs(rank, samples.integers, dtype=torch.uint8)
+    kinds = [(scales, counted) for scales in QUANTIZATION for counted in (True, False)]
+    for number, (name, window) in enumerate(windows(rank).items()):
+        # Each window with scales of every kind, counted or not in turn, and uint8 in both ways.
+        for scales, counted in kinds[:2] + kinds[2 + number % 2 :: 2]:
+            yield Form(
+                f"quantized, {scales}, counted {counted}, {name}",
+                kind(**window, count_include_pad=counted, **QUANTIZATION[scales]),
+                **given,
+                bound=bound,
+                is_refused_before_19="dilation" in window,
+            )
+    scales = {**QUANTIZATION["uint8"], "output_zero_point": 3}
+    yield Form(
+        "quantized, whole",
+        lambda x: dmlpool.quantized_linear_average_pooling(x, **scales, window_size=x.shape[2:]),
+        **given,
+        bound=bound,
+    )
+
+
+class Unpooled(torch.nn.Module):
+    """What a pool has kept, changed, back in its place."""
+
+    def __init__(self, rank: int, window: dict[str, Any], is_sized: bool) -> None:
+        super().__init__()
+        self.pool = _layer("MaxPool", rank)(**window, return_indices=True)
+        self.unpool, self.is_sized = _layer("MaxUnpool", rank)(**window), is_sized
+
+    def forward(self, input: Tensor) -> Tensor:
+        values, indices = self.pool(input)
+        return self.unpool(values + 1, indices, input.shape if self.is_sized else None)
+
+
+def _in_its_tensor(input: Tensor) -> Tensor:
+    """By indices that count in the whole tensor, -1 of windows in padding among them."""
+    values, indices = dmlpool.max_pooling(input, 3, 2, 4, return_indices=True)
+    return dmlpool.max_unpooling(values, indices, input.shape)
+
+
+def _one_after_another(input: Tensor) -> Tensor:
+    """Several elements with one index, of which the last stays."""
+    _, indices = dmlpool.max_pooling(input, 3, 1, 1, 1, return_indices=True)
+    return dmlpool.max_unpooling(input, indices, input.shape)
+
+
+def unpooling(rank: int) -> Iterator[Form]:
+    ties = _inputs(rank, samples.ties)
+    for name in ("plain", "same", "first dimension padded", "ends unlike"):
+        layer = Unpooled(rank, windows(rank)[name], True)
+        yield Form(f"unpooling, sized, {name}", layer, **ties)
+    even = {"input": samples.ties(2, 3, *[8] * rank), "larger": samples.ties(3, 3, *[6] * rank)}
+    yield Form("unpooling", Unpooled(rank, {"kernel_size": 2}, False), **even)
+    for dtype in (torch.float32, torch.float16, torch.int8, torch.int32):
+        given = _inputs(rank, samples.ties, dtype=dtype)
+        yield Form(f"unpooling, in its tensor, {dtype}", _in_its_tensor, **given)
+    yield Form("unpooling, several alike", _one_after_another, **ties)
+
+
+def forms(rank: int, exact: bool) -> list[Form]:
+    """All of so many spatial dimensions; with ``exact`` what is exported otherwise then."""
+    if exact:
+        return [*maxima(rank, samples.special), *quantized(rank, "equal"), *unpooling(rank)]
+    families = (averages, maxima, types, whole_planes, quantized, unpooling)
+    return [form for family in families for form in family(rank)]
+
+
+class Shared(torch.nn.Module):
+    """Forms side by side, on as few inputs as have their types and values."""
+
+    def __init__(self, forms: Sequence[Form]) -> None:
+        super().__init__()
+        self.forms, self.inputs, self.larger = list(forms), [], []
+        self.places: list[int] = []
+        for form in forms:
+            alike = [place for place, input in enumerate(self.inputs) if _are_alike(form, input)]
+            if not alike:
+                self.inputs.append(form.input)
+                self.larger.append(form.larger)
+            self.places += alike or [len(self.inputs) - 1]
+
+    def forward(self, *inputs: Tensor) -> list[Any]:
+        return [
+            samples.listed(form.function(inputs[place]))
+            for form, place in zip(self.forms, self.places, strict=True)
+        ]
+
+
+def _are_alike(form: Form, input: Tensor) -> bool:
+    return form.input.dtype is input.dtype and np.array_equal(
+        samples.bits(form.input), samples.bits(input)
+    )
