@@ -24,6 +24,8 @@ from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.window import Window
 
 SHAPE = (32, 64, 112, 112)
+WHOLE = ((256, 2048, 7, 7), (256, 512, 14, 14), (32, 64, 112, 112))
+"""Of planes that one window takes whole."""
 WINDOWS = ((3, 1), (5, 1), (7, 1), (3, 2), (2, 2))
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -39,6 +41,7 @@ class Launched:
     request: compiler.Request
     programs: int
     bytes: int
+    loads: int  # that a thread makes in the loop of ``fold``; 0 of other kernels
 
 
 @contextmanager
@@ -64,9 +67,12 @@ def recorded() -> Iterator[list[Launched]]:
         )
         kernel = backend.kernel_named(*how.kernel.split("."))
         request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants))
-        record.append(
-            Launched(request, how.programs, sum(size_of(each) for each in tensors.values()))
-        )
+        loads, block = 0, dict(how.constants).get("BLOCK")
+        if block is not None:
+            turns = how.sizes[0][1]
+            loads = turns * block.loads * block.results * block.positions // (32 * request.warps)
+        moved = sum(size_of(each) for each in tensors.values())
+        record.append(Launched(request, how.programs, moved, loads))
 
     with (
         mock.patch.object(backend, "runs_ptx", return_value=True),
@@ -90,14 +96,15 @@ class Row:
     window: int
     stride: int
     prepare: Callable[[Tensor, Window], Prepared] = field(repr=False)
+    shape: tuple[int, ...] = SHAPE
 
     def call_on(self, device: str) -> Prepared:
         """With random numbers, but on meta tensors."""
-        input = torch.empty(SHAPE, dtype=self.dtype, device=device)
+        input = torch.empty(self.shape, dtype=self.dtype, device=device)
         input = input.normal_() if self.dtype.is_floating_point else input.random_(-90, 90)
         if self.channels_last:
             input = input.contiguous(memory_format=torch.channels_last)
-        padding = self.window // 2 if self.window > 2 else 0
+        padding = self.window // 2 if 2 < self.window < self.shape[-1] else 0
         return self.prepare(input, Window.directml(2, self.window, self.stride, padding, padding))
 
     def launches(self) -> tuple[list[Launched], int]:
@@ -175,7 +182,13 @@ def rows() -> list[Row]:
         WINDOWS, OPERATORS.items(), FLOATS, layouts
     ):
         result.append(Row(name, dtype, last, window, stride, run))
-    return result
+    wholes = itertools.product(WHOLE, OPERATORS.items(), FLOATS[:2], layouts)
+    for shape, (name, run), dtype, last in wholes:
+        result.append(Row(name, dtype, last, shape[-1], shape[-1], run, shape))
+    return result + [
+        Row("quantized average", torch.uint8, last, 14, 14, _quantized, WHOLE[1])
+        for last in layouts
+    ]
 
 
 class Prediction:
@@ -188,7 +201,9 @@ class Prediction:
         cubins = cubins or [compiler.binary(each.request).asm["cubin"] for each in launches]
         codes = [sass.machine_code(cubin) for cubin in cubins]
         times = [
-            sass.launch_time(code, each.programs, each.request.warps, each.bytes, row.window)
+            sass.launch_time(
+                code, each.programs, each.request.warps, each.bytes, each.loads or row.window
+            )
             for code, each in zip(codes, launches, strict=True)
         ]
         longest = max(times, key=lambda time: time.total)
@@ -225,7 +240,8 @@ def main() -> None:
     words = parser.parse_args().words
     print("# Predicted kernels\n")
     print(
-        f"Triton {triton.__version__} for sm_90, {' x '.join(map(str, SHAPE))}; `python -m "
+        f"Triton {triton.__version__} for sm_90, {' x '.join(map(str, SHAPE))}, or whole planes of "
+        f"{', '.join(' x '.join(map(str, shape)) for shape in WHOLE)}; `python -m "
         "benchmarks.static` prints "
         "this. A fraction is the time of a copy of the operands over\nthe predicted time on an "
         "H200, by the model in "

@@ -33,7 +33,7 @@ def launched(tensors: int) -> Callable[[Any], Any]:
 
 
 @triton.jit
-def lane_numbers(B: tl.constexpr, WIDE: tl.constexpr):
+def lane_numbers(B, WIDE):
     """The numbers of this program's ``B`` lanes; 64-bit where ``WIDE``, and then so is all that
     follows from them.
     """
@@ -57,25 +57,54 @@ def over(n, by):
 
 
 @triton.jit
-def place_of_lane(lane, C, tiles, RANK: tl.constexpr, CHANNELS: tl.constexpr):
+def place_of_lane(lane, C, tiles, FORM):
     """``(column, row, depth, channel, outer)`` of a lane's tile, of which ``tiles`` says how many
-    there are along columns, rows and depths; axes that ``RANK`` says are missing cost nothing.
+    there are along columns, rows and depths; axes that the rank says are missing cost nothing.
 
-    ``outer`` counts samples where lanes own vectors of CHANNELS, of which a sample has ``C``; else
+    ``outer`` counts samples where lanes own vectors of channels, of which a sample has ``C``; else
     planes.
     """
-    outer = lane // C if CHANNELS else lane
+    outer = lane // C if FORM.channels else lane
     column = outer % tiles[0]
     outer = outer // tiles[0]
     row = tl.zeros_like(lane)
     depth = tl.zeros_like(lane)
-    if RANK >= 2:
+    if FORM.rank >= 2:
         row = outer % tiles[1]
         outer = outer // tiles[1]
-    if RANK == 3:
+    if FORM.rank == 3:
         depth = outer % tiles[2]
         outer = outer // tiles[2]
-    return column, row, depth, (lane if CHANNELS else outer) % C, outer
+    return column, row, depth, (lane if FORM.channels else outer) % C, outer
+
+
+@triton.jit
+def tile_of_lane(lengths, strides, targets, tiles, FORM):
+    """``(place, live, source, target)``: ``place_of_lane``, whether there is such a tile, and the
+    elements before its plane or sample in the source, of any strides, and in the dense target.
+
+    The last two have 64 bits from the first factor on: a plane may have more than 2**31 elements.
+    """
+    lane = lane_numbers(FORM.lanes, FORM.wide)
+    C = lengths[1]
+    place = place_of_lane(lane, C, tiles, FORM)
+    outer = place[4]
+    target = outer.to(tl.int64) * targets[0] * targets[1] * targets[2]
+    if FORM.channels:
+        source = outer.to(tl.int64) * strides[0]
+        target = target * C
+    else:
+        source = (outer // C).to(tl.int64) * strides[0] + (outer % C).to(tl.int64) * strides[1]
+    return place, lane < lengths[0], source, target
+
+
+@triton.jit
+def inside(mask, position, size, NEEDED):
+    """The mask where a position lies inside an axis; where the axis is NEEDED at all."""
+    if NEEDED:
+        return mask & (position >= 0) & (position < size)
+    else:
+        return mask
 
 
 @triton.jit
@@ -88,41 +117,23 @@ def place_along(lane, INNER, groups):
 
 
 @triton.jit
-def source_plane(outer, C, sn, sc, CHANNELS: tl.constexpr):
-    """Vectors before a lane's plane or sample in a tensor of any strides: 64 bits, as tensors may
-    have so many.
-    """
-    if CHANNELS:
-        return outer.to(tl.int64) * sn
-    else:
-        return (outer // C).to(tl.int64) * sn + (outer % C).to(tl.int64) * sc
-
-
-@triton.jit
-def target_plane(outer, C, D, H, W, CHANNELS: tl.constexpr):
-    """The same in a dense tensor, 64-bit from the first factor on: a plane may have more than 2**31
-    elements.
-    """
-    vectors = outer.to(tl.int64) * D * H * W
-    return vectors * C if CHANNELS else vectors
-
-
-@triton.jit
-def first_vector(first, channel, sc, sw, CHANNELS: tl.constexpr, V: tl.constexpr):
+def first_vector(first, channel, strides, FORM):
     """Vectors before number ``first`` of a row, and from one to the next; those of one element have
     any strides.
     """
-    if CHANNELS:
-        return first * sw + (channel * sc if V == 1 else channel), sw
+    if FORM.channels:
+        return first * strides[4] + (
+            channel * strides[1] if FORM.vector == 1 else channel
+        ), strides[4]
     else:
-        return (first, 1) if V > 1 else (first * sw, sw)
+        return (first, 1) if FORM.vector > 1 else (first * strides[4], strides[4])
 
 
 @triton.jit
-def as_block(per_lane, CHANNELS: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
+def as_block(per_lane, FORM):
     """A number per lane in the shape of the lane's values: [B], or vectors of channels [B, V]."""
-    if CHANNELS:
-        return tl.broadcast_to(per_lane[:, None], [B, V])
+    if FORM.channels:
+        return tl.broadcast_to(per_lane[:, None], [FORM.lanes, FORM.vector])
     else:
         return per_lane
 
@@ -138,7 +149,7 @@ def lowest(dtype):
 
 
 @triton.jit
-def load_filled(pointers, inside, fill, TYPE: tl.constexpr):
+def load_filled(pointers, inside, fill, TYPE):
     """Elements as ``TYPE``, and ``fill`` where the mask ``inside`` is off."""
     if (
         pointers.dtype.element_ty.is_int_signed()
@@ -152,65 +163,35 @@ def load_filled(pointers, inside, fill, TYPE: tl.constexpr):
 
 
 @triton.jit
-def load_row(
-    base,
-    offset,
-    step,
-    inside,
-    first,
-    width,
-    COUNT: tl.constexpr,
-    FILL: tl.constexpr,
-    TYPE: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    V: tl.constexpr,
-    B: tl.constexpr,
-):
-    """A tuple of the columns of COUNT vectors of each lane's row, the first at ``base + offset *
-    V``; FILL outside.
+def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
+    """A tuple of the columns of COUNT vectors of each lane's row; FILL outside.
 
-    ``first`` is the first one's number in a row of ``width``, ``step`` what is between two; both
-    count vectors, so that the compiler knows every address to be aligned to one. Vectors of
-    CHANNELS are a column ``[B, V]`` each, others V columns ``[B]``.
+    ``row``: vectors before the first one, what is between two, and the first one's number in a row
+    of ``width``; all count vectors, so that the compiler knows every address to be aligned to one.
+    Vectors of channels are a column ``[B, V]`` each, others V columns ``[B]``.
     """
+    V: tl.constexpr = FORM.vector
+    offset, step, first = row
     columns = ()
     for c in tl.static_range(COUNT):
-        ok = (inside & (first + c >= 0) & (first + c < width))[:, None]
+        ok = inside(mask, first + c, width, True)[:, None]
         at = ((offset + c * step) * V)[:, None] + tl.arange(0, V)[None, :]
         v = load_filled(base[:, None] + at, ok, FILL, TYPE)
-        columns = columns + ((v,) if CHANNELS else split_columns(v, B, V))
+        columns = columns + ((v,) if FORM.channels else split_columns(v, FORM.lanes, V))
     return columns
 
 
 @triton.jit
-def store_row(
-    base,
-    columns,
-    column,
-    line,
-    channel,
-    live,
-    C,
-    width,
-    FIRST: tl.constexpr,
-    STEP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    V: tl.constexpr,
-    B: tl.constexpr,
-):
+def store_row(base, columns, place, line, live, C, width, FIRST, STEP, COLUMNS, FORM):
     """The columns ``FIRST, FIRST + STEP, ...`` of a tuple into row number ``line`` of a dense plane
-    or sample.
-
-    They are tile number ``column`` of the row. ``width`` counts vectors: of V columns, or columns
-    of CHANNELS.
+    or sample, at a lane's ``place``. ``width`` counts vectors: of columns, or columns of channels.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
-    if CHANNELS:
-        first = column * COLUMNS
-        pointers = (base + ((line * width + first) * C + channel) * V)[:, None] + tl.arange(0, V)[
-            None, :
-        ]
+    V: tl.constexpr = FORM.store
+    if FORM.channels:
+        first = place[0] * COLUMNS
+        start = base + ((line * width + first) * C + place[3]) * V
+        pointers = start[:, None] + tl.arange(0, V)[None, :]
         for i in tl.static_range(COLUMNS):
             value = rounded(columns[FIRST + i * STEP], TYPE)
             tl.store(pointers + i * (C * V), value, mask=(live & (first + i < width))[:, None])
@@ -218,16 +199,16 @@ def store_row(
         BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
         # wider stores would go through shared memory
         PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES
-        first = column * (COLUMNS // V)
+        first = place[0] * (COLUMNS // V)
         pointers = (base + (line * width + first) * V)[:, None] + tl.arange(0, PIECE)[None, :]
         for p in tl.static_range(COLUMNS // PIECE):
-            piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, B, PIECE)
+            piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, FORM.lanes, PIECE)
             ok = (live & (first + p * PIECE // V < width))[:, None]
             tl.store(pointers + p * PIECE, rounded(piece, TYPE), mask=ok)
 
 
 @triton.jit
-def split_columns(vectors, B: tl.constexpr, V: tl.constexpr):
+def split_columns(vectors, B, V):
     """``[B, V]`` as a tuple of ``V`` tensors ``[B]``, in registers; ``V`` is 1, 2, 4, 8 or 16."""
     if V == 1:
         return (tl.reshape(vectors, [B]),)
@@ -245,9 +226,7 @@ def split_columns(vectors, B: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def join_columns(
-    columns, FIRST: tl.constexpr, STEP: tl.constexpr, B: tl.constexpr, V: tl.constexpr
-):
+def join_columns(columns, FIRST, STEP, B, V):
     """``[B, V]`` from the ``V`` columns ``FIRST``, ``FIRST + STEP``, ... of a tuple: the inverse of
     split_columns.
     """
@@ -270,7 +249,7 @@ def taps_before(first, bound, K, D):
 
 
 @triton.jit
-def counted_taps(first, size, END, K, D, INCLUDE: tl.constexpr):
+def counted_taps(first, size, END, K, D, INCLUDE):
     """Taps of the window at ``first`` that an average counts; those past ``size + END`` never
     do.
     """
@@ -299,7 +278,7 @@ subnormal numbers."""
 
 
 @triton.jit
-def widened(values, TYPE: tl.constexpr):
+def widened(values, TYPE):
     """Loaded values as ``TYPE``, the accumulation type."""
     if INTERPRETED and values.dtype == tl.bfloat16:
         bits = values.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
@@ -309,7 +288,7 @@ def widened(values, TYPE: tl.constexpr):
 
 
 @triton.jit
-def rounded(values, TYPE: tl.constexpr):
+def rounded(values, TYPE):
     """Accumulated values as the stored type, rounded once, to nearest even."""
     if INTERPRETED and TYPE == tl.bfloat16:
         bits = values.to(tl.float32).to(tl.uint32, bitcast=True)

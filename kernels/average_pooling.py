@@ -18,63 +18,89 @@ CONSTANT = tl.constexpr(0)
 the padded input."""
 
 
+@triton.constexpr_function
+def held_as(source, FORM):
+    """``(accumulator, divisors, words, fields)``: the types in which elements are added up and
+    counted, and how many words and sums a vector has: of quantized ones a word holds four.
+    """
+    if source.primitive_bitwidth == 8:
+        packed = FORM.vector >= 4
+        words, fields = (FORM.vector // 4, FORM.vector // 2) if packed else (FORM.vector,) * 2
+        return tl.uint32 if packed else tl.int32, tl.int32, words, fields
+    floats = tl.float64 if source == tl.float64 else tl.float32
+    return floats, floats, FORM.vector, FORM.vector
+
+
 @triton.jit
-def row_sums(
-    chunks,
-    weights,
-    row_weight,
-    WEIGHED: tl.constexpr,
-    COLS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    N: tl.constexpr,
-    B: tl.constexpr,
-    V: tl.constexpr,
-):
-    """One sum per target column over one source row, given as ``N`` chunks of V columns or vectors
-    of channels.
+def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
+    """The chunks of a source ``row`` (where it begins, what is from one to the next) as they are
+    added up; 0 where no target reads any. ``chunks``: the first one's number, and how many exist.
+    """
+    ACC: tl.constexpr = held_as(SOURCE, FORM)[0]
+    WORDS: tl.constexpr = held_as(SOURCE, FORM)[2]
+    FIELDS: tl.constexpr = held_as(SOURCE, FORM)[3]
+    CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
+    pointers = (base + row[0] * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
+    values = ()
+    for c in tl.static_range(COLS.length // CHUNK):
+        if IS_READ and COLS.used[c]:
+            exists = addressing.inside(mask, chunks[0] + c, chunks[1], True)[:, None]
+            value = addressing.load_filled(pointers + c * (row[1] * WORDS), exists, fill, ACC)
+            if SOURCE.primitive_bitwidth == 8:
+                value = requantization.fields(
+                    value, SOURCE.is_int_signed(), FORM.vector, FORM.lanes
+                )
+            values = values + (value,)
+        else:
+            values = values + (tl.zeros([FORM.lanes, FIELDS], ACC),)
+    return values
+
+
+@triton.jit
+def row_sums(chunks, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
+    """One sum per target column over one source row, given as N chunks of columns or vectors of
+    channels, which are weighed first.
     """
     columns = ()
     for c in tl.static_range(N):
-        columns = columns + (
-            (chunks[c],) if CHANNELS else addressing.split_columns(chunks[c], B, V)
-        )
-    POSITIONS: tl.constexpr = COLS.length
-    if WEIGHED:
+        if FORM.channels:
+            columns = columns + (chunks[c],)
+        else:
+            columns = columns + addressing.split_columns(chunks[c], FORM.lanes, FORM.vector)
+    if IS_WEIGHED:
+        POSITIONS: tl.constexpr = COLS.length
         weighed = ()
         for i in tl.static_range(POSITIONS):
-            weighed = weighed + (
-                columns[i] * addressing.as_block(weights[i] * row_weight, CHANNELS, B, V),
-            )
+            weight = addressing.as_block(weights[i][1] * row_weight, FORM)
+            weighed = weighed + (columns[i] * weight,)
         columns = weighed
     return sums.sliding_sums(columns, COLS)
 
 
 @triton.jit
-def quotients(
-    totals,
-    row,
-    divisors,
-    COUNTED: tl.constexpr,
-    COUNT: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    T: tl.constexpr,
-    V: tl.constexpr,
-    B: tl.constexpr,
-):
+def quotients(totals, row, divisors, IS_COUNTED, T, FORM, MODE):
     """The totals of one target row of a tile, divided; divisors come with their reciprocals."""
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
-        if COUNTED:
-            divisor = addressing.as_block(row[0] * divisors[i][0], CHANNELS, B, V)
-            total = sums.quotient(
-                total, divisor, addressing.as_block(row[1] * divisors[i][1], CHANNELS, B, V)
-            )
-        elif COUNT == CONSTANT:
-            total = sums.quotient(total, DIVISOR * 1.0, 1.0 / DIVISOR)
+        if IS_COUNTED:
+            divisor = addressing.as_block(row[0] * divisors[i][0], FORM)
+            reciprocal = addressing.as_block(row[1] * divisors[i][1], FORM)
+            total = sums.quotient(total, divisor, reciprocal)
+        elif MODE.count == CONSTANT:
+            total = sums.quotient(total, MODE.divisor * 1.0, 1.0 / MODE.divisor)
         finished = finished + (total,)
     return finished
+
+
+@triton.jit
+def divisors_along(first, size, COUNT, COLUMN, TYPE, MODE):
+    """Divisors of COUNT columns from ``first`` on, and their reciprocals."""
+    result = ()
+    for i in tl.static_range(COUNT):
+        counted = sums.divisor_along(first + i, size, COLUMN, MODE.count, TYPE)
+        result = result + ((counted, sums.reciprocal(counted)),)
+    return result
 
 
 @addressing.launched(2)
@@ -92,148 +118,108 @@ def sum_tile(
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
-    RANK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    COUNT: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    KINDS: tl.constexpr,
-    TILE: tl.constexpr,
-    V: tl.constexpr,
-    STORE: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
+    FORM: tl.constexpr,
+    MODE: tl.constexpr,
 ):
     """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
 
     source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense.
-    ``TILE``: depths, rows and columns of source (ADJOINT) or target elements per lane. CHANNELS and
-    what is counted in vectors: see ``launch.tile_launch``. Elements of 8 bits are quantized:
-    windows have at most 128 taps, and ``KINDS`` says how scales (float32) and zero points (of their
-    side's type) are given; else these are not read.
+    A tile has source elements of an adjoint, else targets. What is counted in vectors: see
+    ``launch.tile_launch``. Elements of 8 bits are quantized: windows have at most 128 taps, and
+    ``MODE.kinds`` says how scales (float32) and zero points (of their side's type) are given; else
+    these are not read.
     """
-    QUANTIZED: tl.constexpr = source.dtype.element_ty.primitive_bitwidth == 8
-    SIGNED: tl.constexpr = source.dtype.element_ty == tl.int8
-    SIGNED_RESULTS: tl.constexpr = target.dtype.element_ty == tl.int8
-    PACKED: tl.constexpr = QUANTIZED and V >= 4
-    WORDS: tl.constexpr = V // 4 if PACKED else V
-    FIELDS: tl.constexpr = V // 2 if PACKED else V  # that hold a vector as it is added up
-    FLOAT: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    ACC: tl.constexpr = (tl.uint32 if PACKED else tl.int32) if QUANTIZED else FLOAT
-    DIVISORS: tl.constexpr = tl.int32 if QUANTIZED else FLOAT
-    CHUNK: tl.constexpr = 1 if CHANNELS else V  # source columns per load
-    DEPTHS: tl.constexpr = sums.plan(DEPTH, ADJOINT, TILE[0], 1)
-    ROWS: tl.constexpr = sums.plan(ROW, ADJOINT, TILE[1], 1)
-    COLS: tl.constexpr = sums.plan(COLUMN, ADJOINT, TILE[2], CHUNK)
-    N_DEPTHS: tl.constexpr = DEPTHS.length
-    N_ROWS: tl.constexpr = ROWS.length
-    N_CHUNKS: tl.constexpr = COLS.length // CHUNK
-    T_DEPTHS: tl.constexpr = DEPTHS.targets
-    T_ROWS: tl.constexpr = ROWS.targets
+    SOURCE: tl.constexpr = source.dtype.element_ty
+    QUANTIZED: tl.constexpr = SOURCE.primitive_bitwidth == 8
+    HELD: tl.constexpr = held_as(SOURCE, FORM)
+    DIVISORS: tl.constexpr = HELD[1]
+    CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector  # source columns per load
+    DEPTHS: tl.constexpr = sums.plan(DEPTH, MODE.adjoint, FORM.tile[0], 1)
+    ROWS: tl.constexpr = sums.plan(ROW, MODE.adjoint, FORM.tile[1], 1)
+    COLS: tl.constexpr = sums.plan(COLUMN, MODE.adjoint, FORM.tile[2], CHUNK)
+    N: tl.constexpr = COLS.length // CHUNK
     T: tl.constexpr = COLS.targets
+    T_ROWS: tl.constexpr = ROWS.targets
+    T_DEPTHS: tl.constexpr = DEPTHS.targets
+    N_ROWS: tl.constexpr = ROWS.length
+    N_DEPTHS: tl.constexpr = DEPTHS.length
     # words are added up before their columns
-    HELD: tl.constexpr = N_CHUNKS if QUANTIZED and not CHANNELS else T
-    WEIGHED: tl.constexpr = ADJOINT and COUNT != CONSTANT  # divide what is read
-    COUNTED: tl.constexpr = COUNT != CONSTANT and not ADJOINT  # divide what is written, by counts
+    SUMS: tl.constexpr = N if QUANTIZED and not FORM.channels else T
+    SIGNED: tl.constexpr = target.dtype.element_ty == tl.int8
+    IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
+    IS_COUNTED: tl.constexpr = MODE.count != CONSTANT and not MODE.adjoint  # what is written
 
-    lanes, C, D, H, W = lengths
-    sn, sc, sd, sh, sw = strides
+    _, C, D, H, W = lengths
     TD, TH, TW = targets
-    lane = addressing.lane_numbers(B, WIDE)
-    live = lane < lanes
-    column, row, depth, channel, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
+    place, live, plane, base_target = addressing.tile_of_lane(
+        lengths, strides, targets, tiles, FORM
+    )
     base = source
-    if PACKED:
+    if QUANTIZED and FORM.vector >= 4:
         base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
-    base += addressing.source_plane(outer, C, sn, sc, CHANNELS) * WORDS
-    base_target = target + addressing.target_plane(outer, C, TD, TH, TW, CHANNELS) * STORE
+    base += plane * HELD[2]
+    base_target = target + base_target * FORM.store
     each = (0.0,)
     if QUANTIZED:
         given = (input_scale, input_zero, output_scale, output_zero)
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
-        each = requantization.quantities(
-            channel, given, TAPS, DIVISOR, KINDS, SIGNED, CHANNELS, V, B
-        )
-    zero = tl.zeros([B, FIELDS], ACC)
-    ones = tl.full([B], 1, tl.float64 if QUANTIZED else FLOAT)
-    first_chunk = column * (COLS.advance // CHUNK) + COLS.low // CHUNK
-    first_row = row * ROWS.advance + ROWS.low
-    first_depth = depth * DEPTHS.advance + DEPTHS.low
-    opening, apart = addressing.first_vector(first_chunk, channel, sc, sw, CHANNELS, V)
+        each = requantization.quantities(place[3], given, TAPS, SOURCE.is_int_signed(), FORM, MODE)
+    ones = tl.full([FORM.lanes], 1, tl.float64 if QUANTIZED else DIVISORS)
+    first_chunk = place[0] * (COLS.advance // CHUNK) + COLS.low // CHUNK
+    first_row = place[1] * ROWS.advance + ROWS.low
+    first_depth = place[2] * DEPTHS.advance + DEPTHS.low
+    opening, apart = addressing.first_vector(first_chunk, place[3], strides, FORM)
 
-    chunks_live = ()
-    for c in tl.static_range(N_CHUNKS):
-        chunks_live = chunks_live + (((first_chunk + c >= 0) & (first_chunk + c < W))[:, None],)
-    weights = ()  # reciprocals of the divisors of the source columns
-    if WEIGHED:
-        for i in tl.static_range(N_CHUNKS * CHUNK):
-            width = TW if CHANNELS else TW * STORE
-            counted = sums.divisor_along(first_chunk * CHUNK + i, width, COLUMN, COUNT, DIVISORS)
-            weights = weights + (1.0 / counted,)
     divisors = ()  # taps counted along the target columns, and their reciprocals
-    if COUNTED:
-        for i in tl.static_range(T):
-            counted = sums.divisor_along(column * T + i, W * CHUNK, COLUMN, COUNT, DIVISORS)
-            divisors = divisors + ((counted, sums.reciprocal(counted)),)
+    weights = ()  # the same along the source columns
+    if IS_COUNTED:
+        divisors = divisors_along(place[0] * T, W * CHUNK, T, COLUMN, DIVISORS, MODE)
+    if IS_WEIGHED:
+        width = TW if FORM.channels else TW * FORM.store
+        weights = divisors_along(first_chunk * CHUNK, width, N * CHUNK, COLUMN, DIVISORS, MODE)
 
     planes = ((),) * T_ROWS  # totals of each depth so far, for each target row
     for d in tl.static_range(N_DEPTHS):
-        depth_live = live
-        if RANK == 3:
-            depth_live = live & (first_depth + d >= 0) & (first_depth + d < D)
+        in_slice = addressing.inside(live, first_depth + d, D, FORM.rank == 3)
         rows = ()
         for r in tl.static_range(N_ROWS):
-            row_live = depth_live
-            if RANK >= 2:
-                row_live = depth_live & (first_row + r >= 0) & (first_row + r < H)
-            line = (first_depth + d) * sd + (first_row + r) * sh + opening
-            pointers = (base + line * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
-            values = ()
-            for c in tl.static_range(N_CHUNKS):
-                if DEPTHS.used[d] and ROWS.used[r] and COLS.used[c]:
-                    loaded = addressing.load_filled(
-                        pointers + c * (apart * WORDS),
-                        row_live[:, None] & chunks_live[c],
-                        each[0],
-                        ACC,
-                    )
-                    values = values + (
-                        (requantization.fields(loaded, SIGNED, V, B) if QUANTIZED else loaded),
-                    )
-                else:
-                    values = values + (zero,)
+            mask = addressing.inside(in_slice, first_row + r, H, FORM.rank >= 2)
+            line = (first_depth + d) * strides[2] + (first_row + r) * strides[3] + opening
+            values = loaded_row(
+                base,
+                (line, apart),
+                mask,
+                (first_chunk, W),
+                each[0],
+                DEPTHS.used[d] and ROWS.used[r],
+                COLS,
+                SOURCE,
+                FORM,
+            )
             if not QUANTIZED:
-                row_weight = ones
-                if WEIGHED:
-                    row_weight = 1.0 / sums.divisor_across(
-                        first_row + r, first_depth + d, TH, TD, ROW, DEPTH, COUNT, ACC
+                weight = ones
+                if IS_WEIGHED:
+                    weight = 1.0 / sums.divisor_across(
+                        first_row + r, first_depth + d, TH, TD, ROW, DEPTH, MODE.count, DIVISORS
                     )
-                values = row_sums(
-                    values, weights, row_weight, WEIGHED, COLS, CHANNELS, N_CHUNKS, B, V
-                )
-            elif CHANNELS:
+                values = row_sums(values, weights, weight, IS_WEIGHED, COLS, N, FORM)
+            elif FORM.channels:
                 values = sums.sliding_sums(values, COLS)
             rows = rows + values
             new_planes = ()
             for j in tl.static_range(T_ROWS):
                 own_planes = planes[j]
                 if ROWS.lasts[j] == r:
-                    own_planes = own_planes + sums.target_totals(rows, ROWS, j, HELD)
+                    own_planes = own_planes + sums.target_totals(rows, ROWS, j, SUMS)
                     for e in tl.static_range(T_DEPTHS):
                         if DEPTHS.lasts[e] == d:
-                            totals = sums.target_totals(own_planes, DEPTHS, e, HELD)
-                            target_row = row * T_ROWS + j
-                            target_depth = depth * T_DEPTHS + e
-                            out = target_depth * TH + target_row
-                            target_live = live
-                            if RANK >= 2:
-                                target_live = target_live & (target_row < TH)
-                            if RANK == 3:
-                                target_live = target_live & (target_depth < TD)
+                            totals = sums.target_totals(own_planes, DEPTHS, e, SUMS)
+                            row = place[1] * T_ROWS + j
+                            depth = place[2] * T_DEPTHS + e
                             counts = (ones, ones)
-                            if COUNTED:
+                            if IS_COUNTED:
                                 counted = sums.divisor_across(
-                                    target_row, target_depth, H, D, ROW, DEPTH, COUNT, DIVISORS
+                                    row, depth, H, D, ROW, DEPTH, MODE.count, DIVISORS
                                 )
                                 counts = (counted, sums.reciprocal(counted))
                             if QUANTIZED:
@@ -243,42 +229,30 @@ def sum_tile(
                                     counts[1],
                                     divisors,
                                     COLS,
-                                    COUNTED,
-                                    CHANNELS,
-                                    SIGNED_RESULTS,
-                                    HELD,
+                                    IS_COUNTED,
+                                    SIGNED,
+                                    SUMS,
                                     T,
-                                    V,
-                                    B,
+                                    FORM,
                                 )
                             else:
                                 finished = quotients(
-                                    totals,
-                                    counts,
-                                    divisors,
-                                    COUNTED,
-                                    COUNT,
-                                    DIVISOR,
-                                    CHANNELS,
-                                    T,
-                                    V,
-                                    B,
+                                    totals, counts, divisors, IS_COUNTED, T, FORM, MODE
                                 )
+                            mask = addressing.inside(live, row, TH, FORM.rank >= 2)
+                            mask = addressing.inside(mask, depth, TD, FORM.rank == 3)
                             addressing.store_row(
                                 base_target,
                                 finished,
-                                column,
-                                out,
-                                channel,
-                                target_live,
+                                place,
+                                depth * TH + row,
+                                mask,
                                 C,
                                 TW,
                                 0,
                                 1,
                                 T,
-                                CHANNELS,
-                                STORE,
-                                B,
+                                FORM,
                             )
                 new_planes = new_planes + (own_planes,)
             planes = new_planes

@@ -31,7 +31,7 @@ COLUMNS = {
 # Whole axes of more elements are folded twice, first into slices of so many: enough programs run.
 # Slices follow from the length alone, so that a sample does not depend on its batch.
 SLICES = {True: (16_384, 8192), False: (1024, 512)}
-SPREAD = 2048  # elements of a program: 16 of each thread
+SPREAD = 1024  # elements of a program: with 16 of each thread registers leave fewer warps
 EXACT_FROM = 2**20  # taps from which a quotient may be rounded to a half that it is not
 Kinds = tuple[int, ...]
 
@@ -132,7 +132,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         "WIDE": max(largest) >= launch.WIDE_FROM,
     }
     programs = launch.divided(along.results, block.results)
-    return Launch.of_programs("folding.fold", programs, along.results, sizes, constants)
+    return Launch.of("folding.fold", programs, along.results, sizes, **constants)
 
 
 def spread(
@@ -152,7 +152,8 @@ def spread(
             parts.append((inputs, outputs, axis))
     if request.window is None:
         divisor = prod(axis.window for _, _, axis in parts)
-    rank = max(len(parts), 1)
+    is_whole = all(part.is_whole for part in launch.parts(request))
+    rank = 0 if is_whole else max(len(parts), 1)
     parts = [(1, 1, Axis())] * (3 - len(parts)) + parts
     batch, channels = request.shape[:2]
     elements = batch * channels * prod(inputs for inputs, _, _ in parts)
@@ -174,7 +175,7 @@ def spread(
         "B": SPREAD,
     }
     programs = launch.divided(elements, SPREAD)
-    return (Launch.of_programs("spreading.spread", programs, elements, sizes, constants),)
+    return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
 
 
 def _reach(along: Along) -> tuple[int, tuple[int, int], int]:
@@ -198,9 +199,10 @@ def sum_axes(request: Request, counting: tuple[int, int]) -> tuple[Launch, ...]:
         bound, reach, largest = _reach(along)
         lengths = (along.results, along.inner, along.source, along.targets, bound)
         sizes = ((*lengths, divisor if along.last else 1), along.axis, reach)
-        constants = {"COUNT": count, "WIDE": largest >= launch.WIDE_FROM}
+        constants = {"COUNT": count, "WIDE": largest >= launch.WIDE_FROM, "B": launch.LANES}
+        programs = launch.divided(along.results, launch.LANES)
         launches.append(
-            Launch.of_lanes("average_pooling.sum_axis", along.results, sizes, constants)
+            Launch.of("average_pooling.sum_axis", programs, along.results, sizes, **constants)
         )
     return tuple(launches)
 
@@ -215,9 +217,10 @@ def grad_axes(request: Request) -> tuple[Launch, ...]:
         below //= along.axis.window
         bound, reach, largest = _reach(along)
         lengths = (along.results, along.inner, along.source, along.targets, bound)
-        constants = {"LAST": along.last, "WIDE": largest >= launch.WIDE_FROM}
+        constants = {"LAST": along.last, "WIDE": largest >= launch.WIDE_FROM, "B": launch.LANES}
+        programs = launch.divided(along.results, launch.LANES)
         sizes = ((*lengths, below), along.axis, reach)
         launches.append(
-            Launch.of_lanes("max_pooling_grad.grad_axis", along.results, sizes, constants)
+            Launch.of("max_pooling_grad.grad_axis", programs, along.results, sizes, **constants)
         )
     return tuple(launches)

@@ -66,6 +66,45 @@ def first_greater(a, i, b, j):
 
 
 @triton.jit
+def in_order(v):
+    """A float32 as an integer of the same order, NaN above all others; or what this has made back,
+    as integers of 32 bits are their own. Zeros must be positive.
+    """
+    bits = v.to(tl.int32, bitcast=True)
+    if v.dtype == tl.uint32:
+        return bits ^ -(2**31)
+    elif v.dtype == tl.float32:
+        bits = tl.where(v == v, bits, 0x7FFFFFFF)
+        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    else:
+        return bits
+
+
+@triton.jit
+def from_order(bits, TYPE):
+    """The number that ``in_order`` has made ``bits`` of."""
+    if TYPE.is_int_unsigned():
+        bits = bits ^ -(2**31)
+    if TYPE.is_floating():
+        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return bits.to(TYPE, bitcast=True)
+
+
+@triton.jit
+def first_of_tile(value, best, AXIS):
+    """The maxima of a tile along its positions, and the first position of equal ones. Of 32 bits
+    one integer holds both, and one comparison tells the better: half the instructions.
+    """
+    if value.dtype.primitive_bitwidth == 64:
+        return tl.reduce((value, best), AXIS, first_greater)
+    else:
+        key = (in_order(value).to(tl.int64) << 32) | (-best + NOWHERE).to(tl.int64)
+        key = tl.max(key, AXIS)
+        position = -(key & NOWHERE) + NOWHERE
+        return from_order((key >> 32).to(tl.int32), value.dtype), position.to(best.dtype)
+
+
+@triton.jit
 def taps_before(first, bound, K, dilation):
     """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
     return tl.minimum(
@@ -87,7 +126,7 @@ def bin_of(number, size, bins):
 
 
 @triton.jit
-def window_of(o, size, outputs, axis, dilation, KIND: tl.constexpr):
+def window_of(o, size, outputs, axis, dilation, KIND):
     """``(start, count, number)``: where window or bin ``o`` begins inside the input, how many
     elements it has there, and the tap (of a bin the position) that the first of them is.
     """
@@ -102,19 +141,22 @@ def window_of(o, size, outputs, axis, dilation, KIND: tl.constexpr):
 
 
 @triton.jit
-def summed(source, limit, apart, steps, zero, gradients, TYPE: tl.constexpr, BLOCK: tl.constexpr):
+def summed(source, limit, apart, steps, zero, gradients, TYPE, BLOCK):
     """The sums of a tile's windows, whose elements lie ``apart``.
 
     From integers ``zero`` is subtracted. ``gradients`` is empty, or ``(first bin, bins, targets)``
     where elements are gradients of bins over so many targets.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
-    k = tl.expand_dims(tl.arange(0, BLOCK.positions), 1 - AXIS).to(limit.dtype)
+    T: tl.constexpr = BLOCK.positions
+    LOADS: tl.constexpr = BLOCK.loads  # Triton 3.6 reads no tuple inside a loop
+    COMPENSATED: tl.constexpr = BLOCK.compensated and TYPE.is_floating()
+    k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
     total = tl.zeros((k < limit).shape, TYPE)
     error = total
     for _ in range(steps):
         terms = ()
-        for _ in tl.static_range(BLOCK.loads):
+        for _ in tl.static_range(LOADS):
             inside = k < limit
             term = addressing.load_filled(source + k * apart, inside, 0, TYPE)
             if len(gradients) > 0:
@@ -124,47 +166,52 @@ def summed(source, limit, apart, steps, zero, gradients, TYPE: tl.constexpr, BLO
             if not TYPE.is_floating():
                 term = tl.where(inside, term - zero, 0)
             terms = terms + (term,)
-            k += BLOCK.positions
-        group = sums.tree(terms, 0, 1, BLOCK.loads)
-        if BLOCK.compensated and TYPE.is_floating():
+            k += T
+        group = sums.tree(terms, 0, 1, LOADS)
+        if COMPENSATED:
             total, error = sums.with_group(total, error, group)
         else:
             total += group
-    if BLOCK.compensated and TYPE.is_floating():
+    if COMPENSATED:
         total = sums.compensated(total, error)
     return tl.sum(total, AXIS)
 
 
 @triton.jit
-def greatest(
-    source, limit, apart, steps, OP: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr
-):
+def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     """The maxima of a tile's windows, and of the first of equal ones how many elements of the
     window come before it.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
-    k = tl.expand_dims(tl.arange(0, BLOCK.positions), 1 - AXIS).to(limit.dtype)
+    T: tl.constexpr = BLOCK.positions
+    LOADS: tl.constexpr = BLOCK.loads
+    BITS: tl.constexpr = tl.int64 if TYPE.primitive_bitwidth == 64 else tl.int32
+    k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
     # A thread begins with its first element, so that a window of nothing but the lowest value names
     # its first one.
     best = tl.where(k < limit, k, NOWHERE)
     value = tl.full(best.shape, FILL, TYPE)
     for _ in range(steps):
-        for _ in tl.static_range(BLOCK.loads):
+        for _ in tl.static_range(LOADS):
             v = addressing.load_filled(source + k * apart, k < limit, FILL, TYPE)
             if OP == GREATEST:
                 value = greater(value, v)
+            elif TYPE.is_floating():
+                # The bits change where the later one is greater, or the first NaN: zeros are
+                # positive.
+                grown = greater(value, v + 0.0)
+                changes = grown.to(BITS, bitcast=True) != value.to(BITS, bitcast=True)
+                best = tl.where(changes, k, best)
+                value = grown
             else:
-                wins = v > value
-                if TYPE.is_floating():
-                    wins = ~(v <= value) & (value == value)  # greater, or the first NaN
-                value = tl.where(wins, v, value)
-                best = tl.where(wins, k, best)
-            k += BLOCK.positions
+                best = tl.where(v > value, k, best)
+                value = greater(value, v)
+            k += T
     if OP == GREATEST:
         return tl.reduce(value, AXIS, greater), 0
     else:
-        return tl.reduce((value, best), AXIS, first_greater)
+        return first_of_tile(value, best, AXIS)
 
 
 @addressing.launched(8)

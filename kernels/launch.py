@@ -6,7 +6,7 @@ A ``window`` here is any object with ``axes``, each of which has ``window``, ``s
 so everything is testable without one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -39,33 +39,19 @@ class Launch:
     results: int  # elements that it writes, or of each where it writes two
 
     @classmethod
-    def of_programs(
+    def of(
         cls,
         kernel: str,
         programs: int,
         results: int,
         sizes: tuple[tuple[int, ...], ...],
-        constants: Mapping[str, Any],
+        **constants: Any,
     ) -> "Launch":
         """With the types that hold the sizes."""
         types = tuple(
             tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in group) for group in sizes
         )
         return cls(kernel, programs, sizes, tuple(constants.items()), types, results)
-
-    @classmethod
-    def of_lanes(
-        cls,
-        kernel: str,
-        results: int,
-        sizes: tuple[tuple[int, ...], ...],
-        constants: Mapping[str, Any],
-    ) -> "Launch":
-        """Programs of ``LANES`` lanes, as many as cover the first size; constants get ``B``, the
-        lanes of a program.
-        """
-        programs = divided(sizes[0][0], LANES)
-        return cls.of_programs(kernel, programs, results, sizes, {**constants, "B": LANES})
 
 
 class Axis(NamedTuple):
@@ -164,6 +150,18 @@ class Block(NamedTuple):
     compensated: bool = False  # adds up so many that their roundings are kept
 
 
+class Form(NamedTuple):
+    """How the lanes of a tile kernel lie over tensors: see ``tile_launch``."""
+
+    rank: int
+    channels: bool  # innermost
+    tile: tuple[int, int, int]
+    vector: int  # elements of the source's vectors
+    store: int  # of the results'
+    wide: bool  # whether positions need 64 bits
+    lanes: int  # of a program
+
+
 class Tile(NamedTuple):
     """What a lane owns: depths, rows and columns of results (of source elements, for an adjoint),
     and its vectors.
@@ -174,14 +172,13 @@ class Tile(NamedTuple):
 
 
 def tile_launch(
-    kernel: str, request: Request, tile: Tile, constants: Mapping[str, Any]
+    kernel: str, request: Request, tile: Tile, counted: bool = False, **constants: Any
 ) -> "Launch":
-    """A launch of one lane for each tile, in vectors of ``V`` columns, or of channels where these
-    are innermost.
+    """A launch of one lane for each tile, in vectors of columns, or of channels where these are
+    innermost. Padding at the end is a constant where it is ``counted``.
 
-    The kernel gets sizes and strides of the source in vectors of ``V``, but the stride along a
-    vector of one element as it is, and the width of the results in vectors of ``STORE`` columns
-    (``V`` channels).
+    The kernel gets sizes and strides of the source in vectors, but the stride along a vector of one
+    element as it is, and the width of the results in the vectors that they are stored in.
     """
     axes, sizes, targets, width = request.axes, request.sizes, request.targets, tile.vector
     batch, channels = request.shape[:2]
@@ -208,18 +205,12 @@ def tile_launch(
         spans = in_plane_span(sizes, strides[2:]), prod(targets)
     lanes = batch * lengths[0] * prod(tiles)
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
-    every = {
-        "RANK": request.rank,
-        "CHANNELS": request.channels_last,
-        "TILE": tile.sizes,
-        "V": width,
-        "STORE": store,
-        "WIDE": max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM,
-        **constants,
-        **request.named_axes(constants.get("COUNT") == 2),
-    }
+    wide = max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM
+    form = Form(request.rank, request.channels_last, tile.sizes, width, store, wide, LANES)
     numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, tuple(reversed(tiles)))
-    return Launch.of_lanes(kernel, batch * channels * prod(targets), numbers, every)
+    results, programs = batch * channels * prod(targets), divided(lanes, LANES)
+    axes_named = request.named_axes(counted)
+    return Launch.of(kernel, programs, results, numbers, **axes_named, FORM=form, **constants)
 
 
 class Part(NamedTuple):

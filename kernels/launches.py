@@ -4,12 +4,13 @@ Windows small enough for straight-line code get a kernel of their own, in which 
 whole planes, bins and all other windows go by axis.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from . import by_axis, launch
-from .launch import Axis, Launch, Request, Tile
+from .launch import Axis, Form, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 # source positions per axis that a tile may span, used or not: each costs compile time
@@ -26,6 +27,24 @@ Kinds = tuple[int, ...]
 channel (2)."""
 
 
+class Sums(NamedTuple):
+    """What ``average_pooling.sum_tile`` does, beside windows and tiles."""
+
+    adjoint: bool
+    count: int  # what divides: a constant (0), or taps inside the input (1) or the padded input (2)
+    divisor: int
+    kinds: Kinds
+
+
+class Maxima(NamedTuple):
+    """What ``max_pooling.max_tile`` does, beside windows and tiles."""
+
+    groups: tuple[int, ...]  # rows and columns of outputs that share a core
+    with_taps: bool
+    empty: bool  # some window has no tap inside the input
+    asm: bool
+
+
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
     """The launches of averages or their gradient; each but the last writes a workspace, which the
     next reads. Elements of 8 bits are quantized.
@@ -33,9 +52,9 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     counted = (0, 1) if request.window is None else counting(request)
     tile = sum_tile(request)
     if tile is not None:
-        count, divisor = counted
-        constants = {"ADJOINT": request.adjoint, "COUNT": count, "DIVISOR": divisor, "KINDS": kinds}
-        return (launch.tile_launch("average_pooling.sum_tile", request, tile, constants),)
+        mode = Sums(request.adjoint, *counted, kinds)
+        kernel = "average_pooling.sum_tile"
+        return (launch.tile_launch(kernel, request, tile, counted[0] == 2, MODE=mode),)
     if not request.adjoint:
         return by_axis.folds(request, by_axis.SUM, counted, kinds)
     spread = by_axis.spread(request, counted)
@@ -71,40 +90,54 @@ def counting(request: Request) -> tuple[int, int]:
 
 def sum_tiles(request: Request) -> Iterator[Tile]:
     """Tiles in order of preference: large ones share more of what they read."""
-    axes, rank, widest, columns = (
-        request.axes,
-        request.rank,
-        request.vector,
-        not request.channels_last,
-    )
-    tall, broad = axes[1].stride, axes[2].stride
-    vectors = [widest >> i for i in range(widest.bit_length())]
-    rows, across = 4 if tall == 1 and rank < 3 else 2, [2 if broad == 1 else 1, 1]
     if request.element_size == 1:
-        # Of channels at stride 1 vectors of 8 bytes leave more warps than those of 16.
-        vectors = [v for v in ((16, 8, 4) if columns or broad > 1 else (8, 4)) if widest % v == 0]
-        rows = 4 if tall == 1 and (axes[1].window < 5 or not columns) else 2
-        if columns and not vectors:
-            rows = 8 if tall == 1 else 4
-        vectors, across = [*vectors, 1], [2 if broad <= 2 else 1]
-    elif columns and (5 < axes[1].window / tall < 9 or widest == 1):
-        rows = 2 * rows
-    elif not columns:
-        vectors = [v for v in vectors if v * request.element_size >= 4] or vectors[:1]
-        if broad == 1 and axes[2].window >= 5:
-            across = [4, 1]
-        elif broad == 2 and not request.adjoint:
-            across = [2, 1]
-    depths = (2, 1) if rank == 3 and axes[0].stride == 1 else (1,)
-    heights = [rows >> i for i in range(rows.bit_length())] if rank > 1 else [1]
-    shapes = [(height, v) for v in vectors for height in heights]
-    if not columns and request.element_size > 1:
+        vectors, rows, widths = _tiles_of_bytes(request)
+    elif request.channels_last:
+        vectors, rows, widths = _tiles_of_channels(request)
+    else:
+        vectors, rows, widths = _tiles_of_columns(request)
+    rank, heights = request.rank, [rows >> i for i in range(rows.bit_length())]
+    shapes = [(height, v) for v in vectors for height in (heights if rank > 1 else [1])]
+    if request.channels_last and request.element_size > 1:
         shapes.sort(key=lambda shape: -shape[0])
-    for width in [0] if columns else dict.fromkeys(across):
-        yield from (
-            Tile((depth, height, width or v), v) for height, v in shapes for depth in depths
-        )
+    depths = (2, 1) if rank == 3 and request.axes[0].stride == 1 else (1,)
+    for width, (height, v), depth in itertools.product(widths, shapes, depths):
+        yield Tile((depth, height, width if request.channels_last else v), v)
     yield Tile((1, 1, 1), 1)
+
+
+Choices = tuple[list[int], int, list[int]]
+"""Vectors, the most rows of a lane, and columns where these are no vectors."""
+
+
+def _halves(widest: int) -> list[int]:
+    return [widest >> i for i in range(widest.bit_length())]
+
+
+def _tiles_of_columns(request: Request) -> Choices:
+    row, vectors = request.axes[1], _halves(request.vector)
+    rows = 4 if row.stride == 1 and request.rank < 3 else 2
+    is_medium = 5 < row.window / row.stride < 9
+    return vectors, 2 * rows if is_medium or vectors == [1] else rows, [0]
+
+
+def _tiles_of_channels(request: Request) -> Choices:
+    column, vectors = request.axes[2], _halves(request.vector)
+    rows = 4 if request.axes[1].stride == 1 and request.rank < 3 else 2
+    widths = {1: [4 if column.window >= 5 else 2, 1], 2: [1] if request.adjoint else [2, 1]}
+    wide = [v for v in vectors if v * request.element_size >= 4]
+    return wide or vectors[:1], rows, widths.get(column.stride, [1])
+
+
+def _tiles_of_bytes(request: Request) -> Choices:
+    """Of channels at stride 1 vectors of 8 bytes leave more warps than those of 16."""
+    (_, row, column), last = request.axes, request.channels_last
+    sizes = (8, 4) if last and column.stride == 1 else (16, 8, 4)
+    vectors = [v for v in sizes if request.vector % v == 0]
+    rows = 4 if row.stride == 1 and (row.window < 5 or last) else 2
+    if not last and not vectors:
+        rows = 8 if row.stride == 1 else 4
+    return [*vectors, 1], rows, [2 if column.stride <= 2 else 1]
 
 
 def sum_tile_fits(request: Request, tile: Tile) -> bool:
@@ -173,13 +206,10 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
     if tile is None:
         operation = by_axis.FIRST_GREATEST if with_taps else by_axis.GREATEST
         return by_axis.folds(request, operation)
-    constants = {
-        "GROUPS": tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2)),
-        "WITH_TAPS": with_taps,
-        "EMPTY": with_taps and _has_empty_window(request),
-        "ASM": with_taps and request.asm,
-    }
-    return (launch.tile_launch("max_pooling.max_tile", request, tile, constants),)
+    groups = tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2))
+    is_empty = with_taps and _has_empty_window(request)
+    mode = Maxima(groups, with_taps, is_empty, with_taps and request.asm)
+    return (launch.tile_launch("max_pooling.max_tile", request, tile, MODE=mode),)
 
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
@@ -279,7 +309,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
     tile = grad_tile(request)
     if tile is None:
         return by_axis.spread(request, with_taps=True) or by_axis.grad_axes(request)
-    return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile, {}),)
+    return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile),)
 
 
 def grad_tile(request: Request) -> Tile | None:
@@ -329,14 +359,9 @@ def tap_lookup(
     )
     results = batch * channels * prod(outputs)
     spans = results // vector, prod(sizes), launch.in_plane_span(sizes, strides[2:])
-    constants = {
-        **request.named_axes(),
-        "RANK": request.rank,
-        "CHANNELS": request.channels_last,
-        "V": vector,
-        "ELEMENTS": with_ == "values",
-        "WIDE": max(*spans, *map(launch.farthest, sizes, outputs, request.axes))
-        >= launch.WIDE_FROM,
-    }
+    wide = max(*spans, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM
+    form = Form(request.rank, request.channels_last, (1, 1, 1), vector, vector, wide, launch.LANES)
     numbers = ((results // vector, ends[0], *sizes), strides, ends[:0:-1])
-    return (Launch.of_lanes("max_pooling_grad.at_taps", results, numbers, constants),)
+    programs = launch.divided(results // vector, launch.LANES)
+    constants = {**request.named_axes(), "FORM": form, "ELEMENTS": with_ == "values"}
+    return (Launch.of("max_pooling_grad.at_taps", programs, results, numbers, **constants),)

@@ -23,7 +23,7 @@ def compared(dtype, with_taps):
 
 
 @triton.jit
-def comparable(v, WITH_TAPS: tl.constexpr):
+def comparable(v, WITH_TAPS):
     """A float32 whose zeros are positive: their bits tell values apart, and no compiler compares it
     as a half again.
     """
@@ -38,7 +38,7 @@ CODE_ZERO = tl.constexpr(8388608.0)
 
 
 @triton.jit
-def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
+def better(m, i, v, j, WITH_TAPS, ASM):
     """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the numbers mean
     nothing.
     """
@@ -68,17 +68,7 @@ def better(m, i, v, j, WITH_TAPS: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def sliding(
-    values,
-    codes,
-    FIRST: tl.constexpr,
-    STEP: tl.constexpr,
-    Q: tl.constexpr,
-    AXIS: tl.constexpr,
-    G: tl.constexpr,
-    WITH_TAPS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+def sliding(values, codes, FIRST, STEP, Q, AXIS, G, WITH_TAPS, ASM):
     """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of
     the winners.
 
@@ -130,7 +120,7 @@ def sliding(
 
 
 @triton.jit
-def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
+def number_of(c, start, AXIS):
     """The number of position ``c`` of a block that begins at ``start``: c, or before the input that
     of the first tap inside it, so that a window of nothing but the lowest value names that one.
     Only the padding's lie before.
@@ -143,10 +133,54 @@ def number_of(c: tl.constexpr, start, AXIS: tl.constexpr):
 
 
 @triton.jit
-def no_tap_inside(start, size, AXIS: tl.constexpr):
+def no_tap_inside(start, size, AXIS):
     """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
     first = addressing.taps_before(start, 0, AXIS.window, AXIS.dilation)
     return (first >= AXIS.window) | (start + first * AXIS.dilation >= size)
+
+
+@triton.jit
+def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
+    """The numbers of a row's positions from ORIGIN on, which lies at ``start``."""
+    numbers = ()
+    for c in tl.static_range(COUNT):
+        if MODE.with_taps and c >= ORIGIN:
+            number = number_of(c - ORIGIN, start, COLUMN)
+            if c - ORIGIN < COLUMN.start:
+                number = addressing.as_block(number, FORM)
+            numbers = numbers + ((number + CODE_ZERO) if MODE.asm else number,)
+        else:
+            numbers = numbers + (0,)
+    return numbers
+
+
+@triton.jit
+def tap_of(code, OUTPUT_ROW, OUTPUT, LINE, ROW, COLUMN, MODE):
+    """The tap that a number in a block is of one of its outputs; LINE numbers are a row's."""
+    if MODE.asm:
+        code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
+    if COLUMN.dilation == 1 and ROW.dilation == 1:
+        return code - (OUTPUT_ROW * ROW.stride * LINE + OUTPUT * COLUMN.stride)
+    else:
+        row = code // LINE
+        column = code - row * LINE - OUTPUT * COLUMN.stride
+        row_tap = (row - OUTPUT_ROW * ROW.stride) // ROW.dilation
+        return row_tap * COLUMN.window + column // COLUMN.dilation
+
+
+@triton.jit
+def encoded(tap, starts, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
+    """A tap as it is stored: 0 where the window at ``starts`` has no tap inside the input."""
+    # which of one tap is a number alone
+    code = addressing.as_block(tl.zeros([FORM.lanes], tl.int32), FORM) + tap
+    if MODE.empty:
+        empty = no_tap_inside(starts[2], sizes[2], COLUMN)
+        if FORM.rank > 1:
+            empty = empty | no_tap_inside(starts[1], sizes[1], ROW)
+        if FORM.rank > 2:
+            empty = empty | no_tap_inside(starts[0], sizes[0], DEPTH)
+        code = tl.where(addressing.as_block(empty, FORM), 0, code)
+    return code
 
 
 @addressing.launched(3)
@@ -161,153 +195,102 @@ def max_tile(
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
-    RANK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    V: tl.constexpr,
-    STORE: tl.constexpr,
-    WITH_TAPS: tl.constexpr,
-    EMPTY: tl.constexpr,
-    ASM: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
+    FORM: tl.constexpr,
+    MODE: tl.constexpr,
 ):
-    """Windows unrolled at compile time; a lane owns a TILE of 1 depth by R rows by Q columns of
+    """Windows unrolled at compile time; a lane owns a tile of 1 depth by R rows by Q columns of
     outputs.
 
-    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, WITH_TAPS, taps,
-    dense. CHANNELS and what is counted in vectors: see ``launch.tile_launch``. GROUPS: rows and
-    columns of outputs that share a core. EMPTY: some window has no tap inside the input.
+    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, with taps, these,
+    dense. What is counted in vectors: see ``launch.tile_launch``.
     """
-    DEPTHS: tl.constexpr = DEPTH.window
-    PLANE: tl.constexpr = ROW.window * COLUMN.window  # taps of one depth
-    R: tl.constexpr = TILE[1]
-    Q: tl.constexpr = TILE[2]
+    R: tl.constexpr = FORM.tile[1]
+    Q: tl.constexpr = FORM.tile[2]
+    WITH_TAPS: tl.constexpr = MODE.with_taps
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
-    lanes, C, D, H, W = lengths
-    sn, sc, sd, sh, sw = strides
-    OD, OH, OW = targets
-    lane = addressing.lane_numbers(B, WIDE)
-    live = lane < lanes
-    qg, rg, od, channel, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
-    x0 = x + addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
-    plane = addressing.target_plane(outer, C, OD, OH, OW, CHANNELS) * STORE
+    _, C, D, H, W = lengths
+    _, OH, OW = targets
+    place, live, before, plane = addressing.tile_of_lane(lengths, strides, targets, tiles, FORM)
+    x0 = x + before * FORM.vector
+    plane = plane * FORM.store
+    column_tile, row_tile, od, channel, _ = place
 
     # The columns that the lane reads are COUNT vectors from number ``first`` on; its own first
     # column is entry ORIGIN.
-    CHUNK: tl.constexpr = 1 if CHANNELS else V
+    CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
     REACH: tl.constexpr = (Q - 1) * COLUMN.stride + (COLUMN.window - 1) * COLUMN.dilation
     LOW: tl.constexpr = (-COLUMN.start) // CHUNK
     ORIGIN: tl.constexpr = -COLUMN.start - LOW * CHUNK
     COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
     ROWS: tl.constexpr = (R - 1) * ROW.stride + (ROW.window - 1) * ROW.dilation + 1
-    DENSE: tl.constexpr = COLUMN.dilation == 1 and ROW.dilation == 1
     # what a row of the block counts in a position's number
-    LINE: tl.constexpr = COLUMN.window if DENSE else REACH + 1
-    id0 = od * DEPTH.stride - DEPTH.start
-    ih0 = rg * (R * ROW.stride) - ROW.start
-    iw0 = qg * (Q * COLUMN.stride) - COLUMN.start
-    first = qg * (Q * COLUMN.stride // CHUNK) + LOW
-    opening, step = addressing.first_vector(first, channel, sc, sw, CHANNELS, V)
-    column_codes = ()
-    for c in tl.static_range(COUNT * CHUNK):
-        if WITH_TAPS and c >= ORIGIN:
-            code = number_of(c - ORIGIN, iw0, COLUMN)
-            if c - ORIGIN < COLUMN.start:
-                code = addressing.as_block(code, CHANNELS, B, V)
-            column_codes = column_codes + ((code + CODE_ZERO) if ASM else code,)
-        else:
-            column_codes = column_codes + (0,)
+    IS_DENSE: tl.constexpr = COLUMN.dilation == 1 and ROW.dilation == 1
+    LINE: tl.constexpr = COLUMN.window if IS_DENSE else REACH + 1
+    depth = od * DEPTH.stride - DEPTH.start
+    row = row_tile * (R * ROW.stride) - ROW.start
+    column = column_tile * (Q * COLUMN.stride) - COLUMN.start
+    first = column_tile * (Q * COLUMN.stride // CHUNK) + LOW
+    opening, step = addressing.first_vector(first, channel, strides, FORM)
+    numbers = column_numbers(column, COUNT * CHUNK, ORIGIN, COLUMN, FORM, MODE)
 
     values = ()
     taps = ()
-    for kd in tl.static_range(DEPTHS):
-        depth = id0 + kd * DEPTH.dilation
-        in_slice = live
-        if RANK > 2:
-            in_slice = live & (depth >= 0) & (depth < D)
+    for kd in tl.static_range(DEPTH.window):
+        own_depth = depth + kd * DEPTH.dilation
+        in_slice = addressing.inside(live, own_depth, D, FORM.rank > 2)
         found = ()
-        found_codes = ()
+        codes = ()
         for r in tl.static_range(ROWS):
-            row = ih0 + r
-            inside = in_slice
-            if RANK > 1:
-                inside = in_slice & (row >= 0) & (row < H)
-            offset = depth * sd + row * sh + opening
-            loaded = addressing.load_row(
-                x0, offset, step, inside, first, W, COUNT, FILL, TYPE, CHANNELS, V, B
-            )
+            mask = addressing.inside(in_slice, row + r, H, FORM.rank > 1)
+            vectors = (own_depth * strides[2] + (row + r) * strides[3] + opening, step, first)
+            loaded = addressing.load_row(x0, vectors, mask, W, COUNT, FILL, TYPE, FORM)
             columns = ()
             for c in tl.static_range(COUNT * CHUNK):
                 columns = columns + (comparable(loaded[c], WITH_TAPS),)
-            maxima, codes = sliding(
-                columns, column_codes, ORIGIN, 1, Q, COLUMN, GROUPS[1], WITH_TAPS, ASM
+            maxima, winners = sliding(
+                columns, numbers, ORIGIN, 1, Q, COLUMN, MODE.groups[1], WITH_TAPS, MODE.asm
             )
             found = found + maxima
-            line = number_of(r, ih0, ROW) * LINE
+            line = number_of(r, row, ROW) * LINE
             if WITH_TAPS and r < ROW.start:
-                line = addressing.as_block(line, CHANNELS, B, V)
-            for v in tl.static_range(Q):
-                found_codes = found_codes + ((codes[v] + line) if WITH_TAPS else 0,)
+                line = addressing.as_block(line, FORM)
+            for q in tl.static_range(Q):
+                codes = codes + ((winners[q] + line) if WITH_TAPS else 0,)
         new = ()
         new_taps = ()
-        for v in tl.static_range(Q):
-            maxima, codes = sliding(found, found_codes, v, Q, R, ROW, GROUPS[0], WITH_TAPS, ASM)
-            for j in tl.static_range(R):
+        for q in tl.static_range(Q):
+            maxima, winners = sliding(
+                found, codes, q, Q, R, ROW, MODE.groups[0], WITH_TAPS, MODE.asm
+            )
+            for r in tl.static_range(R):
+                m = maxima[r]
                 tap = 0
-                m = maxima[j]
-                code = codes[j]
-                if WITH_TAPS and ASM:
-                    code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
                 if WITH_TAPS:
-                    if DENSE:
-                        tap = code - (j * ROW.stride * LINE + v * COLUMN.stride)
-                    else:
-                        row_number = code // LINE
-                        row_tap = (row_number - j * ROW.stride) // ROW.dilation
-                        column_tap = (
-                            code - row_number * LINE - v * COLUMN.stride
-                        ) // COLUMN.dilation
-                        tap = row_tap * COLUMN.window + column_tap
-                    if kd > 0:
-                        tap += kd * PLANE
-                    elif DEPTH.start > 0:
-                        above = addressing.taps_before(id0, 0, DEPTHS, DEPTH.dilation).to(tl.int32)
-                        tap += addressing.as_block(above * PLANE, CHANNELS, B, V)
+                    tap = tap_of(winners[r], r, q, LINE, ROW, COLUMN, MODE)
+                    tap += kd * (ROW.window * COLUMN.window)
+                    if kd == 0 and DEPTH.start > 0:
+                        above = addressing.taps_before(depth, 0, DEPTH.window, DEPTH.dilation)
+                        above = above.to(tl.int32) * (ROW.window * COLUMN.window)
+                        tap += addressing.as_block(above, FORM)
                 if kd > 0:
-                    m, tap = better(values[v * R + j], taps[v * R + j], m, tap, WITH_TAPS, False)
+                    m, tap = better(values[q * R + r], taps[q * R + r], m, tap, WITH_TAPS, False)
                 new = new + (m,)
                 new_taps = new_taps + (tap,)
         values = new
         taps = new_taps
 
-    width = W * CHUNK
-    for j in tl.static_range(R):
-        oh = rg * R + j
-        row_live = live
-        if RANK > 1:
-            row_live = live & (oh < OH)
-        encoded = ()
-        for v in tl.static_range(Q if WITH_TAPS else 0):
-            zeros = addressing.as_block(tl.zeros([B], tl.int32), CHANNELS, B, V)
-            code = zeros + taps[v * R + j]  # which of one tap is a number alone
-            iw = iw0 + v * COLUMN.stride
-            ih = ih0 + j * ROW.stride
-            if EMPTY:
-                empty = no_tap_inside(iw, width, COLUMN)
-                if RANK > 1:
-                    empty = empty | no_tap_inside(ih, H, ROW)
-                if RANK > 2:
-                    empty = empty | no_tap_inside(id0, D, DEPTH)
-                code = tl.where(addressing.as_block(empty, CHANNELS, B, V), 0, code)
-            encoded = encoded + (code,)
-        line = od * OH + oh
-        addressing.store_row(
-            y + plane, values, qg, line, channel, row_live, C, OW, j, R, Q, CHANNELS, STORE, B
-        )
+    for r in tl.static_range(R):
+        output_row = row_tile * R + r
+        row_live = addressing.inside(live, output_row, OH, FORM.rank > 1)
+        line = od * OH + output_row
+        addressing.store_row(y + plane, values, place, line, row_live, C, OW, r, R, Q, FORM)
         if WITH_TAPS:
-            addressing.store_row(
-                t + plane, encoded, qg, line, channel, row_live, C, OW, 0, 1, Q, CHANNELS, STORE, B
-            )
+            numbered = ()
+            for q in tl.static_range(Q):
+                starts = (depth, row + r * ROW.stride, column + q * COLUMN.stride)
+                code = encoded(
+                    taps[q * R + r], starts, (D, H, W * CHUNK), DEPTH, ROW, COLUMN, FORM, MODE
+                )
+                numbered = numbered + (code,)
+            addressing.store_row(t + plane, numbered, place, line, row_live, C, OW, 0, 1, Q, FORM)

@@ -46,6 +46,24 @@ def tap_on(depth, row, column, *places):
     return number
 
 
+@triton.jit
+def with_winners(sums, gradients, taps, E, Z, A, FIRST, ORIGIN, N, DEPTH, ROW, COLUMN, R, Q):
+    """The sums of a lane's R x Q inputs of one depth with the gradients of a row of N windows,
+    where their taps lie on them. E: the inputs' depth; Z, A: the windows' depth and row.
+    """
+    new = ()
+    for j in tl.static_range(R):
+        for v in tl.static_range(Q):
+            s = sums[j * Q + v]
+            for b in tl.static_range(N):
+                if tap_on(DEPTH, ROW, COLUMN, E, j, v, Z, A, FIRST + b) >= 0:
+                    wins = taps[ORIGIN + b] == tap_on(DEPTH, ROW, COLUMN, E, j, v, Z, A, FIRST + b)
+                    # In this form, not as the addition of a selected 0, one predicated instruction.
+                    s = tl.where(wins, s + gradients[ORIGIN + b], s)
+            new = new + (s,)
+    return new
+
+
 @addressing.launched(3)
 def grad_tile(
     g,
@@ -58,101 +76,58 @@ def grad_tile(
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
-    RANK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TILE: tl.constexpr,
-    V: tl.constexpr,
-    STORE: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
+    FORM: tl.constexpr,
 ):
-    """Windows unrolled at compile time; a lane owns the inputs of a TILE of windows: as many times
+    """Windows unrolled at compile time; a lane owns the inputs of a tile of windows: as many times
     the strides.
 
     g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the
-    result of sizes (N, C, D, H, W), dense. CHANNELS and what is counted in vectors: see
-    ``launch.tile_launch``.
+    result of sizes (N, C, D, H, W), dense. What is counted in vectors: see ``launch.tile_launch``.
     """
     DEPTHS: tl.constexpr = DEPTH.stride
-    R: tl.constexpr = TILE[1] * ROW.stride
-    Q: tl.constexpr = TILE[2] * COLUMN.stride
-    CHUNK: tl.constexpr = 1 if CHANNELS else V
+    R: tl.constexpr = FORM.tile[1] * ROW.stride
+    Q: tl.constexpr = FORM.tile[2] * COLUMN.stride
+    CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
     # Read where there is no window: one byte holds taps 0 to 224.
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
-    lanes, C, OD, OH, OW = lengths
-    sn, sc, sd, sh, sw = strides
+    _, C, OD, OH, OW = lengths
     D, H, W = targets
-    lane = addressing.lane_numbers(B, WIDE)
-    live = lane < lanes
-    qg, rg, dg, channel, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
-    plane = addressing.source_plane(outer, C, sn, sc, CHANNELS) * V
-    target = dx + addressing.target_plane(outer, C, D, H, W, CHANNELS) * STORE
+    place, live, plane, target = addressing.tile_of_lane(lengths, strides, targets, tiles, FORM)
+    plane = plane * FORM.vector
+    target = dx + target * FORM.store
 
     # The windows that the lane asks: N from entry ORIGIN on of COUNT vectors.
     FIRST: tl.constexpr = first_window(COLUMN)
     N: tl.constexpr = last_window(COLUMN, Q) + 1 - FIRST
     ORIGIN: tl.constexpr = FIRST - FIRST // CHUNK * CHUNK
     COUNT: tl.constexpr = (ORIGIN + N - 1) // CHUNK + 1
-    first = qg * (TILE[2] // CHUNK) + FIRST // CHUNK
-    opening, step = addressing.first_vector(first, channel, sc, sw, CHANNELS, V)
-    zero = addressing.as_block(tl.zeros([B], SUM), CHANNELS, B, V)
+    first = place[0] * (FORM.tile[2] // CHUNK) + FIRST // CHUNK
+    opening, step = addressing.first_vector(first, place[3], strides, FORM)
+    zero = addressing.as_block(tl.zeros([FORM.lanes], SUM), FORM)
     for e in tl.static_range(DEPTHS):
         sums = (zero,) * (R * Q)
         for z in tl.static_range(first_window(DEPTH), last_window(DEPTH, DEPTHS) + 1):
             if tap_on(DEPTH, ROW, COLUMN, e, z) >= 0:
-                od = dg + z
-                in_slice = live
-                if RANK > 2:
-                    in_slice = live & (od >= 0) & (od < OD)
+                od = place[2] + z
+                in_slice = addressing.inside(live, od, OD, FORM.rank > 2)
                 for a in tl.static_range(first_window(ROW), last_window(ROW, R) + 1):
-                    oh = rg * TILE[1] + a
-                    inside = in_slice
-                    if RANK > 1:
-                        inside = in_slice & (oh >= 0) & (oh < OH)
-                    offset = od * sd + oh * sh + opening
-                    gradients = addressing.load_row(
-                        g + plane, offset, step, inside, first, OW, COUNT, 0.0, SUM, CHANNELS, V, B
-                    )
+                    oh = place[1] * FORM.tile[1] + a
+                    mask = addressing.inside(in_slice, oh, OH, FORM.rank > 1)
+                    row = (od * strides[2] + oh * strides[3] + opening, step, first)
+                    gradients = addressing.load_row(g + plane, row, mask, OW, COUNT, 0.0, SUM, FORM)
                     taps = addressing.load_row(
-                        t + plane,
-                        offset,
-                        step,
-                        inside,
-                        first,
-                        OW,
-                        COUNT,
-                        NO_TAP,
-                        tl.int32,
-                        CHANNELS,
-                        V,
-                        B,
+                        t + plane, row, mask, OW, COUNT, NO_TAP, tl.int32, FORM
                     )
-                    new = ()
-                    for j in tl.static_range(R):
-                        for v in tl.static_range(Q):
-                            s = sums[j * Q + v]
-                            for b in tl.static_range(N):
-                                if tap_on(DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b) >= 0:
-                                    wins = taps[ORIGIN + b] == tap_on(
-                                        DEPTH, ROW, COLUMN, e, j, v, z, a, FIRST + b
-                                    )
-                                    # In this form, not as the addition of a selected 0, one
-                                    # predicated instruction.
-                                    s = tl.where(wins, s + gradients[ORIGIN + b], s)
-                            new = new + (s,)
-                    sums = new
-        depth = dg * DEPTHS + e
+                    sums = with_winners(
+                        sums, gradients, taps, e, z, a, FIRST, ORIGIN, N, DEPTH, ROW, COLUMN, R, Q
+                    )
+        depth = place[2] * DEPTHS + e
         for j in tl.static_range(R):
-            row_live = live
-            if RANK > 1:
-                row_live = row_live & (rg * R + j < H)
-            if RANK > 2:
-                row_live = row_live & (depth < D)
-            line = depth * H + rg * R + j
-            addressing.store_row(
-                target, sums, qg, line, channel, row_live, C, W, j * Q, 1, Q, CHANNELS, STORE, B
-            )
+            row_live = addressing.inside(live, place[1] * R + j, H, FORM.rank > 1)
+            row_live = addressing.inside(row_live, depth, D, FORM.rank > 2)
+            line = depth * H + place[1] * R + j
+            addressing.store_row(target, sums, place, line, row_live, C, W, j * Q, 1, Q, FORM)
 
 
 @addressing.launched(3)
@@ -166,30 +141,27 @@ def at_taps(
     DEPTH: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
-    RANK: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    FORM: tl.constexpr,
     ELEMENTS: tl.constexpr,
-    V: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
 ):
     """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1),
     into y.
 
-    Taps and y are dense and alike: a lane has V neighbours, CHANNELS or columns; C or the first of
-    ``tiles`` counts these.
+    Taps and y are dense and alike: a lane has a vector of neighbours, channels or columns; C or the
+    first of ``tiles`` counts these.
     """
+    V: tl.constexpr = FORM.vector
     lanes, C, D, H, W = lengths
     xn, xc, xd, xh, xw = strides
-    lane = addressing.lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(FORM.lanes, FORM.wide)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
     own = (lane.to(tl.int64) * V)[:, None] + vector
-    column, row, depth, c, outer = addressing.place_of_lane(lane, C, tiles, RANK, CHANNELS)
+    column, row, depth, c, outer = addressing.place_of_lane(lane, C, tiles, FORM)
     n = outer
     c = c[:, None]
     column = column[:, None]
-    if CHANNELS:
+    if FORM.channels:
         c = c * V + vector
     else:
         n = outer // C
@@ -200,7 +172,7 @@ def at_taps(
     h = (row * ROW.stride - ROW.start)[:, None] + above % ROW.window * ROW.dilation
     w = column * COLUMN.stride - COLUMN.start + (tap - above * COLUMN.window) * COLUMN.dilation
     # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
-    ok = live & (d >= 0) & (d < D) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    ok = addressing.inside(live, d, D, True) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
     at = n.to(tl.int64)[:, None] * xn + c.to(tl.int64) * xc + (d * xd + h * xh + w * xw)
     result = tl.load(x + at, mask=ok, other=0) if ELEMENTS else tl.where(ok, at, -1)
     tl.store(y + own, result.to(y.dtype.element_ty), mask=live)
@@ -208,16 +180,7 @@ def at_taps(
 
 @addressing.launched(4)
 def grad_axis(
-    g,
-    t,
-    dx,
-    rest,
-    lengths,
-    axis,
-    reach,
-    LAST: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
+    g, t, dx, rest, lengths, axis, reach, LAST: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr
 ):
     """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs
     along that axis.

@@ -35,7 +35,7 @@ SIGNS = tl.constexpr(0x80808080)
 
 
 @triton.jit
-def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
+def parameter(source, channel, KIND, TYPE):
     """A scale or zero point for ``channel``, of float32 or int32."""
     if KIND == NUMBER:
         return tl.full((), source, TYPE)
@@ -46,30 +46,25 @@ def parameter(source, channel, KIND: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def quantities(
-    channel,
-    given,
-    TAPS: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    KINDS: tl.constexpr,
-    SIGNED: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    V: tl.constexpr,
-    B: tl.constexpr,
-):
+def quantities(channel, given, TAPS, SIGNED, FORM, MODE):
     """``(fill, factor, offset, output zero)`` of channels: padding as it is loaded, and what
     ``requantized`` takes.
     """
-    if CHANNELS:
+    V: tl.constexpr = FORM.vector
+    B: tl.constexpr = FORM.lanes
+    KINDS: tl.constexpr = MODE.kinds
+    if FORM.channels:
         channel = (channel * V)[:, None] + tl.arange(0, V)[None, :]
     scale = parameter(given[0], channel, KINDS[0], tl.float32).to(tl.float64)
-    factor = scale / (parameter(given[2], channel, KINDS[2], tl.float32).to(tl.float64) * DIVISOR)
+    factor = scale / (
+        parameter(given[2], channel, KINDS[2], tl.float32).to(tl.float64) * MODE.divisor
+    )
     factor = tl.minimum(factor, LARGEST_FACTOR) + tl.zeros_like(channel).to(tl.float64)
     byte = parameter(given[1], channel, KINDS[1], tl.int32) + tl.zeros_like(channel).to(tl.int32)
-    fill = byte if CHANNELS else byte[:, None]
+    fill = byte if FORM.channels else byte[:, None]
     if V >= 4:
         fill = fill.to(tl.uint32, bitcast=True) & 0xFF
-        if CHANNELS:
+        if FORM.channels:
             evens, odds = tl.split(tl.reshape(fill, [B, V // 2, 2]))
             low, high = tl.split(tl.reshape(evens | (odds << 8), [B, V // 4, 2]))
             fill = low | (high << 16)
@@ -82,7 +77,7 @@ def quantities(
 
 
 @triton.jit
-def fields(loaded, SIGNED: tl.constexpr, V: tl.constexpr, B: tl.constexpr):
+def fields(loaded, SIGNED, V, B):
     """Loaded words as 16-bit fields of their even and odd bytes, or single elements: numbers from 0
     to 255.
     """
@@ -95,7 +90,7 @@ def fields(loaded, SIGNED: tl.constexpr, V: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def elements(words, V: tl.constexpr, B: tl.constexpr):
+def elements(words, V, B):
     """Sums of ``fields`` as integers ``[B, V]``, in the order of the elements they came from."""
     if V >= 4:
         evens, odds = tl.split(tl.reshape(words, [B, V // 4, 2]))
@@ -106,35 +101,25 @@ def elements(words, V: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def results(
-    totals,
-    each,
-    row_reciprocal,
-    divisors,
-    COLS: tl.constexpr,
-    COUNTED: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    SIGNED: tl.constexpr,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    V: tl.constexpr,
-    B: tl.constexpr,
-):
+def results(totals, each, row_reciprocal, divisors, COLS, IS_COUNTED, SIGNED, N, T, FORM):
     """The results of one target row of a tile: its sums of channels, or of columns from those of N
     vectors.
     """
     LOWEST: tl.constexpr = -128 if SIGNED else 0
     columns = ()
     for c in tl.static_range(N):
-        own = elements(totals[c], V, B)
-        columns = columns + ((own,) if CHANNELS else addressing.split_columns(own, B, V))
-    if not CHANNELS:
+        own = elements(totals[c], FORM.vector, FORM.lanes)
+        if FORM.channels:
+            columns = columns + (own,)
+        else:
+            columns = columns + addressing.split_columns(own, FORM.lanes, FORM.vector)
+    if not FORM.channels:
         columns = sums.sliding_sums(columns, COLS)
     finished = ()
     for i in tl.static_range(T):
         factor = each[1]
-        if COUNTED:
-            factor *= addressing.as_block(row_reciprocal * divisors[i][1], CHANNELS, B, V)
+        if IS_COUNTED:
+            factor *= addressing.as_block(row_reciprocal * divisors[i][1], FORM)
         integers = requantized(columns[i], each[2], factor, each[3])
         finished = finished + (tl.minimum(tl.maximum(integers, LOWEST), LOWEST + 255),)
     return finished
@@ -184,9 +169,7 @@ def on_its_side_of_a_half(real, sums, divisor, scale, step):
 
 
 @triton.jit
-def quotients(
-    sums, divisor, channel, given, KINDS: tl.constexpr, EXACT: tl.constexpr, TYPE: tl.constexpr
-):
+def quotients(sums, divisor, channel, given, KINDS, EXACT, TYPE):
     """Sums without zero points over ``divisor`` elements, requantized to TYPE.
 
     The float64 quotient of up to 2**20 taps is rounded to no half that it is not; of more, EXACT

@@ -15,7 +15,7 @@ from . import addressing, sums
 
 
 @triton.jit
-def one_axis_out(so_far, size, stride, axis, COUNT: tl.constexpr):
+def one_axis_out(so_far, size, stride, axis, COUNT):
     """The one window that may hold an element, its tap there, and what an average counts, with one
     more axis. ``axis``: windows, their size, padding before and after.
     """
@@ -62,7 +62,7 @@ def spread(
     or by the window's elements inside the input (1) or the padded input (2).
 
     All are dense, with CHANNELS innermost or not. Channels, sizes and strides are dividers
-    (``launch.divider``).
+    (``launch.divider``). RANK 0 is a plane that one window takes whole.
     """
     elements, divisor = sizes
     element = addressing.lane_numbers(B, WIDE)
@@ -70,14 +70,20 @@ def spread(
     q = addressing.over(element, channels) if CHANNELS else element
     zero = tl.zeros_like(element)
     one = tl.zeros((), element.dtype) + 1
-    so_far = (q, zero, one, zero, one, live, zero + 1)
-    so_far = one_axis_out(so_far, width, column_stride, columns, COUNT)
-    if RANK >= 2:
-        so_far = one_axis_out(so_far, height, row_stride, rows, COUNT)
-    if RANK == 3:
-        so_far = one_axis_out(so_far, depth, depth_stride, depths, COUNT)
-    outer, window, windows, tap, _, exists, count = so_far
-    at = outer * windows + window
+    if RANK == 0:
+        at = addressing.over(q, width)
+        tap = q - at * width[0]
+        exists = live
+        count = columns[1]
+    else:
+        so_far = (q, zero, one, zero, one, live, zero + 1)
+        so_far = one_axis_out(so_far, width, column_stride, columns, COUNT)
+        if RANK >= 2:
+            so_far = one_axis_out(so_far, height, row_stride, rows, COUNT)
+        if RANK == 3:
+            so_far = one_axis_out(so_far, depth, depth_stride, depths, COUNT)
+        outer, window, windows, tap, _, exists, count = so_far
+        at = outer * windows + window
     if CHANNELS:
         at = at * channels[0] + (element - q * channels[0])
     value = tl.load(g + at, mask=exists, other=0)
@@ -87,7 +93,7 @@ def spread(
         value = tl.where(exists & (winner == tap), value, 0)
     else:
         FLOAT: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
-        own = (tl.maximum(count, 1) if COUNT > 0 else zero + divisor).to(FLOAT)
+        own = (tl.maximum(zero + count, 1) if COUNT > 0 else zero + divisor).to(FLOAT)
         value = sums.quotient(addressing.widened(value, FLOAT), own, 1.0 / own)
         value = addressing.rounded(value, dx.dtype.element_ty)
     tl.store(dx + element, value, mask=live)

@@ -82,7 +82,7 @@ def block_of(count):
 
 
 @triton.jit
-def tree(values, FIRST: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
+def tree(values, FIRST, STEP, COUNT):
     """The sum of COUNT entries of a tuple; blocks that trees have in common the compiler adds up
     once.
     """
@@ -98,7 +98,7 @@ def tree(values, FIRST: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def target_totals(values, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.constexpr):
+def target_totals(values, PLAN, TARGET, T):
     """The ``T`` sums of one target, of as many values per position."""
     totals = ()
     for c in tl.static_range(T):
@@ -109,7 +109,7 @@ def target_totals(values, PLAN: tl.constexpr, TARGET: tl.constexpr, T: tl.conste
 
 
 @triton.jit
-def sliding_sums(values, PLAN: tl.constexpr):
+def sliding_sums(values, PLAN):
     """One sum per target of ``PLAN`` over one value per position."""
     T: tl.constexpr = PLAN.targets
     sums = ()
@@ -167,7 +167,7 @@ def quotient(total, divisor, reciprocal):
 
 
 @triton.jit
-def divisor_along(output, size, axis, COUNT: tl.constexpr, ACC: tl.constexpr):
+def divisor_along(output, size, axis, COUNT, ACC):
     """Counted taps of window ``output`` along one axis, at least 1: a window without any sums to 0
     anyway.
     """
@@ -176,8 +176,6 @@ def divisor_along(output, size, axis, COUNT: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def divisor_across(
-    row, depth, H, D, ROW: tl.constexpr, DEPTH: tl.constexpr, COUNT: tl.constexpr, ACC: tl.constexpr
-):
+def divisor_across(row, depth, H, D, ROW, DEPTH, COUNT, ACC):
     """The same along rows and depths together."""
     return divisor_along(row, H, ROW, COUNT, ACC) * divisor_along(depth, D, DEPTH, COUNT, ACC)

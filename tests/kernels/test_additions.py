@@ -1,4 +1,4 @@
-"""E6 for the kernel that adds up trees, in worst-case terms: additions counted, not errors
+"""E6 for the kernels that add up trees, in worst-case terms: additions counted, not errors
 measured.
 
 Under the interpreter the kernel runs in an algebra where a number is how deep a sum is: a source
@@ -14,6 +14,8 @@ import torch
 
 from torch_dmlpool.window import Window
 
+tl = pytest.importorskip("triton.language")
+sums = pytest.importorskip("torch_dmlpool.kernels.sums")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
@@ -47,3 +49,28 @@ def test_unrolled_windows_add_up_trees(
     balanced = (rows * columns - 1).bit_length()
     assert balanced <= depth <= balanced + 1
     assert [one.kernel for one in launched] == ["sum_tile"]
+
+
+LENGTHS = [*range(1, 20), 95, 96, 97, 161, 192, 193, 700, 768, 769, 2049, 5000, 16_385, 20_000]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_folded_windows_add_up_trees(
+    length: int, layout: str, monkeypatch: pytest.MonkeyPatch, launched: list
+) -> None:
+    """Whole axes of every block, with slices and without. A compensated sum is as deep as its
+    deepest term, and rounds once more at its end."""
+    builder = interpreter.InterpreterBuilder
+    monkeypatch.setattr(
+        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
+    )
+    monkeypatch.setattr(
+        sums, "with_group", lambda total, error, group: (tl.maximum(total, group), error)
+    )
+    monkeypatch.setattr(sums, "compensated", lambda total, _: total + (total > 0).to(tl.float32))
+    source = samples.LAYOUTS[layout](torch.ones(1, 2, length, 1))
+    window = Window.directml(2, (length, 1), 1)
+    depth = int(backend.average_pooling(source, window, True, 1).max()) - 1
+    assert min(length - 1, 1) <= depth <= (length - 1).bit_length() + 1
+    assert {one.kernel for one in launched} == {"fold"}

@@ -51,7 +51,15 @@ class Made(NamedTuple):
         """The types of all that it works on, and every choice that decides which of a kernel's code
         runs."""
         modes = ("OP", "KIND", "COUNT", "KINDS", "RANK")
-        chosen = [one for one in self.launch.constants if type(one[1]) is bool or one[0] in modes]
+        given = dict(self.launch.constants)
+        for group in ("FORM", "MODE"):
+            given |= given.pop(group)._asdict() if group in given else {}
+        left = ("groups", "tile", "vector", "store", "divisor")
+        chosen = [
+            one
+            for one in given.items()
+            if type(one[1]) is bool or one[0] in modes or (one[0].islower() and one[0] not in left)
+        ]
         return self.launch.kernel, self.operands, tuple(sorted(chosen))
 
     def whole(self) -> Hashable:

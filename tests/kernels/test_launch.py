@@ -65,9 +65,9 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
     ):
         for channels_last in (False, True):
             (small,) = made(request(THREE, (64, 32, 64, 64), channels_last=channels_last))
-            chosen = dict(small.constants)
+            form = dict(small.constants)["FORM"]
             assert kernels_of((small,)) == [kernels[0]]
-            assert (chosen["CHANNELS"], chosen["V"]) == (channels_last, 4)
+            assert (form.channels, form.vector) == (channels_last, 4)
             large = made(request(SEVENTY, (1, 4, 50, 49), channels_last=channels_last))
             assert kernels_of(large) == [kernels[1]] * 2
     quantized = launches.average_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1))
@@ -144,7 +144,7 @@ def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:
         (Window.directml(2, 2, 1, 1, 1), False),
     ):
         (how,) = launches.max_launches(request(window, (1, 1, 4, 4)), True)
-        assert dict(how.constants)["EMPTY"] is empty
+        assert dict(how.constants)["MODE"].empty is empty
 
 
 def test_a_batch_makes_no_new_kernel() -> None:
@@ -161,18 +161,18 @@ def test_a_batch_makes_no_new_kernel() -> None:
 
 def test_strides_decide_about_vectors() -> None:
     shape = (2, 4, 8, 16)
-    assert only(request(THREE, shape, strides=(4 * 8 * 20, 8 * 20, 20, 1)))["V"] == 4
-    assert only(request(THREE, shape, strides=(4 * 8 * 18, 8 * 18, 18, 1)))["V"] == 2
-    assert only(request(THREE, shape, strides=(4 * 8 * 32, 8 * 32, 32, 2)))["V"] == 1
+    assert only(request(THREE, shape, strides=(4 * 8 * 20, 8 * 20, 20, 1)))["FORM"].vector == 4
+    assert only(request(THREE, shape, strides=(4 * 8 * 18, 8 * 18, 18, 1)))["FORM"].vector == 2
+    assert only(request(THREE, shape, strides=(4 * 8 * 32, 8 * 32, 32, 2)))["FORM"].vector == 1
     one_row = (2, 4, 1, 16)  # a stride along a dimension of size 1 means nothing
     made = request(Window.directml(2, (1, 3), 1, (0, 1), (0, 1)), one_row, strides=(64, 16, 7, 1))
-    assert only(made)["V"] == 4
+    assert only(made)["FORM"].vector == 4
 
 
 def test_64_bits_only_where_needed() -> None:
     # 2**31.7 elements in small planes
-    assert not only(request(THREE, (4096, 64, 112, 112)))["WIDE"]
-    assert only(request(THREE, (1, 1, 2**16, 2**15)))["WIDE"]
-    assert only(request(THREE, (1, 2**16, 2**8, 2**8), channels_last=True))["WIDE"]
+    assert not only(request(THREE, (4096, 64, 112, 112)))["FORM"].wide
+    assert only(request(THREE, (1, 1, 2**16, 2**15)))["FORM"].wide
+    assert only(request(THREE, (1, 2**16, 2**8, 2**8), channels_last=True))["FORM"].wide
     far = Window.directml(2, (1, 2), 1, (0, 2**30), (0, 2**30), (1, 2**30))
     assert constants_of(request(far, (1, 1, 4, 8)))[0]["WIDE"]
