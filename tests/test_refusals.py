@@ -185,6 +185,7 @@ def test_every_public_function_and_layer_is_in_the_table() -> None:
         assert arguments <= {request.argument for request in REQUESTS[name]}, name
 
 
+@pytest.mark.usefixtures("either_backend")
 def test_refusals_are_those_of_the_page() -> None:
     """G5, G6, G8, A5, M4, Q3 and Q4: a TypeError or a ValueError which names the argument or what
     it leaves.

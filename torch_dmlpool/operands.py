@@ -97,6 +97,12 @@ def check_sizes(
         )
 
 
+def check_layout(channels_last: bool, rank: int) -> None:
+    """Refuse rows with channels innermost, for which PyTorch has no memory format."""
+    if channels_last and rank == 1:
+        raise ArgumentError("channels_last must be False for one spatial dimension, got True")
+
+
 def check_divisor(divisor_override: int | None) -> None:
     """Refuse a divisor that is no int or that nothing can be divided by (rule A5)."""
     if divisor_override is None:

@@ -7,6 +7,7 @@ and the overhang of ``ceil_mode`` past the padded box, which is neither read nor
 import contextlib
 import functools
 import marshal
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -330,6 +331,11 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
             raise ArgumentError(
                 f"{subject} must have a size of at least 1 in spatial dimension {name}, got {size}"
             )
+    elements = math.prod(size for size in sizes if type(size) is int)
+    if elements >= 2**63:
+        raise ArgumentError(
+            f"{subject} must have fewer than {2**63} elements in a plane, got {tuple(sizes)}"
+        )
 
 
 def shared(value: Any) -> Any:

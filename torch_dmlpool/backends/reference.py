@@ -73,10 +73,20 @@ def _divisor(
     return _counts(windows, sizes, like, include_padding).clamp(min=1)
 
 
+def _refuse_sizes(input: Tensor, windows: Windows) -> None:
+    """Refuse an input that windows leave no output of (rule G5): callers leave that to the backend.
+
+    What symbolic sizes must be, programs have been told when they were traced.
+    """
+    if isinstance(windows, Window) and are_ints(*input.shape[2:]):
+        windows.output_sizes(input.shape[2:])
+
+
 def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where
     that is given.
     """
+    _refuse_sizes(input, windows)
     wide = _wide(input)
     sums = aten.sums(wide, windows) if isinstance(windows, Window) else None
     if sums is None:
@@ -135,6 +145,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
         on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
         return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
     window, sizes = arguments[4], input.shape[2:]
+    _refuse_sizes(input, window)
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = slices.pooled((input.to(sum_type),), window, reductions.SUM)
     return _laid_out_like(requantized(sums, sizes, *arguments), input)
@@ -318,6 +329,7 @@ def _numbered(
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
+    _refuse_sizes(input, window)
     found = aten.maxima(input, window)
     if found is not None:
         return _laid_out_like(found, input)
@@ -330,6 +342,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
+    _refuse_sizes(input, window)
     sizes, found = input.shape[2:], aten.winners(input, window)
     if found is not None:
         values, positions = found
@@ -346,6 +359,7 @@ def max_pooling_with_indices(
     input: Tensor, windows: Windows, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
     """Maxima and their indices, of a data type, in the whole tensor or per plane."""
+    _refuse_sizes(input, windows)
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
     if found is not None:
         values, positions = found

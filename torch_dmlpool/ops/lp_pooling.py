@@ -33,10 +33,15 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 
+def _check(input: Tensor, window: Window, p: float) -> list[int]:
+    operands.check_norm("p", p)
+    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
 lp_pooling = registration.Operator(
     "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
     [operands.FLOAT_TYPES],
-    lambda input, window, p: window.output_sizes(input.shape[2:]),
+    _check,
     differentiable=_norms,
     is_composite=True,
 )

@@ -76,10 +76,17 @@ def check(input: Tensor, indices: Tensor) -> None:
     operands.check_sizes("indices", indices, input.shape, input, "input's")
 
 
+def _check_operator(
+    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
+) -> None:
+    check(input, indices)
+    check_spatial_sizes("the output", spatial_sizes, input.dim() - 2)
+
+
 _max_unpooling = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
     [operands.MAX_TYPES, operands.INDEX_TYPES],
-    lambda input, indices, sizes, per_plane: check(input, indices),
+    _check_operator,
     differentiable=_unpooled,
     is_composite=True,
 )
@@ -93,16 +100,27 @@ def _check_unique(positions: Tensor, spatial_sizes: Sequence[int]) -> Sequence[i
 
 
 def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sequence[int]:
+    check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    if positions.dim() != input.dim():
+        raise ArgumentError(
+            f"positions must have as many dimensions as the input, {input.dim()}, got shape "
+            f"{tuple(positions.shape)}"
+        )
     operands.check_sizes("positions", positions, [*input.shape[:2], *positions.shape[2:]], input)
     return positions.shape
 
 
 def _check_scatter(
-    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, _: bool
+    input: Tensor,
+    positions: Tensor,
+    spatial_sizes: Sequence[int],
+    bins: bool,
+    channels_last: bool,
 ) -> list[int]:
+    operands.check_layout(channels_last, input.dim() - 2)
     operands.check_pooled("input", input, operands.FLOAT_TYPES if bins else operands.MAX_TYPES)
     _check_unique(positions, spatial_sizes)
-    operands.check_sizes("positions", positions, input.shape, input)
+    operands.check_sizes("positions", positions, input.shape, input, "input's")
     return [*input.shape[:2], *spatial_sizes]
 
 

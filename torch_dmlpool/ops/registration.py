@@ -211,6 +211,8 @@ class Operator:
     def _recorded(self, *arguments: Any, **_: str) -> Any:
         revision.sign_traced_call(self.overload)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            self._checked(arguments)
         if self.refuse is not None:
             self.refuse(*arguments)
         are_bare, is_recorded = is_bare(*tensors), self.is_composite or records_gradient(*tensors)
