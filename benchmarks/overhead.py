@@ -86,7 +86,7 @@ def main() -> None:
     calls["adaptive_average_pooling to 1"] = partial(
         triton_backend.adaptive_average_pooling, input, (1, 1)
     )
-    backends.serving = lambda _: triton_backend
+    backends.serving = lambda _: triton_backend.BACKEND
     for layer in (nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1)):
         calls[f"nn.{type(layer).__name__}"] = partial(layer, input)
     print(

@@ -91,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch_dmlpool.backends
         from torch_dmlpool.backends import reference
 
-        torch_dmlpool.backends.serving = lambda _: reference
+        torch_dmlpool.backends.serving = lambda _: reference.BACKEND
 
 
 def let_loops_count() -> None:
@@ -249,8 +249,7 @@ def served_by(device: str) -> str:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch_dmlpool.SlowBackendWarning)
-        module = torch_dmlpool.backends.serving(torch.device(device).type)
-    backend = module.__name__.split(".")[-1]
+        backend = torch_dmlpool.backends.serving(torch.device(device).type).name
     by_triton = "Triton's interpreter" if INTERPRETED else "Triton's compiled kernels"
     capability = torch.backends.cpu.get_cpu_capability()
     return {
@@ -311,7 +310,7 @@ def either_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     from torch_dmlpool.backends import reference
 
     if request.param == "reference":
-        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
+        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference.BACKEND)
 
 
 @pytest.fixture
@@ -352,7 +351,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
         from emulator.launches import launch as run
 
         monkeypatch.setattr(backend, "runs_ptx", lambda _: True)
-        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: backend)
+        monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: backend.BACKEND)
 
     def recording(how: Any, *arguments: object) -> None:
         record.append(Ran(how.kernel.split(".")[1], dict(how.constants)))

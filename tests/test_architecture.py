@@ -12,10 +12,13 @@ import pytest
 import torch
 
 import torch_dmlpool
+from torch_dmlpool.backends import cpu, reference
+from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.ops import registration
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
-ROOMS = ["distributed", "decompositions", "nn", "quantized", "minima", "functional"]
+ROOMS = ["distributed", "decompositions", "integrations", "nn", "quantized", "minima", "functional"]
 ROOMS += ["ops", "inductor", "onnx", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands", "docstrings"}
@@ -26,7 +29,8 @@ NOT_NEIGHBOURS = {
     "quantized": {"onnx", "nn", "minima", "backends", "kernels"},
     "minima": {"onnx", "backends", "kernels"},
     "functional": {"onnx", "backends", "kernels"},
-    "ops": {"kernels"},
+    "integrations": {"nn", "quantized", "minima", "functional", "backends", "kernels"},
+    "ops": {"inductor", "onnx", "kernels"},
     "inductor": {"onnx", "backends", "kernels"},
     "onnx": {"backends", "kernels"},
     "kernels": LEAVES,
@@ -35,7 +39,7 @@ NOT_NEIGHBOURS = {
 triton alone.
 
 distributed stands above the operators, which it teaches about DTensors; nothing imports it but the
-user."""
+user. integrations tells the operators about compilers and exporters, which ops knows nothing of."""
 
 
 def sources() -> dict[str, Path]:
@@ -148,6 +152,38 @@ def test_only_kernels_and_their_launcher_know_triton() -> None:
             text = ast.unparse(node)
             assert "triton" not in text, text
             assert "kernels" not in text, text
+
+
+def test_operators_and_backends_are_bound_where_an_editor_finds_them() -> None:
+    """No function of the package's own is looked up by a name that is put together at run time."""
+    for room in ("ops", "backends", "decompositions", "integrations"):
+        for name, path in SOURCES.items():
+            if name.split(".")[0] != room or name == "backends.library":
+                continue  # that looks up C functions and fields of structs
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+                    asked = ast.unparse(node.args[0]), ast.unparse(node.args[1])
+                    assert asked in LOOKED_UP, f"{name}:{node.lineno}: {ast.unparse(node)}"
+
+
+LOOKED_UP = {
+    ("torch.ops.dmlpool", "self.name"),  # the operator that has just been defined
+    ("torch", "'quint8'"),  # which PyTorch has announced to remove
+    ("tensor", "'placements'"),  # DTensors have them
+    ("importlib.import_module(f'torch_dmlpool.kernels.{module}')", "name"),  # Triton's kernels
+}
+
+
+def test_every_operator_is_computed_by_a_function_of_every_backend() -> None:
+    """The table of a backend is complete; an operator asks for the entry of its name."""
+    named = {operator.name: operator for operator in registration.OPERATORS}
+    functions = set(Backend._fields) - {"name", "quantized_tensors"}
+    assert functions == {name for name, each in named.items() if not each.is_composite}
+    for backend in (cpu.BACKEND, reference.BACKEND):
+        for name in functions:
+            function = named[name].computed_by(backend)
+            assert function is getattr(backend, name)
+            assert name.endswith(function.__name__)  # one may serve bins and windows
 
 
 def test_no_assert_stands_for_a_refusal() -> None:

@@ -127,7 +127,7 @@ SERVED = """
 import torch, torch_dmlpool
 from torch_dmlpool import backends
 torch_dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
-print(torch_dmlpool.__file__, backends.serving("cpu").__name__.split(".")[-1])
+print(torch_dmlpool.__file__, backends.serving("cpu").name)
 """
 
 

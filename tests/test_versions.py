@@ -236,7 +236,7 @@ unwanted = ("triton", "torch_dmlpool.kernels.", "torch_dmlpool.backends.triton",
 print([name for name in set(sys.modules) - before[0] if name.startswith(unwanted)])
 from torch_dmlpool import backends
 torch.cuda.is_available = lambda: False
-print(*(backends.serving(device).__name__.split(".")[-1] for device in ("cuda", "mps", "xpu")))
+print(*(backends.serving(device).name for device in ("cuda", "mps", "xpu")))
 """
     assert run_python(program, TRITON_INTERPRET="0").splitlines() == [
         "dmlpool::max_pooling dmlpool::average_pooling",

@@ -6,6 +6,7 @@ torch.Size([1, 3, 4, 4])
 """
 
 from torch_dmlpool import functional, minima, nn
+from torch_dmlpool import integrations as integrations
 from torch_dmlpool.backends.fallbacks import SlowBackendWarning
 from torch_dmlpool.functional import *  # noqa: F403
 from torch_dmlpool.minima import *  # noqa: F403

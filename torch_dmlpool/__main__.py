@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for index in range(torch.accelerator.device_count())
         ]
     for device in devices:
-        serving = backends.chosen(device.type)[0].__name__.rsplit(".", 1)[-1]
+        serving = backends.chosen(device.type)[0].name
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         print(f"\n{device}{name}: served by the {BACKENDS[serving]} backend")
         for name, difference in checked(device):

@@ -48,20 +48,16 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     return {
         operator.overload: operator.composed
         if operator.is_composite
-        else functools.partial(_taken_apart, operator.overload)
+        else functools.partial(_taken_apart, operator)
         for operator in registration.OPERATORS
     }
 
 
-def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any, **_: str) -> Any:
+def _taken_apart(operator: registration.Operator, *arguments: Any, **_: str) -> Any:
     # The reference reads the bits of elements, which a lazily negated view does not show.
     arguments = tuple(
         argument.resolve_neg() if isinstance(argument, Tensor) else argument
         for argument in arguments
-    )
-    name, names = (
-        operator._schema.name.split("::")[1],
-        [argument.name for argument in operator._schema.arguments],
     )
     sizes = [
         size
@@ -70,10 +66,10 @@ def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any, **_: str) -> 
         for size in argument.shape[2:]
     ]
     sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
-    if name not in _DYNAMIC and not are_ints(*sizes):
+    if operator.name not in _DYNAMIC and not are_ints(*sizes):
         return NotImplemented
-    if "window_size" in names:
-        before = names.index("window_size")
+    before = operator.window_at
+    if before is not None:
         window = Window.directml(arguments[0].dim() - 2, *arguments[before : before + 6])
         for axis, size, dimension in zip(
             window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True
@@ -85,4 +81,5 @@ def _taken_apart(operator: torch._ops.OpOverload, *arguments: Any, **_: str) -> 
                     "if it is a number, or if it covers the whole dimension without padding"
                 )
         arguments = (*arguments[:before], window, *arguments[before + 6 :])
-    return getattr(reference, name)(*arguments)
+    assert operator.computed_by is not None
+    return operator.computed_by(reference.BACKEND)(*arguments)

@@ -27,7 +27,7 @@ from torch_dmlpool.window import Window  # noqa: E402
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """CPU tensors take the way to a GPU's driver, which is not there."""
     monkeypatch.setattr(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0))
-    monkeypatch.setattr(backends, "serving", lambda _: backend)
+    monkeypatch.setattr(backends, "serving", lambda _: backend.BACKEND)
     monkeypatch.setattr(fallbacks, "_warned", [])
     backend._compiled.cache_clear()
     yield monkeypatch
@@ -120,7 +120,7 @@ from torch_dmlpool import backends
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     for device in ("cuda", "cuda", "mps", "xpu"):
-        print(backends.serving(device).__name__.split(".")[-1])
+        print(backends.serving(device).name)
 print(*(each.message for each in heard))
 """
 MISSING = """

@@ -36,7 +36,7 @@ def in_turn(**arguments: Sequence[object]) -> pytest.MarkDecorator:
 @pytest.fixture(autouse=True)
 def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by what is compiled for this machine."""
-    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
+    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference.BACKEND)
 
 
 @in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS, of_gradient=samples.FLOATS)

@@ -27,7 +27,7 @@ SIZES = {"higher than the plane": (6, 11)}
 
 @pytest.fixture(autouse=True)
 def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference)
+    monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference.BACKEND)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced", "transposed"])

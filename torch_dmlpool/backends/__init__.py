@@ -5,14 +5,14 @@ any device.
 import functools
 import importlib.util
 import os
-from types import ModuleType
 
 import torch
 
 from torch_dmlpool.backends import fallbacks
+from torch_dmlpool.backends.interface import Backend
 
 
-def chosen(device_type: str) -> tuple[ModuleType, str | None]:
+def chosen(device_type: str) -> tuple[Backend, str | None]:
     """The backend for tensors on ``device_type`` (rule E7); for a CPU that no compiled library
     serves, why not, and what to do.
     """
@@ -24,7 +24,7 @@ def chosen(device_type: str) -> tuple[ModuleType, str | None]:
         if importlib.util.find_spec("triton") is not None:
             from torch_dmlpool.backends import triton
 
-            return triton, None
+            return triton.BACKEND, None
         if is_gpu:
             fallbacks.warn("Triton is not installed")
     missing = None
@@ -32,15 +32,15 @@ def chosen(device_type: str) -> tuple[ModuleType, str | None]:
         from torch_dmlpool.backends import cpu
 
         if cpu.library is not None:
-            return cpu, None
+            return cpu.BACKEND, None
         missing = cpu.missing
     from torch_dmlpool.backends import reference
 
-    return reference, missing
+    return reference.BACKEND, missing
 
 
 @functools.cache
-def serving(device_type: str) -> ModuleType:
+def serving(device_type: str) -> Backend:
     """The same for a call that pools: the first one on the CPU warns where no library serves it."""
     backend, missing = chosen(device_type)
     if missing is not None:

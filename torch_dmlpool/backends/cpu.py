@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.library import (
     INDICES,
     POSITIONS,
@@ -50,7 +51,7 @@ DATA_TYPES = {
     )
 }
 """The numbers of the data types in kernels/rows.h."""
-QUANTIZED_TENSORS = [torch.quint8, torch.qint8] if hasattr(torch, "quint8") else []
+QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
 """Of quantized tensors, which are taken as they are: to take one apart and make one takes a third
 of a small call."""
 DATA_TYPES.update(
@@ -459,3 +460,25 @@ def _vector(
         return entries.data_ptr(), entries.numel(), entries
     entry = number(parameter or 0)
     return ctypes.addressof(entry), 1, entry
+
+
+BACKEND = Backend(
+    "cpu",
+    max_pooling=max_pooling,
+    max_pooling_with_taps=max_pooling_with_taps,
+    max_pooling_with_indices=max_pooling_with_indices,
+    max_pooling_indices=max_pooling_indices,
+    max_pooling_grad=max_pooling_grad,
+    max_pooling_grad_from_taps=max_pooling_grad_from_taps,
+    max_pooling_gather=max_pooling_gather,
+    adaptive_max_pooling=adaptive_max_pooling,
+    unique_positions=unique_positions,
+    gather_positions=gather_positions,
+    scatter_positions=scatter_positions,
+    average_pooling=average_pooling,
+    average_pooling_grad=average_pooling_grad,
+    adaptive_average_pooling=adaptive_average_pooling,
+    adaptive_average_pooling_grad=adaptive_average_pooling_grad,
+    quantized_linear_average_pooling=quantized_linear_average_pooling,
+    quantized_tensors=QUANTIZED_TENSORS,
+)

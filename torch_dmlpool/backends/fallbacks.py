@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_dmlpool.backends import reference
-
 SWITCH = "TORCH_DMLPOOL_TRITON"
 """An environment variable: ``0`` has plain PyTorch serve GPUs."""
 
@@ -47,20 +45,23 @@ def is_turned_off() -> bool:
     return os.environ.get(SWITCH) == "0"
 
 
-def or_reference(function: _Function) -> _Function:
-    """A function of the Triton backend; where a kernel cannot be compiled, the reference's of the
-    same name serves the call.
+def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """A function of the Triton backend; where a kernel cannot be compiled, the reference's
+    ``alternative`` serves the call.
     """
 
-    @functools.wraps(function)
-    def served(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except KernelError as error:
-            warn(str(error))
-        return getattr(reference, function.__name__)(*args, **kwargs)
+    def wrapped(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def served(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except KernelError as error:
+                warn(str(error))
+            return alternative(*args, **kwargs)
 
-    return served  # type: ignore[return-value]
+        return served  # type: ignore[return-value]
+
+    return wrapped
 
 
 def warn(why: str) -> None:

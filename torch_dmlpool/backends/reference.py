@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reductions, slices
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reductions import Windows, are_ints, is_known, numbers
 from torch_dmlpool.window import Axis, Window
 
@@ -447,3 +448,24 @@ def scatter_positions(
         input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins
     )
     return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
+
+
+BACKEND = Backend(
+    "reference",
+    max_pooling=max_pooling,
+    max_pooling_with_taps=max_pooling_with_taps,
+    max_pooling_with_indices=max_pooling_with_indices,
+    max_pooling_indices=max_pooling_indices,
+    max_pooling_grad=max_pooling_grad,
+    max_pooling_grad_from_taps=max_pooling_grad_from_taps,
+    max_pooling_gather=max_pooling_gather,
+    adaptive_max_pooling=adaptive_max_pooling,
+    unique_positions=unique_positions,
+    gather_positions=gather_positions,
+    scatter_positions=scatter_positions,
+    average_pooling=average_pooling,
+    average_pooling_grad=average_pooling_grad,
+    adaptive_average_pooling=adaptive_average_pooling,
+    adaptive_average_pooling_grad=adaptive_average_pooling_grad,
+    quantized_linear_average_pooling=quantized_linear_average_pooling,
+)

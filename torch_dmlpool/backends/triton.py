@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
@@ -182,19 +184,19 @@ def planned(
     return Plan(memory_format, tuple(results.shape), results.stride(), launches, kernel)
 
 
-@or_reference
+@or_reference(reference.max_pooling)
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Values alone (rules M1 to M3)."""
     return _maxima(input, window, None)[0]
 
 
-@or_reference
+@or_reference(reference.max_pooling_with_taps)
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Values, and the number of each winning tap inside its window (rule M6)."""
     return _maxima(input, window, operands.tap_dtype(window.taps))
 
 
-@or_reference
+@or_reference(reference.max_pooling_with_indices)
 def max_pooling_with_indices(
     input: Tensor, window: Window, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
@@ -203,7 +205,7 @@ def max_pooling_with_indices(
     return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
 
 
-@or_reference
+@or_reference(reference.adaptive_max_pooling)
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
     return _maxima(
@@ -249,7 +251,7 @@ def _maxima(
     return values, codes
 
 
-@or_reference
+@or_reference(reference.max_pooling_indices)
 def max_pooling_indices(
     taps: Tensor,
     spatial_sizes: Sequence[int],
@@ -263,7 +265,7 @@ def max_pooling_indices(
     return _look_up(input, taps, window, "plane indices" if per_plane else "indices", index_dtype)
 
 
-@or_reference
+@or_reference(reference.max_pooling_gather)
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
     return _look_up(input, taps, window, "values", input.dtype)
@@ -289,7 +291,7 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
     return result
 
 
-@or_reference
+@or_reference(reference.max_pooling_grad)
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The gradient of max pooling straight from its input: the taps are found again and then
     gathered.
@@ -299,7 +301,7 @@ def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> T
     return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
 
 
-@or_reference
+@or_reference(reference.max_pooling_grad_from_taps)
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
@@ -336,7 +338,7 @@ def max_pooling_grad_from_taps(
     return gradient
 
 
-@or_reference
+@or_reference(reference.average_pooling)
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
     """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where
     that is given.
@@ -344,7 +346,7 @@ def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
     return _averages(input, None, window, False, *counted)
 
 
-@or_reference
+@or_reference(reference.average_pooling_grad)
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any
 ) -> Tensor:
@@ -352,13 +354,13 @@ def average_pooling_grad(
     return _averages(input_gradient, spatial_sizes, window, True, *counted)
 
 
-@or_reference
+@or_reference(reference.adaptive_average_pooling)
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Averages of bins."""
     return _averages(input, output_sizes, None, False)
 
 
-@or_reference
+@or_reference(reference.adaptive_average_pooling_grad)
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an
     element.
@@ -366,7 +368,7 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     return _averages(input_gradient, spatial_sizes, None, True)
 
 
-@or_reference
+@or_reference(reference.quantized_linear_average_pooling)
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the
     kernels as numbers.
@@ -434,3 +436,24 @@ def _averages(
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
     """The type in which floats are added up (rule A4)."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+BACKEND = Backend(
+    "triton",
+    max_pooling=max_pooling,
+    max_pooling_with_taps=max_pooling_with_taps,
+    max_pooling_with_indices=max_pooling_with_indices,
+    max_pooling_indices=max_pooling_indices,
+    max_pooling_grad=max_pooling_grad,
+    max_pooling_grad_from_taps=max_pooling_grad_from_taps,
+    max_pooling_gather=max_pooling_gather,
+    adaptive_max_pooling=adaptive_max_pooling,
+    unique_positions=unique_positions,
+    gather_positions=gather_positions,
+    scatter_positions=scatter_positions,
+    average_pooling=average_pooling,
+    average_pooling_grad=average_pooling_grad,
+    adaptive_average_pooling=adaptive_average_pooling,
+    adaptive_average_pooling_grad=adaptive_average_pooling_grad,
+    quantized_linear_average_pooling=quantized_linear_average_pooling,
+)

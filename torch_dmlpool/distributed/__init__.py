@@ -10,8 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from torch_dmlpool.distributed.sharding import RULES, pool
-from torch_dmlpool.ops.registration import NAMESPACE
+from torch_dmlpool.integrations import DTENSORS
+from torch_dmlpool.ops.registration import NAMESPACE, untaught
 
 # Importing any of the package has registered all operators before.
 for _name in RULES:
     torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)
+untaught.pop(DTENSORS, None)

@@ -114,6 +114,7 @@ _bin_averages: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
+    lambda backend: backend.adaptive_average_pooling,
     complete=_with_sizes,
     adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )
@@ -121,12 +122,14 @@ _bin_averages_grad: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
+    lambda backend: backend.adaptive_average_pooling_grad,
     adjoint=lambda input_gradient, spatial_sizes: (_bin_averages, (input_gradient.shape[2:],)),
 )
 _bin_maxima: Operator = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check,
+    lambda backend: backend.adaptive_max_pooling,
     complete=_with_sizes,
     dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
     tangent=lambda input, output_sizes: (max_unpooling.gather_positions, (True,)),

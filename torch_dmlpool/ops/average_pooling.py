@@ -31,6 +31,7 @@ average_pooling: Operator = Operator(
     "Tensor",
     [operands.FLOAT_TYPES],
     _check,
+    lambda backend: backend.average_pooling,
     adjoint=lambda input, *arguments: (average_pooling_grad, (input.shape[2:], *arguments)),
 )
 average_pooling_grad: Operator = Operator(
@@ -39,5 +40,6 @@ average_pooling_grad: Operator = Operator(
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES],
     _check_grad,
+    lambda backend: backend.average_pooling_grad,
     adjoint=lambda input_gradient, spatial_sizes, *arguments: (average_pooling, arguments),
 )

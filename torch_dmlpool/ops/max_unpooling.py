@@ -128,6 +128,7 @@ unique_positions: Operator = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     [POSITION_TYPES],
     _check_unique,
+    lambda backend: backend.unique_positions,
     dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of
@@ -136,6 +137,7 @@ gather_positions: Operator = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
+    lambda backend: backend.gather_positions,
     layout_of=1,
     adjoint=lambda input, _, bins: (
         scatter_positions,
@@ -149,6 +151,7 @@ scatter_positions: Operator = Operator(
     "-> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_scatter,
+    lambda backend: backend.scatter_positions,
     adjoint=lambda input, positions, sizes, bins, channels_last: (gather_positions, (bins,)),
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

@@ -42,7 +42,7 @@ def quantized_linear_average_pooling(
         )
     if tensors:
         _check_tensors(parameters)
-    pool = registration.implementation("quantized_linear_average_pooling", input)
+    pool = _pooling.implementation(input)
     return pool(input, *parameters, window, include_padding, output_dtype)
 
 
@@ -54,13 +54,10 @@ def of_quantized_tensor(
     """
     if not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
-    known = getattr(backends.serving(input.device.type), "QUANTIZED_TENSORS", ())
-    if input.dtype not in known:
+    if input.dtype not in backends.serving(input.device.type).quantized_tensors:
         return None
-    pool, (output_dtype, empty) = (
-        registration.implementation("quantized_linear_average_pooling", input),
-        made,
-    )
+    output_dtype, empty = made
+    pool = _pooling.implementation(input)
     return pool(input, *parameters, window, include_padding, output_dtype, empty=empty)
 
 
@@ -114,6 +111,7 @@ _pooling = registration.Operator(
     "output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
     lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
+    lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
     vmap=_vmap,

@@ -8,7 +8,6 @@ still see it. ``backward`` and ``jvp`` call operators: every higher order comes 
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -31,7 +30,8 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from torch_dmlpool import backends, inductor, operands
+from torch_dmlpool import backends, operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import revision
 from torch_dmlpool.window import Window
 
@@ -42,6 +42,13 @@ WINDOW_SCHEMA = (
     "bool ceil_mode"
 )
 _library = torch.library.Library(NAMESPACE, "DEF")
+before_fake: list[Callable[["Operator"], None]] = []
+"""What integrations have called before an operator meets fake tensors: they give a compiler or an
+exporter what it needs, or refuse."""
+before_trace: list[Callable[[], None]] = []
+"""The same before ``torch.jit``'s tracer records an operator."""
+untaught: dict[str, str] = {}
+"""Modules whose tensors an integration has still to teach the operators about, and what to do."""
 OPERATORS: list["Operator"] = []
 """All that are registered."""
 
@@ -59,6 +66,8 @@ class Operator:
     types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
     # refuses arguments that do not fit, and returns the sizes of the results
     check: Callable[..., Any]
+    # what computes it, of a backend; None for what is made of other operators
+    computed_by: Callable[[Backend], Callable[..., Any]] | None = None
     _: KW_ONLY
     # the arguments as the backend takes them
     complete: Callable[..., tuple[Any, ...]] | None = None
@@ -127,7 +136,18 @@ class Operator:
             for tensor in tensors:
                 if tensor.requires_grad:
                     return self._differentiated(True, arguments)
-        return implementation(self.name, arguments[0])(*arguments)
+        return self.implementation(arguments[0])(*arguments)
+
+    def implementation(self, tensor: Tensor) -> Callable[..., Any]:
+        """What computes the operator on the device of ``tensor``; profilers see it, as a call skips
+        the dispatcher.
+        """
+        # Asking for the device's name takes four times as long.
+        backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
+        function = self.computed_by(backend)  # type: ignore[misc]
+        if profiler._is_profiler_enabled:
+            return profiler.record_function(f"{NAMESPACE}::{self.name}")(function)
+        return function
 
     def dispatched(self, *arguments: Any) -> Any:
         """The results of the registered operator, for arguments as its schema has them."""
@@ -162,40 +182,13 @@ class Operator:
         return arguments, self.check(*arguments)
 
     def _computed(self, *arguments: Any, **_: str) -> Any:
-        return implementation(self.name, arguments[0])(*self._checked(arguments)[0])
+        return self.implementation(arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
-        """Compilers trace with fake tensors first: Inductor gets the lowerings then, and what one
-        lacks is said.
-        """
-        inductor.register()
+        """Compilers and exporters trace with fake tensors first."""
+        for prepare in before_fake:
+            prepare(self)
         revision.sign_traced_call(self.overload)
-        onnx, virtualized = (
-            sys.modules.get("torch.onnx"),
-            sys.modules.get("torch._inductor.virtualized"),
-        )
-        if (
-            onnx is not None
-            and onnx.is_in_onnx_export()
-            and "torch_dmlpool.onnx" not in sys.modules
-        ):
-            table = "custom_translation_table=torch_dmlpool.onnx.translations()"
-            raise TypeError(
-                f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators"
-            )
-        # PyTorch 2.11 numbers data types otherwise where a package calls an operator: an int64
-        # arrives as a float16.
-        is_misread = (
-            "ScalarType" in self.schema
-            and torch.torch_version.TorchVersion(torch.__version__) < "2.13"
-        )
-        if is_misread and virtualized is not None and virtualized.V.aot_compilation:
-            raise NotImplementedError(
-                f"dmlpool::{self.name} takes a data type, which AOTInductor of PyTorch "
-                f"{torch.__version__} misreads: "
-                "use PyTorch 2.13, or take the program apart by "
-                "torch_dmlpool.decompositions.decompositions()"
-            )
         checked, sizes = self._checked(arguments)
         input = checked[0]
         channels_last = (
@@ -271,7 +264,7 @@ class Derivative:
     ) -> Any:
         # autograd has switched itself off in here
         if are_bare or is_bare(input, *rest[: operator.count - 1]):
-            output = implementation(operator.name, input)(input, *rest)
+            output = operator.implementation(input)(input, *rest)
         else:
             with below_autograd():
                 output = operator(input, *rest)
@@ -357,10 +350,9 @@ def is_bare(*tensors: Tensor) -> bool:
     ):
         for tensor in tensors:
             _require_rules(type(tensor))
-        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
-            from torch_dmlpool import onnx
-
-            onnx.register()
+        if _is_tracing():
+            for prepare in before_trace:
+                prepare()
         return False
     for tensor in tensors:
         kind = type(tensor)
@@ -384,14 +376,10 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def _require_rules(kind: type[Tensor]) -> None:
-    """Refuse a DTensor before its sharding rules are imported."""
-    if (
-        kind.__module__.startswith("torch.distributed.tensor")
-        and "torch_dmlpool.distributed" not in sys.modules
-    ):
-        raise TypeError(
-            "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
-        )
+    """Refuse a class of tensors that an integration has still to teach the operators about."""
+    for module, what_to_do in untaught.items():
+        if kind.__module__.startswith(module):
+            raise TypeError(what_to_do)
 
 
 def shards_of(tensor: Tensor) -> Any:
@@ -423,16 +411,3 @@ def with_ordinary_tangent(tensor: Tensor) -> Tensor:
         if tangent is not None and tangent.is_inference():
             return forward_ad.make_dual(primal, tangent.clone())
     return tensor
-
-
-def implementation(name: str, tensor: Tensor) -> Callable[..., Any]:
-    """The operator of that name for the device of ``tensor``; profilers see it, as a call skips the
-    dispatcher.
-    """
-    # Asking for the device's name takes four times as long.
-    function = getattr(backends.serving("cpu" if tensor.is_cpu else tensor.device.type), name)
-    return (
-        profiler.record_function(f"{NAMESPACE}::{name}")(function)
-        if profiler._is_profiler_enabled
-        else function
-    )

@@ -1,0 +1,36 @@
+"""What a backend offers: a function for each operator of ``ops``, in one table."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+Function = Callable[..., Any]
+
+
+class Backend(NamedTuple):
+    """The functions of a backend. ``BACKEND`` at the end of each backend's file is one of these.
+
+    Each takes what its operator in ``ops`` does: checked tensors, a ``Window`` in place of six
+    lists, then the rest. What it computes is said in ``reference``.
+    """
+
+    name: str
+    max_pooling: Function
+    max_pooling_with_taps: Function
+    max_pooling_with_indices: Function
+    max_pooling_indices: Function
+    max_pooling_grad: Function
+    max_pooling_grad_from_taps: Function
+    max_pooling_gather: Function
+    adaptive_max_pooling: Function
+    unique_positions: Function
+    gather_positions: Function
+    scatter_positions: Function
+    average_pooling: Function
+    average_pooling_grad: Function
+    adaptive_average_pooling: Function
+    adaptive_average_pooling_grad: Function
+    quantized_linear_average_pooling: Function
+    quantized_tensors: tuple[torch.dtype, ...] = ()
+    """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""
