@@ -89,10 +89,49 @@ def test_pytorch_still_has_the_private_name(name: str) -> None:
         home = getattr(home, part)
 
 
-def test_private_names_are_used_in_few_places() -> None:
-    """How operators are registered is one module's matter."""
-    assert len(USERS) > 15
-    assert USERS["torch._C._AutoDispatchBelowAutograd"] == {"ops.registration"}
+LOADED_LATER = {
+    "torch._inductor": "inductor",
+    "torch.utils._sympy": "inductor",
+    "torch.distributed": "distributed",
+    "torch._subclasses": "distributed",
+    "torch._assert_async": "distributed",
+    "torch.onnx": "onnx",
+}
+"""Parts of PyTorch that are loaded later than this package, and the room that is loaded with
+them."""
+
+
+@pytest.mark.parametrize("name", sorted(USERS))
+def test_private_names_are_in_one_file(name: str) -> None:
+    """Or, if they are of a part that is loaded later, in its room."""
+    room = next((room for part, room in LOADED_LATER.items() if name.startswith(part)), "_private")
+    assert {user.split(".")[0] for user in USERS[name]} == {room}
+
+
+def test_every_private_name_says_what_it_is_for() -> None:
+    """In a comment above it, and all of them are used."""
+    lines = (PACKAGE / "_private.py").read_text().splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r" *from torch(?!_dmlpool)", line) and line != "from torch import Tensor":
+            assert lines[number - 1].lstrip().startswith("# "), f"{line} is not explained"
+    own = modules()["_private"]
+    offered = {
+        alias.asname
+        for node in ast.walk(own)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    offered |= {node.name for node in own.body if isinstance(node, ast.FunctionDef)}
+    taken = {
+        alias.name
+        for tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "torch_dmlpool._private"
+        for alias in node.names
+    }
+    assert len(offered) > 15
+    assert offered <= taken
 
 
 # What a process lacks, or has broken: the CPU goes on, results and gradients.

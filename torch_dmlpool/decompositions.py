@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.ops import registration
@@ -22,7 +22,7 @@ _DYNAMIC = (
 """Operators of which image sizes may be dynamic; batch sizes may be of all."""
 
 
-def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Give a table for ``ExportedProgram.run_decompositions`` that takes the pooling operators
     apart.
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import _prims_common as prims
 
+from torch_dmlpool._private import suggest_memory_format
 from torch_dmlpool.window import (
     ArgumentError,
     check_spatial_sizes,
@@ -337,7 +337,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     if not torch.compiler.is_compiling():
         with contextlib.suppress(TypeError):  # symbolic sizes are no keys
             return _are_like_channels_last(tensor.shape, strides)
-    return prims.suggest_memory_format(tensor) is not torch.contiguous_format
+    return suggest_memory_format(tensor) is not torch.contiguous_format
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.docstrings import operator, typed_as
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
 from torch_dmlpool.ops.quantized_average_pooling import (
@@ -250,9 +251,7 @@ def _empty(
     """A quantized tensor, whose integers are still to be written."""
     _hide_the_warning()
     given: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
-    return torch._empty_affine_quantized(
-        sizes, scale=float(scale), zero_point=int(zero_point), **given
-    )
+    return empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **given)
 
 
 def _packed(
@@ -270,9 +269,7 @@ def _packed(
             .contiguous()
             for parameter, kind in ((scale, torch.float64), (zero_point, torch.int64))
         )
-        packed = torch._empty_per_channel_affine_quantized(
-            [0, channels], axis=CHANNEL_AXIS, **given
-        )
+        packed = empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **given)
     else:
         packed = _empty(scale, zero_point, dtype, integers.device, [0])
     return packed.set_(
@@ -291,6 +288,4 @@ def _hide_the_warning() -> None:
         warnings.filterwarnings(
             "ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other"
         )
-        torch._empty_affine_quantized(
-            [0], scale=1.0, zero_point=0, dtype=torch.quint8, device="cpu"
-        )
+        empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=torch.quint8, device="cpu")

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import _len_torch_dispatch_stack
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_TABLE = 2**16

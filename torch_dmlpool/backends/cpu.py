@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.library import (
@@ -192,15 +193,6 @@ def _bins(size: int, count: int, are_averaged: bool) -> tuple[int, ...]:
     if not are_averaged:
         return size, count, 0, max(1, step), 0, 1
     return (size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1)
-
-
-try:
-    # Half the time of torch.empty_strided.
-    from torch._C._dynamo.guards import _empty_strided_cpu as _new  # type: ignore[attr-defined]
-except ImportError:  # a PyTorch whose generated code allocates otherwise
-
-    def _new(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
 
 
 def _filled(

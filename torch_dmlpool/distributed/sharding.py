@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import OpOverload
 from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, shards
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.max_pooling import first_indices
@@ -73,9 +74,7 @@ WINDOW_ARGUMENTS = (
 )
 
 
-def pool(
-    _kind: Any, operator: torch._ops.OpOverload, _types: Any, args: Any = (), kwargs: Any = None
-) -> Any:
+def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The rule's work: what PyTorch calls in place of ``operator`` when a tensor among its
     arguments is a DTensor.
     """
@@ -88,7 +87,7 @@ def pool(
 class _Request:
     """One call of an operator on DTensors."""
 
-    def __init__(self, operator: torch._ops.OpOverload, arguments: dict[str, Any]) -> None:
+    def __init__(self, operator: OpOverload, arguments: dict[str, Any]) -> None:
         self.operator, self.arguments = operator, arguments
         self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
         self.rule, self.has_indices = RULES[self.name], "index_dtype" in arguments

@@ -20,6 +20,7 @@ from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import OpOverload
 from torch_dmlpool.inductor import is_lowering
 from torch_dmlpool.window import Axis, Window
 
@@ -527,7 +528,7 @@ def _average_pooling_grad(
     return _gathered(gradient, readers, lambda place, _: share_of(place))
 
 
-def register_as(operation: torch._ops.OpOverload, lowering: Callable[..., Any]) -> None:
+def register_as(operation: OpOverload, lowering: Callable[..., Any]) -> None:
     call = fallback_handler(operation, add_to_fallback_set=False)
 
     def lowered(*arguments: Any, **named: Any) -> Any:

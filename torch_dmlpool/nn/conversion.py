@@ -16,6 +16,7 @@ from torch.nn.modules import pooling
 from torch.overrides import TorchFunctionMode
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import NN_FUNCTIONS, _LPPoolNd, _MaxUnpoolNd
 from torch_dmlpool.nn import functional, layers
 from torch_dmlpool.window import Window
 
@@ -45,7 +46,7 @@ _ROUTES = {
     # Some models call the maxima beneath; the averages there are torch.nn.functional's, adaptive
     # maxima have indices.
     for module in (
-        (torch.nn.functional, torch, torch._C._nn)
+        (torch.nn.functional, torch, NN_FUNCTIONS)
         if name.startswith("max")
         else (torch.nn.functional,)
     )
@@ -185,9 +186,7 @@ def _why_left(module: Module, original: str) -> str | None:
         return f"{kind.__qualname__} is a subclass of {original}{own}"
     if "forward" in vars(module):
         return "its forward was overridden"
-    if isinstance(module, pooling._LPPoolNd) and (
-        module.ceil_mode or float(module.norm_type) % 2 != 0
-    ):
+    if isinstance(module, _LPPoolNd) and (module.ceil_mode or float(module.norm_type) % 2 != 0):
         return (
             "PyTorch's norms differ with ceil_mode, "
             "and for negative elements unless norm_type is even"
@@ -195,9 +194,7 @@ def _why_left(module: Module, original: str) -> str | None:
     steps = zip(
         _listed(vars(module).get("kernel_size")), _listed(vars(module).get("stride")), strict=False
     )
-    if isinstance(module, pooling._MaxUnpoolNd) and any(
-        stride < window for window, stride in steps
-    ):
+    if isinstance(module, _MaxUnpoolNd) and any(stride < window for window, stride in steps):
         return (
             "windows that overlap: PyTorch gives the gradient to all elements of one index, "
             "not to the last alone"

@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from torch_dmlpool import operands, quantized
+from torch_dmlpool._private import OpOverload
 from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.window import Window
 
@@ -420,7 +421,7 @@ def _insert(before: fx.Node, target: Any, *arguments: Any, **rest: Any) -> fx.No
 
 def _name(node: fx.Node) -> str:
     """The operator that ``node`` calls, without its overload; empty for other nodes."""
-    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+    return node.target._schema.name if isinstance(node.target, OpOverload) else ""
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

@@ -13,8 +13,14 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
-from torch import _VF, Tensor, is_grad_enabled
-from torch._C import (
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+
+from torch_dmlpool import backends, operands
+from torch_dmlpool._private import (
+    _VF,
+    OpOverload,
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
     _dispatch_tls_local_include_set,
@@ -22,15 +28,12 @@ from torch._C import (
     _is_tracing,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
+    _set_fwd_grad_enabled,
+    _SingleLevelFunction,
+    enable_single_level_autograd_function,
+    forward_ad,
+    profiler,
 )
-from torch._functorch.autograd_function import enable_single_level_autograd_function
-from torch.autograd import forward_ad, profiler
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
-from torch.compiler import is_dynamo_compiling
-from torch.nn import Parameter
-
-from torch_dmlpool import backends, operands
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import revision
 from torch_dmlpool.window import Window
@@ -98,7 +101,7 @@ class Operator:
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
         arguments, results = self.schema.replace("WINDOW", WINDOW_SCHEMA).split(") -> ")
         _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
-        self.overload: torch._ops.OpOverload = getattr(torch.ops.dmlpool, self.name).default
+        self.overload: OpOverload = getattr(torch.ops.dmlpool, self.name).default
         names = [argument.name for argument in self.overload._schema.arguments[:-1]]
         self.is_told_layout = names[-1] == "channels_last"
         self.count, self.tensors = len(self.types), names[: len(self.types)]
@@ -243,7 +246,7 @@ class Operator:
         ) * len(results)
 
 
-def call(overload: torch._ops.OpOverload, *arguments: Any) -> Any:
+def call(overload: OpOverload, *arguments: Any) -> Any:
     """Call a registered operator, with the revision where a graph for torch.compile is traced."""
     # Dynamo's graph is signed where the operator's own code runs.
     if is_dynamo_compiling():

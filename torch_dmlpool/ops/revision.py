@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
+
+from torch_dmlpool._private import TracingContext
 
 PACKAGE = Path(__file__).parents[1]
 

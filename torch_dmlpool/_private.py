@@ -1,0 +1,101 @@
+"""PyTorch's private names, which may change without notice, each with what it is for.
+
+No other file has one, but for parts of PyTorch that are loaded later than this package: Inductor's
+are in ``inductor``, those of distributed tensors in ``distributed``, the exporter's in ``onnx``.
+tests/test_versions.py holds that, and says of each name when it is gone.
+"""
+
+from typing import Any
+
+import torch
+
+# unpacks a tensor of forward mode, whatever transforms have wrapped it
+from torch import _VF as _VF
+from torch import Tensor
+
+# whether torch.func or vmap is at work, and has to see an operator
+from torch._C import _are_functorch_transforms_active as _are_functorch_transforms_active
+
+# calls an operator again below its implementation for autograd
+from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd
+
+# the keys that a thread includes in every call, by which graphs that are traced above autograd show
+from torch._C import _dispatch_tls_local_include_set as _dispatch_tls_local_include_set
+
+# whether a tensor has memory of its own: a wrapper that has outlived its transform does not
+from torch._C import _has_storage as _has_storage
+
+# whether torch.jit's tracer records
+from torch._C import _is_tracing as _is_tracing
+
+# whether a mode, such as that of fake tensors, has to see an operator
+from torch._C import _len_torch_dispatch_stack as _len_torch_dispatch_stack
+
+# whether a mode of functions is entered, as where graphs are traced
+from torch._C import _len_torch_function_stack as _len_torch_function_stack
+
+# lets an autograd function be applied at a single level while torch.func is at work
+from torch._functorch.autograd_function import (
+    enable_single_level_autograd_function as enable_single_level_autograd_function,
+)
+
+# what torch.compile and torch.export trace a graph in
+from torch._guards import TracingContext as TracingContext
+
+# the type of torch.ops.dmlpool.max_pooling.default
+from torch._ops import OpOverload as OpOverload
+
+# the memory format of results, by a tensor's strides
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+
+# how many levels of forward mode are entered: a global of this module, which changes
+from torch.autograd import forward_ad as forward_ad
+
+# whether a profiler runs: a global of this module, which changes
+from torch.autograd import profiler as profiler
+
+# switches forward mode on again below an operator's implementation for autograd
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as _set_fwd_grad_enabled
+
+# an autograd function that is the implementation of an operator for the key Autograd
+from torch.autograd.function import _SingleLevelFunction as _SingleLevelFunction
+
+# PyTorch's layers for one, two and three dimensions: adaptive maxima, and minima that are like them
+from torch.nn.modules.pooling import _AdaptiveMaxPoolNd as _AdaptiveMaxPoolNd
+
+# p-norms, which convert looks for
+from torch.nn.modules.pooling import _LPPoolNd as _LPPoolNd
+
+# maxima, and minima that are like them
+from torch.nn.modules.pooling import _MaxPoolNd as _MaxPoolNd
+
+# unpooling, which convert looks for
+from torch.nn.modules.pooling import _MaxUnpoolNd as _MaxUnpoolNd
+
+_CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
+"""Read where they are needed; here they are missed when PyTorch has them no more."""
+
+# The functions beneath torch.nn.functional's maxima, which some models call.
+NN_FUNCTIONS: Any = torch._C._nn
+
+try:
+    # Tensors for results on the CPU, in half the time of torch.empty_strided.
+    from torch._C._dynamo.guards import (  # type: ignore[attr-defined]
+        _empty_strided_cpu as empty_strided_cpu,
+    )
+except ImportError:  # a PyTorch whose generated code allocates otherwise
+
+    def empty_strided_cpu(
+        sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+
+
+def empty_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:
+    """A quantized tensor of one scale and zero point, whose integers are still to be written."""
+    return torch._empty_affine_quantized(*arguments, **rest)
+
+
+def empty_per_channel_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:
+    """The same with a scale and a zero point for each channel."""
+    return torch._empty_per_channel_affine_quantized(*arguments, **rest)
