@@ -421,9 +421,6 @@ def quantized_linear_average_pooling(
     )
 
 
-quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
-
-
 def _quantization(
     channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
 ) -> tuple[Any, Any]:

@@ -152,9 +152,6 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     return _laid_out_like(requantized(sums, sizes, *arguments), input)
 
 
-quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
-
-
 def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
     """Quantized averages, as exact arithmetic has them, from the integer ``sums`` of windows over
     ``sizes``.

@@ -380,9 +380,6 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     )
 
 
-quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
-
-
 def _averages(
     source: Tensor,
     target_sizes: Sequence[int] | None,

@@ -71,7 +71,9 @@ def _requantized(
     """The results from sums of as many ``taps`` each, of which padding is the zero point."""
     (outputs, dtype), wide = results()[0], torch.float64
     zero_point, output_zero_point = int(numbers[1]), float(numbers[3])
-    scale, step = (torch.tensor(numbers[at], dtype=torch.float32).item() for at in (0, 2))
+    scale, step = (
+        torch.tensor(numbers[at], dtype=torch.float32, device="cpu").item() for at in (0, 2)
+    )
     limits = torch.iinfo(dtype)
 
     def average(index: Sequence[Any]) -> Any:

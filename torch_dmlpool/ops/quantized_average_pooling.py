@@ -131,6 +131,7 @@ _pooling_of_numbers = registration.Operator(
     "bool include_padding, ScalarType output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
     lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
+    lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete_numbers,
     dtypes=lambda input, *arguments: (arguments[-1],),
 )
