@@ -16,7 +16,7 @@ LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: help demo test test-all test-onnx-versions fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels clean
+.PHONY: help demo test test-all test-onnx-versions fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels test-windows test-aarch64 clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -84,16 +84,18 @@ docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation in
 examples: $(LIBRARY)  ## every example in full, a few minutes
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
 
-wheel: $(INSTALLED)  ## build the wheel into dist/
-	rm -rf build dist
-	$(BIN)/python -m build --wheel
+wheel: $(INSTALLED)  ## build this platform's wheel into dist/ as it is handed out, with zig, and check it
+	$(BIN)/python tools/wheels.py --own
 
-# The libraries need nothing newer than glibc 2.14, so that the tag holds wherever they are compiled.
-wheels: $(INSTALLED)  ## wheels for Linux on x86-64 and, with Debian's g++-aarch64-linux-gnu, on aarch64 into dist/
-	rm -rf build dist
-	_PYTHON_HOST_PLATFORM=manylinux_2_28-x86_64 CXX=g++ $(BIN)/python -m build --wheel
-	rm -rf build
-	_PYTHON_HOST_PLATFORM=manylinux_2_28-aarch64 CXX=aarch64-linux-gnu-g++ $(BIN)/python -m build --wheel
+wheels: $(INSTALLED)  ## wheels for Linux, Windows and macOS into dist/, built with zig and checked; ten minutes
+	$(BIN)/python tools/wheels.py
+
+# Both test what make wheels has built, and are slow. TESTS may name files, and SAMPLE=8 every eighth case.
+test-windows: $(INSTALLED)  ## operators, layers, threads and more on the Windows wheel, under Debian's Wine; hours
+	$(BIN)/python tools/elsewhere.py windows $(TESTS) --sample $(or $(SAMPLE),1)
+
+test-aarch64: $(INSTALLED)  ## the operators on the ARM wheel, under Debian's qemu-user; hours
+	$(BIN)/python tools/elsewhere.py aarch64 $(TESTS) --sample $(or $(SAMPLE),1)
 
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist site .onnxruntime demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

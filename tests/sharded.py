@@ -78,10 +78,12 @@ class Ranks:
     def _start(self) -> None:
         # One process imports everything and forks the ranks: less than half of what it takes if
         # each of them imports.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"]
-        )
+        forks = "forkserver" in multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("forkserver" if forks else "spawn")
+        if forks:
+            context.set_forkserver_preload(
+                ["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"]
+            )
         self.folder = tempfile.TemporaryDirectory(prefix="torch_dmlpool_ranks_")
         for rank in range(self.count):
             ours, theirs = context.Pipe()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,54 @@ def test_a_wheel_without_kernels_is_of_any_platform(python: Python, tmp_path: Pa
         assert b"Root-Is-Purelib: true" in archive.read(about)
         # What finds the kernels of a checkout would find none in a wheel.
         assert b"checkout" not in archive.read("torch_dmlpool/kernels/__init__.py")
+
+
+def test_the_source_distribution_can_be_tested(python: Python, tmp_path: Path) -> None:
+    """It holds every test, page and example, and what they need."""
+    python("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        packed = {name.partition("/")[2] for name in file.getnames()}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("benchmarks", "docs", "examples", "kernels", "tests", "tools")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".c", ".cpp", ".css", ".h", ".js", ".json", ".md", ".png", ".py", ".svg")
+    }
+    wanted |= {
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+    }
+    wanted |= {"README.md", "mkdocs.yml", "pyproject.toml", "setup.cfg", "setup.py"}
+    assert not wanted - packed
+    assert not [name for name in packed if name.endswith((".so", ".pyc"))]
+
+
+@pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
+def test_a_wheel_is_not_handed_out_as_it_should_not_be(tmp_path: Path, monkeypatch: Any) -> None:
+    """A stray file, a missing library, one that exports too much or needs what systems lack."""
+    pytest.importorskip("lief")
+    if importlib.util.find_spec("auditwheel") is None:
+        pytest.skip("auditwheel is for Linux")
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    wheels = importlib.import_module("wheels")
+    wheel = tmp_path / "torch_dmlpool-0.2.0-py3-none-manylinux_2_17_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torch_dmlpool/__init__.py", "")
+        archive.writestr("torch_dmlpool/kernels/pooling.lib", "")
+        archive.write(cpu.library._name, "torch_dmlpool/kernels/cpu_avx2.so")
+    monkeypatch.setattr(wheels.compilers, "exported_by", lambda _: {"dmlpool_max_pooling"})
+    found = "\n".join(wheels.complaints(wheel))
+    assert "cpu_avx512.so is missing" in found
+    assert "pooling.lib does not belong there" in found
+    assert "exports ['dmlpool_average_pooling', " in found
+    assert "by auditwheel" in found
+    monkeypatch.setattr(wheels, "LARGEST", 1000)
+    assert "larger than" in next(wheels.complaints(wheel))
 
 
 def checkout(folder: Path, with_sources: bool = False) -> Path:

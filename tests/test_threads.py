@@ -152,6 +152,12 @@ def _in_child(sender: object, images: list[Tensor]) -> None:
     )
 
 
+NO_FORK = pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="this system forks no processes"
+)
+
+
+@NO_FORK
 def test_a_forked_child_pools_after_its_parent() -> None:
     """What the parent cached serves the child: results and gradients, bit for bit."""
     expected = [
@@ -183,7 +189,9 @@ class Pooled(Dataset):
         return self.pool(samples.normal(3, 20, 21, seed=number))
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "start", [pytest.param("fork", marks=NO_FORK), pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_data_loaders(start: str) -> None:
     """Layers in a dataset go to its workers, forked or pickled."""
     dataset = Pooled()

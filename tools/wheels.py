@@ -1,0 +1,158 @@
+"""Wheels that are handed out: build them with zig into dist/, and check what is in them.
+
+``python tools/wheels.py`` builds those of all platforms, ``--own`` that of this machine alone, and
+``--check`` looks at wheels that exist. Each is built from the source distribution, in a folder of
+its own.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import compilers
+import lief
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+LARGEST = 1_500_000
+LEVELS = {"x86_64": ["avx2", "avx512"], "amd64": ["avx2", "avx512"]}
+NEEDED = {
+    "manylinux": r"(lib(c|m|dl|pthread|rt)|ld-linux-\w+(-\w+)?)\.so\.\d",
+    "win": r"KERNEL32\.dll|api-ms-win-crt-[\w-]+\.dll",
+    "macosx": r"/usr/lib/libSystem\.B\.dylib",
+}
+"""What a system has itself: a library may need nothing else."""
+USUAL = r"torch_dmlpool/([\w/]+\.py|py\.typed)|torch_dmlpool-[^/]+\.dist-info/.+"
+"""The files of a wheel that are not compiled."""
+OPERATORS = r"_(Zn[aw]|Zd[al])\w+"
+"""C++'s operators new and delete, which zig exports from libraries for a Mac."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("platforms", nargs="*", help=f"of {', '.join(compilers.TARGETS)}; else all")
+    parser.add_argument("--own", action="store_true", help="this machine's platform alone")
+    parser.add_argument("--check", nargs="+", type=Path, help="look at these wheels, build none")
+    options = parser.parse_args()
+    chosen = [own()] if options.own else options.platforms or list(compilers.TARGETS)
+    wheels = options.check or built(chosen)
+    wrong = 0
+    for wheel in wheels:
+        found = list(complaints(wheel))
+        wrong += len(found)
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {found or 'as it should be'}")
+    return min(wrong, 1)
+
+
+def own() -> str:
+    """The platform of this machine."""
+    return next(tag for tag, name in compilers.TARGETS.items() if name == compilers.own_target())
+
+
+def built(platforms: list[str]) -> list[Path]:
+    """The wheels of these platforms."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST)]
+    subprocess.run([*build, "--sdist", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
+    (source,) = (DIST).glob("*.tar.gz")
+    caches = {f"ZIG_{kind}_CACHE_DIR": str(ROOT / "build" / "zig") for kind in ("GLOBAL", "LOCAL")}
+    for platform in platforms:
+        print(f"building {platform}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(source) as archive:
+                archive.extractall(folder, filter="data")
+            (unpacked,) = Path(folder).iterdir()
+            environment = {**caches, **os.environ, "TORCH_DMLPOOL_PLATFORM": platform}
+            environment.pop("CXX", None)
+            command = [*build, "--wheel", str(unpacked)]
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    return sorted((DIST).glob("*.whl"))
+
+
+def complaints(wheel: Path) -> Iterator[str]:
+    """What keeps a wheel from being handed out, in words."""
+    if wheel.stat().st_size > LARGEST:
+        yield f"larger than {LARGEST / 1e6} MB"
+    platform = wheel.stem.split("-")[-1]
+    system = re.match("[a-z]+", platform).group()
+    level = next((LEVELS[name] for name in LEVELS if platform.endswith(name)), ["default"])
+    ending = "dll" if system == "win" else "so"
+    wanted = {f"torch_dmlpool/kernels/cpu_{name}.{ending}" for name in level}
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+        for name in sorted(wanted - names):
+            yield f"{name} is missing"
+        usual = re.compile(
+            r"torch_dmlpool/([\w/]+\.py|py\.typed)|torch_dmlpool-[^/]+\.dist-info/.+"
+        )
+        for name in sorted(names - wanted):
+            if not usual.fullmatch(name):
+                yield f"{name} does not belong there"
+        for name in sorted(names & wanted):
+            path = archive.extract(name, folder)
+            yield from (f"{name} {what}" for what in complaints_of_library(path, system, platform))
+    if system == "manylinux":
+        yield from complaints_of_auditwheel(wheel, platform)
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", str(wheel)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if checked.returncode:
+        yield checked.stdout + checked.stderr
+
+
+def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str]:
+    library = lief.parse(path)
+    if system == "win":
+        exported = {entry.name for entry in library.get_export().entries}
+        needed = set(library.libraries)
+    elif system == "macosx":
+        symbols = {symbol.name.removeprefix("_") for symbol in library.exported_symbols}
+        exported = {
+            name
+            for name in symbols - {"_mh_dylib_header", "__dso_handle"}
+            if not re.fullmatch(OPERATORS, name)
+        }
+        # The first is the library's own name.
+        needed = {one.name for one in library.libraries} - {library.libraries[0].name}
+        oldest = ".".join(map(str, library.build_version.minos[:2]))
+        asked = ".".join(platform.split("_")[1:3])
+        if oldest != asked:
+            yield f"asks for macOS {oldest}, not {asked}"
+    else:
+        exported = {symbol.name for symbol in library.exported_symbols}
+        needed = set(library.libraries)
+    sources = [path.read_text() for path in (ROOT / "kernels").rglob("*.cpp")]
+    wanted = compilers.exported_by("".join(sources))
+    if exported != wanted:
+        yield f"exports {sorted(exported ^ wanted)} too much or too little"
+    for name in sorted(needed):
+        if not re.fullmatch(NEEDED[system], name):
+            yield f"needs {name}"
+
+
+def complaints_of_auditwheel(wheel: Path, platform: str) -> Iterator[str]:
+    """The symbols' versions decide which systems a wheel for Linux runs on."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", str(wheel)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = re.search(r'platform\s+tag:\s+"(\w+)"', shown.stdout)
+    if said is None or said.group(1) != platform:
+        yield f"by auditwheel: {' '.join((shown.stdout + shown.stderr).split())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
