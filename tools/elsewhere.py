@@ -179,7 +179,9 @@ def windows(folder: Path) -> tuple[list[str], dict[str, str]]:
         (folder / "embedded" / "cp313").rename(python)
         # platform.machine() asks Windows' management interface, and Wine aborts.
         (python / "_wmi.pyd").unlink(missing_ok=True)
-        (python / "python313._pth").write_text("python313.zip\n.\n..\\site\n..\\checkout\nimport site\n")
+        (python / "python313._pth").write_text(
+            "python313.zip\n.\n..\\site\n..\\checkout\nimport site\n"
+        )
     replace_complex_functions(python, site)
     environment = {
         "WINEPREFIX": str(folder / "prefix"),
