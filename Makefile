@@ -14,9 +14,9 @@ INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
 # When the compiled kernels were last built, or found to be newer than what they are made of.
 LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
-  $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
+  $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 
-.PHONY: help demo test test-all test-onnx-versions fuzz coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels test-windows test-aarch64 clean
+.PHONY: help demo test test-all test-onnx-versions fuzz sanitize coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels test-windows test-aarch64 clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -49,6 +49,10 @@ test-onnx-versions: $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## every expor
 fuzz: $(LIBRARY)  ## 20,000 random requests through every property
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py tests/test_neighbours.py
 
+# GCC or Clang with their sanitizers; a quarter of an hour on two cores, most of it compiling.
+sanitize: $(INSTALLED)  ## the CPU kernels under the sanitizers of addresses, undefined behaviour and threads
+	$(BIN)/python tools/sanitize.py
+
 coverage: $(LIBRARY)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
 	$(PYTEST) -m "not slow" --cov --cov-report= --cov-fail-under=0
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0 tests/kernels
@@ -57,7 +61,7 @@ coverage: $(LIBRARY)  ## branch coverage of the everyday tests, the interpreter'
 lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
+	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h tools/*.cpp)
 	$(BIN)/mypy
 
 bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in models; half an hour

@@ -154,6 +154,40 @@ bool Windows::may_repeat(int a) const {
     return false;
 }
 
+DistinctRows::DistinctRows(const Windows &windows, bool may_share, int64_t tile)
+    : count(windows.p.h().outputs) {
+    const int64_t rows = count;
+    if (!may_share || !windows.may_repeat(1))
+        return;
+    count = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+        if (row > 0 && windows.at(1, row).reads(windows.at(1, row - 1)))
+            continue;
+        if (rows <= KEPT_MOST)
+            all.push_back(row);
+        else if (count % tile == 0)
+            first.push_back(row);
+        ++count;
+    }
+    if (count == rows) {
+        all.clear();
+        first.clear();
+    }
+    if (!all.empty())
+        all.push_back(rows);
+}
+
+const int64_t *DistinctRows::of_tile(const Windows &windows, int64_t number, int64_t tile,
+                                     int64_t some, std::vector<int64_t> &memory) const {
+    if (!all.empty())
+        return all.data() + number;
+    memory = {first[number / tile]};
+    for (int64_t row = memory[0] + 1; int64_t(memory.size()) <= some; ++row)
+        if (row >= windows.p.h().outputs || !windows.at(1, row).reads(windows.at(1, row - 1)))
+            memory.push_back(row);
+    return memory.data();
+}
+
 int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                   std::vector<Run> &runs) {
     const Axis &axis = windows.p.w();

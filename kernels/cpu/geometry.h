@@ -102,7 +102,7 @@ struct Counting {
 
 struct Problem {
     int64_t planes;
-    int64_t lanes;
+    int64_t channels;
     Axis axes[3];
     Counting counting;
     int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/cpu.py
@@ -112,11 +112,11 @@ struct Problem {
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }
     const Axis &w() const { return axes[2]; }
-    int64_t row() const { return w().size * lanes; }
+    int64_t row() const { return w().size * channels; }
     int64_t plane() const { return d().size * h().size * row(); }
     // Whether elements of so many bytes come from memory, not from a cache.
     bool is_large(int64_t element) const { return planes * plane() * element > 1 << 22; }
-    int64_t output_row() const { return w().outputs * lanes; }
+    int64_t output_row() const { return w().outputs * channels; }
     int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
 };
 
@@ -174,6 +174,21 @@ struct Windows {
 
 // The windows seen from the input, along each axis.
 Windows adjoint_of(const Windows &windows);
+
+// The rows along H that read something else than the row before. Where all rows do, `all` and
+// `first` are empty; where there are many, only the row that each tile begins with is kept.
+struct DistinctRows {
+    static constexpr int64_t KEPT_MOST = 4096;
+    int64_t count;
+    std::vector<int64_t> all;  // and the end
+    std::vector<int64_t> first;
+
+    DistinctRows(const Windows &windows, bool may_share, int64_t tile);
+    bool are_shared() const { return !all.empty() || !first.empty(); }
+    // So many of a tile, which begins with the one of this number, and the one after them.
+    const int64_t *of_tile(const Windows &windows, int64_t number, int64_t tile, int64_t some,
+                           std::vector<int64_t> &memory) const;
+};
 
 // Fills `runs` with those that outputs along W form from `output` on, and returns where they end:
 // at `end`, or after RUNS_MOST outputs and some more. Taps that nobody numbers are 0.

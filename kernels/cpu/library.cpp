@@ -9,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "choose.h"
 #include "operators.h"
 #include "parallel.h"
 
@@ -64,7 +65,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Counting, end_padding),
     SIZE(Problem),
     FIELD(Problem, planes),
-    FIELD(Problem, lanes),
+    FIELD(Problem, channels),
     FIELD(Problem, axes),
     FIELD(Problem, counting),
     FIELD(Problem, type),
@@ -115,6 +116,15 @@ const char *dmlpool_message() {
 void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) {
     use_threads(reinterpret_cast<ParallelFor>(torch_parallel_for),
                 reinterpret_cast<GetThreads>(torch_get_num_threads));
+}
+
+// For tests alone: see choose.h.
+void dmlpool_force(int64_t strategy) {
+    force(Strategy(strategy));
+}
+
+int64_t dmlpool_calls_forced() {
+    return calls_forced();
 }
 
 int32_t dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {

@@ -2,7 +2,7 @@
 // the structs of numbers that Python fills. All of them may throw.
 #pragma once
 
-#include "../pooling.h"
+#include "geometry.h"
 
 // Scales and zero points: vectors of one entry for all channels or one each, and the output type's
 // limits.

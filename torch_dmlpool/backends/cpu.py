@@ -51,7 +51,7 @@ DATA_TYPES = {
         )
     )
 }
-"""The numbers of the data types in kernels/rows.h."""
+"""The numbers of the data types in kernels/cpu/vectors.h."""
 QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
 """Of quantized tensors, which are taken as they are: to take one apart and make one takes a third
 of a small call."""

@@ -38,11 +38,11 @@ _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 Axis = _struct(
     "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
 )
-"""``Axis`` of kernels/pooling.h, as are the next two."""
+"""``Axis`` of kernels/cpu/geometry.h, as are the next two."""
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
 _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
 Problem = _struct(
-    "Problem", planes=_NUMBER, lanes=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
+    "Problem", planes=_NUMBER, channels=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
 )
 """The next is of kernels/cpu/operators.h."""
 Quantization = _struct(

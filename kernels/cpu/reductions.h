@@ -1,224 +1,19 @@
-// Data types, vectors of them, and operations on rows of elements: what the drivers in pooling.cpp
-// call.
+// Maxima, winners and sums of rows: an Op says how two values become one, `Rows` does it for rows.
+//
+//     combine: rows into one row              reduce: runs of a row into values
+//
+//     row 0  | a b c d |                      row     | a b c d e f |
+//     row 1  | e f g h |                      window    ----- -----
+//     out    | ae bf cg dh |                  out     |  abc   def  |
 #pragma once
 
-#include <limits>
-#include <type_traits>
-#include <utility>
+#include <algorithm>
+#include <vector>
 
-#include "pooling.h"
-
-#if defined(__AVX512BW__) || defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
 namespace dmlpool {
 namespace {
-
-// Vectors of the processor's width, and of n elements: one element is itself.
-template <class L>
-constexpr int64_t LANES = sizeof(L) > 8 ? 1 : BYTES / int64_t(sizeof(L));
-template <class E, int64_t n>
-struct VectorOf {
-    typedef E Type __attribute__((vector_size(n * sizeof(E))));
-};
-template <class E>
-struct VectorOf<E, 1> {
-    using Type = E;
-};
-template <class E, int64_t n>
-using Vector = typename VectorOf<E, n>::Type;
-// As wide as L.
-template <class L>
-using IntegerOf =
-    std::conditional_t<sizeof(L) == 1, int8_t,
-                       std::conditional_t<sizeof(L) == 2, int16_t,
-                                          std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>>;
-template <int64_t count>
-using Count = std::integral_constant<int64_t, count>;
-
-template <class V>
-inline V read(const void *from) {
-    V vector;
-    std::memcpy(&vector, from, sizeof(V));
-    return vector;
-}
-template <class V>
-inline void write(const V &vector, void *to) {
-    const V copy = vector;
-    std::memcpy(to, &copy, sizeof(V));
-}
-template <class To, class From>
-inline To bits_as(From from) {
-    static_assert(sizeof(To) == sizeof(From));
-    return read<To>(&from);
-}
-// The lanes that `at` names of two vectors, those of the second after those of the first.
-template <class L, int64_t n, class At, size_t... i>
-inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &second, At at,
-                             std::index_sequence<i...>) {
-#ifdef __clang__
-    return __builtin_shufflevector(first, second, at(i)...);
-#else
-    return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
-#endif
-}
-// Without overflow.
-template <class S, int64_t n>
-inline Vector<S, n> difference(Vector<S, n> first, Vector<S, n> second) {
-    using U = Vector<std::make_unsigned_t<S>, n>;
-    return Vector<S, n>(U(first) - U(second));
-}
-
-// Data types.
-
-struct Half {
-    uint16_t bits;
-};
-struct BFloat16 {
-    uint16_t bits;
-};
-
-// Elements as numbers to add and compare. Arithmetic on the bits, as compilers make no vectors of
-// casts of _Float16.
-template <class T>
-inline T widen(T value) {
-    return value;
-}
-inline float widen(BFloat16 value) {
-    return bits_as<float>(uint32_t(value.bits) << 16);
-}
-inline float widen(Half value) {
-    const int32_t bits = int32_t(uint32_t(int16_t(value.bits)) << 13 & 0x8fffe000);
-    const float scaled = bits_as<float>(bits) * 0x1p112f;
-    return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
-}
-
-template <class T>
-using Wide = decltype(widen(T()));
-
-// Rounds to nearest, ties to even.
-template <class T>
-inline T narrow(Wide<T> value) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-        const uint32_t bits = bits_as<uint32_t>(value);
-        return {uint16_t(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-    } else if constexpr (std::is_same_v<T, Half>) {
-        const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
-        const uint32_t normal = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
-        const uint32_t tiny =
-            bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;  // rounds to 2^-24
-        const uint32_t finite = magnitude < 0x38800000 ? tiny : normal;
-        const uint32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-        return {uint16_t((magnitude >= 0x477ff000 ? large : finite) | (bits >> 16 & 0x8000))};
-    } else
-        return value;
-}
-
-// By their numbers, those of DATA_TYPES in backends/cpu.py.
-struct DataType {
-    int bytes;
-    int64_t infinity;  // its bits, 0 for integers
-    bool is_unsigned;
-};
-constexpr DataType TYPES[] = {
-    {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false},
-    {2, 0x7c00, false},     {2, 0x7f80, false},
-    {1, 0, false},          {2, 0, false},
-    {4, 0, false},          {8, 0, false},
-    {1, 0, true},           {2, 0, true},
-    {4, 0, true},           {8, 0, true},
-};
-
-// The processor's own conversions of halves of a vector to whole ones.
-#if defined(__AVX512BW__)
-#define HAS_HALVES
-using Halves = __m256i;
-inline __m512 widened(Halves halves) {
-    return _mm512_maskz_cvtph_ps(0xffff, halves);
-}
-inline Halves narrowed(__m512 values) {
-    return _mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT);
-}
-inline __m512i widened(Halves halves, int8_t) {
-    return _mm512_cvtepi8_epi16(halves);
-}
-inline __m512i widened(Halves halves, uint8_t) {
-    return _mm512_cvtepu8_epi16(halves);
-}
-inline __m512i widened(Halves halves, int16_t) {
-    return _mm512_cvtepi16_epi32(halves);
-}
-inline __m512i widened(Halves halves, int32_t) {
-    return _mm512_cvtepi32_epi64(halves);
-}
-#elif defined(__AVX2__) && defined(__F16C__)
-#define HAS_HALVES
-using Halves = __m128i;
-inline __m256 widened(Halves halves) {
-    return _mm256_cvtph_ps(halves);
-}
-inline Halves narrowed(__m256 values) {
-    return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
-}
-inline __m256i widened(Halves halves, int8_t) {
-    return _mm256_cvtepi8_epi16(halves);
-}
-inline __m256i widened(Halves halves, uint8_t) {
-    return _mm256_cvtepu8_epi16(halves);
-}
-inline __m256i widened(Halves halves, int16_t) {
-    return _mm256_cvtepi16_epi32(halves);
-}
-inline __m256i widened(Halves halves, int32_t) {
-    return _mm256_cvtepi32_epi64(halves);
-}
-#endif
-
-// Step by step: GCC takes lanes apart where they become four times as wide.
-template <class To, int64_t n, class From>
-inline Vector<To, n> converted(const Vector<From, n> &from) {
-    if constexpr (sizeof(To) == sizeof(From) || n == 1)
-        return Vector<To, n>(from);
-    else if constexpr (sizeof(To) > 2 * sizeof(From)) {
-        using Between = std::conditional_t<sizeof(From) == 1, int16_t, int32_t>;
-        return converted<To, n, Between>(converted<Between, n, From>(from));
-    }
-#ifdef HAS_HALVES
-    else if constexpr (sizeof(To) * n == BYTES)
-        return Vector<To, n>(widened(Halves(from), From()));
-#endif
-    else
-        return __builtin_convertvector(from, Vector<To, n>);
-}
-
-// n elements as numbers of type L.
-template <class L, int64_t n, class T>
-inline Vector<L, n> load(const T *from) {
-    if constexpr (n == 1)
-        return L(widen(*from));
-    else if constexpr (std::is_same_v<T, L>)
-        return read<Vector<L, n>>(from);
-    else if constexpr (std::is_same_v<T, BFloat16>)
-        return Vector<L, n>(
-            __builtin_convertvector(read<Vector<uint16_t, n>>(from), Vector<uint32_t, n>) << 16);
-    else if constexpr (std::is_same_v<T, Half>) {
-#ifdef HAS_HALVES
-        if constexpr (n == LANES<L>)
-            return Vector<L, n>(widened(read<Halves>(from)));
-#endif
-        Vector<L, n> values = {};
-        for (int64_t i = 0; i < n; ++i)
-            values[i] = widen(from[i]);
-        return values;
-    } else
-        return converted<L, n, T>(read<Vector<T, n>>(from));
-}
-
-template <class T>
-inline const T *elements(const Row &row) {
-    return reinterpret_cast<const T *>(row.from);
-}
 
 // n values, in as many vectors as they take.
 template <class L, int64_t n>
@@ -462,8 +257,10 @@ struct Rows final : RowOperations {
         Vector<IntegerOf<L>, n> lane;
         for (int64_t i = 0; i < n; ++i)
             lane[i] = IntegerOf<L>(i);
-        const auto is_inside = lane < IntegerOf<L>(std::min(count, n)),
-                   is_last = lane >= IntegerOf<L>((n - count % n) % n);
+        const IntegerOf<L> inside = IntegerOf<L>(std::min(count, n));
+        const IntegerOf<L> known = IntegerOf<L>((n - count % n) % n);
+        const auto is_inside = lane < inside;
+        const auto is_last = lane >= known;
         const Op by = op;
         const int64_t pitch = step * SIZE<are_values>;
         const auto vector = [&](const char *begin, int64_t at) {
@@ -568,9 +365,10 @@ struct Rows final : RowOperations {
             for (int64_t i = 0; i < n; ++i)
                 lane[i] = Integer(i);
             at = count - n;
-            if (count % n)
-                result =
-                    lane < Integer(n - count % n) ? result : take(Count<1>());  // the last ones
+            if (count % n) {  // the last ones
+                const Integer known = Integer(n - count % n);
+                result = lane < known ? result : take(Count<1>());
+            }
             at = 0;
         }
         if (count >= 4 * n) {
@@ -631,86 +429,6 @@ struct Rows final : RowOperations {
             if (different < run.outputs)
                 std::fill_n(out + o, run.outputs, L(out[o]));
         }
-    }
-};
-
-template <class L, class T>
-struct Sum {
-    using Value = L;
-    using Element = T;
-    static constexpr bool takes_twice = false, has_numbers = false, has_keys = false;
-    static constexpr int64_t lanes = LANES<L>, few = sizeof(L) == 4 && !std::is_floating_point_v<L>
-                                                         ? 4
-                                                         : 9;  // int32: of many taps
-    static bool is_plain() { return std::is_same_v<L, T>; }
-    static constexpr L identity() { return L(0); }
-    template <class V>
-    static V of(V first, V second) {
-        return V(first + second);
-    }
-    template <class V>
-    static V later(V values, int64_t) {
-        return values;
-    }
-    template <int64_t n>
-    Block<L, n> load(const T *from, int64_t) const {
-        return {{dmlpool::load<L, n>(from)}};
-    }
-};
-
-// Float32 sums are multiplied by the inverse and corrected by what that leaves, which takes half
-// the time of a division.
-inline double quotient(double sum, double by, double) {
-    return sum / by;
-}
-inline float quotient(float sum, float by, float inverse) {
-    const float near = sum * inverse, rest = __builtin_fmaf(-near, by, sum);
-    return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
-}
-
-// Elements U: so many sums over one number, and over one of `columns` each where there are any.
-// Sums may lie where the results go: each is read before its result is written.
-template <class U>
-void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
-    using L = Wide<U>;
-    const L *from = static_cast<const L *>(sums);
-    U *out = static_cast<U *>(to);
-    const L by = L(divisor), inverse = L(1 / divisor);
-    const auto divide_all = [&](auto store) {
-        if (columns)
-            VECTORIZE
-        for (int64_t i = 0; i < count; ++i)
-            store(i, from[i] / (by * L(columns[i])));
-        else VECTORIZE for (int64_t i = 0; i < count; ++i) store(i, quotient(from[i], by, inverse));
-    };
-#ifdef HAS_HALVES
-    if constexpr (std::is_same_v<U, Half>) {
-        constexpr int64_t BLOCK = 1024, n = LANES<L>;
-        L block[BLOCK];
-        for (int64_t rest = count; rest > 0;
-             rest -= count, from += count, out += count, columns += columns ? count : 0) {
-            count = std::min(BLOCK, rest);
-            divide_all([&](int64_t i, L value) { block[i] = value; });
-            int64_t i = 0;
-            for (; i + n <= count; i += n)
-                write(narrowed(read<Vector<L, n>>(block + i)), out + i);
-            for (; i < count; ++i)
-                out[i] = narrow<U>(block[i]);
-        }
-        return;
-    }
-#endif
-    divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
-}
-
-// Writes sums as elements.
-template <class T>
-struct Narrowed final : Finish {
-    Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
-    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums,
-                    void *to) const override {
-        if constexpr (!std::is_same_v<T, Wide<T>>)
-            divide<T>(sums, count, 1, nullptr, to);
     }
 };
 

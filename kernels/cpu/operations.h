@@ -1,43 +1,22 @@
-// What the CPU kernels share: geometry, threads, and how the drivers call operations on rows.
+// What a strategy (planes, rows, windows) is told of an operation: how elements are combined, and
+// how what they make becomes results. Strategies know no data type and no operator.
 //
-// A tensor is (planes, D, H, W, lanes): a contiguous one has N * C planes of one lane, a
-// channels_last one N planes of C lanes. All inner loops run over contiguous elements, in vectors.
+// A tensor is (planes, D, H, W, channels): a contiguous one has N * C planes of one channel, a
+// channels_last one N planes of C channels. All inner loops run over contiguous elements:
+//
+//     elements     | row 0 |  combine   | values |  combine or  | values |  finish   | results |
+//     of a window  | row 1 | ---------> | of all | -----------> | of the | --------> | of a    |
+//     (or a row)   | row 2 |  elements  | rows   |  reduce      | window |           | row     |
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <numeric>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
-#include "cpu/geometry.h"
-#include "cpu/parallel.h"
-
-// The loop's iterations do not depend on each other.
-#if defined(__clang__)
-#define VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define VECTORIZE _Pragma("GCC ivdep")
-#endif
-
-#ifdef __GNUC__
-#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
-#endif
+#include "geometry.h"
+#include "memory.h"
 
 namespace dmlpool {
-#if defined(__AVX512F__)
-constexpr int64_t BYTES = 64;  // of a vector of the processor's width
-#elif defined(__AVX2__)
-constexpr int64_t BYTES = 32;
-#else
-constexpr int64_t BYTES = 16;
-#endif
 
 // The digits of numbers in turn, the lowest first: to divide for each takes as long as to pool a
 // short row.
@@ -55,39 +34,6 @@ struct Digits {
             digits[k] = 0;
     }
 };
-
-// The operations that a row costs, however short it is: with them 10,000 to 400,000 elements take
-// .88 of the time.
-constexpr double ROW_COST = 64;
-
-// All of this memory is about to be written. So much of it is new from the system, page by page:
-// large pages take a third of the time (the gradient of 100 MB of max 3/2).
-inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-    constexpr uintptr_t PAGE = 1 << 21;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(bytes)) / PAGE * PAGE;
-    if (bytes >= 32 << 20)
-        madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
-// The processor's own prefetching stops at the end of a short row: reads ahead what the next output
-// rows need first. Inlined: GCC takes a call that only prefetches for pure, and drops it. Half of
-// the first-level cache: with rows of 28 KB, 3/1 in channels_last takes 1.2 times as long on Zen 3
-// and .9 on Zen 4. Slowly from memory, as Zen 4 drops what memory cannot follow: 2/2 and 3/2 take
-// .65 to .9 of the time.
-template <bool is_slow = false, class T>
-__attribute__((always_inline)) inline void prefetch(const T *row, int64_t elements) {
-    const int64_t bytes = elements * int64_t(sizeof(T));
-    if (bytes > 16384)
-        return;
-    for (int64_t byte = 0; byte < bytes; byte += 64) {
-        __builtin_prefetch(reinterpret_cast<const char *>(row) + byte);
-        if constexpr (is_slow)
-            __asm__ volatile(".rept 16\n\tnop\n\t.endr");
-    }
-}
 
 [[noreturn]] inline void refuse(const char *what, int64_t number) {
     throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
@@ -137,11 +83,11 @@ struct WindowOperations {
     bool is_separable = true;     // what windows share can be combined first
 
     // Along a row of elements or values, of which the first is position `origin`, what windows read
-    // of it: of one lane. Memory can be read until `end`.
+    // of it: of one channel. Memory can be read until `end`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
                                 int64_t outputs, int64_t step, void *made, const char *end) const {}
-    // The combination of so many taps, elements or values, for all lanes.
-    virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes,
+    // The combination of so many taps, elements or values, for all channels.
+    virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
                                 char *made, char *result) const = 0;
 
   protected:
@@ -169,9 +115,9 @@ struct RowOperations : WindowOperations {
     // that lie side by side.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;
-    void combine_window(bool are_values, Row *taps, int64_t count, int64_t lanes, char *made,
+    void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *made,
                         char *) const override {
-        count > 0 ? combine(are_values, taps, count, lanes, made) : fill(made, lanes, 0, 1);
+        count > 0 ? combine(are_values, taps, count, channels, made) : fill(made, channels, 0, 1);
     }
 
   protected:
@@ -197,9 +143,33 @@ struct Finish {
     ~Finish() = default;
 };
 
+// The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
+inline int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input,
+                         int64_t plane, const Span &depth, const Span &height, int64_t low,
+                         Row *to) {
+    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes;
+    const Row *const first = to;
+    for (int64_t td = 0; td < depth.count; ++td) {
+        const int64_t y =
+            (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
+        Row row = {input + y * row_bytes + low * p.channels * op.element_size,
+                   depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
+        for (Row *const end = to + height.count; to < end;
+             row.from += step, row.number += op.steps[1])
+            *to++ = row;
+    }
+    return to - first;
+}
+
+// Makes all results of a problem by the strategy that `choose` says.
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows);
-// Each window for itself.
+
+// The strategies, each in its file.
+void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
+                 const Problem &p);
+void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
+               const Windows &windows, bool are_boxes);
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
                   const Windows &windows);
 

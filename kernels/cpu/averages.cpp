@@ -1,0 +1,259 @@
+// Averages of windows, adaptive ones too, and their gradients.
+//
+// A strategy adds the elements of windows, which are then divided. The gradient pools what arrives:
+// the windows that read an element are a window over the outputs.
+
+#include <cstring>
+#include <memory>
+
+#include "counts.h"
+#include "operators.h"
+#include "parallel.h"
+#include "sums.h"
+
+namespace dmlpool {
+namespace {
+
+struct Divide final : Finish {
+    const Geometry &g;
+    int64_t sum;  // bytes
+    void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
+                   void *to);
+    std::vector<double> columns;
+
+    Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
+        : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
+          g(g),
+          sum(sum),
+          divide(divide) {
+        if (!is_uniform && g.p.channels == 1)
+            for (const TapCount &count : g.counts[2])
+                columns.push_back(double(count.counted));
+    }
+    void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
+                    void *to) const override {
+        const char *const from = static_cast<const char *>(sums);
+        char *const out = static_cast<char *>(to);
+        if (is_uniform)
+            return divide(sums, count, double(g.divisor_of_all), nullptr, to);
+        const int64_t rows = g.rows_divisor(d, h);
+        if (!columns.empty())
+            return divide(sums, count, double(rows), columns.data() + i, to);
+        if (g.p.channels > 1)
+            return g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
+                divide(from + at * sum, n, double(rows * g.known_count(2, output).counted), nullptr,
+                       out + at * result_size);
+            });
+        g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
+            double block[BLOCK_OUTPUTS];
+            for (int64_t k = 0; k < n; ++k)
+                block[k] = double(counts[k].counted);
+            divide(from + at * sum, n, double(rows), block, out + at * result_size);
+        });
+    }
+};
+
+// Makes so many copies of the channels of one position, which memory begins with: at once of as
+// many as make a page.
+void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
+    const int64_t bytes = channels * element, all = count * bytes,
+                  page = std::max<int64_t>(1, 4096 / bytes) * bytes;
+    if (channels == 1)
+        return with_numbers(int(element), [=](auto bits) {
+            auto *const elements = reinterpret_cast<decltype(bits) *>(memory);
+            std::fill_n(elements, count, elements[0]);
+        });
+    for (int64_t done = bytes; done < all; done += std::min(done, page))
+        std::memcpy(memory + done, memory, std::min({done, page, all - done}));
+}
+
+// Gradients: sums over the windows that read an element, divided once where all divide by the same
+// number, else before.
+
+// Float data types by their numbers in backends/cpu.py.
+template <class U>
+const RowOperations &float_sums() {
+    static const Rows<Sum<Wide<U>, U>> operations({});
+    return operations;
+}
+struct Kernels {
+    const RowOperations &sums;
+    void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
+                   void *to);
+};
+Kernels kernels_of(int type) {
+    if (type == 0)
+        return {float_sums<float>(), divide<float>};
+    if (type == 1)
+        return {float_sums<double>(), divide<double>};
+    if (type == 2)
+        return {float_sums<Half>(), divide<Half>};
+    if (type == 3)
+        return {float_sums<BFloat16>(), divide<BFloat16>};
+    refuse("averages of type", type);
+}
+
+// Where windows count unlike numbers of taps, what arrives is divided before it is added: for so
+// many values at once, or what a few windows read, so that memory does not grow with a row.
+constexpr int64_t SHARES_MOST = 1 << 21;
+
+// Several planes, or so many positions of one along an axis and the outputs that read them.
+struct Part {
+    int64_t plane;
+    int64_t planes;
+    int axis;
+    Range positions;
+    Range outputs;
+};
+
+std::vector<Part> parts_of_gradient(const Problem &p) {
+    const auto is_plain = [&](int a) { return p.axes[a].size == 1 && p.axes[a].outputs == 1; };
+    const int a = !is_plain(0) ? 0 : !is_plain(1) ? 1 : 2;
+    const Axis &axis = p.axes[a];
+    const int64_t slab = p.output_plane() / axis.outputs;
+    std::vector<Part> parts;
+    if (p.output_plane() <= SHARES_MOST || axis.window == 0) {
+        const int64_t together = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
+        for (int64_t plane = 0; plane < p.planes; plane += together)
+            parts.push_back({plane,
+                             std::min(together, p.planes - plane),
+                             a,
+                             {0, axis.size},
+                             {0, axis.outputs}});
+        return parts;
+    }
+    const Seen seen(axis);
+    const int64_t step =
+        std::max(std::max<int64_t>(1, SHARES_MOST / slab) * axis.stride, 2 * axis.extent());
+    for (int64_t plane = 0; plane < p.planes; ++plane)
+        for (int64_t start = 0; start < axis.size; start += step) {
+            const int64_t stop = std::min(axis.size, start + step);
+            const int64_t low = std::min(seen.outputs_around(start).begin, axis.outputs - 1);
+            const int64_t high = std::max(seen.outputs_around(stop - 1).end, low + 1);
+            parts.push_back({plane, 1, a, {start, stop}, {low, high}});
+        }
+    return parts;
+}
+
+struct AverageGradient {
+    const Geometry &g;
+    const Kernels kernels;
+    const Kernels of_shares;  // of what has been divided
+    const char *const arriving;
+    char *const gradient;
+
+    const Problem &p = g.p;
+    const int64_t element = kernels.sums.element_size;
+    const int64_t value = kernels.sums.value_size;
+
+    void load(int64_t first, int64_t count, char *values) const {
+        Row row = {arriving + first * element, 0};
+        kernels.sums.combine(false, &row, 1, count, values);
+    }
+    void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
+                     int64_t divisor, char *to) const {
+        const Geometry adjoint = adjoint_sums(windows, divisor);
+        const Divide by(adjoint, value, element, kernels.divide);
+        pool(op, by, shares, to, adjoint);
+    }
+    // One window over each plane, which gives each element the same.
+    void repeat_planes() const {
+        const Divide by(g, value, element, kernels.divide);
+        const int64_t channels = p.channels;
+        const int64_t size = p.plane() / channels;
+        const int64_t at_once = std::max<int64_t>(1, 65536 / channels);
+        parallel(p.planes, double(size * channels), [&](int64_t begin, int64_t end) {
+            const int64_t most = std::min(at_once, end - begin) * channels;
+            std::vector<char> values(most * value);
+            std::vector<char> shares(most * element);
+            for (int64_t first = begin; first < end; first += at_once) {
+                const int64_t planes = std::min(at_once, end - first);
+                load(first * channels, planes * channels, values.data());
+                by(first, 0, 0, 0, planes * channels, values.data(), shares.data());
+                for (int64_t k = 0; k < planes; ++k) {
+                    char *const out = gradient + (first + k) * size * channels * element;
+                    std::memcpy(out, shares.data() + k * channels * element, channels * element);
+                    repeat(out, element, channels, size);
+                }
+            }
+        });
+    }
+    // What arrives at the outputs of a part, divided.
+    void divide_part(const Part &part, const Problem &q, char *shares) const {
+        const Divide by(g, value, value, of_shares.divide);
+        constexpr int64_t COLUMNS = 4096;
+        const Axis &w = q.w();
+        const int64_t origin = part.plane * p.output_plane() +
+                               part.outputs.begin * (p.output_plane() / p.axes[part.axis].outputs);
+        const int64_t begins[3] = {part.axis == 0 ? part.outputs.begin : 0,
+                                   part.axis == 1 ? part.outputs.begin : 0,
+                                   part.axis == 2 ? part.outputs.begin : 0};
+        const int64_t blocks = parts_of(w.outputs, COLUMNS);
+        const int64_t rows = q.planes * q.d().outputs * q.h().outputs;
+        const double cost = double(2 * std::min(COLUMNS, w.outputs) * q.channels);
+        parallel(rows * blocks, cost, [&](int64_t begin, int64_t end) {
+            std::vector<char> values(std::min(COLUMNS, w.outputs) * q.channels * value);
+            Digits<4> digits(begin, {blocks, q.h().outputs, q.d().outputs, q.planes});
+            for (int64_t number = begin; number < end; ++number, ++digits) {
+                const int64_t column = digits[0] * COLUMNS;
+                const int64_t at = (number / blocks * w.outputs + column) * q.channels;
+                const int64_t count = std::min(COLUMNS, w.outputs - column) * q.channels;
+                const char *from = arriving + (origin + at) * element;
+                if (element != value) {
+                    load(origin + at, count, values.data());
+                    from = values.data();
+                }
+                by(0, begins[0] + digits[2], begins[1] + digits[1],
+                   (begins[2] + column) * q.channels, count, from, shares + at * value);
+            }
+        });
+    }
+    void run() const {
+        if (g.are_planes())
+            return repeat_planes();
+        if (g.is_uniform)
+            return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
+        std::unique_ptr<char[]> shares;
+        int64_t size = 0;
+        for (const Part &part : parts_of_gradient(p)) {
+            Problem q = p;
+            Axis &axis = q.axes[part.axis];
+            q.planes = part.planes;
+            axis.size = part.positions.end - part.positions.begin;
+            axis.outputs = part.outputs.end - part.outputs.begin;
+            axis.padding += part.positions.begin - part.outputs.begin * axis.stride;
+            const int64_t needed = q.planes * q.output_plane() * value;
+            if (needed > size) {
+                shares.reset();
+                shares.reset(new char[needed]);
+                size = needed;
+            }
+            divide_part(part, q, shares.get());
+            const int64_t first = part.plane * p.plane() +
+                                  part.positions.begin * (p.plane() / p.axes[part.axis].size);
+            pool_shares(of_shares.sums, Windows(q), shares.get(), 1, gradient + first * element);
+        }
+    }
+};
+
+}  // namespace
+
+void average_pooling(const Problem &p, const void *input, void *output) {
+    const Geometry g(p, false);
+    const Kernels kernels = kernels_of(int(p.type));
+    const int64_t element = kernels.sums.element_size;
+    expect_all(output, p.planes * p.output_plane() * element);
+    const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
+    pool(kernels.sums, finish, input, output, g);
+}
+
+void average_pooling_grad(const Problem &p, const void *arriving, void *gradient) {
+    const Geometry g(p, false);
+    expect_all(gradient, p.planes * p.plane() * kernels_of(int(p.type)).sums.element_size);
+    const int type = int(p.type);
+    AverageGradient{g, kernels_of(type), kernels_of(type == 1), static_cast<const char *>(arriving),
+                    static_cast<char *>(gradient)}
+        .run();
+}
+
+}  // namespace dmlpool

@@ -1,0 +1,149 @@
+// How many taps an average counts, and the windows of its gradient.
+#pragma once
+
+#include <vector>
+
+#include "geometry.h"
+
+namespace dmlpool {
+namespace {
+
+// What outputs along an axis count is kept where there are at most so many, else computed in
+// blocks.
+constexpr int64_t KEPT_MOST = 1 << 16;
+constexpr int64_t BLOCK_OUTPUTS = 1024;
+
+// What windows count and read along an axis.
+struct TapCount {
+    int64_t counted;
+    int64_t read;
+};
+
+// What windows read, and how many taps an average counts.
+struct Geometry : Windows {
+    bool are_read;           // whether the number of taps that windows read matters
+    bool is_uniform = true;  // whether all windows agree
+    int64_t divisor_of_all = 0;
+    std::vector<TapCount> counts[3];  // by axis, where windows differ and outputs are few
+
+    Geometry(const Problem &problem, bool are_read) : Windows(problem), are_read(are_read) {
+        for (int a = 0; a < 3; ++a)
+            is_uniform = is_uniform && all_agree(a);
+        if (is_uniform)
+            divisor_of_all = divisor(0, 0, 0);
+        for (int a = 0; a < 3; ++a)
+            for (int64_t o = 0; o < p.axes[a].outputs && keeps(a); ++o)
+                counts[a].push_back(count_of(a, o));
+    }
+    // The windows of another geometry seen from the input, which all divide by the same number.
+    Geometry(Windows &&adjoint, int64_t divisor)
+        : Windows(std::move(adjoint)), are_read(false), divisor_of_all(divisor) {}
+
+    TapCount count_of(int a, int64_t o) const {
+        const Axis &axis = p.axes[a];
+        const Counting &counting = p.counting;
+        const bool with_padding = counting.include_padding && axis.window > 0;
+        const int64_t read = are_read || !with_padding ? at(a, o).count : 0;
+        if (counting.divisor != 0)
+            return {a == 0 ? counting.divisor : 1, read};
+        int64_t counted = read;
+        if (with_padding) {
+            const int64_t room = axis.size + counting.end_padding[a] - axis.first(o);
+            counted = room >= axis.extent() ? axis.window
+                      : room <= 0           ? 0
+                                            : parts_of(room, axis.dilation);
+        }
+        return {std::max<int64_t>(counted, 1), read};
+    }
+    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= KEPT_MOST; }
+    TapCount known_count(int a, int64_t o) const {
+        return counts[a].empty() ? count_of(a, o) : counts[a][o];
+    }
+    // Whether two windows count as many taps, and read as many where that matters.
+    bool agree(const TapCount &one, const TapCount &other) const {
+        return one.counted == other.counted && (!are_read || one.read == other.read);
+    }
+    bool all_agree(int a) const {
+        const Axis &axis = p.axes[a];
+        const TapCount first = count_of(a, 0);
+        const bool falls = p.counting.divisor != 0 || (p.counting.include_padding && axis.window);
+        if (falls && !are_read)
+            return agree(first, count_of(a, axis.outputs - 1));
+        const Range whole = axis.whole();
+        for (int64_t o = 1; o < axis.outputs; ++o) {
+            if (o > whole.begin && whole.contains(o))
+                o = whole.end - 1;
+            if (!agree(first, count_of(a, o)))
+                return false;
+        }
+        return true;
+    }
+
+    int64_t rows_divisor(int64_t d, int64_t h) const {
+        return known_count(0, d).counted * known_count(1, h).counted;
+    }
+    int64_t divisor(int64_t d, int64_t h, int64_t w) const {
+        return rows_divisor(d, h) * known_count(2, w).counted;
+    }
+    // No window counts more.
+    double largest_divisor() const {
+        double largest = 1;
+        for (int a = 0; a < 3; ++a)
+            largest *= p.counting.include_padding && p.axes[a].window > 0
+                           ? double(count_of(a, 0).counted)
+                           : double(std::max<int64_t>(most(a), 1));
+        return largest;
+    }
+    // Calls act(at, n, o) for parts of `count` elements, from element i of a row on, whose windows
+    // read and count as many taps.
+    template <class Act>
+    void for_runs(int64_t i, int64_t count, Act act) const {
+        if (is_uniform)
+            return act(0, count, 0);
+        const Range whole = p.w().whole();
+        for (int64_t at = 0, n; at < count; at += n) {
+            const int64_t output = (i + at) / p.channels;
+            const TapCount same = known_count(2, output);
+            int64_t next = whole.contains(output) ? whole.end : output + 1;
+            while (next * p.channels < i + count && agree(known_count(2, next), same))
+                next = whole.contains(next) ? whole.end : next + 1;
+            n = std::min(count, next * p.channels - i) - at;
+            act(at, n, output);
+        }
+    }
+    // Calls act(at, n, counts) for blocks of `count` outputs along W from output o on.
+    template <class Act>
+    void for_columns(int64_t o, int64_t count, Act act) const {
+        if (!counts[2].empty())
+            return act(0, count, counts[2].data() + o);
+        TapCount block[BLOCK_OUTPUTS];
+        for (int64_t at = 0, n; at < count; at += n) {
+            n = std::min(BLOCK_OUTPUTS, count - at);
+            for (int64_t k = 0; k < n; ++k)
+                block[k] = count_of(2, o + at + k);
+            act(at, n, block);
+        }
+    }
+};
+
+// Sums over the windows that read an element, divided by the same number. Along W small windows
+// with a stride are windows with a stride of 1 over rows of outputs that lie apart.
+Geometry adjoint_sums(const Windows &windows, int64_t divisor) {
+    Geometry result(adjoint_of(windows), divisor);
+    for (int a = 0; a < 3; ++a) {
+        const Axis &axis = windows.p.axes[a];
+        const bool is_small =
+            axis.window > 0 && axis.stride <= 8 && axis.window <= 16 && axis.extent() <= 256;
+        const bool is_apart = a == 2 && windows.p.channels == 1 && is_small;
+        if (is_apart)
+            result.apart = axis.stride;
+        if (is_apart || (axis.window > 0 && axis.stride == 1))
+            result.p.axes[a] = {
+                axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding,
+                axis.dilation};
+    }
+    return result;
+}
+
+}  // namespace
+}  // namespace dmlpool

@@ -1,0 +1,226 @@
+// Max pooling: values, and the taps or positions of the winners.
+//
+// Where channels fill vectors, and windows share little, each window's elements are compared
+// channel by channel; elsewhere winners are combined as integers, by the strategy that is chosen.
+
+#include "maxima.h"
+
+#include <cmath>
+
+#include "numbers.h"
+#include "operators.h"
+
+namespace dmlpool {
+namespace {
+
+template <class S, class P>
+struct Winners final : Finish {
+    const Numbers &numbers;
+    const Winner<S, P> op;
+    bool has_values;
+
+    Winners(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
+        : Finish(sizeof(S), numbers.p.numbering == TAPS, false),
+          numbers(numbers),
+          op(op),
+          has_values(has_values) {}
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
+                    const void *values, void *to) const override {
+        const Winner<S, P> by = op;
+        const P *__restrict winners = static_cast<const P *>(values);
+        S *__restrict out = static_cast<S *>(to);
+        if (has_values)
+            VECTORIZE
+        for (int64_t i = 0; i < count; ++i)
+            out[i] = by.value(winners[i]);
+        const int64_t least = numbers.none();
+        int64_t found[Numbers::PART];
+        for (int64_t at = 0, n; at < count; at += n) {
+            n = std::min(Numbers::PART, count - at);
+            VECTORIZE
+            for (int64_t i = 0; i < n; ++i)
+                found[i] = std::max(least, by.number(winners[at + i]));
+            numbers.write(plane, od, oh, first + at, n, found);
+        }
+    }
+};
+
+// Windows over many channels, each compared as a whole: the numbers of winning taps are in channels
+// as wide as elements.
+
+// Whether that suits: sharing rows between windows saves little, channels fill vectors and hold the
+// numbers of all taps. With AVX2 3 in place of 2: 5/1 takes .6 of the time.
+__attribute__((noinline)) bool suits_channels(const Numbers &numbers, int size) {
+    const Problem &p = numbers.p;
+    const int64_t n = BYTES / size;
+    const auto window_of = [](const Axis &axis) {
+        return double(axis.window ? axis.window : std::min(axis.extent(), axis.size));
+    };
+    double taps = 1, last = 0;
+    for (int a = 0; a < 3; ++a)
+        taps *= window_of(p.axes[a]), last += (window_of(p.axes[a]) - 1) * double(numbers.units[a]);
+    if (p.channels < n || taps > 1 << 14 || last >= std::ldexp(1., 8 * size - 1))
+        return false;
+    const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels),
+                 w = window_of(p.w());
+    // One window has no next one. From memory its channels are read too far apart: 7/1 of
+    // 32x2048x7x7 would take twice as long.
+    const double stride = p.w().outputs == 1 && !p.is_large(size) ? w : double(p.w().stride);
+    return vectors * taps < (size == 8 ? 8 : BYTES == 64 ? 2 : 3) * (taps / w * stride + w);
+}
+
+// E: float32 as it is, others by their keys.
+template <class E, class S, class P>
+struct ChannelWinners final : WindowOperations {
+    static constexpr int64_t n = LANES<S>;
+    using V = Vector<E, n>;
+    using N = Vector<S, n>;
+    const Winner<S, P> op;
+    const int none;
+    const bool has_values;
+
+    ChannelWinners(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
+        : WindowOperations(sizeof(S), sizeof(S), numbers.units),
+          op(op),
+          none(numbers.none()),
+          has_values(has_values) {
+        writes_results = true, is_separable = false;
+    }
+
+    V load(const Row &tap, int64_t at) const {
+        const V element = read<V>(tap.from + at * sizeof(E));
+        if constexpr (std::is_same_v<E, S>)
+            return op.template key<n>(element);
+        else
+            return element;
+    }
+    // Whether the challenger is better, or the first NaN.
+    static auto wins(const V &challenger, const V &best) {
+        if constexpr (std::is_same_v<E, S>)
+            return challenger > best;
+        else
+            return ~(challenger <= best) & (best == best);
+    }
+    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made,
+                        char *result) const override {
+        S *const which = reinterpret_cast<S *>(made);
+        if (count >= 16 && channels % (4 * n) == 0)
+            return combine_parts<1, 4>(taps, count, channels, which, result);
+        if (count >= 16)
+            return combine_parts<2, 2>(taps, count, channels, which, result);
+        if (count > 0)
+            return combine_parts<1, 2>(taps, count, channels, which, result);
+        std::fill_n(which, channels, S(none));
+        if (has_values)
+            std::fill_n(reinterpret_cast<S *>(result), channels,
+                        op.template turned<1>(op.lowest()));
+    }
+    // Vectors take turns, the last of which may begin inside those before: two, or of many taps
+    // four, or two in two parts: 32/32 takes .7 of the time. Four read the table of taps less
+    // often: 112/112 over 32 channels takes .6 to .7 of two in two parts.
+    template <int64_t parts, int64_t vectors>
+    void combine_parts(const Row *taps, int64_t count, int64_t channels, S *which,
+                       char *result) const {
+        constexpr int64_t chains = parts * vectors;
+        const int64_t each = count / parts;
+        for (int64_t begin = 0; begin < channels; begin += vectors * n) {
+            const int64_t first = std::min(begin, std::max(channels - vectors * n, int64_t(0)));
+            const auto at = [=](int64_t v) {
+                return std::min(first + v % vectors * n, channels - n);
+            };
+            V best[chains];
+            N winning[chains];
+            const auto challenge = [&](const V &challenger, const N &number, int64_t c) {
+                const N is_better = wins(challenger, best[c]);
+                winning[c] = is_better ? number : winning[c];
+                best[c] = is_better ? challenger : best[c];
+            };
+#pragma GCC unroll 4
+            for (int64_t c = 0; c < chains; ++c)
+                best[c] = load(taps[c / vectors * each], at(c)),
+                winning[c] = N{} + S(taps[c / vectors * each].number);
+            for (int64_t t = 1; t < each; ++t)
+#pragma GCC unroll 4
+                for (int64_t c = 0; c < chains; ++c)
+                    challenge(load(taps[c / vectors * each + t], at(c)),
+                              N{} + S(taps[c / vectors * each + t].number), c);
+#pragma GCC unroll 4
+            for (int64_t v = 0; v < vectors; ++v) {
+                if (parts * each < count)
+                    challenge(load(taps[count - 1], at(v)), N{} + S(taps[count - 1].number),
+                              chains - vectors + v);
+                if constexpr (parts > 1)
+                    challenge(best[vectors + v], winning[vectors + v], v);
+                if constexpr (std::is_same_v<E, S>)
+                    best[v] = op.template turned<n>(best[v]);
+                if (has_values)
+                    write(best[v], result + at(v) * sizeof(E));
+                write(winning[v], which + at(v));
+            }
+        }
+    }
+};
+
+// Writes the numbers of their winners.
+template <class S>
+struct WinningTaps final : Finish {
+    const Numbers &numbers;
+
+    explicit WinningTaps(const Numbers &numbers)
+        : Finish(sizeof(S), false, false), numbers(numbers) {}
+    void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
+                    const void *winning, void *) const override {
+        numbers.write(plane, od, oh, first, count, static_cast<const S *>(winning));
+    }
+};
+
+}  // namespace
+
+void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    const DataType &data_type = type_of(p);
+    const int64_t outputs = p.planes * p.output_plane();
+    if (output != nullptr)
+        expect_all(output, outputs * data_type.bytes);
+    if (winners != nullptr)
+        expect_all(winners, outputs * p.bytes);
+    const auto pool_values = [&](auto element) {
+        using S = decltype(element);
+        const Max<S> op(data_type);
+        pool(Rows<Max<S>>(op), Values<S>(op), input, output, Windows(p));
+    };
+    if (winners != nullptr) {
+        const Numbers numbers(p, winners);
+        const auto pool_as = [&](auto element_of_channels, auto element, auto wide) {
+            using S = decltype(element);
+            using P = decltype(wide);
+            const Winner<S, P> op(data_type);
+            void *const to = output != nullptr
+                                 ? output
+                                 : winners;  // an address, not used where there is no output
+            if (suits_channels(numbers, sizeof(S))) {
+                const ChannelWinners<decltype(element_of_channels), S, P> channels(
+                    numbers, op, output != nullptr);
+                return pool_windows(channels, WinningTaps<S>(numbers), input, to, Windows(p));
+            }
+            pool(Rows<Winner<S, P>>(op, numbers.units),
+                 Winners<S, P>(numbers, op, output != nullptr), input, to, Windows(p));
+        };
+        if (p.type == 0)
+            pool_as(float(), int32_t(), int64_t());
+        else if (data_type.bytes == 1)
+            pool_as(int8_t(), int8_t(), int32_t());
+        else if (data_type.bytes == 2)
+            pool_as(int16_t(), int16_t(), int32_t());
+        else if (data_type.bytes == 4)
+            pool_as(int32_t(), int32_t(), int64_t());
+        else
+            pool_as(int64_t(), int64_t(), __int128());
+    } else if (p.type == 0)
+        pool_values(float());
+    else if (p.type == 1)
+        pool_values(double());
+    else
+        with_numbers(data_type.bytes, pool_values);
+}
+
+}  // namespace dmlpool

@@ -1,0 +1,220 @@
+// Maxima, and winners: maxima that say which tap they are.
+//
+//     a winner   | key of the element | number of the tap, counted down |
+//
+// The greater integer wins: of equal elements the first one.
+#pragma once
+
+#include "reductions.h"
+
+namespace dmlpool {
+namespace {
+
+// Most data types are served as signed integers in their order. What turns one into the other is
+// known when it runs, so that half precision, signed and unsigned integers are one kernel.
+
+template <class S>
+constexpr S LOWEST = std::numeric_limits<S>::min();
+template <class S>
+constexpr S HIGHEST = std::numeric_limits<S>::max();
+
+// Maxima alone: float32 and float64 as they are, others as integers, NaNs of half precision above
+// infinity.
+template <class S>
+struct Max {
+    using Value = S;
+    using Element = S;
+    static constexpr bool takes_twice = true, has_numbers = false,
+                          has_keys = !std::is_floating_point_v<S>;
+    static constexpr int64_t lanes = LANES<S>, few = 9;
+    S number_bits = 0, offset = 0;
+
+    Max() = default;
+    explicit Max(const DataType &type) {
+        if (std::is_floating_point_v<S>)
+            return;
+        if (type.infinity)
+            number_bits = HIGHEST<S>, offset = S(HIGHEST<S> - type.infinity);
+        else if (type.is_unsigned)
+            offset = LOWEST<S>;
+    }
+    bool is_plain() const { return number_bits == 0 && offset == 0; }
+    static constexpr S identity() {
+        return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity()
+                                           : std::numeric_limits<S>::lowest();
+    }
+    template <class V>
+    static V of(V first, V second) {
+        V larger = second > first ? second : first;  // the first where either is NaN
+        if constexpr (std::is_same_v<V, S> && std::is_floating_point_v<S>) {
+            using Bits = IntegerOf<S>;
+            larger = bits_as<S>(
+                Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
+        } else if constexpr (std::is_floating_point_v<S>) {
+            const auto is_nan = second != second;
+            larger = V(decltype(is_nan)(larger) | is_nan);
+        }
+        return larger;
+    }
+    template <class V>
+    static V later(V values, int64_t) {
+        return values;
+    }
+    template <int64_t n>
+    Block<S, n> load(const S *from, int64_t) const {
+        const auto element = read<Vector<S, n>>(from);
+        if constexpr (std::is_floating_point_v<S>)
+            return {{element}};
+        else
+            return {{difference<S, n>(flipped(element), Vector<S, n>{} + offset)}};
+    }
+    S store(S value) const {
+        if constexpr (std::is_floating_point_v<S>)
+            return value;
+        else
+            return flipped(difference<S, 1>(value, difference<S, 1>(0, offset)));
+    }
+    template <class V>
+    V flipped(V value) const {
+        if constexpr (sizeof(S) == 2)
+            return V(value ^ (value >> 15 & number_bits));
+        else
+            return value;
+    }
+};
+
+// Writes them.
+template <class S>
+struct Values final : Finish {
+    const Max<S> op;
+
+    explicit Values(const Max<S> &op) : Finish(sizeof(S), true, op.is_plain()), op(op) {}
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
+                    void *to) const override {
+        const Max<S> by = op;
+        const S *from = static_cast<const S *>(values);
+        S *out = static_cast<S *>(to);  // may be where the values are
+        VECTORIZE
+        for (int64_t i = 0; i < count; ++i)
+            out[i] = by.store(from[i]);
+    }
+};
+
+// Maxima and which tap they are: an integer twice as wide as the element, of which the upper part
+// orders elements and the lower part, counted down, numbers: the first wins of equals. Zeros of
+// both signs are equal, and so are all NaNs.
+template <class S, class P>
+struct Winner {
+    using Value = P;
+    using Element = S;
+    static constexpr bool takes_twice = true, has_numbers = true, has_keys = true;
+    static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>, few = sizeof(S) == 4 ? 7 : 4;
+    static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
+    static constexpr P FIRST = (P(1) << SHIFT) - 1,
+                       HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
+    S negative = LOWEST<S>, infinity = HIGHEST<S>,
+      flip = 0;  // numbers below `negative` count down, without their sign
+
+    explicit Winner(const DataType &type) {
+        if (type.infinity)
+            negative = 0, infinity = S(type.infinity);
+        else if (type.is_unsigned)
+            flip = LOWEST<S>;
+    }
+    static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + HALF - 1; }
+    static bool is_plain() { return false; }
+    template <class V>
+    static V of(V first, V second) {
+        return second > first ? second : first;
+    }
+    template <class V>
+    static V later(V values, int64_t number) {
+        return values - P(number);
+    }
+    template <int64_t n>
+    __attribute__((always_inline)) Vector<S, n> key(Vector<S, n> element) const {
+        const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
+        return (element & highest) > infinity ? highest : turned<n>(element);
+    }
+    // Elements into keys, and back.
+    template <int64_t n>
+    Vector<S, n> turned(Vector<S, n> element) const {
+        return (element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element)
+                                   : element) ^
+               flip;
+    }
+    static P of_key(S key, int64_t number) {
+        return P(key) * (P(1) << SHIFT) + (FIRST - P(number));
+    }
+    template <int64_t n>
+    __attribute__((always_inline)) Block<P, n> load(const S *from, int64_t number) const {
+        const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
+        if constexpr (n == 1)
+            return {{of_key(keys, number)}};
+        else
+            return packed<n>(keys, [=](int64_t) { return P(number); });
+    }
+    // Keys, and the numbers of each vector of winners.
+    template <int64_t n, class NumbersOf>
+    __attribute__((always_inline)) static Block<P, n> packed(const Vector<S, n> &keys,
+                                                             const NumbersOf &numbers_of) {
+        using B = Block<P, n>;
+        B result;
+        Vector<S, B::WIDTH> parts[B::COUNT];
+        std::memcpy(parts, &keys, sizeof(keys));
+#pragma GCC unroll 8
+        for (int64_t k = 0; k < B::COUNT; ++k)
+            result.part[k] =
+                converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) + (FIRST - numbers_of(k));
+        return result;
+    }
+    // Rows whose numbers rise and fit elements of four bytes are compared as those, and made wider
+    // once: with indices, 3/2 takes .75 of the time and 7/7 .7.
+    template <int64_t n, int64_t count>
+    __attribute__((always_inline)) Block<P, n> first_winners(const Row *rows, int64_t i) const {
+        using V = Vector<S, n>;
+        using B = Block<P, n>;
+        V best = key<n>(read<V>(elements<S>(rows[0]) + i)), which = V{} + S(rows[0].number);
+#pragma GCC unroll 7
+        for (int64_t k = 1; k < count; ++k) {
+            const V challenger = key<n>(read<V>(elements<S>(rows[k]) + i));
+            which = challenger > best ? V{} + S(rows[k].number) : which,
+            best = challenger > best ? challenger : best;
+        }
+        Vector<S, B::WIDTH> numbers[B::COUNT];
+        std::memcpy(numbers, &which, sizeof(which));
+        return packed<n>(best, [&](int64_t k) { return converted<P, B::WIDTH, S>(numbers[k]); });
+    }
+    S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
+    S value(P winner) const { return turned<1>(std::max(S(winner >> SHIFT), lowest())); }
+    // Its number, -1 where there was no element.
+    static int64_t number(P winner) {
+        return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;
+    }
+    // That of contiguous elements: each lane has its best key and in which vector that was.
+    P winner(const char *from, int64_t count) const {
+        constexpr int64_t n = LANES<S>;
+        using V = Vector<S, n>;
+        const S *const row = reinterpret_cast<const S *>(from);
+        const Winner op = *this;
+        P result = identity();
+        int64_t at = 0;
+        while (count - at >= n) {  // as many vectors as their type has numbers
+            const int64_t first = at;
+            V best = V{} + LOWEST<S>, vector = {};
+            for (S number = 0; count - at >= n && number < HIGHEST<S>; at += n, ++number) {
+                const V challenger = op.template key<n>(read<V>(row + at));
+                vector = challenger > best ? V{} + number : vector;
+                best = challenger > best ? challenger : best;
+            }
+            for (int64_t i = 0; i < n; ++i)
+                result = of(result, of_key(best[i], first + int64_t(vector[i]) * n + i));
+        }
+        for (; at < count; ++at)
+            result = of(result, op.template load<1>(row + at, at).part[0]);
+        return result;
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool

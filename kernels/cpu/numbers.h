@@ -1,0 +1,128 @@
+// Numbers of winners: the tap of a window, the position in a plane or the index in a tensor.
+#pragma once
+
+#include <vector>
+
+#include "operators.h"
+#include "vectors.h"
+
+namespace dmlpool {
+namespace {
+
+// A number for each element of a row of outputs, the sum of one for its output and one for its
+// channel: kept where the row is short, else computed block by block.
+struct Columns {
+    static constexpr int64_t KEPT_MOST = 1 << 16;
+    static constexpr int64_t BLOCK = 512;
+    const Problem &p;
+    const int64_t channel_unit;
+    std::vector<int64_t> kept;
+
+    Columns(const Problem &p, int64_t channel_unit) : p(p), channel_unit(channel_unit) {}
+    // number_of(output), which must not change between calls.
+    template <class NumberOf>
+    void keep(const NumberOf &number_of) {
+        if (p.output_row() > KEPT_MOST)
+            return;
+        kept.resize(p.output_row());
+        fill(0, p.output_row(), number_of, kept.data());
+    }
+    // Calls act(at, n, numbers) for parts of [from, to).
+    template <class NumberOf, class Act>
+    void each(int64_t from, int64_t to, const NumberOf &number_of, const Act &act) const {
+        if (!kept.empty())
+            return act(from, to - from, kept.data() + from);
+        int64_t block[BLOCK];
+        for (int64_t at = from, n; at < to; at += n) {
+            n = std::min(BLOCK, to - at);
+            fill(at, n, number_of, block);
+            act(at, n, block);
+        }
+    }
+
+  private:
+    template <class NumberOf>
+    void fill(int64_t from, int64_t count, const NumberOf &number_of, int64_t *out) const {
+        int64_t output = from / p.channels;
+        int64_t channel = from % p.channels;
+        for (int64_t i = 0; i < count; ++output, channel = 0) {
+            const int64_t number = number_of(output);
+            for (; channel < p.channels && i < count; ++channel, ++i)
+                out[i] = number + channel * channel_unit;
+        }
+    }
+};
+
+template <class From>
+void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes,
+                   int64_t at) {
+    with_numbers(bytes, [=](auto number) {
+        using N = decltype(number);
+        N *__restrict out = static_cast<N *>(numbers) + at;
+        if constexpr (sizeof(N) < 8 || sizeof(From) == 8)  // taps have four bytes at most
+            VECTORIZE
+        for (int64_t i = 0; i < count; ++i)
+            out[i] = N(from[i]);
+    });
+}
+
+struct Numbers {
+    static constexpr int64_t PART = 512;  // elements whose numbers are computed at once
+    const Problem &p;
+    void *numbers;
+    int64_t units[3] = {1, 1, 1};
+    int64_t plane_size;  // what indices count for a plane, 0 for positions
+    Columns columns;     // what they count for each element in a row of outputs
+
+    Numbers(const Problem &p, void *numbers)
+        : p(p),
+          numbers(numbers),
+          plane_size(p.numbering == INDICES ? p.plane() / p.channels : 0),
+          columns(p, plane_size) {
+        if (p.numbering == TAPS) {
+            units[1] = p.w().window, units[0] = p.h().window * units[1];
+            return;
+        }
+        units[0] = p.d().dilation * p.h().size * p.w().size, units[1] = p.h().dilation * p.w().size,
+        units[2] = p.w().dilation;
+        columns.keep([&](int64_t output) { return begin(p.w(), output); });
+    }
+    // The position that numbers along an axis count from.
+    static int64_t begin(const Axis &axis, int64_t output) {
+        return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);
+    }
+    template <class N, class Number>
+    static void write_positions(const Number *__restrict which, int64_t count, int64_t origin,
+                                const int64_t *__restrict column, N *__restrict out) {
+        if constexpr (sizeof(N) >= 4)
+            VECTORIZE
+        for (int64_t i = 0; i < count; ++i)
+            out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);
+    }
+    // The number of windows without an element.
+    int none() const { return p.numbering == TAPS ? 0 : -1; }
+    // Writes the numbers of so many elements of a row of outputs, which count along the axes in
+    // units, or are none().
+    template <class Number>
+    void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count,
+               const Number *__restrict which) const {
+        const int64_t row =
+            plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
+        const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
+                               plane * p.channels * plane_size;
+        if (p.numbering == TAPS)
+            return write_numbers(which, count, numbers, int(p.bytes), row);
+        with_numbers(int(p.bytes), [=](auto position) {
+            using N = decltype(position);
+            columns.each(
+                from, from + count, [this](int64_t output) { return begin(p.w(), output); },
+                [=](int64_t at, int64_t n, const int64_t *__restrict column) {
+                    write_positions(which + (at - from), n, origin, column,
+                                    static_cast<N *>(numbers) + row + (at - from));
+                });
+        });
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool

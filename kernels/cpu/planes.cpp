@@ -1,0 +1,124 @@
+// One window over each plane: global pooling.
+//
+//     plane  | part 0 | part 1 | part 2 |      parts of 2^18 elements, so that the bits of a result
+//               v        v        v            depend on nothing but the plane's size
+//            | value  | value  | value  |  ->  | result |
+
+#include <cstring>
+#include <vector>
+
+#include "operations.h"
+#include "parallel.h"
+
+namespace dmlpool {
+namespace {
+
+// Planes of more elements are combined in parts. Parts depend on nothing but a plane's size, so
+// that bits do not depend on threads. Not measured separately.
+constexpr int64_t PART = 1 << 18;
+// Several positions of fewer channels are one row, of so many elements and positions at most.
+// Reason: long rows take 0.8 of the time over 32 channels. Processor not noted.
+constexpr int64_t FEW_CHANNELS = 256;
+constexpr int64_t ROW_ELEMENTS = 2048;
+constexpr int64_t ROW_POSITIONS = 64;
+// Planes of one channel are reduced in one call. Reason: one call for each takes 1.1 to 2.3 times
+// as long. Processor not noted.
+constexpr int64_t PLANES_A_CALL = 64;
+
+struct PlanePooling {
+    const RowOperations &op;
+    const Finish &finish;
+    const char *const input;
+    char *const output;
+    const Problem &p;
+
+    const int64_t channels = p.channels;
+    const int64_t size = p.plane() / channels;
+    const int64_t position = channels * op.element_size;
+    const int64_t pitch = channels * op.value_size;
+    const int64_t part = std::max<int64_t>(1, PART / channels);
+    const int64_t parts = parts_of(size, part);
+    const int64_t fitting =
+        channels < FEW_CHANNELS ? std::min(ROW_POSITIONS, ROW_ELEMENTS / channels) : 1;
+    const int64_t together =
+        std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, std::min(part, size) / 4));
+    const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
+    const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
+    // Finished so many at once, as results of many planes fill a cache.
+    const int64_t at_once = std::max<int64_t>(PLANES_A_CALL, 65536 / pitch & -PLANES_A_CALL);
+
+    void pool() const {
+        std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
+        const double cost = double(std::min(part, size) * channels);
+        parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
+            if (parts > 1)
+                return pool_parts(begin, end, of_parts.data() + begin * pitch);
+            const int64_t most = std::min(at_once, end - begin);
+            std::vector<char> made(is_in_place ? 0 : most * pitch);
+            for (int64_t first = begin; first < end; first += at_once) {
+                const int64_t planes = std::min(at_once, end - first);
+                char *const out = output + first * channels * finish.result_size;
+                char *const results = is_in_place ? out : made.data();
+                if (channels == 1)
+                    reduce_planes(first, first + planes, results);
+                else
+                    pool_parts(first, first + planes, results);
+                finish(first, 0, 0, 0, planes * channels, results, out);
+            }
+        });
+        std::vector<char> made(pitch);
+        for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
+            combine(true, of_parts.data() + plane * parts * pitch, pitch, parts, channels,
+                    made.data());
+            finish(plane, 0, 0, 0, channels, made.data(),
+                   output + plane * channels * finish.result_size);
+        }
+    }
+    void reduce_planes(int64_t begin, int64_t end, char *results) const {
+        Run some[PLANES_A_CALL];
+        for (int64_t k = 0; k < PLANES_A_CALL; ++k)
+            some[k] = {k * size, size, 0, 1, 0};
+        for (int64_t k = begin; k < end; k += PLANES_A_CALL)
+            op.reduce_windows(false, {input + k * size * position, 0}, 0, some,
+                              std::min(PLANES_A_CALL, end - k), 1, results + (k - begin) * pitch,
+                              end_of_input);
+    }
+    // So many parts of planes, one after the other.
+    void pool_parts(int64_t begin, int64_t end, char *results) const {
+        std::vector<char> folded((together + 1) * pitch);
+        for (int64_t number = begin; number < end; ++number, results += pitch) {
+            const int64_t from = number % parts * part;
+            const int64_t count = std::min(part, size - from);
+            const int64_t rest = count % together;
+            const char *const elements = input + (number / parts * size + from) * position;
+            const Run whole = {0, count, 0, 1, 0};
+            if (channels == 1)
+                op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, results, end_of_input);
+            else if (together == 1)
+                combine(false, elements, position, count, channels, results);
+            else {
+                combine(false, elements, together * position, count / together, together * channels,
+                        folded.data());
+                combine(false, elements + (count - rest) * position, position, rest, channels,
+                        folded.data() + together * pitch);
+                combine(true, folded.data(), pitch, together + 1, channels, results);
+            }
+        }
+    }
+    void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
+                 char *to) const {
+        std::vector<Row> rows(count);
+        for (int64_t k = 0; k < count; ++k)
+            rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
+        op.combine(are_values, rows.data(), count, length, to);
+    }
+};
+
+}  // namespace
+
+void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
+                 const Problem &p) {
+    PlanePooling{op, finish, input, output, p}.pool();
+}
+
+}  // namespace dmlpool

@@ -1,0 +1,265 @@
+// Quantized averages: r = sum * input scale / (divisor * output scale), rounded half to even as if
+// it were exact.
+//
+//     sums (int16 or int32)  ->  less the zero points of what was read  ->  times a scale in
+//     float32
+//     ->  rounded  ->  where float32 cannot tell a half, once more exactly  ->  int8 or uint8
+
+#include <cmath>
+
+#include "counts.h"
+#include "operators.h"
+#include "sums.h"
+
+namespace dmlpool {
+namespace {
+
+// The ratio of two scales.
+struct Ratio {
+    double above, below;
+
+    // What a result is a fraction of: of powers of two alone float32 knows.
+    double parts() const {
+        int exponent;
+        return std::frexp(above / below, &exponent) == .5 ? std::max(1., below / above) : HUGE_VAL;
+    }
+    // sum * ratio / divisor, rounded, where it lies next to `whole` + 1/2: products and what they
+    // leave are compared.
+    int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
+        const double twice = 2 * double(sum), counted = double((2 * whole + 1) * divisor);
+        const double product = twice * above, half = counted * below;
+        const double beyond =
+            (product - half) + (std::fma(twice, above, -product) - std::fma(counted, below, -half));
+        return int32_t(whole + (beyond > 0 || (beyond == 0 && whole % 2)));
+    }
+};
+
+// What windows of a row count and read along W, where that is not the same for all.
+struct Columns {
+    const float *inverses;  // 1 / counted
+    const int32_t *counted, *read;
+};
+
+struct Requantization {
+    static constexpr int64_t BLOCK = LANES<float>;  // 16 with AVX2 takes 1.3 to 3.6 times as long
+    int64_t channels;                               // 1: all are alike
+    std::vector<Ratio> ratios;                      // these of each channel
+    std::vector<float> scales;
+    std::vector<int32_t> input_zeros, output_zeros;
+    int32_t low, high;
+    bool are_certain;  // whether float32 tells halves from what lies next to them
+
+    Requantization(const Quantization &q, double largest_divisor)
+        : low(int32_t(q.low)), high(int32_t(q.high)) {
+        channels =
+            q.input_scales * q.output_scales * q.input_zeros * q.output_zeros == 1 ? 1 : q.channels;
+        const auto entry = [](const auto *vector, int64_t count, int64_t c) {
+            return vector[count == 1 ? 0 : c];
+        };
+        double parts = 0;
+        for (int64_t c = 0; c < channels; ++c) {
+            ratios.push_back({entry(q.input_scale, q.input_scales, c),
+                              entry(q.output_scale, q.output_scales, c)});
+            scales.push_back(float(std::min(ratios[c].above / ratios[c].below, 0x1p60))),
+                parts = std::max(parts, ratios[c].parts());
+            input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
+            output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
+        }
+        are_certain = parts * largest_divisor <= 1024;
+        scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK),
+            output_zeros.resize(channels + BLOCK);
+    }
+
+    // AVX2 has no narrowing to a fourth: in one step it takes 1.1 to 1.2 times as long.
+    static Vector<uint8_t, BLOCK> bytes_of(Vector<int32_t, BLOCK> values) {
+        using Words = Vector<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
+        return __builtin_convertvector(__builtin_convertvector(values, Words),
+                                       Vector<uint8_t, BLOCK>);
+    }
+
+    // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved
+    // next to a half becomes it on a grid of 2^-11: results between -400 and 400 move by less than
+    // 2^-12. Where more than halves may, float64 tells. Whole blocks, the last of which may begin
+    // inside the one before.
+    template <bool checks_halves, class L>
+    void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
+                   int64_t divisor, Columns columns, uint8_t *to) const {
+        using Reals = Vector<float, BLOCK>;
+        using Integers = Vector<int32_t, BLOCK>;
+        constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
+        constexpr int64_t TOGETHER = 8;
+        const int32_t *const zeros = output_zeros.data() + channel, *const input_zero =
+                                                                        input_zeros.data() +
+                                                                        channel;
+        const float *const factors = scales.data() + channel;
+        const float inverse = float(1 / double(divisor)), least = float(low), most = float(high);
+        const int32_t taken = int32_t(inside);
+        Reals factor = Reals{} + factors[0] * inverse, floor = Reals{} + (least - float(zeros[0])),
+              ceiling = floor + (most - least);
+        Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE)),
+                 subtracted = Integers{} + taken * input_zero[0];
+        for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
+            Integers any = {}, halves[TOGETHER];
+            Reals near[TOGETHER];
+            const int64_t blocks = std::min(TOGETHER, parts_of(count - begin, BLOCK));
+            for (int64_t k = 0; k < blocks; ++k) {
+                const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
+                if (of_channels) {
+                    const auto zero = read<Integers>(zeros + i);
+                    factor = read<Reals>(factors + i) * inverse,
+                    added = zero - bits_as<int32_t>(WHOLE);
+                    subtracted = read<Integers>(input_zero + i) * taken;
+                    floor = least - __builtin_convertvector(zero, Reals),
+                    ceiling = floor + (most - least);
+                }
+                if (columns.read) {
+                    factor = read<Reals>(columns.inverses + i) * (factors[0] * inverse);
+                    subtracted = read<Integers>(columns.read + i) * (taken * input_zero[0]);
+                }
+                const Integers from =
+                    converted<int32_t, BLOCK, L>(read<Vector<L, BLOCK>>(sums + i));
+                Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
+                real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
+                const Reals on_grid = real + GRID, shifted = on_grid + (WHOLE - GRID);
+                write(bytes_of(Integers(shifted) + added), to + i);
+                if constexpr (checks_halves) {
+                    near[k] = on_grid - GRID;
+                    const Reals rest = near[k] - (shifted - WHOLE);
+                    halves[k] = Integers(rest * rest == .25f), any |= halves[k];
+                }
+            }
+            const Integers none = {};
+            if (!checks_halves || std::memcmp(&any, &none, sizeof(any)) == 0)
+                continue;
+            uint8_t are_halves[TOGETHER * BLOCK + 8] = {};
+            for (int64_t k = 0; k < blocks; ++k)
+                write(bytes_of(halves[k]), are_halves + k * BLOCK);
+            for (int64_t eight = 0; eight < blocks * BLOCK; eight += 8)
+                for (uint64_t some = read<uint64_t>(are_halves + eight) & 0x0101010101010101; some;
+                     some &= some - 1) {
+                    const int64_t at = eight + __builtin_ctzll(some) / 8, k = at / BLOCK,
+                                  lane = at % BLOCK;
+                    const int64_t i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
+                    const int64_t c = channel + (of_channels ? i : 0),
+                                  whole = int64_t(std::floor(near[k][lane]));
+                    const int64_t reads = columns.read ? columns.read[i] : 1,
+                                  counts = columns.read ? columns.counted[i] : 1;
+                    const int32_t result = ratios[c].rounded(
+                        sums[i] - inside * reads * input_zeros[c], divisor * counts, whole);
+                    to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));
+                }
+        }
+    }
+    template <class L>
+    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
+               int64_t divisor, Columns columns, uint8_t *to) const {
+        if (count < BLOCK) {
+            L padded[BLOCK] = {};  // channels there have scales of 0
+            uint8_t results[BLOCK];
+            std::copy_n(sums, count, padded);
+            store(padded, BLOCK, of_channels, channel, inside, divisor, columns, results);
+            std::copy_n(results, count, to);
+            return;
+        }
+        const auto few = !are_certain || sizeof(L) > 2 ? &Requantization::store_few<true, L>
+                                                       : &Requantization::store_few<false, L>;
+        (this->*few)(sums, count, of_channels, channel, inside, divisor, columns, to);
+    }
+};
+
+struct Requantize final : Finish {
+    const Geometry &g;
+    int64_t size;  // bytes of a sum
+    Requantization by;
+
+    // For outputs along W, where they differ and are few; of whole vectors.
+    std::vector<float> inverses;
+    std::vector<int32_t> counted;
+    std::vector<int32_t> read;
+
+    Requantize(const Geometry &g, const Quantization &q, int64_t size)
+        : Finish(1, g.is_uniform, false), g(g), size(size), by(q, g.largest_divisor()) {
+        if (g.p.channels > 1 || g.counts[2].empty())
+            return;
+        for (const TapCount &count : g.counts[2]) {
+            counted.push_back(int32_t(count.counted));
+            read.push_back(int32_t(count.read));
+            inverses.push_back(1 / float(count.counted));
+        }
+        counted.resize(counted.size() + by.BLOCK, 1);
+        read.resize(counted.size());
+        inverses.resize(counted.size(), 1);
+    }
+    void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
+                    void *to) const override {
+        // Each of the channels of one window, or windows of one channel.
+        const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
+        const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
+        const int64_t rows_counted = g.rows_divisor(d, h);
+        const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads,
+                               int64_t counts, Columns columns) {
+            const auto run = [&](auto sum) {
+                const auto *const values = static_cast<const decltype(sum) *>(sums) + at;
+                by.store(values, n, are_of_channels, channel, rows_read * reads,
+                         rows_counted * counts, columns, static_cast<uint8_t *>(to) + at);
+            };
+            if (size == 2)
+                run(int16_t());
+            else
+                run(int32_t());
+        };
+        if (!read.empty())
+            return store(0, count, plane % by.channels, 1, 1,
+                         {inverses.data() + i, counted.data() + i, read.data() + i});
+        if (g.p.channels == 1 && !g.is_uniform)
+            return g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
+                float some_inverses[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                int32_t some_counted[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                int32_t some_read[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                for (int64_t k = 0; k < n; ++k) {
+                    some_counted[k] = int32_t(counts[k].counted);
+                    some_read[k] = int32_t(counts[k].read);
+                    some_inverses[k] = 1 / float(counts[k].counted);
+                }
+                store(at, n, plane % by.channels, 1, 1, {some_inverses, some_counted, some_read});
+            });
+        g.for_runs(i, count, [&](int64_t from, int64_t length, int64_t output) {
+            const TapCount same = g.known_count(2, output);
+            for (int64_t at = from, n; at < from + length; at += n) {
+                const int64_t channel =
+                    (g.p.channels > 1 ? i + at : plane + (are_of_channels ? at : 0)) % by.channels;
+                n = are_of_channels ? std::min(from + length - at, by.channels - channel) : length;
+                store(at, n, channel, same.read, same.counted, {});
+            }
+        });
+    }
+};
+
+}  // namespace
+
+void quantized_average_pooling(const Problem &p, const void *input, void *output,
+                               const Quantization &q) {
+    if (p.type != 4 && p.type != 8)
+        refuse("quantized averages of type", p.type);
+    const bool is_signed = p.type == 4;
+    const Geometry g(p, true);
+    double most = 255;  // sums, from the taps that windows read
+    for (int a = 0; a < 3; ++a)
+        most *= double(g.most(a));
+    const auto run = [&](auto sum) {
+        using L = decltype(sum);
+        const Rows<Sum<L, int8_t>> of_signed({});
+        const Rows<Sum<L, uint8_t>> of_unsigned({});
+        const RowOperations &op =
+            is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
+        const Requantize requantize(g, q, sizeof(L));
+        pool(op, requantize, input, output, g);
+    };
+    expect_all(output, p.planes * p.output_plane());
+    if (most < 0x1p15)
+        run(int16_t());
+    else
+        run(int32_t());  // Python sends no windows of 2^23 taps
+}
+
+}  // namespace dmlpool

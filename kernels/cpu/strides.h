@@ -1,0 +1,66 @@
+// Rows whose elements lie a stride from each other: taken out of a row, or put into one.
+//
+//     take_each, stride 3    | a . . b . . c . . |  ->  | a b c |
+//     put_apart, 2 apart     | a b c |  ->  | 0 a 0 b 0 c 0 |
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "vectors.h"
+
+namespace dmlpool {
+namespace {
+
+// A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from
+// `begin` on.
+template <class Bits>
+__attribute__((noinline)) void put_apart(const void *values, int64_t count, int64_t apart,
+                                         int64_t begin, void *to, int64_t length) {
+    const Bits *__restrict from = static_cast<const Bits *>(values);
+    Bits *__restrict out = static_cast<Bits *>(to);
+    if (apart != 2) {
+        std::fill_n(out, length, Bits(0));
+        for (int64_t i = 0; i < count; ++i)
+            out[begin + i * apart] = from[i];
+        return;
+    }
+    const int64_t end = begin + 2 * count;
+    std::fill_n(out, begin, Bits(0));
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i)
+        out[begin + 2 * i] = from[i], out[begin + 2 * i + 1] = 0;
+    if (end < length)
+        std::fill(out + end, out + length, Bits(0));
+}
+
+// Every stride-th of so many values.
+template <int64_t fixed, class V>
+void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
+    const int64_t stride = fixed ? fixed : any;
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i)
+        out[i] = row[i * stride];
+}
+inline void take_each(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
+    const auto run = [=](auto value) {
+        using V = decltype(value);
+        const V *const from = static_cast<const V *>(row);
+        V *const to = static_cast<V *>(out);
+        if (stride == 2)
+            take_each<2>(stride, from, count, to);
+        else if (stride == 3)
+            take_each<3>(stride, from, count, to);
+        else if (stride == 4)
+            take_each<4>(stride, from, count, to);
+        else
+            take_each<0>(stride, from, count, to);
+    };
+    if (size == 16)
+        run(__int128());
+    else
+        with_numbers(int(size), run);
+}
+
+}  // namespace
+}  // namespace dmlpool

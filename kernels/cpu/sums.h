@@ -1,0 +1,90 @@
+// Sums of rows, and how they become averages.
+#pragma once
+
+#include "reductions.h"
+
+namespace dmlpool {
+namespace {
+
+template <class L, class T>
+struct Sum {
+    using Value = L;
+    using Element = T;
+    static constexpr bool takes_twice = false, has_numbers = false, has_keys = false;
+    static constexpr int64_t lanes = LANES<L>, few = sizeof(L) == 4 && !std::is_floating_point_v<L>
+                                                         ? 4
+                                                         : 9;  // int32: of many taps
+    static bool is_plain() { return std::is_same_v<L, T>; }
+    static constexpr L identity() { return L(0); }
+    template <class V>
+    static V of(V first, V second) {
+        return V(first + second);
+    }
+    template <class V>
+    static V later(V values, int64_t) {
+        return values;
+    }
+    template <int64_t n>
+    Block<L, n> load(const T *from, int64_t) const {
+        return {{dmlpool::load<L, n>(from)}};
+    }
+};
+
+// Float32 sums are multiplied by the inverse and corrected by what that leaves, which takes half
+// the time of a division.
+inline double quotient(double sum, double by, double) {
+    return sum / by;
+}
+inline float quotient(float sum, float by, float inverse) {
+    const float near = sum * inverse, rest = __builtin_fmaf(-near, by, sum);
+    return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
+}
+
+// Elements U: so many sums over one number, and over one of `columns` each where there are any.
+// Sums may lie where the results go: each is read before its result is written.
+template <class U>
+void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
+    using L = Wide<U>;
+    const L *from = static_cast<const L *>(sums);
+    U *out = static_cast<U *>(to);
+    const L by = L(divisor), inverse = L(1 / divisor);
+    const auto divide_all = [&](auto store) {
+        if (columns)
+            VECTORIZE
+        for (int64_t i = 0; i < count; ++i)
+            store(i, from[i] / (by * L(columns[i])));
+        else VECTORIZE for (int64_t i = 0; i < count; ++i) store(i, quotient(from[i], by, inverse));
+    };
+#ifdef HAS_HALVES
+    if constexpr (std::is_same_v<U, Half>) {
+        constexpr int64_t BLOCK = 1024, n = LANES<L>;
+        L block[BLOCK];
+        for (int64_t rest = count; rest > 0;
+             rest -= count, from += count, out += count, columns += columns ? count : 0) {
+            count = std::min(BLOCK, rest);
+            divide_all([&](int64_t i, L value) { block[i] = value; });
+            int64_t i = 0;
+            for (; i + n <= count; i += n)
+                write(narrowed(read<Vector<L, n>>(block + i)), out + i);
+            for (; i < count; ++i)
+                out[i] = narrow<U>(block[i]);
+        }
+        return;
+    }
+#endif
+    divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
+}
+
+// Writes sums as elements.
+template <class T>
+struct Narrowed final : Finish {
+    Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
+    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums,
+                    void *to) const override {
+        if constexpr (!std::is_same_v<T, Wide<T>>)
+            divide<T>(sums, count, 1, nullptr, to);
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool

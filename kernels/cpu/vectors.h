@@ -1,0 +1,257 @@
+// Data types, and vectors of them of the processor's width: loads, conversions, folds.
+//
+//     16 bytes of int8    | a b c d e f g h i j k l m n o p |
+//     converted to int16  | a b c d e f g h | i j k l m n o p |     two vectors of 16 bytes
+//
+// With AVX2 a vector has 32 bytes, with AVX-512 64; `lane` is one element of a vector.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "operations.h"
+
+// The loop's iterations do not depend on each other.
+#if defined(__clang__)
+#define VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define VECTORIZE _Pragma("GCC ivdep")
+#endif
+
+#ifdef __GNUC__
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
+#endif
+
+#if defined(__AVX512BW__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace dmlpool {
+#if defined(__AVX512F__)
+constexpr int64_t BYTES = 64;  // of a vector of the processor's width
+#elif defined(__AVX2__)
+constexpr int64_t BYTES = 32;
+#else
+constexpr int64_t BYTES = 16;
+#endif
+
+namespace {
+
+// Vectors of the processor's width, and of n elements: one element is itself.
+template <class L>
+constexpr int64_t LANES = sizeof(L) > 8 ? 1 : BYTES / int64_t(sizeof(L));
+template <class E, int64_t n>
+struct VectorOf {
+    typedef E Type __attribute__((vector_size(n * sizeof(E))));
+};
+template <class E>
+struct VectorOf<E, 1> {
+    using Type = E;
+};
+template <class E, int64_t n>
+using Vector = typename VectorOf<E, n>::Type;
+// As wide as L.
+template <class L>
+using IntegerOf =
+    std::conditional_t<sizeof(L) == 1, int8_t,
+                       std::conditional_t<sizeof(L) == 2, int16_t,
+                                          std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>>;
+template <int64_t count>
+using Count = std::integral_constant<int64_t, count>;
+
+template <class V>
+inline V read(const void *from) {
+    V vector;
+    std::memcpy(&vector, from, sizeof(V));
+    return vector;
+}
+template <class V>
+inline void write(const V &vector, void *to) {
+    const V copy = vector;
+    std::memcpy(to, &copy, sizeof(V));
+}
+template <class To, class From>
+inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    return read<To>(&from);
+}
+// The lanes that `at` names of two vectors, those of the second after those of the first.
+template <class L, int64_t n, class At, size_t... i>
+inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &second, At at,
+                             std::index_sequence<i...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(first, second, at(i)...);
+#else
+    return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
+#endif
+}
+// Without overflow.
+template <class S, int64_t n>
+inline Vector<S, n> difference(Vector<S, n> first, Vector<S, n> second) {
+    using U = Vector<std::make_unsigned_t<S>, n>;
+    return Vector<S, n>(U(first) - U(second));
+}
+
+// Data types.
+
+struct Half {
+    uint16_t bits;
+};
+struct BFloat16 {
+    uint16_t bits;
+};
+
+// Elements as numbers to add and compare. Arithmetic on the bits, as compilers make no vectors of
+// casts of _Float16.
+template <class T>
+inline T widen(T value) {
+    return value;
+}
+inline float widen(BFloat16 value) {
+    return bits_as<float>(uint32_t(value.bits) << 16);
+}
+inline float widen(Half value) {
+    const int32_t bits = int32_t(uint32_t(int16_t(value.bits)) << 13 & 0x8fffe000);
+    const float scaled = bits_as<float>(bits) * 0x1p112f;
+    return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
+}
+
+template <class T>
+using Wide = decltype(widen(T()));
+
+// Rounds to nearest, ties to even.
+template <class T>
+inline T narrow(Wide<T> value) {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        return {uint16_t(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+    } else if constexpr (std::is_same_v<T, Half>) {
+        const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
+        const uint32_t normal = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+        const uint32_t tiny =
+            bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;  // rounds to 2^-24
+        const uint32_t finite = magnitude < 0x38800000 ? tiny : normal;
+        const uint32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+        return {uint16_t((magnitude >= 0x477ff000 ? large : finite) | (bits >> 16 & 0x8000))};
+    } else
+        return value;
+}
+
+// By their numbers, those of DATA_TYPES in backends/cpu.py.
+struct DataType {
+    int bytes;
+    int64_t infinity;  // its bits, 0 for integers
+    bool is_unsigned;
+};
+constexpr DataType TYPES[] = {
+    {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false},
+    {2, 0x7c00, false},     {2, 0x7f80, false},
+    {1, 0, false},          {2, 0, false},
+    {4, 0, false},          {8, 0, false},
+    {1, 0, true},           {2, 0, true},
+    {4, 0, true},           {8, 0, true},
+};
+
+// The processor's own conversions of halves of a vector to whole ones.
+#if defined(__AVX512BW__)
+#define HAS_HALVES
+using Halves = __m256i;
+inline __m512 widened(Halves halves) {
+    return _mm512_maskz_cvtph_ps(0xffff, halves);
+}
+inline Halves narrowed(__m512 values) {
+    return _mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT);
+}
+inline __m512i widened(Halves halves, int8_t) {
+    return _mm512_cvtepi8_epi16(halves);
+}
+inline __m512i widened(Halves halves, uint8_t) {
+    return _mm512_cvtepu8_epi16(halves);
+}
+inline __m512i widened(Halves halves, int16_t) {
+    return _mm512_cvtepi16_epi32(halves);
+}
+inline __m512i widened(Halves halves, int32_t) {
+    return _mm512_cvtepi32_epi64(halves);
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+#define HAS_HALVES
+using Halves = __m128i;
+inline __m256 widened(Halves halves) {
+    return _mm256_cvtph_ps(halves);
+}
+inline Halves narrowed(__m256 values) {
+    return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
+}
+inline __m256i widened(Halves halves, int8_t) {
+    return _mm256_cvtepi8_epi16(halves);
+}
+inline __m256i widened(Halves halves, uint8_t) {
+    return _mm256_cvtepu8_epi16(halves);
+}
+inline __m256i widened(Halves halves, int16_t) {
+    return _mm256_cvtepi16_epi32(halves);
+}
+inline __m256i widened(Halves halves, int32_t) {
+    return _mm256_cvtepi32_epi64(halves);
+}
+#endif
+
+// Step by step: GCC takes lanes apart where they become four times as wide.
+template <class To, int64_t n, class From>
+inline Vector<To, n> converted(const Vector<From, n> &from) {
+    if constexpr (sizeof(To) == sizeof(From) || n == 1)
+        return Vector<To, n>(from);
+    else if constexpr (sizeof(To) > 2 * sizeof(From)) {
+        using Between = std::conditional_t<sizeof(From) == 1, int16_t, int32_t>;
+        return converted<To, n, Between>(converted<Between, n, From>(from));
+    }
+#ifdef HAS_HALVES
+    else if constexpr (sizeof(To) * n == BYTES)
+        return Vector<To, n>(widened(Halves(from), From()));
+#endif
+    else
+        return __builtin_convertvector(from, Vector<To, n>);
+}
+
+// n elements as numbers of type L.
+template <class L, int64_t n, class T>
+inline Vector<L, n> load(const T *from) {
+    if constexpr (n == 1)
+        return L(widen(*from));
+    else if constexpr (std::is_same_v<T, L>)
+        return read<Vector<L, n>>(from);
+    else if constexpr (std::is_same_v<T, BFloat16>)
+        return Vector<L, n>(
+            __builtin_convertvector(read<Vector<uint16_t, n>>(from), Vector<uint32_t, n>) << 16);
+    else if constexpr (std::is_same_v<T, Half>) {
+#ifdef HAS_HALVES
+        if constexpr (n == LANES<L>)
+            return Vector<L, n>(widened(read<Halves>(from)));
+#endif
+        Vector<L, n> values = {};
+        for (int64_t i = 0; i < n; ++i)
+            values[i] = widen(from[i]);
+        return values;
+    } else
+        return converted<L, n, T>(read<Vector<T, n>>(from));
+}
+
+template <class T>
+inline const T *elements(const Row &row) {
+    return reinterpret_cast<const T *>(row.from);
+}
+
+// The number of a data type, checked.
+inline const DataType &type_of(const Problem &p) {
+    if (p.type < 0 || p.type >= int64_t(std::size(TYPES)))
+        refuse("data type", p.type);
+    return TYPES[p.type];
+}
+
+}  // namespace
+}  // namespace dmlpool
