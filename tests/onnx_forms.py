@@ -147,7 +147,9 @@ def whole_planes(rank: int) -> Iterator[Form]:
     functions: dict[str, Callable[[Tensor], Any]] = {
         "average, whole": lambda x: dmlpool.average_pooling(x, x.shape[2:]),
         "average, whole rows": lambda x: dmlpool.average_pooling(x, (*row, x.shape[-1])),
-        "norm, whole": lambda x: dmlpool.lp_pooling(x, x.shape[2:]),
+        "norm 2, whole": lambda x: dmlpool.lp_pooling(x, x.shape[2:]),
+        "norm 2.5, whole": lambda x: dmlpool.lp_pooling(x, x.shape[2:], p=2.5),
+        "norm inf, whole": lambda x: dmlpool.lp_pooling(x, x.shape[2:], p=math.inf),
     }
     for name, function in functions.items():
         yield Form(name, function, **floats, bound="close")

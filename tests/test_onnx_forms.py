@@ -146,6 +146,17 @@ def test_reductions_of_older_opsets() -> None:
         check_results(program, forms)
 
 
+def test_norms_of_whole_planes() -> None:
+    """Of sizes that are left open, in an opset whose GlobalLpPool no Runtime has."""
+    forms = [form for form in onnx_forms.whole_planes(2) if "norm" in form.name]
+    assert len(forms) == 3
+    for opset in (20, 22):
+        program = exported(forms, opset=opset, dynamic=True)
+        kinds = [node.op_type for node in program.model.graph]
+        assert kinds.count("GlobalLpPool") == (opset == 20)
+        check_results(program, forms, dynamic=True)
+
+
 def test_maxima_of_bytes_in_padding_that_is_computed() -> None:
     """Which may hold a window: then a value is chosen, for which Runtimes before 1.25 have no
     int8."""

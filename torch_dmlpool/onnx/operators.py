@@ -59,8 +59,8 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     *window_arguments, p = arguments
     op = emit.op
     wide, dtype = emit.widened(input)
-    if _is_whole(input, window_arguments) and float(p).is_integer():
-        return emit.cast(op.GlobalLpPool(wide, p=int(p)), dtype, input.dtype)
+    if _is_whole(input, window_arguments):
+        return emit.cast(_whole_norms(emit, wide, dtype, p), dtype, input.dtype)
     pool = Pool(emit, input, window_arguments)
     if p == math.inf:
         # A runtime may give its lowest number for an empty window.
@@ -71,6 +71,18 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
         sums = pool.sums(op.Pow(op.Abs(wide), emit.constant(p, dtype)), dtype)
         norms = op.Pow(sums, emit.constant(1 / p, dtype))
     return emit.cast(norms, dtype, input.dtype)
+
+
+def _whole_norms(emit: Emitter, wide: Any, dtype: Any, p: float) -> Any:
+    op = emit.op
+    if p == math.inf:
+        return op.GlobalMaxPool(op.Abs(wide))
+    # No version of ONNX Runtime has the GlobalLpPool of opset 22.
+    if float(p).is_integer() and op.version < 22:
+        return op.GlobalLpPool(wide, p=int(p))
+    axes = list(range(2, len(wide.shape)))
+    powers = op.Pow(op.Abs(wide), emit.constant(p, dtype))
+    return op.Pow(emit.reduced("Sum", powers, axes, keepdims=1), emit.constant(1 / p, dtype))
 
 
 def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
