@@ -40,6 +40,7 @@ def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
     WORDS: tl.constexpr = held_as(SOURCE, FORM)[2]
     FIELDS: tl.constexpr = held_as(SOURCE, FORM)[3]
     CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
+    B: tl.constexpr = FORM.lanes
     pointers = (base + row[0] * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
     values = ()
     for c in tl.static_range(COLS.length // CHUNK):
@@ -52,7 +53,7 @@ def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
                 )
             values = values + (value,)
         else:
-            values = values + (tl.zeros([FORM.lanes, FIELDS], ACC),)
+            values = values + (tl.zeros([B, FIELDS], ACC),)
     return values
 
 
@@ -164,7 +165,8 @@ def sum_tile(
         given = (input_scale, input_zero, output_scale, output_zero)
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
         each = requantization.quantities(place[3], given, TAPS, SOURCE.is_int_signed(), FORM, MODE)
-    ones = tl.full([FORM.lanes], 1, tl.float64 if QUANTIZED else DIVISORS)
+    B: tl.constexpr = FORM.lanes
+    ones = tl.full([B], 1, tl.float64 if QUANTIZED else DIVISORS)
     first_chunk = place[0] * (COLS.advance // CHUNK) + COLS.low // CHUNK
     first_row = place[1] * ROWS.advance + ROWS.low
     first_depth = place[2] * DEPTHS.advance + DEPTHS.low

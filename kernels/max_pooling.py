@@ -172,7 +172,8 @@ def tap_of(code, OUTPUT_ROW, OUTPUT, LINE, ROW, COLUMN, MODE):
 def encoded(tap, starts, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """A tap as it is stored: 0 where the window at ``starts`` has no tap inside the input."""
     # which of one tap is a number alone
-    code = addressing.as_block(tl.zeros([FORM.lanes], tl.int32), FORM) + tap
+    B: tl.constexpr = FORM.lanes
+    code = addressing.as_block(tl.zeros([B], tl.int32), FORM) + tap
     if MODE.empty:
         empty = no_tap_inside(starts[2], sizes[2], COLUMN)
         if FORM.rank > 1:
@@ -207,6 +208,10 @@ def max_tile(
     R: tl.constexpr = FORM.tile[1]
     Q: tl.constexpr = FORM.tile[2]
     WITH_TAPS: tl.constexpr = MODE.with_taps
+    ASM: tl.constexpr = MODE.asm
+    ROW_GROUP: tl.constexpr = MODE.groups[0]
+    COLUMN_GROUP: tl.constexpr = MODE.groups[1]
+    DEPTHS: tl.constexpr = DEPTH.window
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
     _, C, D, H, W = lengths
@@ -236,7 +241,7 @@ def max_tile(
 
     values = ()
     taps = ()
-    for kd in tl.static_range(DEPTH.window):
+    for kd in tl.static_range(DEPTHS):
         own_depth = depth + kd * DEPTH.dilation
         in_slice = addressing.inside(live, own_depth, D, FORM.rank > 2)
         found = ()
@@ -249,7 +254,7 @@ def max_tile(
             for c in tl.static_range(COUNT * CHUNK):
                 columns = columns + (comparable(loaded[c], WITH_TAPS),)
             maxima, winners = sliding(
-                columns, numbers, ORIGIN, 1, Q, COLUMN, MODE.groups[1], WITH_TAPS, MODE.asm
+                columns, numbers, ORIGIN, 1, Q, COLUMN, COLUMN_GROUP, WITH_TAPS, ASM
             )
             found = found + maxima
             line = number_of(r, row, ROW) * LINE
@@ -260,9 +265,7 @@ def max_tile(
         new = ()
         new_taps = ()
         for q in tl.static_range(Q):
-            maxima, winners = sliding(
-                found, codes, q, Q, R, ROW, MODE.groups[0], WITH_TAPS, MODE.asm
-            )
+            maxima, winners = sliding(found, codes, q, Q, R, ROW, ROW_GROUP, WITH_TAPS, ASM)
             for r in tl.static_range(R):
                 m = maxima[r]
                 tap = 0

@@ -104,7 +104,8 @@ def grad_tile(
     COUNT: tl.constexpr = (ORIGIN + N - 1) // CHUNK + 1
     first = place[0] * (FORM.tile[2] // CHUNK) + FIRST // CHUNK
     opening, step = addressing.first_vector(first, place[3], strides, FORM)
-    zero = addressing.as_block(tl.zeros([FORM.lanes], SUM), FORM)
+    B: tl.constexpr = FORM.lanes
+    zero = addressing.as_block(tl.zeros([B], SUM), FORM)
     for e in tl.static_range(DEPTHS):
         sums = (zero,) * (R * Q)
         for z in tl.static_range(first_window(DEPTH), last_window(DEPTH, DEPTHS) + 1):
