@@ -508,6 +508,12 @@ EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "min_pooling": lambda image: dmlpool.min_pooling(image, *WINDOW),
     "min_pooling, indices": lambda image: dmlpool.min_pooling(image, *WINDOW, return_indices=True),
     "adaptive_min_pooling": lambda image: dmlpool.adaptive_min_pooling(image, (3, 4)),
+    "average_pooling, masked": lambda image: dmlpool.average_pooling(
+        image, *WINDOW, mask=image[:1, :1] > 0
+    ),
+    "max_pooling, masked": lambda image: dmlpool.max_pooling(
+        image, *WINDOW, return_indices=True, mask=image > 0
+    ),
     "max_pooling_grad": lambda image: dmlpool.max_pooling_grad(
         image, dmlpool.average_pooling(image, *WINDOW), *WINDOW
     ),

@@ -22,6 +22,7 @@ def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
     )
     taps = operators.max_pooling_with_taps(input, *window)[1]
     indices = operators.max_pooling_with_indices(input, *window, torch.int32, True)[1]
+    mask = samples.normal(2, 1, *case.sizes) > -0.5
     for leaf in (input, gradient):
         leaf.requires_grad_()
     return {
@@ -35,6 +36,9 @@ def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
         "max_pooling_grad_from_taps": (gradient, taps, sizes, *window, last),
         "max_pooling_gather": (input, taps, *window),
         "lp_pooling": (input, *window, 3.0),
+        "masked_average_pooling": (input, mask, *window, True, None),
+        "masked_max_pooling": (input, mask, *window),
+        "masked_max_pooling_with_indices": (input, mask, *window, torch.int32, False),
         "adaptive_average_pooling": (input, list(case.output_sizes)),
         "adaptive_average_pooling_grad": (gradient, sizes),
         "adaptive_max_pooling": (input, list(case.output_sizes)),

@@ -129,6 +129,58 @@ def divisor(window: Reading, include_padding: bool, divisor_override: int | None
     return window.taps_in_box if include_padding else len(window.taps)
 
 
+def masked_divisors(
+    window: Reading, are_there: np.ndarray, include_padding: bool, divisor_override: int | None
+) -> np.ndarray:
+    """What the sum of each sample and channel is divided by under a mask: the elements that are
+    there count, and padding where it does (K3); 1 where nothing does."""
+    if divisor_override is not None:
+        return np.full(are_there.shape[:-1], divisor_override)
+    padding = window.taps_in_box - len(window.taps) if include_padding else 0
+    return np.maximum(are_there.sum(-1) + padding, 1)
+
+
+def masked_average(
+    values: np.ndarray,
+    mask: np.ndarray,
+    pooling: Pooling | Bins,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Averages of the elements that are there, 0 of none (K1 to K3); magnitudes as below."""
+    shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
+    averages, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
+    values, mask = values.astype(np.longdouble), np.broadcast_to(mask, values.shape)
+    for window in readings(pooling, values.shape[2:]):
+        if window.taps:
+            are_there = mask[window.elements]
+            elements = np.where(are_there, values[window.elements], 0)
+            counts = masked_divisors(window, are_there, include_padding, divisor_override)
+            averages[(..., *window.output)] = elements.sum(-1) / counts
+            magnitudes[(..., *window.output)] = np.abs(elements).sum(-1) / np.abs(counts)
+    return averages, magnitudes
+
+
+def masked_average_grad(
+    gradient: np.ndarray,
+    mask: np.ndarray,
+    pooling: Pooling | Bins,
+    include_padding: bool = False,
+    divisor_override: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each window's gradient, divided as its sum was, added to the elements that were there."""
+    result, magnitudes = np.zeros(mask.shape, np.longdouble), np.zeros(mask.shape, np.longdouble)
+    gradient = gradient.astype(np.longdouble)
+    for window in readings(pooling, mask.shape[2:]):
+        if window.taps:
+            are_there = mask[window.elements]
+            counts = masked_divisors(window, are_there, include_padding, divisor_override)
+            shares = (gradient[(..., *window.output)] / counts)[..., None] * are_there
+            result[window.elements] += shares
+            magnitudes[window.elements] += np.abs(shares)
+    return result, magnitudes
+
+
 def average(
     values: np.ndarray,
     pooling: Pooling | Bins,
@@ -243,17 +295,17 @@ class Maximum:
     empty."""
 
 
-def maximum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
+def maximum(values: np.ndarray, pooling: Pooling | Bins, mask: np.ndarray | None = None) -> Maximum:
     """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the
-    first NaN wins."""
+    first NaN wins. Under a mask only what is there can win (K4)."""
     # numpy's argmax is the rule itself: the first of equals, and the first NaN before everything.
-    return _extremum(values, pooling, np.argmax, lowest(values.dtype))
+    return _extremum(values, pooling, np.argmax, lowest(values.dtype), mask)
 
 
-def minimum(values: np.ndarray, pooling: Pooling | Bins) -> Maximum:
+def minimum(values: np.ndarray, pooling: Pooling | Bins, mask: np.ndarray | None = None) -> Maximum:
     """The first least element of every window (N2); the first NaN wins here too, by numpy's
     rule."""
-    return _extremum(values, pooling, np.argmin, highest(values.dtype))
+    return _extremum(values, pooling, np.argmin, highest(values.dtype), mask)
 
 
 def _extremum(
@@ -261,8 +313,10 @@ def _extremum(
     pooling: Pooling | Bins,
     choose: Callable[..., np.ndarray],
     nothing: float,
+    mask: np.ndarray | None,
 ) -> Maximum:
     """What ``choose`` chooses of the elements of every window; ``nothing`` where there is none."""
+    mask = np.broadcast_to(True if mask is None else mask, values.shape)
     batch, channels, *sizes = values.shape
     shape = (batch, channels, *output_sizes(pooling, sizes))
     best = np.full(shape, nothing, values.dtype)
@@ -270,15 +324,31 @@ def _extremum(
     for window in readings(pooling, tuple(sizes)):
         if window.taps:
             elements, where = values[window.elements], (..., *window.output)
-            first = choose(elements, -1)
-            best[where] = np.take_along_axis(elements, first[..., None], -1)[..., 0]
-            taps[where] = np.array(window.taps)[first]
-            plane[where] = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)[
-                first
-            ]
+            are_there = mask[window.elements]
+            first = _first(choose, elements, are_there)
+            is_any, numbers = are_there.any(-1), np.array(window.taps)
+            places = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)
+            chosen = np.take_along_axis(elements, first[..., None], -1)[..., 0]
+            best[where] = np.where(is_any, chosen, best[where])
+            taps[where] = np.where(is_any, numbers[first], 0)
+            plane[where] = np.where(is_any, places[first], -1)
     planes = np.arange(batch * channels).reshape(batch, channels, *[1] * len(sizes))
     whole = np.where(plane < 0, -1, plane + planes * int(np.prod(sizes)))
     return Maximum(best, taps, plane, whole)
+
+
+def _first(
+    choose: Callable[..., np.ndarray], elements: np.ndarray, are_there: np.ndarray
+) -> np.ndarray:
+    """Which element of the last dimension is chosen of those that are there; 0 of none."""
+    if are_there.all():
+        return choose(elements, -1)
+    found = np.zeros(elements.shape[:-1], np.int64)
+    for place in np.ndindex(found.shape):
+        (numbers,) = np.nonzero(are_there[place])
+        if len(numbers):
+            found[place] = numbers[choose(elements[place][numbers], -1)]
+    return found
 
 
 def maximum_grad(values: np.ndarray, gradient: np.ndarray, pooling: Pooling | Bins) -> np.ndarray:

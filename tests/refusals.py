@@ -138,6 +138,14 @@ INDEX_TYPES = [
     for value in (torch.float32, torch.int8, torch.uint16, torch.bool, int, None)
 ]
 INDEX_TYPES += plainly("int64")
+MASKS = [
+    *plainly(True, "mask", [True, False]),
+    *(of_type(dtype, torch.ones(2, 1, 4, 5)) for dtype in (torch.float32, torch.uint8)),
+    *(of_shape(*sizes, dtype=torch.bool) for sizes in ((2, 5), (2, 4, 5), (1, 2, 3, 4, 5))),
+    of_shape(2, 1, 2, 5, dtype=torch.bool),
+    Wrong("a sparse tensor", torch.ones(4, 5, dtype=torch.bool).to_sparse()),
+    Wrong("a tensor on another device", torch.ones(4, 5, dtype=torch.bool, device="meta")),
+]
 GRADIENTS = [
     *NOT_TENSORS,
     *NOT_DENSE,
@@ -260,6 +268,7 @@ WRONG: dict[str, list[Wrong]] = {
     "return_indices": FLAGS,
     "index_dtype": INDEX_TYPES,
     "p": NORMS,
+    "mask": MASKS,
     "output_size": OUTPUT_SIZES,
     "indices": ALL_INDICES,
     "input_scale": REQUIRED_SCALES,
@@ -410,6 +419,8 @@ def torch_rows(rank: int) -> Iterator[Row]:
             {"input": wrong_images(layer, rank)},
             {},
         )
+        if layer != "MaxUnpool":
+            wrong_tensors["mask"] = MASKS if rank == 2 else [*MASKS[:1], MASKS[3], MASKS[7]]
         if layer == "MaxUnpool":
             tensors["indices"], unpooled = unpooling_rows(rank)
             wrong_tensors |= unpooled

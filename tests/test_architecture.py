@@ -182,7 +182,7 @@ def test_every_operator_is_computed_by_an_entry_of_the_table() -> None:
         for operator in registration.OPERATORS
         if not operator.is_composite
     }
-    assert set(asked.values()) == set(Backend._fields) - {"name", "quantized_tensors"}
+    assert set(asked.values()) == set(Backend._fields) - {"name", "quantized_tensors", "masked"}
     assert all(name.removesuffix("_of_numbers") == entry for name, entry in asked.items())
     for backend in (cpu.BACKEND, reference.BACKEND):
         for entry in asked.values():
@@ -237,14 +237,14 @@ def test_rules_that_are_cited_are_in_the_specification() -> None:
     root = PACKAGE.parent
     defined = set(
         re.findall(
-            r"^- \*\*([GAMNQE]\d)\*\*", (root / "docs/specification.md").read_text(), re.MULTILINE
+            r"^- \*\*([GAMNKQE]\d)\*\*", (root / "docs/specification.md").read_text(), re.MULTILINE
         )
     )
     folders = {
         name: list((root / name).rglob("*.py")) for name in ("torch_dmlpool", "kernels", "tests")
     }
     cited = {
-        name: set(re.findall(r"\b[GAMNQE][1-9]\b", "".join(map(Path.read_text, paths))))
+        name: set(re.findall(r"\b[GAMNKQE][1-9]\b", "".join(map(Path.read_text, paths))))
         for name, paths in folders.items()
     }
     assert set().union(*cited.values()) <= defined

@@ -1,5 +1,6 @@
 """Every derivative and transform that ATen's pools have (E1), eager."""
 
+import math
 from collections.abc import Callable
 
 import cases
@@ -38,6 +39,7 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
     positions = operators.max_pooling_with_indices(input, *window, torch.int64, True)[1]
     uneven = tuple(size // 2 + 1 for size in sizes)
     bins = operators.adaptive_max_pooling(input, list(uneven))[1]
+    mask = samples.normal(2, 1, *case.sizes, seed=4) > -0.5
     larger = [size + 2 for size in case.output_sizes]
     average, maximum, gradient = (
         dmlpool.average_pooling,
@@ -74,6 +76,23 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
         "max_pooling_gather": (lambda x: operators.max_pooling_gather(x, taps, *window), inner),
         # An element of 0 alone in its window is where a norm, |x|, has no derivative.
         "lp_pooling": (lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3), inner),
+        "average_pooling, masked": (
+            lambda x: average(x, **given, include_padding=True, mask=mask),
+            inner,
+        ),
+        "max_pooling, masked": (lambda x: finite(maximum(x, **given, mask=mask)), inner),
+        "lp_pooling, masked": (
+            lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3, mask=mask),
+            inner,
+        ),
+        "adaptive_average_pooling, masked": (
+            lambda x: dmlpool.adaptive_average_pooling(x, uneven, mask=mask),
+            inner,
+        ),
+        "adaptive_max_pooling, masked": (
+            lambda x: finite(dmlpool.adaptive_max_pooling(x, uneven, mask=mask)),
+            inner,
+        ),
         "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, uneven), inner),
         "adaptive_average_pooling_grad": (
             lambda g: operators.adaptive_average_pooling_grad(g, larger),
@@ -125,7 +144,23 @@ def scattered(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     )
 
 
+def masked(x: Tensor) -> Tensor:
+    """A mask for any sizes, which depends on no derivative."""
+    return torch.ones(x.shape[-2:], device=x.device).cumsum(-1) < 5
+
+
 POOLS = {
+    "masked max": (
+        lambda x: dmlpool.max_pooling(x, 3, 2, mask=masked(x)),
+        lambda x: functional.max_pool2d(torch.where(masked(x), x, -math.inf), 3, 2),
+    ),
+    "masked average": (
+        lambda x: dmlpool.average_pooling(x, 3, 2, mask=masked(x)),
+        lambda x: (
+            functional.avg_pool2d(torch.where(masked(x), x, 0), 3, 2)
+            / functional.avg_pool2d(masked(x).to(x)[None, None], 3, 2)
+        ),
+    ),
     "max": (
         lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
         lambda x: functional.max_pool2d(x, 3, 2, 1),

@@ -15,10 +15,10 @@ import torch_dmlpool.functional
 
 WINDOW = "window_size, strides=1, start_padding=0, end_padding=0, dilations=1"
 PARAMETERS = "input_scale, input_zero_point, output_scale, output_zero_point"
-INDICES = "return_indices=False, index_dtype=torch.int64"
+INDICES = "return_indices=False, index_dtype=torch.int64, mask=None"
 SIGNATURES = {
     "average_pooling": f"input, {WINDOW}, include_padding=False, *, ceil_mode=False, "
-    "divisor_override=None",
+    "divisor_override=None, mask=None",
     "average_pooling_grad": f"input_gradient, input_size, {WINDOW}, include_padding=False, *, "
     "ceil_mode=False, divisor_override=None",
     "max_pooling": f"input, {WINDOW}, *, ceil_mode=False, {INDICES}",
@@ -26,7 +26,7 @@ SIGNATURES = {
     "max_pooling_grad": f"input, input_gradient, {WINDOW}, *, ceil_mode=False",
     "quantized_linear_average_pooling": f"input, {PARAMETERS}, {WINDOW}, include_padding=False, *, "
     "ceil_mode=False, output_dtype=None",
-    "lp_pooling": f"input, {WINDOW}, p=2, *, ceil_mode=False",
+    "lp_pooling": f"input, {WINDOW}, p=2, *, ceil_mode=False, mask=None",
     "adaptive_max_pooling": f"input, output_size, *, {INDICES}",
 }
 

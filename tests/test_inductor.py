@@ -289,6 +289,38 @@ def test_training_fuses_forward_and_backward(device: torch.device) -> None:
     torch.testing.assert_close(leaf.grad, torch.autograd.grad(both(leaf).sum(), leaf)[0])
 
 
+MASKED = {
+    "averages": lambda x, mask: dmlpool.average_pooling(x.sin(), 3, 2, 1, 1, mask=mask),
+    "averages, padding counted": lambda x, mask: dmlpool.average_pooling(
+        x.sin(), 3, 2, 1, 1, include_padding=True, mask=mask
+    ),
+    "maxima": lambda x, mask: dmlpool.max_pooling(x.sin(), 3, 1, 1, 1, mask=mask),
+    "minima": lambda x, mask: dmlpool.min_pooling(x.sin(), 3, 1, mask=mask),
+}
+
+
+@cases.each("name", MASKED, ["averages, padding counted", "maxima"])
+def test_masks_fuse_with_pooling(name: str, device: torch.device) -> None:
+    """K1 to K6: no operator of the package is left in either graph, and no NaN gets out."""
+    mask = samples.normal(2, 1, 9, 8).to(device) > -0.5
+    input = samples.normal(2, 4, 9, 8).to(device)
+    input = torch.where(mask, input, math.nan)
+    expected = samples.results(lambda x: MASKED[name](x, mask), input)
+    torch._dynamo.reset()
+    call = compiled(MASKED[name])
+    leaf = input.clone().requires_grad_()
+    values, code = run_and_get_code(lambda: call(leaf, mask))
+    arriving = samples.normal(*values.shape, dtype=values.dtype, seed=7).to(device)
+    (gradient,), more = run_and_get_code(lambda: torch.autograd.grad(values, leaf, arriving))
+    assert "torch.ops.dmlpool" not in "".join(code + more)
+    torch.testing.assert_close([values.detach(), gradient], expected, equal_nan=True)
+    assert torch.isfinite(values).all()
+    with torch.no_grad():
+        found, code = run_and_get_code(call, input, mask)
+    assert "torch.ops.dmlpool" not in "".join(code)
+    torch.testing.assert_close(found, expected[0])
+
+
 def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: torch.device) -> None:
     """channels_last goes in and comes out without a copy."""
     function = lambda x: dmlpool.max_pooling(x.relu(), 7, 1, 3, 3) + 1  # noqa: E731

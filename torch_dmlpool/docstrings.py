@@ -26,6 +26,10 @@ _WINDOW = """\
     dilations: Elements from one tap to the next, at least 1.
     ceil_mode: Whether a last window that starts inside the input may reach past the padded box;
         what lies there never counts."""
+_MASK = """\
+    mask: A bool tensor on the input's device, of a shape that broadcasts to the input's. An element
+        where it is False is not there: it never wins, adds nothing and is not counted, and has no
+        gradient, whatever it is, NaN too."""
 _PADDED = (
     _WINDOW
     + "\n    include_padding: Whether padding counts in the divisor. It never adds to the sum."
@@ -53,8 +57,8 @@ _SOURCE = (
 def operator(page: str = "") -> Callable[[_F], _F]:
     """Answer torch.nn's keywords by DirectML's, and complete the docstring.
 
-    ``WINDOW``, ``PADDED`` (with ``include_padding``) and ``SIZES`` are filled in; ``page`` is
-    DirectML's own.
+    ``WINDOW``, ``PADDED`` (with ``include_padding``), ``MASK`` and ``SIZES`` are filled in;
+    ``page`` is DirectML's own.
     """
 
     def decorate(function: _F) -> _F:
@@ -74,7 +78,8 @@ def operator(page: str = "") -> Callable[[_F], _F]:
             )
 
         text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>> ")
-        for name, shared in (("    WINDOW", _WINDOW), ("    PADDED", _PADDED), ("SIZES", _SIZES)):
+        texts = {"    WINDOW": _WINDOW, "    PADDED": _PADDED, "    MASK": _MASK, "SIZES": _SIZES}
+        for name, shared in texts.items():
             text = text.replace(name, shared)
         example = textwrap.indent(f">>> {example}\n", "    ")
         checked.__doc__ = text + _RAISES + example + (_SOURCE.format(page) if page else "")

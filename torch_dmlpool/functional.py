@@ -10,9 +10,8 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.docstrings import operator
-from torch_dmlpool.ops import adaptive_pooling as _adaptive
 from torch_dmlpool.ops import average_pooling as _average
-from torch_dmlpool.ops import lp_pooling as _lp
+from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.ops import min_pooling as _min
@@ -49,6 +48,7 @@ def average_pooling(
     *,
     ceil_mode: bool = False,
     divisor_override: int | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of
     ``…POOLING1``).
@@ -57,6 +57,7 @@ def average_pooling(
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or
         float64. PADDED
         divisor_override: Divide every sum by this instead of the count; not 0.
+        MASK
 
     Returns:
         ``(N, C, *output)`` of the input's data type, where SIZES.
@@ -75,7 +76,8 @@ def average_pooling(
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
-    return _average.average_pooling(input, window, include_padding, divisor_override)
+    mask = operands.checked_mask(mask, input)
+    return _masked.averages(input, mask, window, include_padding, divisor_override)
 
 
 @operator("average_pooling_grad")
@@ -134,6 +136,7 @@ def max_pooling(
     ceil_mode: bool = ...,
     return_indices: Literal[False] = ...,
     index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
 ) -> Tensor: ...
 @overload
 def max_pooling(
@@ -147,6 +150,7 @@ def max_pooling(
     ceil_mode: bool = ...,
     return_indices: Literal[True],
     index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def max_pooling(
@@ -160,6 +164,7 @@ def max_pooling(
     ceil_mode: bool = ...,
     return_indices: bool,
     index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
 ) -> Pooled: ...
 
 
@@ -175,6 +180,7 @@ def max_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Maximum of the elements in a sliding window, with its index where wanted
     (``DML_MAX_POOLING2``).
@@ -186,6 +192,7 @@ def max_pooling(
         WINDOW
         return_indices: Whether to return the indices of the maxima too.
         index_dtype: int32, int64, uint32 or uint64.
+        MASK
 
     Returns:
         ``(N, C, *output)`` of the input's data type, where SIZES;
@@ -211,7 +218,8 @@ def max_pooling(
     if return_indices:
         operands.check_taps(window.taps)
     numbering = (index_dtype, False) if return_indices else ()
-    return _min.maxima(lambda each: _max.maxima(each, window, *numbering), input)
+    mask = operands.checked_mask(mask, input)
+    return _min.maxima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
 
 
 @operator("max_pooling_grad")
@@ -323,6 +331,7 @@ def lp_pooling(
     p: float = 2,
     *,
     ceil_mode: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The p-norm of the elements in a sliding window (``DML_LP_POOLING``, with the dilations of
     ``…POOLING1``).
@@ -332,6 +341,7 @@ def lp_pooling(
         float64. WINDOW
         p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute
             value.
+        MASK
 
     Returns:
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of
@@ -351,11 +361,14 @@ def lp_pooling(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
     operands.check_norm("p", p)
-    return _lp.lp_pooling(input, window, float(p))
+    mask = operands.checked_mask(mask, input)
+    return _masked.norms(input, mask, window, float(p))
 
 
 @operator()
-def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
+def adaptive_average_pooling(
+    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
+) -> Tensor:
     """Average of as many windows as are asked for, which cover the input evenly; 1 averages whole
     planes.
 
@@ -364,6 +377,7 @@ def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
             float64.
         output_size: Windows, one int for all dimensions or one each; None keeps the input's size, 0
             gives none.
+        MASK
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type. Window ``i`` along an axis reads the
@@ -377,7 +391,8 @@ def adaptive_average_pooling(input: Tensor, output_size: OutputSize) -> Tensor:
     tensor([[[0.5000, 2.0000, 3.5000]]])
     """
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    return _adaptive.adaptive_average_pooling(input, output_size, input.dim() - 2)
+    mask = operands.checked_mask(mask, input)
+    return _masked.adaptive_averages(input, mask, output_size, input.dim() - 2)
 
 
 @overload
@@ -387,6 +402,7 @@ def adaptive_max_pooling(
     *,
     return_indices: Literal[False] = ...,
     index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
 ) -> Tensor: ...
 @overload
 def adaptive_max_pooling(
@@ -395,10 +411,16 @@ def adaptive_max_pooling(
     *,
     return_indices: Literal[True],
     index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def adaptive_max_pooling(
-    input: Tensor, output_size: OutputSize, *, return_indices: bool, index_dtype: torch.dtype = ...
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: bool,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
 ) -> Pooled: ...
 
 
@@ -409,6 +431,7 @@ def adaptive_max_pooling(
     *,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Maximum of as many windows as are asked for, which cover the input evenly; 1 takes that of
     whole planes.
@@ -419,6 +442,7 @@ def adaptive_max_pooling(
         output_size: As in :func:`adaptive_average_pooling`, and so are the windows.
         return_indices: Whether to return the indices of the maxima too.
         index_dtype: As there.
+        MASK
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it
@@ -434,7 +458,8 @@ def adaptive_max_pooling(
     operands.check_flag("return_indices", return_indices)
     operands.check_index_type(index_dtype, input.shape)
     asked = (output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ()))
-    return _min.maxima(lambda each: _adaptive.adaptive_max_pooling(each, *asked), input)
+    mask = operands.checked_mask(mask, input)
+    return _min.maxima(lambda each: _masked.adaptive_maxima(each, mask, *asked), input)
 
 
 @operator("max_unpooling")

@@ -12,8 +12,7 @@ from torch_dmlpool.functional import (
     adaptive_max_pooling,
     max_pooling,
 )
-from torch_dmlpool.ops import adaptive_pooling as _adaptive
-from torch_dmlpool.ops import max_pooling as _max
+from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import min_pooling as _min
 from torch_dmlpool.window import Window
 
@@ -33,6 +32,7 @@ def min_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Minimum of the elements in a sliding window, with its index where wanted.
 
@@ -42,6 +42,7 @@ def min_pooling(
         WINDOW
         return_indices: Whether to return the indices of the minima too.
         index_dtype: int32, int64, uint32 or uint64.
+        MASK
 
     Returns:
         ``(N, C, *output)`` of the input's data type, where SIZES;
@@ -66,7 +67,8 @@ def min_pooling(
         operands.check_taps(window.taps)
     window.output_sizes(input.shape[2:])  # refused before any work
     numbering = (index_dtype, False) if return_indices else ()
-    return _min.minima(lambda each: _max.maxima(each, window, *numbering), input)
+    mask = operands.checked_mask(mask, input)
+    return _min.minima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
 
 
 @typed_as(adaptive_max_pooling)
@@ -77,6 +79,7 @@ def adaptive_min_pooling(
     *,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Minimum of as many windows as are asked for, which cover the input evenly; 1 takes that of
     whole planes.
@@ -87,6 +90,7 @@ def adaptive_min_pooling(
         output_size: As in :func:`adaptive_average_pooling`, and so are the windows.
         return_indices: Whether to return the indices of the minima too.
         index_dtype: As in :func:`max_pooling`.
+        MASK
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it
@@ -103,4 +107,5 @@ def adaptive_min_pooling(
     rank = input.dim() - 2
     sizes = operands.checked_output_size(output_size, tuple(input.shape[2:]))
     asked = (sizes, rank, *((index_dtype, False) if return_indices else ()))
-    return _min.minima(lambda each: _adaptive.adaptive_max_pooling(each, *asked), input)
+    mask = operands.checked_mask(mask, input)
+    return _min.minima(lambda each: _masked.adaptive_maxima(each, mask, *asked), input)

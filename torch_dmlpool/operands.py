@@ -103,6 +103,27 @@ def check_layout(channels_last: bool, rank: int) -> None:
         raise ArgumentError("channels_last must be False for one spatial dimension, got True")
 
 
+def checked_mask(mask: Tensor | None, input: Tensor) -> Tensor | None:
+    """``mask`` with as many dimensions as ``input``, if there is one; refused where it does not
+    broadcast to that (rule K1).
+    """
+    if mask is None:
+        return None
+    check_dense("mask", mask, (torch.bool,))
+    check_device("mask", mask, input)
+    added = input.dim() - mask.dim()
+    fits = added >= 0 and all(
+        size == 1 or size == wanted
+        for size, wanted in zip(mask.shape, input.shape[added:], strict=True)
+    )
+    if not fits:
+        raise ArgumentError(
+            f"mask must broadcast to the input's shape {tuple(input.shape)}, got shape "
+            f"{tuple(mask.shape)}"
+        )
+    return mask[(None,) * added] if added else mask
+
+
 def check_divisor(divisor_override: int | None) -> None:
     """Refuse a divisor that is no int or that nothing can be divided by (rule A5)."""
     if divisor_override is None:

@@ -150,6 +150,7 @@ def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Po
         return_indices: Whether to return the indices of the maxima too, as :func:`max_pooling`
             counts them.
         index_dtype: int32, int64, uint32 or uint64.
+        MASK
 
     Returns:
         ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and

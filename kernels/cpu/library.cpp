@@ -83,6 +83,11 @@ constexpr Field LAYOUT[] = {
     FIELD(Quantization, channels),
     FIELD(Quantization, low),
     FIELD(Quantization, high),
+    SIZE(Masking),
+    FIELD(Masking, sizes),
+    FIELD(Masking, steps),
+    FIELD(Masking, bytes),
+    FIELD(Masking, fill),
     VALUE(TAPS),
     VALUE(POSITIONS),
     VALUE(INDICES),
@@ -165,6 +170,10 @@ int32_t dmlpool_average_pooling_grad(const Problem *p, const void *arriving, voi
 int32_t dmlpool_quantized_average_pooling(const Problem *p, const void *input, void *output,
                                           const Quantization *q) {
     return code_of([=] { quantized_average_pooling(*p, input, output, *q); });
+}
+
+int32_t dmlpool_masked(const Masking *m, const void *input, const void *mask, void *output) {
+    return code_of([=] { masked(*m, input, mask, output); });
 }
 }
 #pragma GCC visibility pop

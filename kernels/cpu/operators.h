@@ -12,6 +12,13 @@ struct Quantization {
     int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;
 };
 
+// Memory in three loops. With each step the mask moves on by so many bytes, 0 where it stays.
+struct Masking {
+    int64_t sizes[3], steps[3];
+    int64_t bytes;  // of an element
+    int64_t fill;   // the bits of what stands where the mask is false
+};
+
 namespace dmlpool {
 
 // What is written for each winner: the number of its tap, its position in the plane, or its index
@@ -33,5 +40,8 @@ void average_pooling(const Problem &p, const void *input, void *output);
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient);
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q);
+
+// A mask has bytes of 0 and 1.
+void masked(const Masking &m, const void *input, const void *mask, void *output);
 
 }  // namespace dmlpool

@@ -35,6 +35,7 @@ def calls(scale: int) -> dict[str, Call]:
     small = torch.randn(2, 2, 64 * scale, 64).to(torch.bfloat16)
     quantized = torch.randint(0, 255, many.shape, dtype=torch.uint8)
     quantized = quantized.to(memory_format=torch.channels_last)
+    kept = small > 0
     large, three = windowed(2, 31, 1, 2), windowed(2, 3, 2, 1)
     _, taps = cpu.max_pooling_with_taps(small, three)
     sizes = small.shape[2:]
@@ -56,6 +57,7 @@ def calls(scale: int) -> dict[str, Call]:
         ),
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
+        "masked": lambda: cpu.masked(small, kept, True),
         "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
         "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
         "average_pooling_grad": lambda: cpu.average_pooling_grad(

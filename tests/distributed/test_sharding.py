@@ -286,6 +286,13 @@ def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> Non
             lambda tensor: dmlpool.adaptive_max_pooling(tensor, (3, 4)),
             lambda tensor: dmlpool.lp_pooling(tensor, 3, 2, 1, 1, p=3),
             lambda tensor: dmlpool.min_pooling(tensor, 3, 2, 1, 1),
+            lambda tensor: dmlpool.max_pooling(tensor, 3, 2, 1, 1, mask=tensor.detach() > 0),
+            lambda tensor: dmlpool.average_pooling(
+                tensor, 3, 2, 1, 1, include_padding=True, mask=tensor.detach() > 0
+            ),
+            lambda tensor: dmlpool.adaptive_average_pooling(
+                tensor, (3, 4), mask=tensor.detach() > 0
+            ),
         ):
             leaf, sharded_leaf = whole.clone().requires_grad_(), shard.detach().requires_grad_()
             expected = function(leaf)

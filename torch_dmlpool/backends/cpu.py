@@ -22,6 +22,7 @@ from torch_dmlpool.backends.library import (
     TAPS,
     Axis,
     Counting,
+    Masking,
     Problem,
     Quantization,
     error_of,
@@ -451,6 +452,49 @@ def _vector(
     return ctypes.addressof(entry), 1, entry
 
 
+def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
+    memory_format = operands.suggested_memory_format(input)
+    request = tuple(input.shape), tuple(mask.shape[:2]), input.dtype, memory_format, fills_lowest
+    masking, strides = _masking(*request)
+    output = _new(request[0], strides, input.dtype)
+    if output.numel() == 0:
+        return output
+    source = input.contiguous(memory_format=memory_format)
+    mask = mask.expand(*mask.shape[:2], *input.shape[2:]).contiguous(memory_format=memory_format)
+    code = library.dmlpool_masked(
+        ctypes.addressof(masking), source.data_ptr(), mask.data_ptr(), output.data_ptr()
+    )
+    if code:
+        raise error_of(library.dmlpool_masked, code)
+    return output
+
+
+@functools.lru_cache(maxsize=1024)
+def _masking(
+    shape: tuple[int, ...],
+    batch: tuple[int, ...],
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    fills_lowest: bool,
+) -> tuple[Any, tuple[int, ...]]:
+    """The struct for an input of ``shape`` and a mask with the samples and channels of ``batch``,
+    and the strides of the result.
+    """
+    samples, channels, plane = *shape[:2], math.prod(shape[2:])
+    of_sample, of_channel = (batch[0] > 1) * batch[1] * plane, int(batch[1] > 1)
+    sizes, steps = (samples, channels, plane), (of_sample, of_channel * plane, 1)
+    if batch == shape[:2]:
+        sizes, steps = (1, 1, math.prod(shape)), (0, 0, 1)
+    elif memory_format is not torch.contiguous_format:
+        sizes, steps = (samples, plane, channels), (of_sample, batch[1], of_channel)
+    fill = reference.lowest(dtype) if fills_lowest else 0
+    integer = getattr(torch, f"int{8 * dtype.itemsize}")
+    bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integer).item()
+    three = ctypes.c_int64 * 3
+    struct = Masking(three(*sizes), three(*steps), dtype.itemsize, bits)
+    return struct, _strides_of(shape, memory_format)
+
+
 BACKEND = Backend(
     "cpu",
     max_pooling=max_pooling,
@@ -469,5 +513,6 @@ BACKEND = Backend(
     adaptive_average_pooling=adaptive_average_pooling,
     adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
+    masked=masked,
     quantized_tensors=QUANTIZED_TENSORS,
 )

@@ -32,5 +32,6 @@ class Backend(NamedTuple):
     adaptive_average_pooling: Function
     adaptive_average_pooling_grad: Function
     quantized_linear_average_pooling: Function
+    masked: Function  # what pooling under a mask is made of, beside operators
     quantized_tensors: tuple[torch.dtype, ...] = ()
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""

@@ -44,12 +44,16 @@ _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
 Problem = _struct(
     "Problem", planes=_NUMBER, channels=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
 )
-"""The next is of kernels/cpu/operators.h."""
+"""The next two are of kernels/cpu/operators.h."""
 Quantization = _struct(
     "Quantization",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
     **dict.fromkeys(("input_scales", "output_scales", "input_zeros", "output_zeros"), _NUMBER),
     **dict.fromkeys(("channels", "low", "high"), _NUMBER),
+)
+
+Masking = _struct(
+    "Masking", sizes=_NUMBER * 3, steps=_NUMBER * 3, **dict.fromkeys(("bytes", "fill"), _NUMBER)
 )
 
 
@@ -69,6 +73,7 @@ _FUNCTIONS = {
     "average_pooling": 3,
     "average_pooling_grad": 3,
     "quantized_average_pooling": 4,
+    "masked": 4,
 }
 """How many pointers each operator of the library takes."""
 
@@ -78,7 +83,7 @@ def layout() -> dict[str, tuple[int, int]]:
     constant: what ``dmlpool_layout`` of a library that fits says.
     """
     found = {}
-    for struct in (Axis, Counting, Problem, Quantization):
+    for struct in (Axis, Counting, Problem, Quantization, Masking):
         found[struct.__name__] = 0, ctypes.sizeof(struct)
         for name, *_ in struct._fields_:
             field = getattr(struct, name)

@@ -447,6 +447,35 @@ def scatter_positions(
     return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
 
 
+def lowest(dtype: torch.dtype) -> float:
+    """The value that nothing is below (rule M1)."""
+    if dtype.is_floating_point:
+        return -math.inf
+    return int(torch.iinfo(dtype).min) if dtype.is_signed else 0
+
+
+def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
+    """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
+    return where(mask, input, lowest(input.dtype) if fills_lowest else 0)
+
+
+def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
+    """``tensor`` or a number elsewhere, of wide unsigned types too; it has a derivative."""
+    if tensor.dtype in SIGNED:
+        return torch.where(condition, _signed(tensor), other).view(tensor.dtype)
+    return torch.where(condition, tensor, other)
+
+
+def is_lowest(values: Tensor) -> Tensor:
+    """Where values are the lowest of their type."""
+    return _signed(values) == lowest(values.dtype)
+
+
+def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
+    """The taps of each window that count, padding included (rules A1 and A2)."""
+    return _counts(window, sizes, like, True)
+
+
 BACKEND = Backend(
     "reference",
     max_pooling=max_pooling,
@@ -465,4 +494,5 @@ BACKEND = Backend(
     adaptive_average_pooling=adaptive_average_pooling,
     adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
+    masked=masked,
 )

@@ -21,6 +21,7 @@ from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
+from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.window import Window
@@ -453,4 +454,5 @@ BACKEND = Backend(
     adaptive_average_pooling=adaptive_average_pooling,
     adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
+    masked=masked,
 )

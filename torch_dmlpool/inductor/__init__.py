@@ -41,4 +41,9 @@ def register() -> None:
     """
     if "torch._inductor.lowering" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):
-            from torch_dmlpool.inductor import lowerings, patterns, quantized_lowerings  # noqa: F401
+            from torch_dmlpool.inductor import (  # noqa: F401
+                gather,
+                lowerings,
+                patterns,
+                quantized_lowerings,
+            )

@@ -227,9 +227,7 @@ def _winners(
     tap_of = geometry.loader(x, lowest)
 
     def numbered(taps: Sequence[Any]) -> Any:
-        return ops.index_expr(
-            _number_of(taps, [axis.window for axis in geometry.axes]), torch.int32
-        )
+        return ops.index_expr(number_of(taps, [axis.window for axis in geometry.axes]), torch.int32)
 
     def first_inside(axis: Axis, output: Any) -> Any:
         missing = axis.start_padding - output * axis.stride
@@ -257,7 +255,7 @@ def _winners(
     return pointwise(x, outputs, dtype, winner)
 
 
-def _number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
+def number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
     """The number of a tap, row by row (rule M6)."""
     along = zip(taps, windows, strict=True)
     return functools.reduce(lambda number, axis: number * axis[1] + axis[0], along, sympy.S.Zero)
@@ -293,7 +291,7 @@ def _is_narrow_and_many(x: TensorBox, window: Window, windows: Sequence[Any]) ->
     return not is_sure(math.prod(windows) * window.taps <= limit)
 
 
-def _window_of_maxima(
+def window_of_maxima(
     x: TensorBox,
     sizes: Sequence[Any],
     arguments: Sequence[Any],
@@ -343,7 +341,7 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
     (outputs, dtype), *taps = results()
     sizes = x.get_size()[2:]
     window, covered = (
-        _window_of_maxima(x, sizes, arguments, outputs, bool(taps)),
+        window_of_maxima(x, sizes, arguments, outputs, bool(taps)),
         covered_axes(x, sizes, arguments),
     )
     if window is not None:
@@ -423,20 +421,20 @@ def _gathered(
 def _max_pooling_grad_from_taps(
     gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any
 ) -> Any:
-    window = _window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
+    window = window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
     readers = _readers(gradient, sizes, arguments[:-1], window)
     if readers is None:
         return None
     gradient.realize_hint()
-    load, number_of, dtype = (
+    load, winner_of, dtype = (
         gradient.make_loader(),
         taps.make_loader(),
         SUM_TYPES[gradient.get_dtype()],
     )
 
     def term(place: Sequence[Any], taps: Sequence[Any]) -> Any:
-        number = ops.index_expr(_number_of(taps, arguments[0]), torch.int32)
-        wins = ops.eq(ops.to_dtype(number_of(place), torch.int32), number)
+        number = ops.index_expr(number_of(taps, arguments[0]), torch.int32)
+        wins = ops.eq(ops.to_dtype(winner_of(place), torch.int32), number)
         return ops.where(wins, ops.to_dtype(load(place), dtype), ops.constant(0.0, dtype))
 
     return _gathered(gradient, readers, term)

@@ -31,6 +31,9 @@ kernel_size: Taps of the window, at least 1; an int or one per dimension, as are
     dilation: Elements from one tap to the next.
     ceil_mode: Whether a last window that starts inside the input may reach past the padded
         input."""
+_MASK = """\
+``mask`` is a bool tensor that broadcasts to the input: an element where it is False is not there,
+whatever it is."""
 
 
 def described(text: str, rank: int) -> str:
@@ -38,9 +41,8 @@ def described(text: str, rank: int) -> str:
     window's arguments.
     """
     axes, ones = ", ".join(AXIS_NAMES[rank]), "1, " * (rank - 1)
-    return text.format(
-        rank=rank, batched=f"(N, C, {axes})", unbatched=f"(C, {axes})", ones=ones, window=_WINDOW
-    )
+    shapes = {"batched": f"(N, C, {axes})", "unbatched": f"(C, {axes})"}
+    return text.format(rank=rank, ones=ones, window=_WINDOW, mask=_MASK, **shapes)
 
 
 def for_one_to_three(
@@ -54,6 +56,8 @@ def for_one_to_three(
         def pool(input: Tensor, *args: Any, **kwargs: Any) -> Any:
             try:
                 batched, added = with_batch(name, rank, input, types)
+                if kwargs.get("mask") is not None:
+                    kwargs = {**kwargs, "mask": _mask_for(input, added, kwargs["mask"])}
                 output = function(rank, batched, *args, **kwargs)
                 return output if added is None else without(output, added)
             except TypeError:
@@ -128,6 +132,14 @@ def with_batch(
         if operands.is_channels_last(rows):
             return rows, 2
     return input, added
+
+
+def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:
+    """``mask`` of an ``input`` as it is pooled, which has one dimension more where one was
+    ``added``.
+    """
+    checked: Any = operands.checked_mask(mask, input)
+    return checked if added is None else checked.unsqueeze(added)
 
 
 def without(output: Any, added: int) -> Any:

@@ -18,10 +18,7 @@ from torch_dmlpool.functional import Integers as Sizes
 from torch_dmlpool.functional import OutputSize, Pooled
 from torch_dmlpool.nn.dimensions import for_one_to_three, with_indices
 from torch_dmlpool.ops import (
-    adaptive_pooling,
-    average_pooling,
-    lp_pooling,
-    max_pooling,
+    masked_pooling,
     max_unpooling,
     min_pooling,
 )
@@ -70,9 +67,12 @@ def avg_pool(
     divisor_override: int | None = None,
     *,
     dilation: Sizes = 1,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Averages over windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to
     ``kernel_size``.
+
+    {mask}
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5)
     >>> avg_pool{rank}d(row, ({ones}2), padding="same", stride=1, count_include_pad=False).flatten()
@@ -81,7 +81,7 @@ def avg_pool(
     operands.check_flag("count_include_pad", count_include_pad)
     operands.check_divisor(divisor_override)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    return average_pooling.average_pooling(input, window, count_include_pad, divisor_override)
+    return masked_pooling.averages(input, mask, window, count_include_pad, divisor_override)
 
 
 @for_one_to_three(operands.ORDERED_TYPES)
@@ -94,9 +94,13 @@ def max_pool(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Maxima over windows of ``{batched}`` or ``{unbatched}``, with ``return_indices`` as a pair
     with their indices.
+
+    {mask}
 
     >>> row = torch.tensor([1.0, 3.0, 2.0, 5.0]).view(1, {ones}4)
     >>> values, indices = max_pool{rank}d(row, ({ones}2), stride=1, return_indices=True)
@@ -108,7 +112,8 @@ def max_pool(
     if return_indices:
         operands.check_taps(window.taps)
     numbering = (torch.int64, True) if return_indices else ()
-    return min_pooling.maxima(lambda each: max_pooling.maxima(each, window, *numbering), input)
+    request = mask, window, *numbering
+    return min_pooling.maxima(lambda each: masked_pooling.maxima(each, *request), input)
 
 
 @for_one_to_three(operands.ORDERED_TYPES)
@@ -121,6 +126,8 @@ def min_pool(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Minima over windows of ``{batched}`` or ``{unbatched}``, with the arguments of
     :func:`max_pool{rank}d`.
@@ -136,7 +143,8 @@ def min_pool(
         operands.check_taps(window.taps)
     window.output_sizes(_numbers(input.shape[2:]))  # refused before any work
     numbering = (torch.int64, True) if return_indices else ()
-    return min_pooling.minima(lambda each: max_pooling.maxima(each, window, *numbering), input)
+    request = mask, window, *numbering
+    return min_pooling.minima(lambda each: masked_pooling.maxima(each, *request), input)
 
 
 @for_one_to_three(operands.FLOAT_TYPES)
@@ -150,6 +158,7 @@ def lp_pool(
     *,
     padding: Padding = 0,
     dilation: Sizes = 1,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Norms of windows of ``{batched}`` or ``{unbatched}``; ``stride`` defaults to ``kernel_size``.
 
@@ -158,32 +167,45 @@ def lp_pool(
     negative elements; with ``ceil_mode`` it scales the sum of a window that reaches past the padded
     input up to a whole window's.
 
+    {mask}
+
     >>> lp_pool{rank}d(torch.tensor([3.0, -4.0, 0.0, 2.0]).view(1, {ones}4), 2, ({ones}2)).flatten()
     tensor([5., 2.])
     """
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     operands.check_norm("norm_type", norm_type)
-    return lp_pooling.lp_pooling(input, window, float(norm_type))
+    return masked_pooling.norms(input, mask, window, float(norm_type))
 
 
 @for_one_to_three(operands.FLOAT_TYPES)
-def adaptive_avg_pool(rank: int, input: Tensor, output_size: OutputSize) -> Tensor:
+def adaptive_avg_pool(
+    rank: int, input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
+) -> Tensor:
     """Averages over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly; 1
     is global pooling.
+
+    {mask}
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, {ones}5)
     >>> adaptive_avg_pool{rank}d(row, ({ones}2)).flatten()
     tensor([2., 4.])
     """
-    return adaptive_pooling.adaptive_average_pooling(input, shared(output_size), rank)
+    return masked_pooling.adaptive_averages(input, mask, shared(output_size), rank)
 
 
 @for_one_to_three(operands.ORDERED_TYPES)
 def adaptive_max_pool(
-    rank: int, input: Tensor, output_size: OutputSize, return_indices: bool = False
+    rank: int,
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Maxima over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly, with
     indices if asked.
+
+    {mask}
 
     >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, {ones}5)
     >>> adaptive_max_pool{rank}d(row, ({ones}2)).flatten()
@@ -192,13 +214,18 @@ def adaptive_max_pool(
     operands.check_flag("return_indices", return_indices)
     asked = (shared(output_size), rank, *((torch.int64, True) if return_indices else ()))
     return min_pooling.maxima(
-        lambda each: adaptive_pooling.adaptive_max_pooling(each, *asked), input
+        lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
     )
 
 
 @for_one_to_three(operands.ORDERED_TYPES)
 def adaptive_min_pool(
-    rank: int, input: Tensor, output_size: OutputSize, return_indices: bool = False
+    rank: int,
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
 ) -> Pooled:
     """Minima over ``output_size`` windows that cover ``{batched}`` or ``{unbatched}`` evenly, with
     indices if asked.
@@ -212,7 +239,7 @@ def adaptive_min_pool(
     operands.checked_output_size(output_size, tuple(input.shape[-rank:]))
     asked = (output_size, rank, *((torch.int64, True) if return_indices else ()))
     return min_pooling.minima(
-        lambda each: adaptive_pooling.adaptive_max_pooling(each, *asked), input
+        lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
     )
 
 
@@ -277,6 +304,8 @@ class _MaxPool(Protocol):
         dilation: Sizes = ...,
         ceil_mode: bool = ...,
         return_indices: Literal[False] = ...,
+        *,
+        mask: Tensor | None = ...,
     ) -> Tensor: ...
     @overload
     def __call__(
@@ -289,6 +318,7 @@ class _MaxPool(Protocol):
         ceil_mode: bool = ...,
         *,
         return_indices: Literal[True],
+        mask: Tensor | None = ...,
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def __call__(
@@ -300,6 +330,8 @@ class _MaxPool(Protocol):
         dilation: Sizes = ...,
         ceil_mode: bool = ...,
         return_indices: bool = ...,
+        *,
+        mask: Tensor | None = ...,
     ) -> Pooled: ...
 
 
@@ -308,14 +340,31 @@ class _AdaptiveMaxPool(Protocol):
 
     @overload
     def __call__(
-        self, input: Tensor, output_size: OutputSize, return_indices: Literal[False] = ...
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        return_indices: Literal[False] = ...,
+        *,
+        mask: Tensor | None = ...,
     ) -> Tensor: ...
     @overload
     def __call__(
-        self, input: Tensor, output_size: OutputSize, return_indices: Literal[True]
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        return_indices: Literal[True],
+        *,
+        mask: Tensor | None = ...,
     ) -> tuple[Tensor, Tensor]: ...
     @overload
-    def __call__(self, input: Tensor, output_size: OutputSize, return_indices: bool) -> Pooled: ...
+    def __call__(
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        return_indices: bool,
+        *,
+        mask: Tensor | None = ...,
+    ) -> Pooled: ...
 
 
 avg_pool1d, avg_pool2d, avg_pool3d = avg_pool

@@ -118,9 +118,9 @@ class _MaxPool(Pool):
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self: Any, input: Tensor) -> Pooled:
+    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Pooled:
         window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return self._function(input, *window, self.return_indices)
+        return self._function(input, *window, self.return_indices, mask=mask)
 
 
 class _MinPool(_MaxPool):
@@ -175,11 +175,10 @@ class _AvgPool(Pool):
         operands.check_flag("count_include_pad", count_include_pad)
         operands.check_divisor(divisor_override)
 
-    def forward(self: Any, input: Tensor) -> Tensor:
+    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Tensor:
         window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        return self._function(
-            input, *window, self.count_include_pad, self.divisor_override, dilation=self.dilation
-        )
+        counted = self.count_include_pad, self.divisor_override
+        return self._function(input, *window, *counted, dilation=self.dilation, mask=mask)
 
 
 class _LPPool(Pool):
@@ -215,11 +214,10 @@ class _LPPool(Pool):
         self.padding, self.dilation = padding, dilation
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
-    def forward(self: Any, input: Tensor) -> Tensor:
+    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Tensor:
         window = (self.kernel_size, self.stride, self.ceil_mode)
-        return self._function(
-            input, self.norm_type, *window, padding=self.padding, dilation=self.dilation
-        )
+        more = {"padding": self.padding, "dilation": self.dilation, "mask": mask}
+        return self._function(input, self.norm_type, *window, **more)
 
 
 class _AdaptiveAvgPool(Pool):
@@ -236,8 +234,8 @@ class _AdaptiveAvgPool(Pool):
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
 
-    def forward(self: Any, input: Tensor) -> Tensor:
-        return self._function(input, self.output_size)
+    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        return self._function(input, self.output_size, mask=mask)
 
 
 class _AdaptiveMaxPool(Pool):
@@ -259,8 +257,8 @@ class _AdaptiveMaxPool(Pool):
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self: Any, input: Tensor) -> Pooled:
-        return self._function(input, self.output_size, self.return_indices)
+    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Pooled:
+        return self._function(input, self.output_size, self.return_indices, mask=mask)
 
 
 class _AdaptiveMinPool(_AdaptiveMaxPool):

@@ -25,7 +25,7 @@ def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tens
     output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
         return average_pooling.average_pooling(input, window, False, None)
-    return _over_bins(_bin_averages, input, output_sizes)
+    return bin_averages(input, output_sizes)
 
 
 def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering: Any) -> Any:
@@ -35,10 +35,20 @@ def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering:
     output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
         return max_pooling.maxima(input, window, *numbering)
-    values, positions = _over_bins(_bin_maxima, input, output_sizes)
+    values, positions = bin_maxima(input, output_sizes)
     return (
         (values, max_pooling.numbered(positions, input.shape, *numbering)) if numbering else values
     )
+
+
+def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """Average of every bin, of which there are so many along each axis."""
+    return _over_bins(_bin_averages, input, output_sizes)
+
+
+def bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maximum of every bin, and its position in the plane."""
+    return _over_bins(_bin_maxima, input, output_sizes)
 
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:

@@ -83,10 +83,7 @@ def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
         spatial_sizes
     )
     first = first.view(samples, channels, *(1 for _ in spatial_sizes))
-    # All ranks have them, for arithmetic with a DTensor.
-    if registration.shards_of(like) is None:
-        return first
-    return type(like).from_local(first, like.device_mesh)  # type: ignore[attr-defined]
+    return registration.beside(first, like)
 
 
 def numbered(

@@ -390,6 +390,13 @@ def shards_of(tensor: Tensor) -> Any:
     return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
 
 
+def beside(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` for arithmetic with ``like``: if that is a DTensor, one that all ranks have."""
+    if shards_of(like) is None:
+        return tensor
+    return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
+
+
 def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
     return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -414,3 +421,13 @@ def with_ordinary_tangent(tensor: Tensor) -> Tensor:
         if tangent is not None and tangent.is_inference():
             return forward_ad.make_dual(primal, tangent.clone())
     return tensor
+
+
+def may_be_differentiated(tensor: Tensor) -> bool:
+    """Whether a derivative with respect to ``tensor`` may be wanted, in any mode or transform."""
+    if records_gradient(tensor):
+        return True
+    if is_bare(tensor):
+        return False
+    is_transformed = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
+    return is_transformed or carries_derivative(tensor)

@@ -1,0 +1,397 @@
+"""Pooling under a mask against the oracle (K1 to K7): an element where the mask is False is not
+there."""
+
+import math
+from typing import Any
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import nn
+
+EVERY_TYPE = [*samples.FLOATS, *samples.INTEGERS, torch.bool]
+INPUT = (2, 3)
+SHAPES = {
+    "each element": lambda sizes: (*INPUT, *sizes),
+    "each sample": lambda sizes: (INPUT[0], 1, *sizes),
+    "each channel": lambda sizes: (INPUT[1], *sizes),
+    "one plane": lambda sizes: sizes,
+    "one row": lambda sizes: sizes[-1:],
+    "whole planes": lambda sizes: (*INPUT, *(1 for _ in sizes)),
+    "one element": lambda sizes: sizes[:0],
+}
+"""Shapes that broadcast to the input's."""
+
+
+def mask_of(name: str, sizes: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Half of it True, and for each element no element of the first plane at all."""
+    shape = SHAPES[name](sizes)
+    mask = torch.rand(shape, generator=samples.seeded(*shape, 5, seed=seed)) < 0.5
+    if name == "each element":
+        mask[0, 0] = False
+    return mask
+
+
+def whole(mask: Tensor, input: Tensor) -> np.ndarray:
+    return mask.expand(input.shape).cpu().numpy()
+
+
+def image(case: cases.Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    if dtype is torch.bool:
+        return samples.ties(*INPUT, *case.sizes, seed=seed) > 0
+    return samples.ties(*INPUT, *case.sizes, dtype=dtype, seed=seed)
+
+
+def log_of(case: cases.Case) -> int:
+    return math.prod(case.pooling.window_size)
+
+
+DIVISORS: list[dict[str, Any]] = [
+    {},
+    {"include_padding": True},
+    {"divisor_override": -3},
+    {"include_padding": True, "divisor_override": 2},
+]
+
+
+@pytest.mark.parametrize("counted", DIVISORS, ids=str)
+@cases.parametrized(cases.LINES + cases.FEW)
+def test_averages(case: cases.Case, counted: dict[str, Any], device: torch.device) -> None:
+    """K1 to K3 over every geometry: what is there is added and counted, and padding where it
+    counts."""
+    input = samples.normal(*INPUT, *case.sizes).to(device)
+    mask = mask_of("each element", case.sizes).to(device)
+    found = dmlpool.average_pooling(input, **case.arguments, **counted, mask=mask)
+    exact = oracle.masked_average(
+        samples.to_numpy(input), whole(mask, input), case.pooling, **counted
+    )
+    samples.assert_average(found, *exact, log_of(case))
+
+
+@pytest.mark.parametrize("counted", DIVISORS, ids=str)
+@cases.parametrized(cases.FEW)
+def test_gradients_of_averages(
+    case: cases.Case, counted: dict[str, Any], device: torch.device
+) -> None:
+    """K6: each element that is there has its share of every window, the others none."""
+    leaf = samples.normal(*INPUT, *case.sizes).to(device).requires_grad_()
+    mask = mask_of("each element", case.sizes).to(device)
+    averages = dmlpool.average_pooling(leaf, **case.arguments, **counted, mask=mask)
+    arriving = samples.normal(*averages.shape, seed=3).to(device)
+    (gradient,) = torch.autograd.grad(averages, leaf, arriving)
+    exact = oracle.masked_average_grad(
+        samples.to_numpy(arriving), whole(mask, leaf), case.pooling, **counted
+    )
+    samples.assert_gradient(gradient, *exact, log_of(case))
+
+
+@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
+def test_averages_of_every_data_type(
+    case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """K2: halves are summed in float32 and rounded once."""
+    input = samples.normal(*INPUT, *case.sizes, dtype=dtype).to(device)
+    mask = mask_of("each sample", case.sizes).to(device)
+    found = dmlpool.average_pooling(input, **case.arguments, mask=mask)
+    assert found.dtype is dtype
+    exact = oracle.masked_average(samples.to_numpy(input), whole(mask, input), case.pooling)
+    samples.assert_average(found, *exact, log_of(case))
+
+
+def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
+    """K2: the sum of four is beyond float16, their average is not."""
+    input = torch.full((1, 1, 3, 3), 4e4, dtype=torch.float16, device=device)
+    mask = torch.ones(3, 3, dtype=torch.bool, device=device)
+    for found in (
+        dmlpool.average_pooling(input, 3, mask=mask),
+        dmlpool.adaptive_average_pooling(input, 2, mask=mask),
+    ):
+        assert (found == input[0, 0, 0, 0]).all()
+
+
+def check_extremum(found: Any, expected: oracle.Maximum) -> None:
+    values, indices = found
+    samples.assert_same(values, expected.values)
+    samples.assert_same(indices, expected.indices)
+
+
+@cases.parametrized(cases.LINES + cases.FEW)
+def test_maxima_and_minima(case: cases.Case, device: torch.device) -> None:
+    """K4 over every geometry, with indices and without."""
+    input = image(case).to(device)
+    mask = mask_of("each element", case.sizes).to(device)
+    for pool, rule in (
+        (dmlpool.max_pooling, oracle.maximum),
+        (dmlpool.min_pooling, oracle.minimum),
+    ):
+        expected = rule(samples.to_numpy(input), case.pooling, whole(mask, input))
+        request = {**case.arguments, "mask": mask}
+        check_extremum(pool(input, **request, return_indices=True), expected)
+        samples.assert_same(pool(input, **request), expected.values)
+
+
+@cases.in_pairs(case=cases.FEW, dtype=EVERY_TYPE)
+def test_maxima_of_every_data_type(
+    case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """K4: exact, the ends of every type included; of bools too."""
+    input = image(case, dtype, seed=1).to(device)
+    for name in ("each element", "one plane"):
+        mask = mask_of(name, case.sizes).to(device)
+        for pool, rule in (
+            (dmlpool.max_pooling, oracle.maximum),
+            (dmlpool.min_pooling, oracle.minimum),
+        ):
+            expected = rule(samples.to_numpy(input), case.pooling, whole(mask, input))
+            found = pool(input, **case.arguments, mask=mask, return_indices=True)
+            assert found[0].dtype is dtype
+            check_extremum(found, expected)
+
+
+@cases.parametrized(cases.FEW)
+def test_special_values(case: cases.Case, device: torch.device) -> None:
+    """K4: minus infinity wins where nothing else is there, with its own index; NaN wins if it is
+    there."""
+    input = samples.special(*INPUT, *case.sizes).to(device)
+    mask = mask_of("each sample", case.sizes).to(device)
+    expected = oracle.maximum(samples.to_numpy(input), case.pooling, whole(mask, input))
+    request = {**case.arguments, "mask": mask}
+    check_extremum(dmlpool.max_pooling(input, **request, return_indices=True), expected)
+    leaf = input.clone().requires_grad_()
+    values = dmlpool.max_pooling(leaf, **request)
+    samples.assert_same(values, expected.values)
+    (gradient,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
+    counts = np.zeros(input.numel())
+    np.add.at(counts, expected.indices[expected.indices >= 0], 1)
+    samples.assert_same(gradient, counts.reshape(input.shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
+def test_indices_of_every_type(index_dtype: torch.dtype, device: torch.device) -> None:
+    """K4: -1, all ones in an unsigned type, of windows and of bins without an element."""
+    case = cases.case("padding above the window", "padded")
+    input, mask = image(case).to(device), mask_of("each element", case.sizes).to(device)
+    kind = np.dtype(samples.name_of(index_dtype))
+    request = {"mask": mask, "return_indices": True, "index_dtype": index_dtype}
+    for windows, (_, indices) in (
+        (case.pooling, dmlpool.max_pooling(input, **case.arguments, **request)),
+        (oracle.Bins((3, 2)), dmlpool.adaptive_max_pooling(input, (3, 2), **request)),
+    ):
+        expected = oracle.maximum(samples.to_numpy(input), windows, whole(mask, input))
+        assert indices.dtype is index_dtype
+        samples.assert_same(indices, expected.indices.astype(kind))
+
+
+@cases.in_pairs(case=cases.FEW, name=list(SHAPES))
+def test_every_shape_of_a_mask(case: cases.Case, name: str, device: torch.device) -> None:
+    """K1: it broadcasts to the input as PyTorch's tensors do."""
+    input, mask = image(case).to(device), mask_of(name, case.sizes).to(device)
+    full = mask.expand(input.shape).clone()
+    for pool in (dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.lp_pooling):
+        found = pool(input, **case.arguments, mask=mask)
+        assert torch.equal(found, pool(input, **case.arguments, mask=full))
+    outputs = tuple(size // 2 + 1 for size in case.sizes)
+    for adaptive in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
+        assert torch.equal(adaptive(input, outputs, mask=mask), adaptive(input, outputs, mask=full))
+
+
+@pytest.mark.parametrize("name", ["each element", "each sample", "each channel", "one row"])
+@pytest.mark.parametrize("layout", list(samples.LAYOUTS))
+def test_every_layout(layout: str, name: str, device: torch.device) -> None:
+    """G7: of the input and of the mask; results are laid out as without a mask."""
+    case = cases.case("padded", "uneven padding")
+    laid_out = samples.LAYOUTS[layout]
+    for dtype in (torch.float32, torch.float16, torch.int8, torch.int64):
+        input = laid_out(image(case, dtype).to(device))
+        masks = [mask_of(name, case.sizes).to(device)]
+        if name == "each element":
+            masks.append(laid_out(masks[0].to(torch.uint8)).to(torch.bool))
+        for mask in masks:
+            expected = oracle.maximum(samples.to_numpy(input), case.pooling, whole(mask, input))
+            found = dmlpool.max_pooling(input, **case.arguments, mask=mask)
+            samples.assert_same(found, expected.values)
+            assert found.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
+            if dtype.is_floating_point:
+                averages = dmlpool.average_pooling(input, **case.arguments, mask=mask)
+                exact = oracle.masked_average(
+                    samples.to_numpy(input), whole(mask, input), case.pooling
+                )
+                samples.assert_average(averages, *exact, log_of(case))
+                assert averages.stride() == found.stride()
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
+@cases.parametrized(cases.FEW)
+def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
+    """K5: of what is there, 0 of nothing: the norm of the input with zeros."""
+    input = samples.normal(*INPUT, *case.sizes).to(device)
+    mask = mask_of("each element", case.sizes).to(device)
+    expected = oracle.norm(
+        np.where(whole(mask, input), samples.to_numpy(input), 0), case.pooling, p
+    )
+    broken = torch.where(mask, input, math.nan)
+    found = dmlpool.lp_pooling(broken, **case.arguments, p=p, mask=mask)
+    exact = torch.from_numpy(expected.astype(np.float32)).to(device)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
+
+
+@cases.in_pairs(case=cases.FEW, dtype=[torch.float32, torch.float16, torch.int16, torch.uint32])
+def test_bins(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+    """K2 and K4 of adaptive pooling: windows of one size, and of sizes that differ."""
+    input = image(case, dtype).to(device)
+    mask = mask_of("each element", case.sizes).to(device)
+    for outputs in (tuple(size // 2 + 1 for size in case.sizes), (1,) * case.rank, case.sizes):
+        bins, numbers = oracle.Bins(outputs), samples.to_numpy(input)
+        for pool, rule in (
+            (dmlpool.adaptive_max_pooling, oracle.maximum),
+            (dmlpool.adaptive_min_pooling, oracle.minimum),
+        ):
+            expected = rule(numbers, bins, whole(mask, input))
+            check_extremum(pool(input, outputs, mask=mask, return_indices=True), expected)
+            samples.assert_same(pool(input, outputs, mask=mask), expected.values)
+        if dtype.is_floating_point:
+            found = dmlpool.adaptive_average_pooling(input, outputs, mask=mask)
+            exact = oracle.masked_average(numbers, whole(mask, input), bins)
+            # one rounding more than averages of windows: both averages are divided by the bin
+            samples.assert_average(found, *exact, 2 * math.prod(case.sizes))
+
+
+POOLS = {
+    "average_pooling": lambda x, mask: dmlpool.average_pooling(x, 3, 1, 1, 1, mask=mask),
+    "average_pooling, padding counted": lambda x, mask: dmlpool.average_pooling(
+        x, 3, 1, 1, 1, include_padding=True, mask=mask
+    ),
+    "average_pooling, by 1": lambda x, mask: dmlpool.average_pooling(
+        x, 3, 1, 1, 1, divisor_override=1, mask=mask
+    ),
+    "max_pooling": lambda x, mask: dmlpool.max_pooling(x, 3, 1, 1, 1, mask=mask),
+    "max_pooling, indices": lambda x, mask: dmlpool.max_pooling(
+        x, 3, 1, 1, 1, mask=mask, return_indices=True
+    ),
+    "min_pooling": lambda x, mask: dmlpool.min_pooling(x, 3, 1, 1, 1, mask=mask),
+    "lp_pooling": lambda x, mask: dmlpool.lp_pooling(x, 3, 1, 1, 1, mask=mask),
+    "lp_pooling, p inf": lambda x, mask: dmlpool.lp_pooling(x, 3, 1, 1, 1, p=math.inf, mask=mask),
+    "adaptive_average_pooling": lambda x, mask: dmlpool.adaptive_average_pooling(x, 3, mask=mask),
+    "adaptive_max_pooling": lambda x, mask: dmlpool.adaptive_max_pooling(x, 3, mask=mask),
+    "adaptive_min_pooling": lambda x, mask: dmlpool.adaptive_min_pooling(x, 3, mask=mask),
+    "global average": lambda x, mask: dmlpool.adaptive_average_pooling(x, 1, mask=mask),
+    "global maximum": lambda x, mask: dmlpool.adaptive_max_pooling(x, 1, mask=mask),
+}
+pools = pytest.mark.parametrize("name", POOLS)
+
+
+def outputs_of(name: str, input: Tensor, mask: Tensor) -> list[Tensor]:
+    return samples.results(lambda x: POOLS[name](x, mask), input)
+
+
+@pools
+@pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf, 3e38], ids=str)
+def test_what_is_under_the_mask_reaches_nothing(
+    name: str, what: float, device: torch.device
+) -> None:
+    """K6: neither results nor gradients, bit for bit; nor does a gradient reach it."""
+    mask = mask_of("each sample", (7, 8)).to(device)
+    clean = samples.normal(*INPUT, 7, 8).to(device)
+    clean = torch.where(mask, clean, 0)
+    broken = torch.where(mask, clean, what)
+    for found, expected in zip(
+        outputs_of(name, broken, mask), outputs_of(name, clean, mask), strict=True
+    ):
+        assert samples.bits(found).tobytes() == samples.bits(expected).tobytes()
+    if "indices" not in name:
+        gradient = outputs_of(name, broken, mask)[-1]
+        assert not torch.where(mask, 0, gradient).any()
+
+
+@pools
+def test_a_mask_of_ones_is_none(name: str, device: torch.device) -> None:
+    """K1: equal maxima, and averages within rounding."""
+    input = samples.normal(*INPUT, 7, 8).to(device)
+    mask = torch.ones(8, dtype=torch.bool, device=device)
+    plain = samples.results(lambda x: POOLS[name](x, None), input)
+    torch.testing.assert_close(outputs_of(name, input, mask), plain)
+
+
+@pools
+def test_nothing_is_there(name: str, device: torch.device) -> None:
+    """K2, K4 and K5: 0, the lowest and the highest value, index -1, no gradient."""
+    input = samples.normal(*INPUT, 7, 8).to(device)
+    found = outputs_of(name, input, torch.zeros(8, dtype=torch.bool, device=device))
+    lowest = -math.inf if "max" in name else math.inf if "min" in name else 0
+    assert (found[0] == lowest).all()
+    if "indices" in name:
+        assert (found[1] == -1).all()
+    assert not found[-1].any()
+
+
+@pools
+def test_a_mask_may_be_strided_or_expanded(name: str, device: torch.device) -> None:
+    """G7: every other element of a larger mask, one expanded, one transposed."""
+    input = samples.normal(*INPUT, 8, 8).to(device)
+    large = mask_of("each element", (16, 16)).to(device)[..., ::2, 1::2]
+    for mask in (large, large.transpose(-1, -2), large[:, :1].expand(*INPUT, 8, 8)):
+        found, expected = outputs_of(name, input, mask), outputs_of(name, input, mask.contiguous())
+        assert all(map(torch.equal, found, expected))
+
+
+def test_empty_batches(device: torch.device) -> None:
+    """G5: no samples or no channels give an empty result."""
+    for shape in ((0, 3, 5, 5), (2, 0, 5, 5)):
+        input = torch.zeros(shape, device=device)
+        mask = torch.ones(5, 5, dtype=torch.bool, device=device)
+        for name in POOLS:
+            result = samples.listed(POOLS[name](input, mask))[0]
+            assert result.shape[:2] == shape[:2]
+
+
+FAMILIES = {"AvgPool": {}, "MaxPool": {}, "MinPool": {}, "LPPool": {}}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(
+    "family",
+    [*FAMILIES, "AdaptiveAvgPool", "AdaptiveMaxPool", "AdaptiveMinPool"],
+)
+def test_layers(family: str, rank: int, device: torch.device) -> None:
+    """K1 with PyTorch's words: unbatched inputs, rows in (N, W, C) order, and functions."""
+    sizes = (6, 5, 7)[-rank:]
+    input = samples.normal(*INPUT, *sizes).to(device)
+    mask = mask_of("each sample", sizes).to(device)
+    arguments = (2,) if family.startswith("Adaptive") else (3, 2)
+    arguments = (2, *arguments) if family == "LPPool" else arguments
+    layer = getattr(nn, f"{family}{rank}d")(*arguments)
+    torch.manual_seed(0)
+    found = layer(input, mask=mask)
+    assert not torch.equal(found, layer(input))
+    full = mask.expand(input.shape)
+    assert torch.equal(found, layer(input, mask=full))
+    assert torch.equal(found[0], layer(input[0], mask=mask[0]))
+    assert torch.equal(layer(input[0], mask=full[0, 0]), layer(input[0], mask=full[0]))
+    # Another layout adds in another order.
+    last = layer(samples.channels_last(input), mask=mask)
+    torch.testing.assert_close(found, last)
+    if "Adaptive" not in family:
+        function = getattr(nn.functional, layer._function.__name__)
+        assert torch.equal(function(input, *arguments, mask=mask), found)
+
+
+def test_sums_of_what_is_there(device: torch.device) -> None:
+    """K3: a divisor of 1."""
+    row = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]], device=device)
+    mask = torch.tensor([True, False, True, True], device=device)
+    found = dmlpool.average_pooling(row, 2, divisor_override=1, mask=mask)
+    assert found.tolist() == [[[1.0, 3.0, 7.0]]]
+
+
+def test_padding_counts_beside_the_mask(device: torch.device) -> None:
+    """K3: with include_padding a window at the edge counts what is there and the padding."""
+    row = torch.tensor([[[6.0, 6.0, 6.0]]], device=device)
+    mask = torch.tensor([True, False, True], device=device)
+    pool = dmlpool.average_pooling(row, 3, 1, 1, 1, include_padding=True, mask=mask)
+    assert pool.tolist() == [[[3.0, 6.0, 3.0]]]

@@ -1,0 +1,222 @@
+"""Pooling under a mask: an element where it is False is not there (rules K1 to K7). Made of the
+operators that exist, with all their derivatives.
+
+What a mask takes away becomes 0 in sums, which are divided by pooled masks, and the lowest value in
+maxima. There an element that is the lowest itself, minus infinity, would tie with it: the first
+element of a window that the mask keeps is the winner then.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import backends, operands
+from torch_dmlpool.backends import reference
+from torch_dmlpool.ops import (
+    adaptive_pooling,
+    average_pooling,
+    lp_pooling,
+    max_pooling,
+    max_unpooling,
+    registration,
+)
+from torch_dmlpool.ops.min_pooling import as_bytes
+from torch_dmlpool.ops.registration import Operator
+from torch_dmlpool.window import Window
+
+
+def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
+    """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
+    if not registration.is_bare(input, mask):
+        return reference.masked(input, mask, fills_lowest)
+    if registration.records_gradient(input):
+        return _Kept.apply(input, mask, fills_lowest)
+    return backends.serving(input.device.type).masked(input, mask, fills_lowest)
+
+
+class _Kept(torch.autograd.Function):
+    """With a gradient in reverse mode, which is all that bare tensors can be asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
+        ctx.save_for_backward(mask)
+        return backends.serving(input.device.type).masked(input, mask, fills_lowest)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        return kept(gradient, mask), None, None
+
+
+def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
+    """The mask with the input's spatial sizes, and samples and channels of its own."""
+    return mask.expand(*mask.shape[:2], *input.shape[2:])
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Half precision is summed in float32 and rounded once."""
+    return tensor.float() if tensor.dtype.itemsize == 2 else tensor
+
+
+def _averages(
+    input: Tensor, mask: Tensor, window: Window, include_padding: bool, divisor: int | None
+) -> Tensor:
+    window.output_sizes(input.shape[2:])  # refused before any work
+    if divisor is not None:
+        return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
+    summed = _wide(kept(input, mask))
+    sums = average_pooling.average_pooling(summed, window, False, 1)
+    present = _over_planes(mask, input)
+    if include_padding:
+        # of the taps in the padded box those are not counted that the mask takes away
+        taken = average_pooling.average_pooling((~present).to(summed.dtype), window, False, 1)
+        taps = reference.window_counts(window, input.shape[2:], summed)
+        counts = registration.beside(taps, summed) - taken
+    else:
+        counts = average_pooling.average_pooling(present.to(summed.dtype), window, False, 1)
+    return (sums / counts.clamp(min=1)).to(input.dtype)
+
+
+class _Winners(NamedTuple):
+    values: Tensor
+    places: Tensor
+    """Numbers of taps, or positions."""
+    are_there: Tensor
+    """Whether a window has an element; broadcasts to the values."""
+
+
+def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
+    """What wins of the elements that are there, by a ``pool`` that returns maxima with places."""
+    values, places = pool(kept(input.detach(), mask, True))
+    any_there, first_there = pool(as_bytes(_over_planes(mask, input)))
+    places = torch.where(reference.is_lowest(values), first_there, places)
+    return _Winners(values, places, any_there != 0)
+
+
+def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
+    """The values of winners, with their derivatives where these may be asked for."""
+    if not input.is_floating_point() or not registration.may_be_differentiated(input):
+        return winners.values
+    return reference.where(
+        winners.are_there, gather(input, winners.places), reference.lowest(input.dtype)
+    )
+
+
+def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
+    window.output_sizes(input.shape[2:])  # refused before any work
+    if not registration.may_be_differentiated(input):
+        return max_pooling.max_pooling(kept(input, mask, True), window)
+    return _window_maxima(input, mask, window)[0]
+
+
+def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, _Winners]:
+    winners = _winners(input, mask, lambda each: max_pooling.max_pooling_with_taps(each, window))
+    return _chosen(
+        input, winners, lambda each, taps: max_pooling.max_pooling_gather(each, taps, window)
+    ), winners
+
+
+def _maxima_with_indices(
+    input: Tensor, mask: Tensor, window: Window, *numbering: Any
+) -> tuple[Tensor, Tensor]:
+    window.output_sizes(input.shape[2:])  # refused before any work
+    values, winners = _window_maxima(input, mask, window)
+    indices = max_pooling.max_pooling_indices(winners.places, input.shape[2:], window, *numbering)
+    return values, reference.where(winners.are_there, indices, -1)
+
+
+def _check(input: Tensor, mask: Tensor, *_: Any) -> None:
+    operands.checked_mask(mask, input)
+
+
+def _check_with_indices(
+    input: Tensor, mask: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> None:
+    operands.check_index_type(index_dtype, input.shape, per_plane)
+    _check(input, mask)
+
+
+masked_average_pooling = Operator(
+    "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
+    "SymInt? divisor_override) -> Tensor",
+    [operands.FLOAT_TYPES, (torch.bool,)],
+    _check,
+    differentiable=_averages,
+    is_composite=True,
+)
+masked_max_pooling = Operator(
+    "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
+    [operands.MAX_TYPES, (torch.bool,)],
+    _check,
+    differentiable=_maxima,
+    is_composite=True,
+)
+masked_max_pooling_with_indices = Operator(
+    "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
+    "bool per_plane) -> (Tensor, Tensor)",
+    [operands.MAX_TYPES, (torch.bool,)],
+    _check_with_indices,
+    differentiable=_maxima_with_indices,
+    is_composite=True,
+)
+
+
+def averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
+    """Averages of windows, under a mask if there is one."""
+    if mask is None:
+        return average_pooling.average_pooling(input, *request)
+    return masked_average_pooling(input, mask, *request)
+
+
+def maxima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Any:
+    """Maxima, under a mask if there is one, and their indices if a data type is given and whether
+    to count in each plane.
+    """
+    if mask is None:
+        return max_pooling.maxima(input, window, *numbering)
+    operator = masked_max_pooling_with_indices if numbering else masked_max_pooling
+    return operator(input, mask, window, *numbering)
+
+
+def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tensor:
+    """Norms of windows, under a mask if there is one: zeros add nothing to them."""
+    if mask is not None:
+        window.output_sizes(input.shape[2:])  # refused before any work
+        input = kept(input, mask)
+    return lp_pooling.lp_pooling(input, window, p)
+
+
+def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank: int) -> Tensor:
+    """Average of every bin, under a mask if there is one."""
+    if mask is None:
+        return adaptive_pooling.adaptive_average_pooling(input, output_size, rank)
+    sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape[2:]), rank)
+    if window is not None:
+        return masked_average_pooling(input, mask, window, False, None)
+    wide = _wide(kept(input, mask))
+    # Both are divided by the whole bin, and so their quotient is not.
+    shares = adaptive_pooling.bin_averages(_over_planes(mask, input).to(wide.dtype), sizes)
+    averages = adaptive_pooling.bin_averages(wide, sizes)
+    return (averages / torch.where(shares == 0, 1, shares)).to(input.dtype)
+
+
+def adaptive_maxima(
+    input: Tensor, mask: Tensor | None, output_size: Any, rank: int, *numbering: Any
+) -> Any:
+    """Maximum of every bin, under a mask if there is one, and its index if a data type is given and
+    whether to count in each plane.
+    """
+    if mask is None:
+        return adaptive_pooling.adaptive_max_pooling(input, output_size, rank, *numbering)
+    sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape[2:]), rank)
+    if window is not None:
+        return maxima(input, mask, window, *numbering)
+    winners = _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
+    positions = torch.where(winners.are_there, winners.places, -1)
+    values = _chosen(
+        input, winners, lambda each, places: max_unpooling.gather_positions(each, places, True)
+    )
+    if not numbering:
+        return values
+    return values, max_pooling.numbered(positions, input.shape, *numbering)
