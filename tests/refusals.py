@@ -344,7 +344,9 @@ def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dic
     return {name: values[name] for name in values if name in inspect.signature(function).parameters}
 
 
-PADDINGS = plainly(None, "full", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0)))
+PADDINGS = plainly(
+    None, "full", "causal", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0))
+)
 FOR_IMAGES: dict[str, list[Wrong]] = {
     "kernel_size": [*as_torch(AT_LEAST_1), *plainly((), None)],
     "stride": as_torch(AT_LEAST_1),

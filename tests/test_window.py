@@ -155,6 +155,26 @@ def test_words_and_pairs_of_padding() -> None:
     assert Window.pytorch(2, 3) == Window.directml(2, 3, 3)
 
 
+@pytest.mark.parametrize(("window", "stride", "dilation"), [(1, 1, 1), (4, 1, 2), (3, 2, 1)])
+def test_causal_windows_end_where_they_stand(window: int, stride: int, dilation: int) -> None:
+    """E8: window i reads element i * stride last, and there is one for every stride."""
+    (axis,) = Window.pytorch(1, window, stride, "causal", dilation).axes
+    for size in range(1, 12):
+        outputs = axis.output_size(size)
+        assert outputs == -(-size // stride)
+        for output in range(outputs):
+            assert axis.first_position(output) + axis.extent - 1 == output * stride
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_causal_windows_have_one_dimension(rank: int) -> None:
+    """E8."""
+    with pytest.raises(
+        ValueError, match=r'^padding must be ints, .* "same" or "valid", got .causal'
+    ):
+        Window.pytorch(rank, 3, 1, "causal")
+
+
 def test_sizes_are_as_many_as_the_window_has_axes() -> None:
     with pytest.raises(
         ValueError, match=r"^the input must have 2 spatial sizes \(H, W\), got \(3, 4, 5\)$"

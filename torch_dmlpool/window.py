@@ -166,9 +166,10 @@ class Window:
         ...)`` or a word.
 
         No stride, or an empty one, is the kernel size; a list of one entry is an int. ``"valid"``
-        pads nothing. ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at
-        the end; with a stride above 1 it depends on the input's spatial ``sizes`` (without them the
-        window is only checked).
+        pads nothing. ``"causal"``, of one dimension, pads the start by the extent less one.
+        ``"same"`` gives ``ceil(size / stride)`` windows and puts the odd element at the end; with a
+        stride above 1 it depends on the input's spatial ``sizes`` (without them the window is only
+        checked).
         """
         if stride is None or (
             type(stride) is not int and isinstance(stride, Sequence) and not stride
@@ -178,18 +179,8 @@ class Window:
         strides = entries("stride", shared(stride), rank, 1)
         dilations = entries("dilation", shared(dilation), rank, 1)
         if isinstance(padding, str):
-            if padding not in ("same", "valid"):
-                raise ArgumentError(
-                    f'padding must be ints, (start, end) pairs, "same" or "valid", got {padding!r}'
-                )
-            totals = [0] * rank
-            if padding == "same":
-                axes = zip(windows, strides, dilations, sizes or strides, strict=True)
-                totals = [_same_padding(*axis) for axis in axes]
-            starts, ends = (
-                tuple(total // 2 for total in totals),
-                tuple(total - total // 2 for total in totals),
-            )
+            axes = list(zip(windows, strides, dilations, sizes or strides, strict=True))
+            starts, ends = _padding_in_a_word(padding, axes)
         elif isinstance(padding, Sequence) and any(
             isinstance(entry, Sequence) for entry in padding
         ):
@@ -341,6 +332,24 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
 def shared(value: Any) -> Any:
     """One of torch.nn's arguments, of which a list of one entry is read as that entry."""
     return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+
+
+def _padding_in_a_word(
+    word: str, axes: Sequence[tuple[int, int, int, int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Padding at the start and at the end of axes with a window, a stride, a dilation and a
+    size.
+    """
+    if word == "causal" and len(axes) == 1:
+        ((window, _, dilation, _),) = axes
+        return ((window - 1) * dilation,), (0,)
+    if word not in ("same", "valid"):
+        words = '"same", "valid" or "causal"' if len(axes) == 1 else '"same" or "valid"'
+        raise ArgumentError(f"padding must be ints, (start, end) pairs, {words}, got {word!r}")
+    totals = [0] * len(axes)
+    if word == "same":
+        totals = [_same_padding(*axis) for axis in axes]
+    return tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
 
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:

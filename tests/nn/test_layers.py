@@ -66,6 +66,14 @@ EXTENDED: dict[str, tuple[dict[str, Any], str]] = {
         {"kernel_size": 2, "stride": 1, "padding": ((1, 0),)},
         "2, stride=1, padding=((1, 0),), dilation=1, ceil_mode=False",
     ),
+    "MinPool1d": (
+        {"kernel_size": 2, "stride": 1, "padding": "causal"},
+        "2, stride=1, padding=causal, dilation=1, ceil_mode=False",
+    ),
+    "LPPool1d": (
+        {"norm_type": 2, "kernel_size": 3, "padding": "causal", "dilation": 2},
+        "3, stride=None, ceil_mode=False, padding=causal, dilation=2",
+    ),
     "MaxPool2d": (
         {"kernel_size": 3, "stride": 2, "padding": "same", "return_indices": True},
         "3, stride=2, padding=same, dilation=1, ceil_mode=False",
@@ -133,6 +141,35 @@ def test_what_torch_lacks_is_what_the_function_does(name: str, device: torch.dev
     layer, batch = getattr(layers, name)(**keywords), batch_for(name, device)
     torch.testing.assert_close(layer(batch), function(batch, **keywords), rtol=0, atol=0)
     assert repr(layer).partition("kernel_size=")[2] == shown + ")"
+
+
+CAUSAL = {
+    "AvgPool1d": {"count_include_pad": False},
+    "MaxPool1d": {"return_indices": True},
+    "MinPool1d": {},
+    "LPPool1d": {},
+}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_layers_do_not_look_ahead(name: str, device: torch.device) -> None:
+    """E8: what comes later changes no result, and each is what explicit padding gives."""
+    first = (2,) if name == "LPPool1d" else ()
+    arguments, batch = {"stride": 1, "dilation": 2, **CAUSAL[name]}, batch_for(name, device)
+    if name in ("AvgPool1d", "LPPool1d"):
+        layer = getattr(layers, name)(*first, 3, padding="causal", **arguments)
+    else:
+        layer = getattr(layers, name)(3, padding="causal", **arguments)
+    whole, explicit = layer(batch), copy.copy(layer)
+    explicit.padding = ((4, 0),)
+    later = batch.clone()
+    later[..., 7:] = 1e6
+    for found, same, other in zip(
+        *map(samples.listed, (whole, explicit(batch), layer(later))), strict=True
+    ):
+        assert found.shape == batch.shape
+        assert torch.equal(found, same)
+        assert torch.equal(found[..., :7], other[..., :7])
 
 
 @pytest.mark.parametrize("name", NAMES)

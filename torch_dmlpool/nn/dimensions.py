@@ -26,8 +26,8 @@ _DIRECTML = {
 _WINDOW = """\
 kernel_size: Taps of the window, at least 1; an int or one per dimension, as are the next three.
     stride: Elements from one window to the next; ``kernel_size`` unless given.
-    padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"`` or ``"valid"``;
-        never a maximum, and a real 0 in a sum.
+    padding: Elements of padding at both ends, ``((start, end), ...)``, ``"same"``, ``"valid"`` or,
+        of one dimension, ``"causal"``; never a maximum, and a real 0 in a sum.
     dilation: Elements from one tap to the next.
     ceil_mode: Whether a last window that starts inside the input may reach past the padded
         input."""

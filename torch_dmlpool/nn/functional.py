@@ -34,7 +34,9 @@ from torch_dmlpool.window import (
 )
 
 # of both sides, or pairs
-Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid"]
+Padding: TypeAlias = (
+    int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid", "causal"]
+)
 
 
 def window_of(
