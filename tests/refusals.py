@@ -91,7 +91,7 @@ def of_type(dtype: torch.dtype, tensor: Tensor | None = None) -> Wrong:
 
 
 UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
-NOT_ORDERED = UNPOOLED[1:]
+NOT_ORDERED, NOT_AVERAGED = UNPOOLED[1:], UNPOOLED[::2]
 INTEGERS = [*map(of_type, (torch.int32, torch.uint8))]
 
 
@@ -108,7 +108,9 @@ def empty_planes(dtype: torch.dtype = torch.float32) -> list[Wrong]:
 
 
 FLOAT_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *INTEGERS, *ranks()]
+AVERAGED = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_AVERAGED, *INTEGERS, *ranks()]
 ALL_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *ranks()]
+UNPOOLABLE = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_AVERAGED, *ranks()]
 INTEGER_TENSORS = [
     *NOT_TENSORS,
     *NOT_PLAIN,
@@ -280,10 +282,13 @@ WRONG: dict[str, list[Wrong]] = {
 """What is wrong of an argument in DirectML's words, wherever no function has values of its own."""
 ORDERED = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_ORDERED, *ranks(), *empty_planes()]
 FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
-    dmlpool.average_pooling: ({"input": planes(), "window_size": 2}, {}),
+    dmlpool.average_pooling: (
+        {"input": planes(), "window_size": 2},
+        {"input": [*AVERAGED, *empty_planes()]},
+    ),
     dmlpool.average_pooling_grad: (
         {"input_gradient": torch.ones(2, 3, 3, 4), "input_size": (2, 3, 4, 5), "window_size": 2},
-        {"input_gradient": [*FLOAT_TENSORS, *GRADIENTS[-6:]]},
+        {"input_gradient": [*AVERAGED, *GRADIENTS[-6:]]},
     ),
     dmlpool.max_pooling: ({"input": planes(), "window_size": 2}, {"input": ORDERED}),
     dmlpool.min_pooling: ({"input": planes(), "window_size": 2}, {"input": ORDERED}),
@@ -292,12 +297,15 @@ FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wron
         {},
     ),
     dmlpool.lp_pooling: ({"input": planes(), "window_size": 2}, {}),
-    dmlpool.adaptive_average_pooling: ({"input": planes(), "output_size": 2}, {}),
+    dmlpool.adaptive_average_pooling: (
+        {"input": planes(), "output_size": 2},
+        {"input": [*AVERAGED, *empty_planes()]},
+    ),
     dmlpool.adaptive_max_pooling: ({"input": planes(), "output_size": 2}, {"input": ORDERED}),
     dmlpool.adaptive_min_pooling: ({"input": planes(), "output_size": 2}, {"input": ORDERED}),
     dmlpool.max_unpooling: (
         {"input": planes(), "indices": INDICES, "output_size": (2, 3, 4, 5)},
-        {"input": ALL_TENSORS, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
+        {"input": UNPOOLABLE, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
     ),
     dmlpool.quantized_linear_average_pooling: (
         {

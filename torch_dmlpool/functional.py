@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.docstrings import operator
 from torch_dmlpool.ops import average_pooling as _average
+from torch_dmlpool.ops import complex_pooling as _complex
 from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
@@ -54,8 +55,9 @@ def average_pooling(
     ``…POOLING1``).
 
     Args:
-        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or
-        float64. PADDED
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
+            float64, complex64 or complex128.
+        PADDED
         divisor_override: Divide every sum by this instead of the count; not 0.
         MASK
 
@@ -70,14 +72,15 @@ def average_pooling(
     >>> dmlpool.average_pooling(torch.tensor([[[1., 3., 5., 9.]]]), window_size=2)
     tensor([[[2., 4., 7.]]])
     """
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
     mask = operands.checked_mask(mask, input)
-    return _masked.averages(input, mask, window, include_padding, divisor_override)
+    request = mask, window, include_padding, divisor_override
+    return _complex.by_parts(lambda each: _masked.averages(each, *request), input)
 
 
 @operator("average_pooling_grad")
@@ -98,7 +101,7 @@ def average_pooling_grad(
 
     Args:
         input_gradient: The gradient that arrives, of the forward output's sizes; float32, float16,
-            bfloat16 or float64.
+            bfloat16, float64, complex64 or complex128.
         input_size: Sizes of the forward input, all of them: ``(N, C, *spatial)``.
         PADDED
         divisor_override: The forward pass divided by this instead of the count; not 0.
@@ -110,7 +113,7 @@ def average_pooling_grad(
     >>> dmlpool.average_pooling_grad(torch.tensor([[[2., 4., 8.]]]), (1, 1, 4), window_size=2)
     tensor([[[1., 3., 6., 4.]]])
     """
-    operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
+    operands.check_pooled("input_gradient", input_gradient, operands.AVERAGED_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
     rest = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
@@ -119,8 +122,9 @@ def average_pooling_grad(
     operands.check_sizes(
         "input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])]
     )
-    return _average.average_pooling_grad(
-        input_gradient, sizes[2:], window, include_padding, divisor_override
+    request = sizes[2:], window, include_padding, divisor_override
+    return _complex.by_parts(
+        lambda each: _average.average_pooling_grad(each, *request), input_gradient
     )
 
 
@@ -373,8 +377,8 @@ def adaptive_average_pooling(
     planes.
 
     Args:
-        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or
-            float64.
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
+            :func:`average_pooling`.
         output_size: Windows, one int for all dimensions or one each; None keeps the input's size, 0
             gives none.
         MASK
@@ -390,9 +394,9 @@ def adaptive_average_pooling(
     >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
     tensor([[[0.5000, 2.0000, 3.5000]]])
     """
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    mask = operands.checked_mask(mask, input)
-    return _masked.adaptive_averages(input, mask, output_size, input.dim() - 2)
+    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
+    asked = operands.checked_mask(mask, input), output_size, input.dim() - 2
+    return _complex.by_parts(lambda each: _masked.adaptive_averages(each, *asked), input)
 
 
 @overload
@@ -467,8 +471,8 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
     """Every element at the place its maximum came from, zeros elsewhere (``DML_MAX_UNPOOLING``).
 
     Args:
-        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
-            :func:`max_pooling`.
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
+            float64, complex64, complex128, or any integer type of 8 to 64 bits.
         indices: Of the input's shape; int32, int64, uint32 or uint64: what :func:`max_pooling`
             returns, numbers into the whole output read as a contiguous ``N, C, D, H, W`` array. -1
             (all ones if unsigned) is skipped. One outside the plane of its own sample and channel
@@ -491,4 +495,5 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
         )
     check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
-    return _unpooling.max_unpooling(input, indices, sizes[2:], False)
+    request = indices, sizes[2:], False
+    return _complex.by_parts(lambda each: _unpooling.max_unpooling(each, *request), input)

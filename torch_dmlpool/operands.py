@@ -29,6 +29,8 @@ INTEGER_TYPES = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
+COMPLEX_TYPES = (torch.complex64, torch.complex128)
+AVERAGED_TYPES = FLOAT_TYPES + COMPLEX_TYPES
 ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # of maxima and minima; kernels get bools as bytes
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")

@@ -22,6 +22,7 @@ from torch_dmlpool.ops import (
     max_unpooling,
     min_pooling,
 )
+from torch_dmlpool.ops.complex_pooling import by_parts
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
@@ -57,7 +58,7 @@ def _numbers(sizes: Sequence[int]) -> list[int]:
     return [int(size) if isinstance(size, Tensor) else size for size in sizes]
 
 
-@for_one_to_three(operands.FLOAT_TYPES)
+@for_one_to_three(operands.AVERAGED_TYPES)
 def avg_pool(
     rank: int,
     input: Tensor,
@@ -83,7 +84,8 @@ def avg_pool(
     operands.check_flag("count_include_pad", count_include_pad)
     operands.check_divisor(divisor_override)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    return masked_pooling.averages(input, mask, window, count_include_pad, divisor_override)
+    request = mask, window, count_include_pad, divisor_override
+    return by_parts(lambda each: masked_pooling.averages(each, *request), input)
 
 
 @for_one_to_three(operands.ORDERED_TYPES)
@@ -179,7 +181,7 @@ def lp_pool(
     return masked_pooling.norms(input, mask, window, float(norm_type))
 
 
-@for_one_to_three(operands.FLOAT_TYPES)
+@for_one_to_three(operands.AVERAGED_TYPES)
 def adaptive_avg_pool(
     rank: int, input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
@@ -192,7 +194,8 @@ def adaptive_avg_pool(
     >>> adaptive_avg_pool{rank}d(row, ({ones}2)).flatten()
     tensor([2., 4.])
     """
-    return masked_pooling.adaptive_averages(input, mask, shared(output_size), rank)
+    asked = mask, shared(output_size), rank
+    return by_parts(lambda each: masked_pooling.adaptive_averages(each, *asked), input)
 
 
 @for_one_to_three(operands.ORDERED_TYPES)
@@ -245,7 +248,7 @@ def adaptive_min_pool(
     )
 
 
-@for_one_to_three(operands.MAX_TYPES)
+@for_one_to_three(operands.MAX_TYPES + operands.COMPLEX_TYPES)
 def max_unpool(
     rank: int,
     input: Tensor,
@@ -290,7 +293,7 @@ def max_unpool(
         sizes = list(asked)
     sizes = [1] * is_row + sizes
     check_spatial_sizes("the output", sizes, len(sizes))
-    return max_unpooling.max_unpooling(input, indices, sizes, True)
+    return by_parts(lambda each: max_unpooling.max_unpooling(each, indices, sizes, True), input)
 
 
 class _MaxPool(Protocol):

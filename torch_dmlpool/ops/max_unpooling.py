@@ -71,7 +71,7 @@ def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
 
 def check(input: Tensor, indices: Tensor) -> None:
     """Refuse indices that do not belong to ``input`` (rules G6 and G8)."""
-    operands.check_pooled("input", input, operands.MAX_TYPES)
+    operands.check_pooled("input", input, operands.MAX_TYPES + operands.COMPLEX_TYPES)
     operands.check_pooled("indices", indices, operands.INDEX_TYPES)
     operands.check_sizes("indices", indices, input.shape, input, "input's")
 

@@ -1,0 +1,17 @@
+"""Complex numbers in what is linear: the real and the imaginary parts are pooled alone (rule A7).
+
+PyTorch's own operators take them apart and put them together, and so their derivatives follow
+PyTorch's convention.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def by_parts(pool: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    """What a linear ``pool``, which takes real numbers, makes of ``input``, real or complex."""
+    if not input.is_complex():
+        return pool(input)
+    return torch.complex(pool(input.real), pool(input.imag))
