@@ -468,7 +468,7 @@ def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
 
 def is_lowest(values: Tensor) -> Tensor:
     """Where values are the lowest of their type."""
-    return _signed(values) == lowest(values.dtype)
+    return (_signed(values) if values.dtype in SIGNED else values) == lowest(values.dtype)
 
 
 def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:

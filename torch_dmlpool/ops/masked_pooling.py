@@ -88,15 +88,22 @@ class _Winners(NamedTuple):
 
 def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
     """What wins of the elements that are there, by a ``pool`` that returns maxima with places."""
-    values, places = pool(kept(input.detach(), mask, True))
+    # Where nobody asks for derivatives, a graph that is traced may still have them later.
+    is_chosen_again = _is_chosen_again(input)
+    values, places = pool(kept(input.detach() if is_chosen_again else input, mask, True))
     any_there, first_there = pool(as_bytes(_over_planes(mask, input)))
     places = torch.where(reference.is_lowest(values), first_there, places)
     return _Winners(values, places, any_there != 0)
 
 
+def _is_chosen_again(input: Tensor) -> bool:
+    """Whether the values of winners are gathered, so that their derivatives are of the winners."""
+    return input.is_floating_point() and registration.may_be_differentiated(input)
+
+
 def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     """The values of winners, with their derivatives where these may be asked for."""
-    if not input.is_floating_point() or not registration.may_be_differentiated(input):
+    if not _is_chosen_again(input):
         return winners.values
     return reference.where(
         winners.are_there, gather(input, winners.places), reference.lowest(input.dtype)

@@ -424,10 +424,9 @@ def with_ordinary_tangent(tensor: Tensor) -> Tensor:
 
 
 def may_be_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative with respect to ``tensor`` may be wanted, in any mode or transform."""
+    """Whether a derivative with respect to ``tensor`` may be wanted, in a mode or transform that
+    Python knows of.
+    """
     if records_gradient(tensor):
         return True
-    if is_bare(tensor):
-        return False
-    is_transformed = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
-    return is_transformed or carries_derivative(tensor)
+    return forward_ad._current_level >= 0 or _are_functorch_transforms_active()
