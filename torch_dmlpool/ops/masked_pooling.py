@@ -128,9 +128,16 @@ def _maxima_with_indices(
     input: Tensor, mask: Tensor, window: Window, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
     window.output_sizes(input.shape[2:])  # refused before any work
-    values, winners = _window_maxima(input, mask, window)
-    indices = max_pooling.max_pooling_indices(winners.places, input.shape[2:], window, *numbering)
-    return values, reference.where(winners.are_there, indices, -1)
+    if _is_chosen_again(input):
+        values, winners = _window_maxima(input, mask, window)
+        sizes = input.shape[2:]
+        indices = max_pooling.max_pooling_indices(winners.places, sizes, window, *numbering)
+        return values, reference.where(winners.are_there, indices, -1)
+    # Positions can be exported where numbers of taps cannot.
+    with_positions = max_pooling.max_pooling_with_indices
+    winners = _winners(input, mask, lambda each: with_positions(each, window, torch.int64, True))
+    positions = torch.where(winners.are_there, winners.places, -1)
+    return winners.values, max_pooling.numbered(positions, input.shape, *numbering)
 
 
 def _check(input: Tensor, mask: Tensor, *_: Any) -> None:
