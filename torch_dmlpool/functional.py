@@ -1,6 +1,4 @@
-"""The pooling operators in DirectML's words: each builds its window, checks its operands, and calls
-the operator.
-"""
+"""The pooling operators in DirectML's words: each checks its operands and calls the operator."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, overload
@@ -78,9 +76,11 @@ def average_pooling(
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
+    request = window, include_padding, divisor_override
+    if mask is None and not input.is_complex():
+        return _average.average_pooling(input, *request)
     mask = operands.checked_mask(mask, input)
-    request = mask, window, include_padding, divisor_override
-    return _complex.by_parts(lambda each: _masked.averages(each, *request), input)
+    return _complex.by_parts(lambda each: _masked.averages(each, mask, *request), input)
 
 
 @operator("average_pooling_grad")
@@ -202,9 +202,9 @@ def max_pooling(
         ``(N, C, *output)`` of the input's data type, where SIZES;
         with ``return_indices`` the pair of it and its indices, which count from 0 over the whole
         input read as a contiguous ``N, C, D, H, W`` array. Of equal maxima the one with the lowest
-        index wins (−0.0 equals 0.0), the
-        first NaN wins over everything. Padding never wins: a window that reads no element gives
-        −inf or the type's lowest value, and index −1 (all ones if unsigned).
+        index wins (−0.0 equals 0.0), the first NaN wins over everything. Padding never wins: a
+        window that reads no element gives −inf, False or the type's lowest value, and index −1 (all
+        ones if unsigned).
 
     The gradient is :func:`max_pooling_grad`, to the winning elements. All derivatives exist, but of
     integers and bools.
@@ -222,6 +222,8 @@ def max_pooling(
     if return_indices:
         operands.check_taps(window.taps)
     numbering = (index_dtype, False) if return_indices else ()
+    if mask is None and input.dtype is not torch.bool:
+        return _max.maxima(input, window, *numbering)
     mask = operands.checked_mask(mask, input)
     return _min.maxima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
 
@@ -350,9 +352,8 @@ def lp_pooling(
     Returns:
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of
         each window, as DirectML and ONNX define it; a window that reads no element gives 0. float16
-        and bfloat16 are powered and
-        summed in float32 and rounded once. Powers are not scaled: ``|x|^p`` beyond the type's range
-            gives infinity.
+        and bfloat16 are powered and summed in float32 and rounded once. Powers are not scaled:
+        ``|x|^p`` beyond the type's range gives infinity.
 
     The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, 0 where the norm is 0. All derivatives
     exist.

@@ -1,4 +1,4 @@
-"""Pooling under a mask against the oracle (K1 to K7): an element where the mask is False is not
+"""Pooling under a mask against the oracle (K1 to K6): an element where the mask is False is not
 there."""
 
 import math

@@ -1,4 +1,4 @@
-"""Pooling under a mask: an element where it is False is not there (rules K1 to K7). Made of the
+"""Pooling under a mask: an element where it is False is not there (rules K1 to K6). Made of the
 operators that exist, with all their derivatives.
 
 What a mask takes away becomes 0 in sums, which are divided by pooled masks, and the lowest value in
