@@ -488,8 +488,8 @@ def _masking(
     elif memory_format is not torch.contiguous_format:
         sizes, steps = (samples, plane, channels), (of_sample, batch[1], of_channel)
     fill = reference.lowest(dtype) if fills_lowest else 0
-    integer = getattr(torch, f"int{8 * dtype.itemsize}")
-    bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integer).item()
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
     three = ctypes.c_int64 * 3
     struct = Masking(three(*sizes), three(*steps), dtype.itemsize, bits)
     return struct, _strides_of(shape, memory_format)
