@@ -382,13 +382,15 @@ LAYERS = ["AvgPool", "MaxPool", "MinPool", "LPPool", "AdaptiveAvgPool", "Adaptiv
 LAYERS += ["AdaptiveMinPool", "MaxUnpool"]
 
 
-def wrong_images(layer: str, rank: int) -> list[Wrong]:
+def wrong_images(layer: str, rank: int, is_layer: bool) -> list[Wrong]:
     if layer == "MaxUnpool":
         types = NOT_FLOATS[:3]
     else:
         is_ordered = "Max" in layer or "Min" in layer
         types = [*NOT_FLOATS[:2], NOT_ORDERED[0]] if is_ordered else NOT_FLOATS
     dense = types if rank == 2 else []
+    if is_layer and layer not in ("LPPool", "MaxUnpool"):  # which take quantized tensors
+        dense = [one for one in dense if one not in NOT_PLAIN]
     other = [of_shape(2, 3, *SPATIAL[-rank:], 7)] if rank == 3 else []
     return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
 
@@ -426,7 +428,7 @@ def torch_rows(rank: int) -> Iterator[Row]:
         )
         tensors, wrong_tensors, more = (
             {"input": planes(rank)},
-            {"input": wrong_images(layer, rank)},
+            {"input": wrong_images(layer, rank, is_layer=False)},
             {},
         )
         if layer != "MaxUnpool":
@@ -457,6 +459,7 @@ def torch_rows(rank: int) -> Iterator[Row]:
                 arguments_of(kind, FEW) | wrong_tensors,
             )
         yield f"nn.{layer}{rank}d", kind, right, wrong
+        wrong_tensors = {**wrong_tensors, "input": wrong_images(layer, rank, is_layer=True)}
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
     parameters = {
         "input_scale": SCALES,
@@ -487,6 +490,15 @@ def torch_rows(rank: int) -> Iterator[Row]:
     forward = _forward(kind, {"kernel_size": 2})
     right = {"input": planes(rank, torch.uint8)}
     yield f"nn.quantized.AvgPool{rank}d", forward, right, {"input": [*NOT_IMAGES[:4], *wrong_types]}
+    kind = getattr(quantized, f"AdaptiveAvgPool{rank}d")
+    wrong = {**arguments_of(kind, FEW), **(parameters if rank == 2 else {})}
+    yield f"nn.quantized.AdaptiveAvgPool{rank}d", kind, {"output_size": 1}, wrong
+    forward = _forward(kind, {"output_size": 1})
+    wrong = {"input": [*NOT_IMAGES[:4], *wrong_types]}
+    yield f"nn.quantized.AdaptiveAvgPool{rank}d", forward, right, wrong
+    kind = getattr(quantized, f"MaxPool{rank}d")
+    wrong = arguments_of(kind, FOR_IMAGES if rank == 2 else FEW)
+    yield f"nn.quantized.MaxPool{rank}d", kind, {"kernel_size": 2}, wrong
 
 
 def _forward(kind: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., object]:

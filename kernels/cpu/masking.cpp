@@ -4,7 +4,15 @@
 // long as to copy the elements, with a random one for each element 7 times (8x64x112x112, float32,
 // Zen 4).
 
+#include <algorithm>
+#include <cstdint>
+
+#include "geometry.h"
+#include "memory.h"
+#include "operations.h"
 #include "operators.h"
+#include "parallel.h"
+#include "vectors.h"
 
 namespace dmlpool {
 namespace {
