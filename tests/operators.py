@@ -56,6 +56,10 @@ def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
                 torch.uint8,
             ),
         ),
+        "quantized_linear_average_pooling_of_numbers": (
+            samples.integers(2, 3, *case.sizes, dtype=torch.int8),
+            *(0.5, -3, 0.3, 3, *window, False, torch.uint8),
+        ),
     }
 
 

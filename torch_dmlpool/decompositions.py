@@ -18,6 +18,7 @@ _DYNAMIC = (
     "max_pooling",
     "max_pooling_with_indices",
     "quantized_linear_average_pooling",
+    "quantized_linear_average_pooling_of_numbers",
 )
 """Operators of which image sizes may be dynamic; batch sizes may be of all."""
 
