@@ -322,7 +322,7 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
             raise ArgumentError(
                 f"{subject} must have a size of at least 1 in spatial dimension {name}, got {size}"
             )
-    elements = math.prod(size for size in sizes if type(size) is int)
+    elements = math.prod([size for size in sizes if type(size) is int])
     if elements >= 2**63:
         raise ArgumentError(
             f"{subject} must have fewer than {2**63} elements in a plane, got {tuple(sizes)}"
