@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import samples
 import torch
 from torch import Tensor
@@ -264,7 +263,8 @@ class Shared(torch.nn.Module):
         self.forms, self.inputs, self.larger = list(forms), [], []
         self.places: list[int] = []
         for form in forms:
-            alike = [place for place, input in enumerate(self.inputs) if _are_alike(form, input)]
+            given = zip(self.inputs, self.larger, strict=True)
+            alike = [place for place, pair in enumerate(given) if _are_alike(form, *pair)]
             if not alike:
                 self.inputs.append(form.input)
                 self.larger.append(form.larger)
@@ -277,7 +277,8 @@ class Shared(torch.nn.Module):
         ]
 
 
-def _are_alike(form: Form, input: Tensor) -> bool:
-    return form.input.dtype is input.dtype and np.array_equal(
-        samples.bits(form.input), samples.bits(input)
-    )
+def _are_alike(form: Form, input: Tensor, larger: Tensor | None) -> bool:
+    def bits(tensor: Tensor | None) -> Any:
+        return None if tensor is None else (tensor.dtype, samples.bits(tensor).tobytes())
+
+    return bits(form.input) == bits(input) and bits(form.larger) == bits(larger)

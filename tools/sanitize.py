@@ -36,10 +36,12 @@ def copied() -> Path:
     """The package with its kernels inside it and the tests, without any library."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     ignore = shutil.ignore_patterns("__pycache__", "*.so")
-    for name in ("torch_dmlpool", "tests"):
-        shutil.copytree(ROOT / name, FOLDER / name, ignore=ignore)
+    # An installed checkout may have a link to the kernels inside the package.
+    package = shutil.ignore_patterns("__pycache__", "*.so", "kernels")
     kernels = FOLDER / "torch_dmlpool" / "kernels"
-    shutil.copytree(ROOT / "kernels", kernels, ignore=ignore, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "torch_dmlpool", FOLDER / "torch_dmlpool", ignore=package)
+    shutil.copytree(ROOT / "kernels", kernels, ignore=ignore)
+    shutil.copytree(ROOT / "tests", FOLDER / "tests", ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", FOLDER)
     return kernels
 

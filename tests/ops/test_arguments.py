@@ -222,6 +222,13 @@ WRONG: dict[str, dict[str, Rows]] = {
         "output_dtype": {"int32": torch.int32, "float32": torch.float32, "a word": "uint8"},
     },
 }
+WRONG["quantized_linear_average_pooling_of_numbers"] = {
+    **WRONG["quantized_linear_average_pooling"],
+    "input_scale": {"0": 0.0, "negative": -1.0, "NaN": math.nan},
+    "output_scale": {"0": 0.0, "negative": -1.0, "NaN": math.nan},
+    "input_zero_point": {"above int8": 200, "a float": 1.5},
+    "output_zero_point": {"below uint8": -1, "a float": 1.5},
+}
 """What is wrong of each argument of each operator."""
 
 
@@ -275,7 +282,7 @@ def no_backend() -> Iterator[None]:
         raise Reached
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration, "implementation", lambda *_: reached)
+        patch.setattr(registration.Operator, "implementation", lambda *_: reached)
         yield
 
 
