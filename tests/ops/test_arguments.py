@@ -88,8 +88,34 @@ SCALE: Rows = {
 }
 ZERO_POINT: Rows = {**PARAMETER, "float32": of_type(torch.float32)}
 
+MASK: Rows = {
+    "nothing": None,
+    "a number": 1.0,
+    "a sparse tensor": lambda tensor: tensor.to_sparse(),
+    "uint8": of_type(torch.uint8),
+    "float32": of_type(torch.float32),
+    "more samples": resized(0),
+    "more channels": resized(1),
+    "more rows": resized(2),
+    "more columns": resized(3),
+    "on another device": lambda tensor: tensor.to("meta"),
+}
+OTHER_THAN_MASK: Rows = {
+    "on another device": lambda tensor: tensor.to("meta"),
+    "more rows": resized(2),
+    "more columns": resized(3),
+}
+
 # Of numbers.
 
+SCALE_NUMBER: Rows = {
+    "zero": 0.0,
+    "negative": -0.5,
+    "not a number": math.nan,
+    "infinite": math.inf,
+    "past float32": 1e39,
+    "a word": "0.5",
+}
 NO_LIST: Rows = {
     "nothing": None,
     "a word": "2",
@@ -184,6 +210,25 @@ WRONG: dict[str, dict[str, Rows]] = {
             "a word": "2",
         },
     },
+    "masked_average_pooling": {
+        "input": {**FLOAT, **OTHER_THAN_MASK},
+        "mask": MASK,
+        **WINDOW,
+        "include_padding": FLAG,
+        "divisor_override": DIVISOR,
+    },
+    "masked_max_pooling": {
+        "input": {**POOLED, **OTHER_THAN_MASK},
+        "mask": MASK,
+        **WINDOW,
+    },
+    "masked_max_pooling_with_indices": {
+        "input": {**POOLED, **OTHER_THAN_MASK},
+        "mask": MASK,
+        **WINDOW,
+        "index_dtype": INDEX_TYPE,
+        "per_plane": FLAG,
+    },
     "adaptive_average_pooling": {"input": FLOAT, "output_sizes": BINS},
     "adaptive_average_pooling_grad": {"input_gradient": FLOAT, "spatial_sizes": SPATIAL},
     "adaptive_max_pooling": {"input": POOLED, "output_sizes": BINS},
@@ -205,6 +250,20 @@ WRONG: dict[str, dict[str, Rows]] = {
         "spatial_sizes": SPATIAL,
         "bins": FLAG,
         "channels_last": FLAG,
+    },
+    "quantized_linear_average_pooling_of_numbers": {
+        "input": {
+            **POOLED,
+            "int16": of_type(torch.int16),
+            "float32": of_type(torch.float32),
+        },
+        "input_scale": SCALE_NUMBER,
+        "input_zero_point": {"past int8": 128, "below int8": -129, "a fraction": 0.5, "a word": "3"},
+        "output_scale": SCALE_NUMBER,
+        "output_zero_point": {"past uint8": 256, "negative": -1, "a fraction": 0.5, "a word": "3"},
+        **WINDOW,
+        "include_padding": FLAG,
+        "output_dtype": {"int32": torch.int32, "float32": torch.float32, "a word": "uint8"},
     },
     "quantized_linear_average_pooling": {
         "input": {
@@ -309,8 +368,15 @@ def faked(row: Row) -> Exception | None:
         return refusal(getattr(operators, row.name), [fake(value) for value in row.arguments])
 
 
-# Of fake tensors nothing is known but how they lie.
+# Of fake tensors nothing is known but how they lie; numbers are known.
 VALUES = ("zero", "negative", "not a number", "infinite")
+
+
+def is_of_values(row: Row) -> bool:
+    """Whether the elements of a scale are wrong."""
+    return isinstance(row.arguments[1], Tensor) and (
+        row.argument.endswith("_scale") and row.wrong in VALUES
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -324,7 +390,7 @@ def test_what_disagrees_is_refused_in_words(name: str) -> None:
         assert not isinstance(error, NotImplementedError), row
         assert any(subject in str(error) for subject in subjects), (row, error)
         fake = faked(row)
-        if row.argument.endswith("scale") and row.wrong in VALUES:
+        if is_of_values(row):
             assert fake is None, row
         else:
             assert type(fake) is type(error), (row, fake)
@@ -349,7 +415,7 @@ def test_other_sizes_are_refused_while_compiling() -> None:
 def test_what_disagrees_is_refused_while_compiling(name: str) -> None:
     """Values of scales alone are not known."""
     check_compiled(
-        row for row in rows(name) if "scale" not in row.argument or row.wrong not in VALUES
+        row for row in rows(name) if not is_of_values(row)
     )
 
 

@@ -30,7 +30,7 @@ def quantized_linear_average_pooling(
         )
         if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
             rest = *window.arguments, include_padding, output_dtype
-            return _pooling_of_numbers.overload(input, *numbers, *rest)
+            return _pooling_of_numbers.dispatched(input, *numbers, *rest)
         # The operator of tensors takes no numbers: tensors are filled on the device, without
         # waiting for it.
         vectors = list(parameters)
