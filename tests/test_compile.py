@@ -168,7 +168,7 @@ OPERATORS = [
     "lp_pooling",
     "adaptive_average_pooling",
 ]
-OPERATORS += ["max_pooling", "quantized_linear_average_pooling"]
+OPERATORS += ["max_pooling", "quantized_linear_average_pooling_of_numbers"]
 
 
 def operators_in(program: torch.export.ExportedProgram) -> list[str]:

@@ -258,7 +258,12 @@ WRONG: dict[str, dict[str, Rows]] = {
             "float32": of_type(torch.float32),
         },
         "input_scale": SCALE_NUMBER,
-        "input_zero_point": {"past int8": 128, "below int8": -129, "a fraction": 0.5, "a word": "3"},
+        "input_zero_point": {
+            "past int8": 128,
+            "below int8": -129,
+            "a fraction": 0.5,
+            "a word": "3",
+        },
         "output_scale": SCALE_NUMBER,
         "output_zero_point": {"past uint8": 256, "negative": -1, "a fraction": 0.5, "a word": "3"},
         **WINDOW,
@@ -280,13 +285,6 @@ WRONG: dict[str, dict[str, Rows]] = {
         "include_padding": FLAG,
         "output_dtype": {"int32": torch.int32, "float32": torch.float32, "a word": "uint8"},
     },
-}
-WRONG["quantized_linear_average_pooling_of_numbers"] = {
-    **WRONG["quantized_linear_average_pooling"],
-    "input_scale": {"0": 0.0, "negative": -1.0, "NaN": math.nan},
-    "output_scale": {"0": 0.0, "negative": -1.0, "NaN": math.nan},
-    "input_zero_point": {"above int8": 200, "a float": 1.5},
-    "output_zero_point": {"below uint8": -1, "a float": 1.5},
 }
 """What is wrong of each argument of each operator."""
 
@@ -414,9 +412,7 @@ def test_other_sizes_are_refused_while_compiling() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_disagrees_is_refused_while_compiling(name: str) -> None:
     """Values of scales alone are not known."""
-    check_compiled(
-        row for row in rows(name) if not is_of_values(row)
-    )
+    check_compiled(row for row in rows(name) if not is_of_values(row))
 
 
 @pytest.mark.parametrize("name", ["max_pooling_grad_from_taps", "scatter_positions"])

@@ -181,7 +181,7 @@ def _maximum_of(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> fx.No
         pooled = _insert(pool, torch.ops.dmlpool.adaptive_max_pooling.default, integers, sizes)
         return _insert(pool, operator.getitem, pooled, 0)
     if name == "dmlpool::max_pooling":
-        window = Window.directml(rank, *list(arguments.values())[1:])
+        window = Window.directml(rank, *list(arguments.values())[1:7])
     else:
         kernel_size, stride, padding, dilation, ceil_mode = list(arguments.values())[1:6]
         window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode)

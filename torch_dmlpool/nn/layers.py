@@ -118,7 +118,7 @@ class _MaxPool(Pool):
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Pooled:
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Pooled:
         window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         return self._function(input, *window, self.return_indices, mask=mask)
 
@@ -175,7 +175,7 @@ class _AvgPool(Pool):
         operands.check_flag("count_include_pad", count_include_pad)
         operands.check_divisor(divisor_override)
 
-    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
         window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
         counted = self.count_include_pad, self.divisor_override
         return self._function(input, *window, *counted, dilation=self.dilation, mask=mask)
@@ -214,7 +214,7 @@ class _LPPool(Pool):
         self.padding, self.dilation = padding, dilation
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
-    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
         window = (self.kernel_size, self.stride, self.ceil_mode)
         more = {"padding": self.padding, "dilation": self.dilation, "mask": mask}
         return self._function(input, self.norm_type, *window, **more)
@@ -234,7 +234,7 @@ class _AdaptiveAvgPool(Pool):
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
 
-    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
         return self._function(input, self.output_size, mask=mask)
 
 
@@ -257,7 +257,7 @@ class _AdaptiveMaxPool(Pool):
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
-    def forward(self: Any, input: Tensor, *, mask: Tensor | None = None) -> Pooled:
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Pooled:
         return self._function(input, self.output_size, self.return_indices, mask=mask)
 
 

@@ -144,6 +144,13 @@ def _check(input: Tensor, mask: Tensor, *_: Any) -> None:
     operands.checked_mask(mask, input)
 
 
+def _check_average(
+    input: Tensor, mask: Tensor, window: Window, _: bool, divisor_override: int | None
+) -> None:
+    operands.check_divisor(divisor_override)
+    _check(input, mask)
+
+
 def _check_with_indices(
     input: Tensor, mask: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> None:
@@ -155,7 +162,7 @@ masked_average_pooling = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
-    _check,
+    _check_average,
     differentiable=_averages,
     is_composite=True,
 )
