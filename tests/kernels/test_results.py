@@ -22,7 +22,7 @@ from torch import Tensor
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 pytest.importorskip("triton._C.libtriton")
 
-import torch_dmlpool as dmlpool
+import torch_dmlpool as dmlpool  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -466,7 +466,7 @@ def test_nothing_to_pool(operator: Operator, shape: Shape, launched: list) -> No
 
 @only_interpreted
 def test_negative_bit() -> None:
-    """Kernels read raw memory: the operators negate a lazily negated view before they are called."""
+    """Kernels read raw memory: the operators negate a lazily negated view first."""
     negated = torch._neg_view(samples.normal(1, 2, 4, 8))
     assert negated.is_neg()
     for pool in (dmlpool.average_pooling, dmlpool.max_pooling):
