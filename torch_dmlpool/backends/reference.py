@@ -456,6 +456,8 @@ def lowest(dtype: torch.dtype) -> float:
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
+    # PyTorch's operator would follow the layout of the mask.
+    mask = mask.contiguous(memory_format=operands.suggested_memory_format(input))
     return where(mask, input, lowest(input.dtype) if fills_lowest else 0)
 
 
