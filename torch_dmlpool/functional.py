@@ -246,7 +246,8 @@ def max_pooling_grad(
     Args:
         input: The forward input, ``(N, C, *spatial)``; float32, float16, bfloat16 or float64.
         input_gradient: The gradient that arrives: the forward output's sizes, the input's data type
-        and device. WINDOW
+            and device.
+        WINDOW
 
     Returns:
         A tensor of the input's sizes: each window's gradient at its winning element, added up where
@@ -344,7 +345,8 @@ def lp_pooling(
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or
-        float64. WINDOW
+            float64.
+        WINDOW
         p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute
             value.
         MASK
