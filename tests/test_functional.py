@@ -1,6 +1,7 @@
 """The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,11 @@ def test_a_type_checker_sees_arguments_and_results(
     ]
     last = CHECKED_BY_MYPY.count("\n")
     assert wrong == list(range(last - 5, last + 1)), completed.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in dmlpool.__all__ if "pooling" in name])
+def test_help_lists_every_argument(name: str) -> None:
+    """What operators share of their docstrings is filled in."""
+    function = getattr(dmlpool, name)
+    listed = set(re.findall(r"^    (\w+): ", function.__doc__, re.MULTILINE))
+    assert set(inspect.signature(function).parameters) <= listed
