@@ -80,7 +80,7 @@ def _seconds(
 
 
 def _bytes(values: Any) -> int:
-    """Of different tensors."""
+    """The bytes of all tensors in ``values``, each tensor once."""
     tensors = {id(each): each for each in tree_leaves(values) if isinstance(each, Tensor)}
     return sum(each.numel() * each.itemsize for each in tensors.values())
 

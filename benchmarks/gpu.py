@@ -26,7 +26,7 @@ from benchmarks.gpu_prepare import CACHE, relocate
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/test_cuda.py", "tests/ops", "tests/nn/test_functional.py")
-SAMPLE = 12  # of tests with parameters each so-manieth: each compiles kernels of its own
+SAMPLE = 12  # every 12th case of tests with parameters: each compiles kernels of its own
 PROCESSES = 14
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
 

@@ -24,7 +24,7 @@ def kernels_of(requests: Iterable[gpu_requests.Request]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=1, help="only each so-manieth size")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth size")
     parser.add_argument("words", nargs="*", help="families that have all these in their name")
     given = parser.parse_args()
     failed = 0

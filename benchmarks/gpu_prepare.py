@@ -135,7 +135,7 @@ def relocate(folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=1, help="only each so-manieth call and row")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth call and row")
     parser.add_argument("--folder", type=Path, default=CACHE)
     parser.add_argument("--processes", type=int, help="as many as there are processors")
     given = parser.parse_args()

@@ -289,7 +289,7 @@ DTYPES = {
 
 
 def families(every: int = 1) -> Iterator[Family]:
-    """What grows without end where a size is compiled; ``every`` so-manieth size."""
+    """Requests that need a kernel per size where a size is compiled in; every ``every``-th one."""
     draw = random.Random(7)
     images = [(draw.randint(32, 1024), draw.randint(32, 1024)) for _ in range(100)][::every]
     planes = [(h, w) for h in range(1, 35) for w in range(1, 35)][::every]

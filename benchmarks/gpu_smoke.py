@@ -134,7 +134,7 @@ def options(description: str) -> argparse.Namespace:
     parser.add_argument(
         "--deadline", type=float, default=600.0, help="begin nothing after so many seconds"
     )
-    parser.add_argument("--every", type=int, default=1, help="only each so-manieth call or row")
+    parser.add_argument("--every", type=int, default=1, help="only every Nth call or row")
     return parser.parse_args()
 
 

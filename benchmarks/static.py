@@ -25,7 +25,7 @@ from torch_dmlpool.window import Window
 
 SHAPE = (32, 64, 112, 112)
 WHOLE = ((256, 2048, 7, 7), (256, 512, 14, 14), (32, 64, 112, 112))
-"""Of planes that one window takes whole."""
+"""The sizes of planes that one window covers whole."""
 WINDOWS = ((3, 1), (5, 1), (7, 1), (3, 2), (2, 2))
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

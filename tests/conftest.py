@@ -183,7 +183,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sample",
         type=int,
         default=1,
-        help="of a test with parameters run each so-manieth case alone",
+        help="run only every Nth case of a test with parameters",
     )
 
 

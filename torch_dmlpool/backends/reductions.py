@@ -146,7 +146,7 @@ def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Ste
     """The windows that read each of ``size`` elements; the bins that read one are bins again."""
     if not isinstance(axis, Axis):
         return read_by(size, outputs, like)
-    # Of the windows one after the other every so-manieth has a tap at the same element.
+    # Among consecutive windows every ``step``-th has a tap at the same element.
     common = math.gcd(axis.stride, axis.dilation)
     step, stride = axis.dilation // common, axis.stride
     padded = numbers(size, like) + axis.start_padding
