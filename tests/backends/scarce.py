@@ -42,7 +42,7 @@ def calls(scale: int) -> dict[str, Call]:
     positions = cpu.max_pooling_indices(taps, sizes, three, torch.int64, True)
     unique = cpu.unique_positions(positions, sizes)
     shares = torch.randn(taps.shape).to(torch.bfloat16)
-    row = torch.randn(2, 2, 2048 * scale)  # short enough for a table of its columns
+    row = torch.randn(2, 2, 2048 * scale)
     row_window = windowed(1, 3, 2, 1)
     _, row_taps = cpu.max_pooling_with_taps(row, row_window)
     row_shares = torch.randn(2, 2, row_taps.shape[-1])

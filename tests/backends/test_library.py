@@ -154,14 +154,18 @@ def scarce(python: Callable[..., Any], way: str, threads: int, **environment: st
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_memory_is_a_memory_error(python: Callable[..., Any], threads: int) -> None:
     """A limit on the process leaves nothing to a call: it raises, Python goes on, the next call is
-    right."""
+    right. Indices need a few bytes alone, which malloc may still have."""
     # Blocks of these sizes are mapped: none comes from what was freed or is a thread's own.
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
     for call in scarce(python, "limit", threads, **malloc):
         name = call["name"].split(",")[0]
-        allocates = name not in ("gather_positions", "masked")
         reason = "there is no memory for what it needs on the CPU beside its operands"
-        assert call["error"] == allocates * f"MemoryError: {name}: {reason}", call
+        allowed = {f"MemoryError: {name}: {reason}"}
+        if name in ("gather_positions", "masked"):
+            allowed = {""}
+        elif name == "max_pooling_indices":
+            allowed.add("")
+        assert call["error"] in allowed, call
         assert call["right"], call
 
 
