@@ -64,11 +64,12 @@ lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h tools/*.cpp)
 	$(BIN)/mypy
 
-bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in models; half an hour
+bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in models; three quarters of an hour
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks --load --row-seconds 1
 	$(BIN)/python -m benchmarks --scaling
 	$(BIN)/python -m benchmarks --models
+	$(BIN)/python -m benchmarks --calls
 	$(BIN)/python -m benchmarks.report
 
 # The machine's own Python, PyTorch and Triton serve: nothing is installed where there may be no network.

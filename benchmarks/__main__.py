@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import goals, machine, models, scaling, tables
+from benchmarks import calls, goals, machine, models, scaling, tables
 from benchmarks.harness import Disagreement, Settings, measure
 from benchmarks.load import cores
 from benchmarks.peers import present
@@ -61,13 +61,28 @@ def parser() -> argparse.ArgumentParser:
         help="blocks of known models instead, torch.nn's layers against this package's: all, "
         "or those named TEXT",
     )
+    chosen.add_argument(
+        "--calls",
+        nargs="?",
+        const="",
+        metavar="WORDS",
+        help="the pooling calls of real models instead, torch.nn.functional's functions against "
+        'this package\'s: all, or those whose names have all WORDS ("training batch=8")',
+    )
+    parsed.add_argument(
+        "--sample",
+        type=int,
+        default=1,
+        help="of --calls one in so many (default: 1, a quarter of an hour; 6: three minutes)",
+    )
     parsed.add_argument(
         "--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)"
     )
     parsed.add_argument(
         "--row-seconds",
         type=float,
-        help="no new round after this long (default: 1.5; --scaling: 0.5; --quick: 0.2)",
+        help="no new round after this long (default: 1.5; --scaling: 0.5; --quick: 0.2; "
+        "--calls: 0.05)",
     )
     parsed.add_argument(
         "--threads", type=int, help="threads of every contestant that lets itself be told"
@@ -110,6 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.models is not None:
         seconds = 1.0 if options.row_seconds is None else options.row_seconds
         return models.run(options.models, seconds, options.out or RESULTS / "models.json")
+    if options.calls is not None:
+        if options.sample < 1 or (options.threads or 1) < 1:
+            parsed.error("--sample and --threads must be at least 1")
+        is_whole = not options.calls and options.sample == 1 and not options.threads
+        path = options.out or (RESULTS / "calls.json" if is_whole else None)
+        seconds = 0.05 if options.row_seconds is None else options.row_seconds
+        return calls.run(options.calls, options.sample, options.threads, seconds, path)
     try:
         rows = select(options.rows or ("core,overhead" if options.quick else "all"))
     except ValueError as reason:

@@ -3,7 +3,8 @@ of models.
 
 ``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of
 each kind (device, threads, alone or beside busy processes, rows or curves; not the quick ones), and
-writes all of them. The models' are in a file of their own, models.json.
+writes all of them. The models' and the real calls' are in files of their own, models.json and
+calls.json.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import goals, models, plots, tables
+from benchmarks import calls, goals, models, plots, tables
 from benchmarks.results import Results
 from benchmarks.workloads import GROUPS
 
@@ -24,6 +25,7 @@ IMAGES = "images"
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 MODELS = RESULTS / "models.json"
+CALLS = RESULTS / "calls.json"
 
 INTRODUCTION = """# Benchmarks
 
@@ -52,6 +54,15 @@ A peer that is not installed takes no part, and each section ends with who that 
 Exponents of curves are least squares through the logarithms of all points, with standard errors. "Faster than log k" is
 what grows as a power of log k that lies above 1 by more than two of them; windows one below a power of two, which take
 the most additions, are among the points.
+"""
+
+CALLS_INTRODUCTION = """## Calls of real models
+
+`python -m benchmarks --calls` measures the pooling calls of 104 public models (torchvision, timm, MONAI,
+segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo): every second of the different calls that a forward
+pass makes, `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own samples, of
+which it has one or two. Means and sums are those of rows in which ATen takes 50 µs and more. A ratio is ATen's time
+over ours.
 """
 
 
@@ -84,6 +95,14 @@ def documentation(results: Sequence[Results]) -> str:
     if not results:
         parts.append("Nothing has been measured yet.\n")
     return "\n".join(parts)
+
+
+def calls_section() -> str:
+    """The end of docs/benchmarks.md: the calls of real models, where they have been measured."""
+    if not CALLS.exists():
+        return ""
+    table = calls.markdown(json.loads(CALLS.read_text(encoding="utf-8")))
+    return f"\n{CALLS_INTRODUCTION}\n{table}"
 
 
 def _section(results: Results) -> list[str]:
@@ -184,12 +203,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
     options = parser.parse_args(arguments)
     results = [
-        Results.load(path) for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS})
+        Results.load(path)
+        for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS, CALLS})
     ]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
     chosen = newest(results)
     drawn = plots.draw(chosen, options.docs.parent / IMAGES)
-    options.docs.write_text(documentation(chosen), encoding="utf-8")
+    options.docs.write_text(documentation(chosen) + calls_section(), encoding="utf-8")
     if MODELS.exists():
         readme = ROOT / "README.md"
         table = models.markdown(json.loads(MODELS.read_text(encoding="utf-8")))

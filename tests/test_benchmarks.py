@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("rich")
 
 from benchmarks import __main__ as benchmark
-from benchmarks import gpu, harness, load, models, peers, report
+from benchmarks import calls, gpu, harness, load, models, peers, report
 from benchmarks.bound import Bound
 from benchmarks.results import Results
 from benchmarks.workloads import select
@@ -128,6 +128,52 @@ def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
     table = models.markdown(json.loads(report.MODELS.read_text(encoding="utf-8")))
     page = (report.ROOT / "README.md").read_text(encoding="utf-8")
     assert report.with_models(page, table) == page
+
+
+@pytest.mark.parametrize("operator", ["max_pool3d", "adaptive_avg_pool2d"])
+def test_calls_of_real_models_are_measured_and_shown(
+    operator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every layout and mode, beside ATen: the table names each way and each row behind."""
+    path, words = tmp_path / "calls.json", f"{operator} batch=1"
+    asked = calls.rows(words, 12, 1)
+    assert {row.column for row in asked} == {
+        f"{mode} {layout} batch=1 threads=1" for mode in calls.MODES for layout in calls.LAYOUTS
+    }
+    assert calls.run(words, 12, 1, 0.0, path) == 0
+    printed, results = capsys.readouterr().out, json.loads(path.read_text(encoding="utf-8"))
+    page = calls.markdown(results)
+    for summary in results["summaries"]:
+        assert summary["rows"] + summary["small"] == len(asked) // 4
+        mode, layout, *_ = summary["column"].split()
+        assert f"| {mode} | {layout} | 1 | 1 | {summary['rows']} |" in page
+        assert summary["column"] in printed
+        assert all(name in page and name in printed for _, name, *_ in summary["behind"])
+
+
+def test_a_call_of_a_real_model_must_give_what_aten_gives(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = calls.OURS.max_pool2d
+    monkeypatch.setattr(calls.OURS, "max_pool2d", lambda *given, **rest: pool(*given, **rest) + 1)
+    assert calls.run("max_pool2d forward contiguous batch=1", 80, 1, 0.0, None) == 1
+    assert "WRONG RESULT: max_pool2d" in capsys.readouterr().out
+    assert calls.run("max_pool2d median", 1, 1, 0.0, None) == 2
+    assert "No call's name has all of these words: max_pool2d median" in capsys.readouterr().out
+
+
+def test_calls_below_50_microseconds_have_differences_in_place_of_ratios() -> None:
+    row = calls.rows("", 60, 1)[0]
+    times = [(row, 100e-6, 50e-6), (row, 100e-6, 200e-6), (row, 10e-6, 13e-6), (row, 20e-6, 18e-6)]
+    (summary,) = calls.summaries(times)
+    assert (summary["rows"], summary["mean"], len(summary["behind"])) == (2, pytest.approx(1), 1)
+    assert (summary["over"], summary["most_over"]) == (pytest.approx(0.5), pytest.approx(3))
+
+
+def test_the_calls_in_the_documentation_are_those_measured() -> None:
+    """``python -m benchmarks.report`` has been run since."""
+    page = (report.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert page.endswith(report.calls_section())
 
 
 PARENT = """
