@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "vectors.h"
 
@@ -34,6 +35,73 @@ constexpr double ROWS_IN_NARROW_VECTORS = 1.6;
 constexpr double LONG_PLAIN = 64;
 constexpr double LONG_CONVERTED = 16;
 
+// Long rows are pooled in tiles: of one channel of so many bytes, as what a tile reads and writes
+// takes turns in the first-level cache (1-D 3/3 and 4/4 take 0.65 to 0.75 of the time); of channels
+// of more, in values of 8 bytes of half as many. Processor not noted.
+constexpr int64_t TILE_BYTES = 4096;
+constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
+// The values of workspace rows that are pooled along W at once. Not measured separately.
+constexpr int64_t WORKSPACE_VALUES = 4096;
+// From this stride on each window of one channel reads its own elements: to take every fifth
+// element of a row has no vectors. Reason: 5/5 to 12/12 of 64x4096 take 0.22 to 0.4 of the time
+// with AVX2; processor not noted.
+constexpr int64_t STRIDE_WITHOUT_VECTORS = 5;
+// Outputs of a box along W, for all channels, and along H for one. Not measured separately.
+constexpr int64_t BOX_OUTPUTS_W = 2048;
+constexpr int64_t BOX_OUTPUTS_H = 64;
+// A box has so many bytes, and the channels that they hold. Reason: 31/1 over 512 channels takes a
+// fourth of the time. Where there are few boxes they are smaller, so that there are enough for all
+// threads: with two of them 13/1 on 20x20 takes half the time. Processor not noted.
+constexpr int64_t BOX_BYTES = 1 << 23;
+constexpr int64_t BOX_BYTES_OF_FEW = 1 << 18;
+constexpr int64_t FEW_BOXES = 16;
+constexpr int64_t BOX_CHANNELS = 64;  // at least, and a multiple of it
+
+// Planes of more elements are combined in parts, which depend on nothing but a plane's size, so
+// that bits do not depend on threads. Not measured separately.
+constexpr int64_t PART_ELEMENTS = 1 << 18;
+// Several positions of fewer channels are one row, of so many elements and positions at most.
+// Reason: long rows take 0.8 of the time over 32 channels; processor not noted.
+constexpr int64_t FEW_CHANNELS = 256;
+constexpr int64_t ROW_ELEMENTS = 2048;
+constexpr int64_t ROW_POSITIONS = 64;
+// Values of planes are finished when there are so many bytes of them, as those of many planes fill
+// a cache. Not measured separately.
+constexpr int64_t FINISHED_BYTES = 65536;
+
+// The bytes of values, or of elements of channels, that a tile of WINDOWS reads: they stay in a
+// cache. Not measured separately.
+constexpr int64_t WINDOWS_BYTES = 65536;
+// Windows of so many rows share columns with their neighbours, where a position has few channels
+// beside what windows overlap. Reason: 5x5 bins of 224x224 over 7 channels would take five times as
+// long. The numbers are not measured separately.
+constexpr int64_t SHARED_ROWS = 8;
+constexpr int64_t SHARED_CHANNELS = 64;
+// Up to so large a stride the next window's elements are read ahead. Reason: 2/2 takes half the
+// time on memory, and a tenth more in a cache; 7/7 and bins take a tenth more. Processor not noted.
+constexpr int64_t AHEAD_STRIDE = 4;
+
+// Winners of channels are compared where a window costs at most so much, in what rows that windows
+// share cost. Reason: with AVX2 3 in place of 2, as 5/1 takes 0.6 of the time; processor not noted.
+constexpr double COMPARED = BYTES == 64 ? 2 : 3;
+constexpr double COMPARED_OF_8_BYTES = 8;
+// Numbers of more taps are not measured.
+constexpr double COMPARED_TAPS = 1 << 14;
+
+// Nanoseconds for an element of the gradient of maxima: a read of all windows that may have won it
+// costs a start and so much for each vector of each; an addition of each window to its winner costs
+// so much for a window and an element. Reason: fitted to 14x14 to 112x112 over 8 to 256 channels;
+// requests and processor not noted.
+constexpr double GATHER_START = 18;
+constexpr double GATHER_VECTOR = 1.3;
+constexpr double SCATTER_WINDOW = 1.5;
+constexpr double SCATTER_ELEMENT = 0.4;
+constexpr double GATHERED_TAPS = 64;
+// Zeros between arriving elements cost what they span. Not measured separately.
+constexpr int64_t ZEROS_STRIDE = 8;
+constexpr int64_t ZEROS_WINDOW = 16;
+constexpr int64_t ZEROS_EXTENT = 256;
+
 std::atomic<int64_t> forced = AUTOMATIC;
 std::atomic<int64_t> forced_calls = 0;
 
@@ -45,6 +113,20 @@ bool is_huge(const Axis &axis) {
 
 bool has_huge_axis(const Problem &p) {
     return is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w());
+}
+
+// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that
+// an axis costs log k.
+bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
+    const int64_t least = channels == 1
+                              ? (is_idempotent ? WIDE_MAXIMA : WIDE_SUMS)
+                              : (is_idempotent ? WIDE_MAXIMA_OF_CHANNELS : WIDE_SUMS_OF_CHANNELS);
+    if (axis.window <= least)
+        return false;
+    int64_t steps = 1;
+    while ((int64_t(1) << steps) < axis.window)
+        ++steps;
+    return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
 // Rows along D and then along H cost less than all rows of a window at once: 3x3x3 takes 0.7 of the
@@ -71,19 +153,18 @@ bool costs_less_by_rows(const Question &question) {
            (BYTES == 64 ? 1 : ROWS_IN_NARROW_VECTORS) * rows * window * (bytes + TAP_BYTES);
 }
 
-}  // namespace
-
-bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
-    const int64_t least = channels == 1
-                              ? (is_idempotent ? WIDE_MAXIMA : WIDE_SUMS)
-                              : (is_idempotent ? WIDE_MAXIMA_OF_CHANNELS : WIDE_SUMS_OF_CHANNELS);
-    if (axis.window <= least)
-        return false;
-    int64_t steps = 1;
-    while ((int64_t(1) << steps) < axis.window)
-        ++steps;
-    return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
+// Outputs along an axis of a box: enough that boxes share little of what they read.
+int64_t box_outputs(const Axis &axis, int64_t least) {
+    const int64_t wanted = std::max(least, 2 * axis.extent() / axis.stride);
+    return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / wanted));
 }
+
+// Values of a row of workspace.
+int64_t row_values(const Axis &w, const BlockPlan &plan) {
+    return parts_of(w.span(plan.outputs_w), w.stride) * w.stride * plan.channels;
+}
+
+}  // namespace
 
 bool can_serve(Strategy strategy, const Question &question) {
     const Windows &windows = question.windows;
@@ -96,17 +177,17 @@ bool can_serve(Strategy strategy, const Question &question) {
                (!question.has_numbers || are_elements);
     }
     if (strategy == BOXES)
-        return windows.apart == 1 && !has_huge_axis(p);
+        return windows.spacing == 1 && !has_huge_axis(p);
     if (strategy == WINDOWS)
-        return windows.apart == 1;
-    return strategy == ROWS && (windows.apart > 1 || !is_huge(p.w()));
+        return windows.spacing == 1;
+    return strategy == ROWS && (windows.spacing > 1 || !is_huge(p.w()));
 }
 
 Strategy choose(const Question &question) {
     const Problem &p = question.windows.p;
     if (can_serve(PLANES, question))
         return PLANES;
-    if (question.windows.apart > 1)
+    if (question.windows.spacing > 1)
         return ROWS;
     const bool has_wide_w = is_wide(question.is_idempotent, p.channels, p.w());
     if (can_serve(BOXES, question) && (is_wide(question.is_idempotent, p.channels, p.h()) ||
@@ -116,6 +197,118 @@ Strategy choose(const Question &question) {
         return WINDOWS;
     const bool doubles = has_wide_w && can_serve(BOXES, question);
     return costs_less_by_rows(question) || doubles ? ROWS : WINDOWS;
+}
+
+PlanePlan plan_planes(const Question &question) {
+    const Problem &p = question.windows.p;
+    PlanePlan plan;
+    plan.part = std::max<int64_t>(1, PART_ELEMENTS / p.channels);
+    const int64_t fitting =
+        p.channels < FEW_CHANNELS ? std::min(ROW_POSITIONS, ROW_ELEMENTS / p.channels) : 1;
+    const int64_t positions = std::min(plan.part, p.plane() / p.channels);
+    plan.positions = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, positions / 4));
+    plan.at_once = std::max(PLANES_A_CALL,
+                            FINISHED_BYTES / (p.channels * question.value_size) & -PLANES_A_CALL);
+    return plan;
+}
+
+BlockPlan plan_rows(const Question &question) {
+    const int64_t channels = question.windows.p.channels;
+    const int64_t value = question.value_size;
+    const Axis w = question.windows.spaced_w();
+    BlockPlan plan;
+    plan.channels = channels;
+    plan.doubles_h = false;
+    plan.doubles_w = is_wide(question.is_idempotent, channels, w);
+    plan.reduces_w = channels == 1 && w.stride >= STRIDE_WITHOUT_VECTORS && !plan.doubles_w;
+    const int64_t bytes = channels == 1 ? TILE_BYTES
+                          : value > 4   ? TILE_BYTES_OF_CHANNELS / 2
+                                        : TILE_BYTES_OF_CHANNELS;
+    const int64_t least = std::max<int64_t>(1, bytes / value / channels / w.stride);
+    plan.outputs_w = plan.doubles_w ? box_outputs(w, least) : std::min(w.outputs, least);
+    const int64_t values = WORKSPACE_VALUES / std::min<int64_t>(4, value);
+    plan.rows = std::max<int64_t>(1, values / row_values(w, plan));
+    plan.outputs_h = plan.rows;
+    return plan;
+}
+
+BlockPlan plan_boxes(const Question &question) {
+    const Problem &p = question.windows.p;
+    const Axis &h = p.h();
+    const Axis &w = p.w();
+    BlockPlan plan;
+    plan.doubles_h = is_wide(question.is_idempotent, p.channels, h);
+    plan.doubles_w = is_wide(question.is_idempotent, p.channels, w);
+    plan.reduces_w = p.channels == 1 && w.stride >= STRIDE_WITHOUT_VECTORS && !plan.doubles_w;
+    plan.outputs_w = box_outputs(w, std::max<int64_t>(1, BOX_OUTPUTS_W / p.channels));
+    plan.outputs_h = box_outputs(h, p.channels > 1 ? 1 : BOX_OUTPUTS_H);
+    const int64_t boxes = p.planes * p.d().outputs * parts_of(h.outputs, plan.outputs_h) *
+                          parts_of(w.outputs, plan.outputs_w);
+    const int64_t positions = h.span(plan.outputs_h) * std::min(w.size, w.span(plan.outputs_w));
+    const int64_t bytes = boxes < FEW_BOXES ? BOX_BYTES_OF_FEW : BOX_BYTES;
+    const int64_t fitting = bytes / question.value_size / positions & -BOX_CHANNELS;
+    plan.channels = std::min(p.channels, std::max(BOX_CHANNELS, fitting));
+    plan.rows = std::clamp<int64_t>(WORKSPACE_VALUES / row_values(w, plan), 1, h.outputs);
+    return plan;
+}
+
+WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
+                        bool is_separable) {
+    const Problem &p = windows.p;
+    const Axis &w = p.w();
+    const int64_t rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
+    const int64_t elements = WINDOWS_BYTES / (p.channels == 1 ? value_size : rows);
+    WindowPlan plan;
+    plan.outputs_w =
+        std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1, w.outputs);
+    plan.shares_columns =
+        is_separable && rows >= SHARED_ROWS && p.channels * w.stride < SHARED_CHANNELS * w.extent();
+    plan.reads_ahead = w.window > 0 && w.stride <= AHEAD_STRIDE && p.is_large(element_size);
+    return plan;
+}
+
+bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t element_size) {
+    const int64_t n = BYTES / element_size;
+    const auto window_of = [](const Axis &axis) {
+        return double(axis.window ? axis.window : std::min(axis.extent(), axis.size));
+    };
+    double taps = 1;
+    double last = 0;
+    for (int a = 0; a < 3; ++a) {
+        taps *= window_of(p.axes[a]);
+        last += (window_of(p.axes[a]) - 1) * double(units[a]);
+    }
+    // Channels fill vectors, and hold the numbers of all taps.
+    if (p.channels < n || taps > COMPARED_TAPS || last >= std::ldexp(1., 8 * element_size - 1))
+        return false;
+    const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);
+    const double w = window_of(p.w());
+    // One window has no next one. From memory its channels are read too far from each other: 7/1 of
+    // 32x2048x7x7 would take twice as long.
+    const bool is_alone = p.w().outputs == 1 && !p.is_large(element_size);
+    const double stride = is_alone ? w : double(p.w().stride);
+    return vectors * taps <
+           (element_size == 8 ? COMPARED_OF_8_BYTES : COMPARED) * (taps / w * stride + w);
+}
+
+bool gathers_channels(const Problem &p, int64_t value_size) {
+    const int64_t n = BYTES / value_size;
+    double taps = 1;
+    double strides = 1;
+    for (const Axis &axis : p.axes) {
+        taps *= double(axis.window);
+        strides *= double(axis.stride);
+    }
+    const double vectors = double(parts_of(p.channels, n));
+    const double channels = double(p.channels);
+    return p.bytes == 1 && taps <= GATHERED_TAPS && p.channels >= n &&
+           GATHER_START + GATHER_VECTOR * vectors * taps / strides <
+               channels * (SCATTER_WINDOW / strides + SCATTER_ELEMENT);
+}
+
+bool puts_zeros_between(const Axis &axis) {
+    return axis.window > 0 && axis.stride <= ZEROS_STRIDE && axis.window <= ZEROS_WINDOW &&
+           axis.extent() <= ZEROS_EXTENT;
 }
 
 void force(Strategy strategy) {
@@ -131,8 +324,8 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
           const Windows &windows) {
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
-    const Question question = {windows,           op.takes_twice,  op.units[2] != 0,
-                               finish.is_uniform, op.element_size, op.value_size};
+    const Question question = {windows,           op.is_idempotent, op.units[2] != 0,
+                               finish.is_uniform, op.element_size,  op.value_size};
     const Strategy wanted = Strategy(forced.load(std::memory_order_relaxed));
     Strategy strategy;
     if (wanted != AUTOMATIC && can_serve(wanted, question)) {
@@ -141,11 +334,13 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     } else
         strategy = choose(question);
     if (strategy == PLANES)
-        pool_planes(op, finish, input, output, windows.p);
+        pool_planes(op, finish, input, output, windows.p, plan_planes(question));
     else if (strategy == WINDOWS)
         pool_windows(op, finish, input, output, windows);
+    else if (strategy == ROWS)
+        pool_rows(op, finish, input, output, windows, plan_rows(question));
     else
-        pool_rows(op, finish, input, output, windows, strategy == BOXES);
+        pool_boxes(op, finish, input, output, windows, plan_boxes(question));
 }
 
 }  // namespace dmlpool

@@ -34,9 +34,49 @@ void force(Strategy strategy);
 // How many calls that was.
 int64_t calls_forced();
 
-// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that
-// an axis costs log k.
-bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
+// How a strategy cuts a problem into pieces of work. Each is a pure function of the problem.
+
+struct PlanePlan {
+    int64_t part;       // positions that are combined first
+    int64_t positions;  // so many are combined as one row
+    int64_t at_once;    // planes that are finished at once
+};
+PlanePlan plan_planes(const Question &question);
+
+// The most planes of one channel that are reduced in one call. Reason: one call for each plane
+// takes 1.1 to 2.3 times as long; request and processor not noted.
+constexpr int64_t PLANES_A_CALL = 64;
+
+// Blocks of outputs, of ROWS and of BOXES.
+struct BlockPlan {
+    int64_t channels;
+    int64_t outputs_h;
+    int64_t outputs_w;
+    int64_t rows;    // of workspace that are pooled along W at once
+    bool doubles_h;  // windows of 1, 2, 4, ... taps, each from two of those before
+    bool doubles_w;
+    bool reduces_w;  // each window reads its elements, without vectors over windows
+};
+BlockPlan plan_rows(const Question &question);
+BlockPlan plan_boxes(const Question &question);
+
+struct WindowPlan {
+    int64_t outputs_w;    // of a tile
+    bool shares_columns;  // the columns that windows share are combined first
+    bool reads_ahead;     // elements of the next window
+};
+WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
+                        bool is_separable);
+
+// Whether winners of channels are found by comparing elements and the numbers of their taps, each
+// in a vector of its own, and not by combining integers that hold both. The numbers of taps count
+// `units` along each axis.
+bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t element_size);
+// Whether a gradient of maxima of channels reads, for each element, the windows that it may have
+// won, and does not add what arrives at each window to its winner.
+bool gathers_channels(const Problem &p, int64_t value_size);
+// Whether a gradient of averages pools rows of arriving elements with zeros between them.
+bool puts_zeros_between(const Axis &axis);
 
 // The operations that a row costs, however short it is. Reason: calls of 10,000 to 400,000 elements
 // take 0.88 of the time with it; request and processor not measured separately.

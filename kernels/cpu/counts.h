@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "choose.h"
 #include "geometry.h"
 
 namespace dmlpool {
@@ -127,17 +128,15 @@ struct Geometry : Windows {
 };
 
 // Sums over the windows that read an element, divided by the same number. Along W small windows
-// with a stride are windows with a stride of 1 over rows of outputs that lie apart.
+// with a stride are windows with a stride of 1 over rows of outputs with zeros between them.
 Geometry adjoint_sums(const Windows &windows, int64_t divisor) {
     Geometry result(adjoint_of(windows), divisor);
     for (int a = 0; a < 3; ++a) {
         const Axis &axis = windows.p.axes[a];
-        const bool is_small =
-            axis.window > 0 && axis.stride <= 8 && axis.window <= 16 && axis.extent() <= 256;
-        const bool is_apart = a == 2 && windows.p.channels == 1 && is_small;
-        if (is_apart)
-            result.apart = axis.stride;
-        if (is_apart || (axis.window > 0 && axis.stride == 1))
+        const bool has_zeros = a == 2 && windows.p.channels == 1 && puts_zeros_between(axis);
+        if (has_zeros)
+            result.spacing = axis.stride;
+        if (has_zeros || (axis.window > 0 && axis.stride == 1))
             result.p.axes[a] = {
                 axis.outputs, axis.size, axis.window, 1, axis.extent() - 1 - axis.padding,
                 axis.dilation};

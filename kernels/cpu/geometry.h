@@ -144,8 +144,8 @@ struct Seen {
 // A problem, and what its windows read along those axes whose windows the problem does not say.
 struct Windows {
     Problem p;
-    // The elements of a row are so far from each other for windows along W, with zeros between.
-    int64_t apart = 1;
+    // Windows along W see the elements of a row so far from each other, with zeros between them.
+    int64_t spacing = 1;
     // By axis, one where windows are seen from the input.
     std::vector<Seen> seen[3];
     // By axis, what outputs along D and H read, where it takes divisions and they are few: every
@@ -162,6 +162,12 @@ struct Windows {
                                   : seen[axis].front().span_of(output);
     }
     void keep(int axis);
+    // Axis W with those zeros.
+    Axis spaced_w() const {
+        Axis w = p.w();
+        w.size = (w.size - 1) * spacing + 1;
+        return w;
+    }
     // No window reads outside of this.
     Range reach(int axis, int64_t output, int64_t outputs) const;
     // The most positions that an output reads.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "choose.h"
 #include "numbers.h"
 #include "operators.h"
 #include "parallel.h"
@@ -138,14 +139,7 @@ void spread(const Problem &p, const void *arriving, const void *numbers, void *g
     using L = Wide<T>;
     constexpr bool is_direct = std::is_same_v<T, L>;
     const int bytes = int(p.bytes);
-    // Nanoseconds for an element of the gradient, from all windows that read it or from the winners
-    // of all windows.
-    double taps = 1, strides = 1;
-    for (const Axis &axis : p.axes)
-        taps *= double(axis.window), strides *= double(axis.stride);
-    const double vectors = double(parts_of(p.channels, LANES<L>)), channels = double(p.channels);
-    if (bytes == 1 && taps <= 64 && p.channels >= LANES<L> &&
-        18 + 1.3 * vectors * taps / strides < channels * (1.5 / strides + .4)) {
+    if (gathers_channels(p, sizeof(L))) {
         const ChannelGradient<T> op(p, arriving, numbers);
         return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of(Windows(p)));
     }

@@ -5,8 +5,7 @@
 
 #include "maxima.h"
 
-#include <cmath>
-
+#include "choose.h"
 #include "numbers.h"
 #include "operators.h"
 
@@ -47,27 +46,6 @@ struct Winners final : Finish {
 
 // Windows over many channels, each compared as a whole: the numbers of winning taps are in channels
 // as wide as elements.
-
-// Whether that suits: sharing rows between windows saves little, channels fill vectors and hold the
-// numbers of all taps. With AVX2 3 in place of 2: 5/1 takes .6 of the time.
-__attribute__((noinline)) bool suits_channels(const Numbers &numbers, int size) {
-    const Problem &p = numbers.p;
-    const int64_t n = BYTES / size;
-    const auto window_of = [](const Axis &axis) {
-        return double(axis.window ? axis.window : std::min(axis.extent(), axis.size));
-    };
-    double taps = 1, last = 0;
-    for (int a = 0; a < 3; ++a)
-        taps *= window_of(p.axes[a]), last += (window_of(p.axes[a]) - 1) * double(numbers.units[a]);
-    if (p.channels < n || taps > 1 << 14 || last >= std::ldexp(1., 8 * size - 1))
-        return false;
-    const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels),
-                 w = window_of(p.w());
-    // One window has no next one. From memory its channels are read too far apart: 7/1 of
-    // 32x2048x7x7 would take twice as long.
-    const double stride = p.w().outputs == 1 && !p.is_large(size) ? w : double(p.w().stride);
-    return vectors * taps < (size == 8 ? 8 : BYTES == 64 ? 2 : 3) * (taps / w * stride + w);
-}
 
 // E: float32 as it is, others by their keys.
 template <class E, class S, class P>
@@ -197,7 +175,7 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
             void *const to = output != nullptr
                                  ? output
                                  : winners;  // an address, not used where there is no output
-            if (suits_channels(numbers, sizeof(S))) {
+            if (compares_channels(p, numbers.units, sizeof(S))) {
                 const ChannelWinners<decltype(element_of_channels), S, P> channels(
                     numbers, op, output != nullptr);
                 return pool_windows(channels, WinningTaps<S>(numbers), input, to, Windows(p));

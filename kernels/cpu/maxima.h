@@ -24,7 +24,7 @@ template <class S>
 struct Max {
     using Value = S;
     using Element = S;
-    static constexpr bool takes_twice = true, has_numbers = false,
+    static constexpr bool is_idempotent = true, has_numbers = false,
                           has_keys = !std::is_floating_point_v<S>;
     static constexpr int64_t lanes = LANES<S>, few = 9;
     S number_bits = 0, offset = 0;
@@ -57,7 +57,7 @@ struct Max {
         return larger;
     }
     template <class V>
-    static V later(V values, int64_t) {
+    static V renumbered(V values, int64_t) {
         return values;
     }
     template <int64_t n>
@@ -107,7 +107,7 @@ template <class S, class P>
 struct Winner {
     using Value = P;
     using Element = S;
-    static constexpr bool takes_twice = true, has_numbers = true, has_keys = true;
+    static constexpr bool is_idempotent = true, has_numbers = true, has_keys = true;
     static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>, few = sizeof(S) == 4 ? 7 : 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
     static constexpr P FIRST = (P(1) << SHIFT) - 1,
@@ -128,7 +128,7 @@ struct Winner {
         return second > first ? second : first;
     }
     template <class V>
-    static V later(V values, int64_t number) {
+    static V renumbered(V values, int64_t number) {
         return values - P(number);
     }
     template <int64_t n>

@@ -22,11 +22,15 @@ namespace dmlpool {
 // short row.
 template <int n>
 struct Digits {
-    int64_t limits[n], digits[n];
+    int64_t limits[n];
+    int64_t digits[n];
 
     Digits(int64_t number, const int64_t (&of)[n]) {
-        for (int k = 0; k < n; ++k)
-            limits[k] = of[k], digits[k] = number % of[k], number /= of[k];
+        for (int k = 0; k < n; ++k) {
+            limits[k] = of[k];
+            digits[k] = number % of[k];
+            number /= of[k];
+        }
     }
     int64_t operator[](int k) const { return digits[k]; }
     void operator++() {
@@ -74,11 +78,12 @@ struct Times {
     }
 };
 
-// What the drivers in pooling.cpp call for each window.
+// What a strategy calls for each window.
 struct WindowOperations {
-    int64_t element_size, value_size;  // bytes
-    int64_t units[3],
-        steps[3];  // of the numbers along each axis, from one that a window reads to the next
+    int64_t element_size;  // bytes
+    int64_t value_size;
+    int64_t units[3];             // how far the numbers of taps are from each other along each axis
+    int64_t steps[3];             // and those of the taps that a window reads
     bool writes_results = false;  // beside what is made
     bool is_separable = true;     // what windows share can be combined first
 
@@ -101,8 +106,8 @@ struct WindowOperations {
 
 // And for each row.
 struct RowOperations : WindowOperations {
-    bool is_plain;     // elements are values
-    bool takes_twice;  // what is combined twice changes nothing
+    bool is_plain;       // elements are values
+    bool is_idempotent;  // what is combined twice changes nothing
 
     // The value that changes nothing, so many times at places `pitch` values apart.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
@@ -122,10 +127,10 @@ struct RowOperations : WindowOperations {
 
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
-                  bool is_plain, bool takes_twice)
+                  bool is_plain, bool is_idempotent)
         : WindowOperations(element_size, value_size, units),
           is_plain(is_plain),
-          takes_twice(takes_twice) {}
+          is_idempotent(is_idempotent) {}
 };
 
 // Makes results of values: so many, from element i of a row of outputs on.
@@ -165,11 +170,16 @@ inline int64_t find_rows(const WindowOperations &op, const Problem &p, const cha
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows);
 
-// The strategies, each in its file.
+// The strategies, each in its file; choose.h has their plans.
+struct PlanePlan;
+struct BlockPlan;
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p);
+                 const Problem &p, const PlanePlan &plan);
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, bool are_boxes);
+               const Windows &windows, const BlockPlan &plan);
+void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,
+                const Windows &windows, const BlockPlan &plan);
+// It serves operations that know no rows, too, and so asks for its plan itself.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
                   const Windows &windows);
 

@@ -7,23 +7,12 @@
 #include <cstring>
 #include <vector>
 
+#include "choose.h"
 #include "operations.h"
 #include "parallel.h"
 
 namespace dmlpool {
 namespace {
-
-// Planes of more elements are combined in parts. Parts depend on nothing but a plane's size, so
-// that bits do not depend on threads. Not measured separately.
-constexpr int64_t PART = 1 << 18;
-// Several positions of fewer channels are one row, of so many elements and positions at most.
-// Reason: long rows take 0.8 of the time over 32 channels. Processor not noted.
-constexpr int64_t FEW_CHANNELS = 256;
-constexpr int64_t ROW_ELEMENTS = 2048;
-constexpr int64_t ROW_POSITIONS = 64;
-// Planes of one channel are reduced in one call. Reason: one call for each takes 1.1 to 2.3 times
-// as long. Processor not noted.
-constexpr int64_t PLANES_A_CALL = 64;
 
 struct PlanePooling {
     const RowOperations &op;
@@ -31,21 +20,18 @@ struct PlanePooling {
     const char *const input;
     char *const output;
     const Problem &p;
+    const PlanePlan plan;
 
     const int64_t channels = p.channels;
     const int64_t size = p.plane() / channels;
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const int64_t part = std::max<int64_t>(1, PART / channels);
+    const int64_t part = plan.part;
     const int64_t parts = parts_of(size, part);
-    const int64_t fitting =
-        channels < FEW_CHANNELS ? std::min(ROW_POSITIONS, ROW_ELEMENTS / channels) : 1;
-    const int64_t together =
-        std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, std::min(part, size) / 4));
+    const int64_t together = plan.positions;
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
-    // Finished so many at once, as results of many planes fill a cache.
-    const int64_t at_once = std::max<int64_t>(PLANES_A_CALL, 65536 / pitch & -PLANES_A_CALL);
+    const int64_t at_once = plan.at_once;
 
     void pool() const {
         std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
@@ -117,8 +103,8 @@ struct PlanePooling {
 }  // namespace
 
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p) {
-    PlanePooling{op, finish, input, output, p}.pool();
+                 const Problem &p, const PlanePlan &plan) {
+    PlanePooling{op, finish, input, output, p, plan}.pool();
 }
 
 }  // namespace dmlpool

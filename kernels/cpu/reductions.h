@@ -23,8 +23,8 @@ struct Block {
 };
 
 // Operations on rows, made from an Op:
-//     Value, Element, lanes, few, takes_twice, has_numbers, has_keys, is_plain(), identity(),
-//     of(first, second), later(values, number), load<n>(elements, number); with numbers
+//     Value, Element, lanes, few, is_idempotent, has_numbers, has_keys, is_plain(), identity(),
+//     of(first, second), renumbered(values, number), load<n>(elements, number); with numbers
 //     winner(elements, count), first_winners<n, count>(rows, i)
 template <class Op>
 struct Rows final : RowOperations {
@@ -39,7 +39,7 @@ struct Rows final : RowOperations {
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
-        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::takes_twice), op(op) {}
+        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::is_idempotent), op(op) {}
 
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
         for (int64_t k = 0; k < places; ++k)
@@ -67,12 +67,12 @@ struct Rows final : RowOperations {
             constexpr int64_t k = decltype(taps)::value, every = decltype(step)::value;
             VECTORIZE
             for (int64_t i = 0; i < outputs; ++i) {
-                L result = Op::of(row[every * i], Op::later(row[every * i + 1], 1));
+                L result = Op::of(row[every * i], Op::renumbered(row[every * i + 1], 1));
                 if constexpr (k == 3)
-                    result = Op::of(result, Op::later(row[every * i + 2], 2));
+                    result = Op::of(result, Op::renumbered(row[every * i + 2], 2));
                 if constexpr (k == 4)
-                    result = Op::of(result, Op::of(Op::later(row[every * i + 2], 2),
-                                                   Op::later(row[every * i + 3], 3)));
+                    result = Op::of(result, Op::of(Op::renumbered(row[every * i + 2], 2),
+                                                   Op::renumbered(row[every * i + 3], 3)));
                 out[i] = result;
             }
         };
@@ -130,7 +130,7 @@ struct Rows final : RowOperations {
             auto values = block_at<Block<L, n>>(reinterpret_cast<const L *>(at));
 #pragma GCC unroll 8
             for (auto &part : values.part)
-                part = Op::later(part, rows[from].number);
+                part = Op::renumbered(part, rows[from].number);
             return values;
         }
     }
@@ -193,7 +193,7 @@ struct Rows final : RowOperations {
         int64_t half = SEVERAL;
         if (count == 0)
             std::fill_n(out, length, Op::identity());
-        else if (Op::takes_twice) {
+        else if (Op::is_idempotent) {
             combine_few<are_values, SEVERAL>(rows, begin, length, out);
             for (int64_t k = SEVERAL; k < count; k += SEVERAL)
                 combine_few<are_values, SEVERAL, true>(rows + std::min(k, count - SEVERAL), begin,
@@ -288,7 +288,7 @@ struct Rows final : RowOperations {
                 results = folded_each<n, n>(0, [&](int64_t k) {
                     const V rest = vector(first + k * pitch, count - n);
                     return Op::of(vector(first + k * pitch, 0),
-                                  Op::takes_twice ? rest : V(is_last ? rest : identity));
+                                  Op::is_idempotent ? rest : V(is_last ? rest : identity));
                 });
             else {
                 V vectors[n];
@@ -328,13 +328,13 @@ struct Rows final : RowOperations {
         return Op::of(even, odd);
     }
     template <bool are_values>
-    L combined_apart(const Row &row, int64_t count, int64_t step, int64_t unit) const {
+    L combined_strided(const Row &row, int64_t count, int64_t step, int64_t unit) const {
         if (count <= 8)
             return combined_eight<are_values>(row, count, step, unit);
         const int64_t half = count / 2;
         const Row rest = {row.from + half * step * SIZE<are_values>, row.number + half * unit};
-        return Op::of(combined_apart<are_values>(row, half, step, unit),
-                      combined_apart<are_values>(rest, count - half, step, unit));
+        return Op::of(combined_strided<are_values>(row, half, step, unit),
+                      combined_strided<are_values>(rest, count - half, step, unit));
     }
     // Contiguous ones: a tree of vectors, of which those of 1, 2, 4, ... eights that wait for as
     // many more are kept.
@@ -347,7 +347,7 @@ struct Rows final : RowOperations {
             if (count < n)
                 return combined_run<are_values, fewer>(from, count);
         if (count < n)
-            return combined_apart<are_values>({from, 0}, count, 1, 1);
+            return combined_strided<are_values>({from, 0}, count, 1, 1);
         int64_t at = 0, eights = 0;
         const auto take = [&](auto vectors) {
             constexpr int64_t k = decltype(vectors)::value;
@@ -400,8 +400,9 @@ struct Rows final : RowOperations {
         for (int64_t o = 0; o < outputs; o += windows->outputs, ++windows) {
             const Run &run = *windows;
             const Row first = {row.from + (run.begin - origin) * SIZE<are_values>, 0};
-            const auto later_of = [&](L result) {
-                return run.count > 0 ? Op::later(result, row.number + run.tap * units[2]) : result;
+            const auto renumbered = [&](L result) {
+                return run.count > 0 ? Op::renumbered(result, row.number + run.tap * units[2])
+                                     : result;
             };
             if constexpr (n > 1)
                 if (step == 1 && run.step > 0 && run.count > 0 && run.count < 8 * n &&
@@ -409,7 +410,7 @@ struct Rows final : RowOperations {
                     reduce_each<are_values, n>(first.from, run.count, run.step, run.outputs,
                                                out + o, end);
                     for (int64_t k = o; Op::has_numbers && k < o + run.outputs; ++k)
-                        out[k] = later_of(out[k]);
+                        out[k] = renumbered(out[k]);
                     continue;
                 }
             const int64_t different = run.step > 0 ? run.outputs : 1;
@@ -419,12 +420,12 @@ struct Rows final : RowOperations {
                 if (run.count < 8)
                     result = combined_eight<are_values>(one, run.count, step, units[2]);
                 else if (step > 1)
-                    result = combined_apart<are_values>(one, run.count, step, units[2]);
+                    result = combined_strided<are_values>(one, run.count, step, units[2]);
                 else if constexpr (Op::has_numbers && !are_values)
                     result = op.winner(one.from, run.count);
                 else
                     result = combined_run<are_values>(one.from, run.count);
-                out[o + k] = later_of(result);
+                out[o + k] = renumbered(result);
             }
             if (different < run.outputs)
                 std::fill_n(out + o, run.outputs, L(out[o]));

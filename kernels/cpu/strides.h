@@ -1,7 +1,7 @@
 // Rows whose elements lie a stride from each other: taken out of a row, or put into one.
 //
 //     take_each, stride 3    | a . . b . . c . . |  ->  | a b c |
-//     put_apart, 2 apart     | a b c |  ->  | 0 a 0 b 0 c 0 |
+//     put_spaced, 2 apart     | a b c |  ->  | 0 a 0 b 0 c 0 |
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace {
 // A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from
 // `begin` on.
 template <class Bits>
-__attribute__((noinline)) void put_apart(const void *values, int64_t count, int64_t apart,
-                                         int64_t begin, void *to, int64_t length) {
+__attribute__((noinline)) void put_spaced(const void *values, int64_t count, int64_t apart,
+                                          int64_t begin, void *to, int64_t length) {
     const Bits *__restrict from = static_cast<const Bits *>(values);
     Bits *__restrict out = static_cast<Bits *>(to);
     if (apart != 2) {

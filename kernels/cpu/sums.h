@@ -10,7 +10,7 @@ template <class L, class T>
 struct Sum {
     using Value = L;
     using Element = T;
-    static constexpr bool takes_twice = false, has_numbers = false, has_keys = false;
+    static constexpr bool is_idempotent = false, has_numbers = false, has_keys = false;
     static constexpr int64_t lanes = LANES<L>, few = sizeof(L) == 4 && !std::is_floating_point_v<L>
                                                          ? 4
                                                          : 9;  // int32: of many taps
@@ -21,7 +21,7 @@ struct Sum {
         return V(first + second);
     }
     template <class V>
-    static V later(V values, int64_t) {
+    static V renumbered(V values, int64_t) {
         return values;
     }
     template <int64_t n>

@@ -17,18 +17,6 @@
 namespace dmlpool {
 namespace {
 
-// The bytes of values, or of elements of channels, that a tile reads: they stay in a cache. Not
-// measured separately.
-constexpr int64_t TILE_BYTES = 65536;
-// Windows of so many rows share columns with their neighbours, where a position has few channels
-// beside what windows overlap. Reason: 5x5 bins of 224x224 over 7 channels would take five times as
-// long. The numbers are not measured separately.
-constexpr int64_t SHARED_ROWS = 8;
-constexpr int64_t SHARED_CHANNELS = 64;
-// Up to so large a stride the next window's elements are read ahead. Reason: 2/2 takes half the
-// time on memory, and a tenth more in a cache; 7/7 and bins take a tenth more. Processor not noted.
-constexpr int64_t AHEAD_STRIDE = 4;
-
 // The rows that an output row reads are combined into one, of which each window reduces a part; of
 // channels, windows of few rows or many channels combine all their elements at once.
 struct WindowPooling {
@@ -38,6 +26,7 @@ struct WindowPooling {
     char *const output;
     const Windows &windows;
 
+    const WindowPlan plan = plan_windows(windows, op.element_size, op.value_size, op.is_separable);
     const Problem &p = windows.p;
     const Axis d = p.d();
     const Axis h = p.h();
@@ -48,16 +37,10 @@ struct WindowPooling {
     const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
     const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
     const int64_t most_taps = std::max<int64_t>(1, windows.most(2));
-    const int64_t elements = channels == 1 ? TILE_BYTES / op.value_size : TILE_BYTES / most_rows;
-    const int64_t tile =
-        std::clamp<int64_t>(elements * w.outputs / (w.size * channels), 1, w.outputs);
+    const int64_t tile = plan.outputs_w;
     const int64_t tiles = parts_of(w.outputs, tile);
-    const bool shares_columns = channels * w.stride < SHARED_CHANNELS * w.extent() &&
-                                most_rows >= SHARED_ROWS && op.is_separable;
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
-    const int64_t ahead = w.window > 0 && w.stride <= AHEAD_STRIDE &&p.is_large(op.element_size)
-                              ? w.stride * position
-                              : 0;
+    const int64_t ahead = plan.reads_ahead ? w.stride * position : 0;
     // Memory of results is fetched while windows are read.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
     // Results are made in parts of rows; a part ends where a run does.
@@ -103,7 +86,7 @@ struct WindowPooling {
         Memory m;
         m.rows.resize(most_rows);
         if (channels > 1)
-            m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
+            m.taps.resize(plan.shares_columns ? most_taps : most_rows * most_taps);
         m.made.resize(is_in_place ? 0 : most_made * pitch);
         const int64_t row_bytes = p.output_row() * finish.result_size;
         Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
@@ -153,7 +136,7 @@ struct WindowPooling {
         const int64_t row_step = w.size * position;
         if (channels == 1 && count > 1 && h.window > 0)
             prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
-        if (channels == 1 ? count == 1 : !shares_columns)
+        if (channels == 1 ? count == 1 : !plan.shares_columns)
             return {rows, count, 0, false, position, end_of_input, first_new};
         const Range reach = windows.reach(2, t.first, t.stop - t.first);
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
