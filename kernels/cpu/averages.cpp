@@ -56,8 +56,9 @@ struct Divide final : Finish {
 // Makes so many copies of the channels of one position, which memory begins with: at once of as
 // many as make a page.
 void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
-    const int64_t bytes = channels * element, all = count * bytes,
-                  page = std::max<int64_t>(1, 4096 / bytes) * bytes;
+    const int64_t bytes = channels * element;
+    const int64_t all = count * bytes;
+    const int64_t page = std::max<int64_t>(1, 4096 / bytes) * bytes;
     if (channels == 1)
         return with_numbers(int(element), [=](auto bits) {
             auto *const elements = reinterpret_cast<decltype(bits) *>(memory);

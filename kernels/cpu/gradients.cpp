@@ -47,7 +47,9 @@ struct Taps {
         return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
     }
     int64_t computed_offset(int64_t tap) const {
-        const int64_t tw = tap % p.w().window, row = tap / p.w().window, th = row % p.h().window;
+        const int64_t tw = tap % p.w().window;
+        const int64_t row = tap / p.w().window;
+        const int64_t th = row % p.h().window;
         const int64_t y = row / p.h().window * p.d().dilation * p.h().size + th * p.h().dilation;
         return (y * p.w().size + tw * p.w().dilation) * unit;
     }
@@ -135,70 +137,117 @@ struct ChannelGradient final : WindowOperations {
 // What arrives at each window, added to its winner in the order of the windows: a plane at a time,
 // or where that is large a part of one, whose neighbours then visit the windows on the border too.
 template <class T>
-void spread(const Problem &p, const void *arriving, const void *numbers, void *gradient) {
+struct Scatter {
     using L = Wide<T>;
-    constexpr bool is_direct = std::is_same_v<T, L>;
+    static constexpr bool is_direct = std::is_same_v<T, L>;
+    static constexpr int64_t PART = 1 << 18;  // elements of a part, whose sums stay in a cache
+    static constexpr int64_t BLOCK = 4096;    // elements that are converted at once
+    const Problem &p;
+    const char *const arriving;
+    const char *const numbers;
+    T *const gradient;
+
     const int bytes = int(p.bytes);
-    if (gathers_channels(p, sizeof(L))) {
-        const ChannelGradient<T> op(p, arriving, numbers);
+    const Taps places{p, p.channels, 1};
+    const Rows<Sum<L, T>> as_they_are{{}};
+    // Parts are cut along the first axis that has more than one position.
+    const int64_t cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
+    const Axis &axis = p.axes[cut];
+    const int64_t slab = p.plane() / axis.size;
+    const int64_t step =
+        std::clamp<int64_t>(PART / slab, std::min(axis.size, 4 * axis.extent()), axis.size);
+    const int64_t parts = parts_of(axis.size, step);
+
+    // A thread's own memory.
+    struct Memory {
+        std::vector<L> sums;
+        std::vector<L> loaded;
+    };
+    // A part of a plane, and the windows that read it.
+    struct Part {
+        int64_t plane;
+        int64_t first;  // element of the plane
+        int64_t size;
+        int64_t low[3];
+        int64_t high[3];
+        L *sums;
+    };
+
+    void run() const {
+        const int64_t block = std::min(BLOCK, p.output_row());
+        parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
+            Memory m;
+            m.sums.resize(is_direct ? 0 : step * slab);
+            m.loaded.resize(is_direct ? 0 : block);
+            for (int64_t number = begin; number < end; ++number)
+                add_part(part_of(number, m), m);
+        });
+    }
+    Part part_of(int64_t number, Memory &m) const {
+        const int64_t start = number % parts * step;
+        const int64_t stop = std::min(axis.size, start + step);
+        Part part = {number / parts,
+                     start * slab,
+                     (stop - start) * slab,
+                     {0, 0, 0},
+                     {p.d().outputs, p.h().outputs, p.w().outputs},
+                     m.sums.data()};
+        if constexpr (is_direct)
+            part.sums = gradient + part.plane * p.plane() + part.first;
+        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
+        part.low[cut] = before < 0 ? 0 : std::min(before / axis.stride, axis.outputs);
+        part.high[cut] =
+            std::clamp((stop - 1 + axis.padding) / axis.stride + 1, part.low[cut], axis.outputs);
+        return part;
+    }
+    void add_part(const Part &part, Memory &m) const {
+        std::fill_n(part.sums, part.size, L(0));
+        for (int64_t od = part.low[0]; od < part.high[0]; ++od)
+            for (int64_t oh = part.low[1]; oh < part.high[1]; ++oh)
+                add_row(part, od, oh, m);
+        if constexpr (!is_direct)
+            divide<T>(part.sums, part.size, 1, nullptr,
+                      gradient + part.plane * p.plane() + part.first);
+    }
+    void add_row(const Part &part, int64_t od, int64_t oh, Memory &m) const {
+        const int64_t row =
+            ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
+        const char *const which = numbers + row * bytes;
+        const int64_t first = part.low[2] * p.channels;
+        const int64_t end = part.high[2] * p.channels;
+        const auto add_from = [&part](const L *from) {
+            return [first = part.first, size = part.size, sums = part.sums, from](int64_t i,
+                                                                                  int64_t place) {
+                const int64_t at = place - first;
+                if (uint64_t(at) < uint64_t(size))
+                    sums[at] += from[i];
+            };
+        };
+        const T *const from = reinterpret_cast<const T *>(arriving) + row;
+        if constexpr (is_direct) {
+            prefetch(from + 4 * p.output_row(), p.output_row());
+            places.each(which, bytes, od, oh, first, end, add_from(from));
+        } else {
+            const int64_t block = int64_t(m.loaded.size());
+            for (int64_t at = first, n; at < end; at += n) {
+                n = std::min(block, end - at);
+                Row elements = {reinterpret_cast<const char *>(from + at), 0};
+                as_they_are.combine(false, &elements, 1, n, m.loaded.data(), {});
+                places.each(which, bytes, od, oh, at, at + n, add_from(m.loaded.data() - at));
+            }
+        }
+    }
+};
+
+template <class T>
+void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
+    if (gathers_channels(p, sizeof(Wide<T>))) {
+        const ChannelGradient<T> op(p, arriving, taps);
         return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of(Windows(p)));
     }
-    const Taps places(p, p.channels, 1);
-    const Rows<Sum<L, T>> as_they_are({});
-    const Axis &d = p.d(), &h = p.h(), &w = p.w();
-    const int64_t number = d.size > 1 ? 0 : h.size > 1 ? 1 : 2;
-    const Axis &parted = p.axes[number];
-    const int64_t slab = p.plane() / parted.size;
-    const int64_t step = std::clamp<int64_t>(
-        (1 << 18) / slab, std::min(parted.size, 4 * parted.extent()), parted.size);
-    const int64_t parts = parts_of(parted.size, step);
-    parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
-        const int64_t block = std::min<int64_t>(4096, p.output_row());
-        std::vector<L> sums(is_direct ? 0 : step * slab), loaded(is_direct ? 0 : block);
-        for (int64_t task = begin; task < end; ++task) {
-            const int64_t plane = task / parts, start = task % parts * step,
-                          stop = std::min(parted.size, start + step);
-            const int64_t size = (stop - start) * slab, origin = plane * p.plane() + start * slab;
-            L *const sum = is_direct ? static_cast<L *>(gradient) + origin : sums.data();
-            std::fill_n(sum, size, L(0));
-            int64_t low[3] = {0, 0, 0}, high[3] = {d.outputs, h.outputs, w.outputs};
-            const int64_t before = start + parted.padding - parted.extent() + parted.stride;
-            low[number] = before < 0 ? 0 : std::min(before / parted.stride, parted.outputs);
-            high[number] = std::clamp((stop - 1 + parted.padding) / parted.stride + 1, low[number],
-                                      parted.outputs);
-            for (int64_t od = low[0]; od < high[0]; ++od)
-                for (int64_t oh = low[1]; oh < high[1]; ++oh) {
-                    const int64_t row =
-                        ((plane * d.outputs + od) * h.outputs + oh) * p.output_row();
-                    const void *const which = static_cast<const char *>(numbers) + row * bytes;
-                    Row shares = {static_cast<const char *>(arriving) + row * int64_t(sizeof(T)),
-                                  0};
-                    const auto add_from = [=](const L *from) {
-                        return [=](int64_t i, int64_t place) {
-                            const int64_t at = place - start * slab;
-                            if (uint64_t(at) < uint64_t(size))
-                                sum[at] += from[i];
-                        };
-                    };
-                    const int64_t first = low[2] * p.channels, end = high[2] * p.channels;
-                    if constexpr (is_direct) {
-                        const L *const from = elements<L>(shares);
-                        prefetch(from + 4 * p.output_row(), p.output_row());
-                        places.each(which, bytes, od, oh, first, end, add_from(from));
-                        continue;
-                    }
-                    shares.from += first * int64_t(sizeof(T));
-                    for (int64_t at = first, n; at < end; at += n) {
-                        n = std::min(block, end - at);
-                        as_they_are.combine(false, &shares, 1, n, loaded.data(), {});
-                        places.each(which, bytes, od, oh, at, at + n, add_from(loaded.data() - at));
-                        shares.from += n * int64_t(sizeof(T));
-                    }
-                }
-            if constexpr (!is_direct)
-                divide<T>(sum, size, 1, nullptr, static_cast<T *>(gradient) + origin);
-        }
-    });
+    Scatter<T>{p, static_cast<const char *>(arriving), static_cast<const char *>(taps),
+               static_cast<T *>(gradient)}
+        .run();
 }
 
 }  // namespace
@@ -230,19 +279,19 @@ void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
 
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
     expect_all(gradient, p.planes * p.plane() * type_of(p).bytes);
-    const auto is_apart = [](const Axis &axis) { return axis.extent() <= axis.stride; };
+    const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     // Where one window at most reads an element, nothing is added.
-    const bool adds = !is_apart(p.d()) || !is_apart(p.h()) || !is_apart(p.w());
+    const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
     if (p.type == 0)
-        spread<float>(p, arriving, taps, gradient);
+        gradient_of_maxima<float>(p, arriving, taps, gradient);
     else if (p.type == 1)
-        spread<double>(p, arriving, taps, gradient);
+        gradient_of_maxima<double>(p, arriving, taps, gradient);
     else if (p.type == 2 && adds)
-        spread<Half>(p, arriving, taps, gradient);
+        gradient_of_maxima<Half>(p, arriving, taps, gradient);
     else if (p.type == 3 && adds)
-        spread<BFloat16>(p, arriving, taps, gradient);
+        gradient_of_maxima<BFloat16>(p, arriving, taps, gradient);
     else if (p.type == 2 || p.type == 3)
-        spread<int16_t>(p, arriving, taps, gradient);
+        gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
     else
         refuse("gradients of type", p.type);
 }

@@ -45,7 +45,8 @@ int32_t code_of(const Call &call) noexcept {
 // Where a field of a struct lies and how many bytes it has; or the value of a constant.
 struct Field {
     const char *name;
-    int64_t offset, bytes;
+    int64_t offset;
+    int64_t bytes;
 };
 
 #define SIZE(Struct) {#Struct, 0, sizeof(Struct)}

@@ -62,7 +62,8 @@ struct ChannelWinners final : WindowOperations {
           op(op),
           none(numbers.none()),
           has_values(has_values) {
-        writes_results = true, is_separable = false;
+        writes_results = true;
+        is_separable = false;
     }
 
     V load(const Row &tap, int64_t at) const {
@@ -114,9 +115,11 @@ struct ChannelWinners final : WindowOperations {
                 best[c] = is_better ? challenger : best[c];
             };
 #pragma GCC unroll 4
-            for (int64_t c = 0; c < chains; ++c)
-                best[c] = load(taps[c / vectors * each], at(c)),
-                winning[c] = N{} + S(taps[c / vectors * each].number);
+            for (int64_t c = 0; c < chains; ++c) {
+                const Row &first_tap = taps[c / vectors * each];
+                best[c] = load(first_tap, at(c));
+                winning[c] = N{} + S(first_tap.number);
+            }
             for (int64_t t = 1; t < each; ++t)
 #pragma GCC unroll 4
                 for (int64_t c = 0; c < chains; ++c)

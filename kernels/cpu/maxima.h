@@ -24,19 +24,24 @@ template <class S>
 struct Max {
     using Value = S;
     using Element = S;
-    static constexpr bool is_idempotent = true, has_numbers = false,
-                          has_keys = !std::is_floating_point_v<S>;
-    static constexpr int64_t lanes = LANES<S>, few = 9;
-    S number_bits = 0, offset = 0;
+    static constexpr bool is_idempotent = true;
+    static constexpr bool has_numbers = false;
+    static constexpr bool has_keys = !std::is_floating_point_v<S>;
+    static constexpr int64_t lanes = LANES<S>;
+    static constexpr int64_t few = 9;
+    S number_bits = 0;
+    S offset = 0;
 
     Max() = default;
     explicit Max(const DataType &type) {
         if (std::is_floating_point_v<S>)
             return;
-        if (type.infinity)
-            number_bits = HIGHEST<S>, offset = S(HIGHEST<S> - type.infinity);
-        else if (type.is_unsigned)
+        if (type.infinity) {
+            number_bits = HIGHEST<S>;
+            offset = S(HIGHEST<S> - type.infinity);
+        } else if (type.is_unsigned) {
             offset = LOWEST<S>;
+        }
     }
     bool is_plain() const { return number_bits == 0 && offset == 0; }
     static constexpr S identity() {
@@ -107,19 +112,25 @@ template <class S, class P>
 struct Winner {
     using Value = P;
     using Element = S;
-    static constexpr bool is_idempotent = true, has_numbers = true, has_keys = true;
-    static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>, few = sizeof(S) == 4 ? 7 : 4;
+    static constexpr bool is_idempotent = true;
+    static constexpr bool has_numbers = true;
+    static constexpr bool has_keys = true;
+    static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>;
+    static constexpr int64_t few = sizeof(S) == 4 ? 7 : 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
-    static constexpr P FIRST = (P(1) << SHIFT) - 1,
-                       HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
-    S negative = LOWEST<S>, infinity = HIGHEST<S>,
-      flip = 0;  // numbers below `negative` count down, without their sign
+    static constexpr P FIRST = (P(1) << SHIFT) - 1;
+    static constexpr P HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
+    S negative = LOWEST<S>;
+    S infinity = HIGHEST<S>;
+    S flip = 0;  // numbers below `negative` count down, without their sign
 
     explicit Winner(const DataType &type) {
-        if (type.infinity)
-            negative = 0, infinity = S(type.infinity);
-        else if (type.is_unsigned)
+        if (type.infinity) {
+            negative = 0;
+            infinity = S(type.infinity);
+        } else if (type.is_unsigned) {
             flip = LOWEST<S>;
+        }
     }
     static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + HALF - 1; }
     static bool is_plain() { return false; }
@@ -174,11 +185,12 @@ struct Winner {
     __attribute__((always_inline)) Block<P, n> first_winners(const Row *rows, int64_t i) const {
         using V = Vector<S, n>;
         using B = Block<P, n>;
-        V best = key<n>(read<V>(elements<S>(rows[0]) + i)), which = V{} + S(rows[0].number);
+        V best = key<n>(read<V>(elements<S>(rows[0]) + i));
+        V which = V{} + S(rows[0].number);
 #pragma GCC unroll 7
         for (int64_t k = 1; k < count; ++k) {
             const V challenger = key<n>(read<V>(elements<S>(rows[k]) + i));
-            which = challenger > best ? V{} + S(rows[k].number) : which,
+            which = challenger > best ? V{} + S(rows[k].number) : which;
             best = challenger > best ? challenger : best;
         }
         Vector<S, B::WIDTH> numbers[B::COUNT];
@@ -201,7 +213,8 @@ struct Winner {
         int64_t at = 0;
         while (count - at >= n) {  // as many vectors as their type has numbers
             const int64_t first = at;
-            V best = V{} + LOWEST<S>, vector = {};
+            V best = V{} + LOWEST<S>;
+            V vector = {};
             for (S number = 0; count - at >= n && number < HIGHEST<S>; at += n, ++number) {
                 const V challenger = op.template key<n>(read<V>(row + at));
                 vector = challenger > best ? V{} + number : vector;

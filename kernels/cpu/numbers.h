@@ -80,10 +80,12 @@ struct Numbers {
           plane_size(p.numbering == INDICES ? p.plane() / p.channels : 0),
           columns(p, plane_size) {
         if (p.numbering == TAPS) {
-            units[1] = p.w().window, units[0] = p.h().window * units[1];
+            units[1] = p.w().window;
+            units[0] = p.h().window * units[1];
             return;
         }
-        units[0] = p.d().dilation * p.h().size * p.w().size, units[1] = p.h().dilation * p.w().size,
+        units[0] = p.d().dilation * p.h().size * p.w().size;
+        units[1] = p.h().dilation * p.w().size;
         units[2] = p.w().dilation;
         columns.keep([&](int64_t output) { return begin(p.w(), output); });
     }

@@ -67,7 +67,9 @@ struct Row {
 // So many combinations: the rows of each lie `step` bytes after those of the one before, itself
 // `pitch` values after it.
 struct Times {
-    int64_t count = 1, step = 0, pitch = 0;
+    int64_t count = 1;
+    int64_t step = 0;
+    int64_t pitch = 0;
     bool reads_ahead = false;  // from memory, what the next ones need
 
     void advance(int64_t t, Row *rows, int64_t taps) const {
@@ -152,7 +154,8 @@ struct Finish {
 inline int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input,
                          int64_t plane, const Span &depth, const Span &height, int64_t low,
                          Row *to) {
-    const int64_t row_bytes = p.row() * op.element_size, step = p.h().dilation * row_bytes;
+    const int64_t row_bytes = p.row() * op.element_size;
+    const int64_t step = p.h().dilation * row_bytes;
     const Row *const first = to;
     for (int64_t td = 0; td < depth.count; ++td) {
         const int64_t y =

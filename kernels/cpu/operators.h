@@ -7,14 +7,23 @@
 // Scales and zero points: vectors of one entry for all channels or one each, and the output type's
 // limits.
 struct Quantization {
-    const float *input_scale, *output_scale;
-    const int32_t *input_zero, *output_zero;
-    int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;
+    const float *input_scale;
+    const float *output_scale;
+    const int32_t *input_zero;
+    const int32_t *output_zero;
+    int64_t input_scales;
+    int64_t output_scales;
+    int64_t input_zeros;
+    int64_t output_zeros;
+    int64_t channels;
+    int64_t low;
+    int64_t high;
 };
 
 // Memory in three loops. With each step the mask moves on by so many bytes, 0 where it stays.
 struct Masking {
-    int64_t sizes[3], steps[3];
+    int64_t sizes[3];
+    int64_t steps[3];
     int64_t bytes;  // of an element
     int64_t fill;   // the bits of what stands where the mask is false
 };

@@ -15,7 +15,9 @@ GetThreads torch_get_num_threads = nullptr;
 
 // One parallel region, which its threads share.
 struct Region {
-    const int64_t count, least, threads;
+    const int64_t count;
+    const int64_t least;
+    const int64_t threads;
     const void *const work;
     void (*const run)(const void *work, int64_t begin, int64_t end);
     std::atomic<int64_t> next = 0;  // the first of count that no part has yet

@@ -16,7 +16,8 @@ namespace {
 
 // The ratio of two scales.
 struct Ratio {
-    double above, below;
+    double above;
+    double below;
 
     // What a result is a fraction of: of powers of two alone float32 knows.
     double parts() const {
@@ -26,8 +27,10 @@ struct Ratio {
     // sum * ratio / divisor, rounded, where it lies next to `whole` + 1/2: products and what they
     // leave are compared.
     int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
-        const double twice = 2 * double(sum), counted = double((2 * whole + 1) * divisor);
-        const double product = twice * above, half = counted * below;
+        const double twice = 2 * double(sum);
+        const double counted = double((2 * whole + 1) * divisor);
+        const double product = twice * above;
+        const double half = counted * below;
         const double beyond =
             (product - half) + (std::fma(twice, above, -product) - std::fma(counted, below, -half));
         return int32_t(whole + (beyond > 0 || (beyond == 0 && whole % 2)));
@@ -37,7 +40,8 @@ struct Ratio {
 // What windows of a row count and read along W, where that is not the same for all.
 struct Columns {
     const float *inverses;  // 1 / counted
-    const int32_t *counted, *read;
+    const int32_t *counted;
+    const int32_t *read;
 };
 
 struct Requantization {
@@ -45,8 +49,10 @@ struct Requantization {
     int64_t channels;                               // 1: all are alike
     std::vector<Ratio> ratios;                      // these of each channel
     std::vector<float> scales;
-    std::vector<int32_t> input_zeros, output_zeros;
-    int32_t low, high;
+    std::vector<int32_t> input_zeros;
+    std::vector<int32_t> output_zeros;
+    int32_t low;
+    int32_t high;
     bool are_certain;  // whether float32 tells halves from what lies next to them
 
     Requantization(const Quantization &q, double largest_divisor)
@@ -60,14 +66,15 @@ struct Requantization {
         for (int64_t c = 0; c < channels; ++c) {
             ratios.push_back({entry(q.input_scale, q.input_scales, c),
                               entry(q.output_scale, q.output_scales, c)});
-            scales.push_back(float(std::min(ratios[c].above / ratios[c].below, 0x1p60))),
-                parts = std::max(parts, ratios[c].parts());
+            scales.push_back(float(std::min(ratios[c].above / ratios[c].below, 0x1p60)));
+            parts = std::max(parts, ratios[c].parts());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
         }
         are_certain = parts * largest_divisor <= 1024;
-        scales.resize(channels + BLOCK), input_zeros.resize(channels + BLOCK),
-            output_zeros.resize(channels + BLOCK);
+        scales.resize(channels + BLOCK);
+        input_zeros.resize(channels + BLOCK);
+        output_zeros.resize(channels + BLOCK);
     }
 
     // AVX2 has no narrowing to a fourth: in one step it takes 1.1 to 1.2 times as long.
@@ -86,30 +93,34 @@ struct Requantization {
                    int64_t divisor, Columns columns, uint8_t *to) const {
         using Reals = Vector<float, BLOCK>;
         using Integers = Vector<int32_t, BLOCK>;
-        constexpr float GRID = 1.5f * 0x1p12f, WHOLE = 1.5f * 0x1p23f;
+        constexpr float GRID = 1.5f * 0x1p12f;
+        constexpr float WHOLE = 1.5f * 0x1p23f;
         constexpr int64_t TOGETHER = 8;
-        const int32_t *const zeros = output_zeros.data() + channel, *const input_zero =
-                                                                        input_zeros.data() +
-                                                                        channel;
+        const int32_t *const zeros = output_zeros.data() + channel;
+        const int32_t *const input_zero = input_zeros.data() + channel;
         const float *const factors = scales.data() + channel;
-        const float inverse = float(1 / double(divisor)), least = float(low), most = float(high);
+        const float inverse = float(1 / double(divisor));
+        const float least = float(low);
+        const float most = float(high);
         const int32_t taken = int32_t(inside);
-        Reals factor = Reals{} + factors[0] * inverse, floor = Reals{} + (least - float(zeros[0])),
-              ceiling = floor + (most - least);
-        Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE)),
-                 subtracted = Integers{} + taken * input_zero[0];
+        Reals factor = Reals{} + factors[0] * inverse;
+        Reals floor = Reals{} + (least - float(zeros[0]));
+        Reals ceiling = floor + (most - least);
+        Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE));
+        Integers subtracted = Integers{} + taken * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
-            Integers any = {}, halves[TOGETHER];
+            Integers any = {};
+            Integers halves[TOGETHER];
             Reals near[TOGETHER];
             const int64_t blocks = std::min(TOGETHER, parts_of(count - begin, BLOCK));
             for (int64_t k = 0; k < blocks; ++k) {
                 const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
                 if (of_channels) {
                     const auto zero = read<Integers>(zeros + i);
-                    factor = read<Reals>(factors + i) * inverse,
+                    factor = read<Reals>(factors + i) * inverse;
                     added = zero - bits_as<int32_t>(WHOLE);
                     subtracted = read<Integers>(input_zero + i) * taken;
-                    floor = least - __builtin_convertvector(zero, Reals),
+                    floor = least - __builtin_convertvector(zero, Reals);
                     ceiling = floor + (most - least);
                 }
                 if (columns.read) {
@@ -119,13 +130,16 @@ struct Requantization {
                 const Integers from =
                     converted<int32_t, BLOCK, L>(read<Vector<L, BLOCK>>(sums + i));
                 Reals real = __builtin_convertvector(from - subtracted, Reals) * factor;
-                real = real < floor ? floor : real, real = real > ceiling ? ceiling : real;
-                const Reals on_grid = real + GRID, shifted = on_grid + (WHOLE - GRID);
+                real = real < floor ? floor : real;
+                real = real > ceiling ? ceiling : real;
+                const Reals on_grid = real + GRID;
+                const Reals shifted = on_grid + (WHOLE - GRID);
                 write(bytes_of(Integers(shifted) + added), to + i);
                 if constexpr (checks_halves) {
                     near[k] = on_grid - GRID;
                     const Reals rest = near[k] - (shifted - WHOLE);
-                    halves[k] = Integers(rest * rest == .25f), any |= halves[k];
+                    halves[k] = Integers(rest * rest == .25f);
+                    any |= halves[k];
                 }
             }
             const Integers none = {};
@@ -137,13 +151,14 @@ struct Requantization {
             for (int64_t eight = 0; eight < blocks * BLOCK; eight += 8)
                 for (uint64_t some = read<uint64_t>(are_halves + eight) & 0x0101010101010101; some;
                      some &= some - 1) {
-                    const int64_t at = eight + __builtin_ctzll(some) / 8, k = at / BLOCK,
-                                  lane = at % BLOCK;
+                    const int64_t at = eight + __builtin_ctzll(some) / 8;
+                    const int64_t k = at / BLOCK;
+                    const int64_t lane = at % BLOCK;
                     const int64_t i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
-                    const int64_t c = channel + (of_channels ? i : 0),
-                                  whole = int64_t(std::floor(near[k][lane]));
-                    const int64_t reads = columns.read ? columns.read[i] : 1,
-                                  counts = columns.read ? columns.counted[i] : 1;
+                    const int64_t c = channel + (of_channels ? i : 0);
+                    const int64_t whole = int64_t(std::floor(near[k][lane]));
+                    const int64_t reads = columns.read ? columns.read[i] : 1;
+                    const int64_t counts = columns.read ? columns.counted[i] : 1;
                     const int32_t result = ratios[c].rounded(
                         sums[i] - inside * reads * input_zeros[c], divisor * counts, whole);
                     to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));

@@ -18,7 +18,8 @@ namespace {
 // n values, in as many vectors as they take.
 template <class L, int64_t n>
 struct Block {
-    static constexpr int64_t WIDTH = std::min(n, LANES<L>), COUNT = n / WIDTH;
+    static constexpr int64_t WIDTH = std::min(n, LANES<L>);
+    static constexpr int64_t COUNT = n / WIDTH;
     Vector<L, WIDTH> part[COUNT];
 };
 
@@ -64,7 +65,8 @@ struct Rows final : RowOperations {
         const L *__restrict row = reinterpret_cast<const L *>(values);
         L *__restrict out = static_cast<L *>(to);
         const auto run = [=](auto taps, auto step) {
-            constexpr int64_t k = decltype(taps)::value, every = decltype(step)::value;
+            constexpr int64_t k = decltype(taps)::value;
+            constexpr int64_t every = decltype(step)::value;
             VECTORIZE
             for (int64_t i = 0; i < outputs; ++i) {
                 L result = Op::of(row[every * i], Op::renumbered(row[every * i + 1], 1));
@@ -231,14 +233,17 @@ struct Rows final : RowOperations {
         if constexpr (many == 1)
             return vector_at(first);
         else {
-            constexpr int64_t in_16 = std::min<int64_t>(n, 16 / sizeof(L)), blocks = n / in_16;
-            constexpr int64_t group = many > blocks ? in_16 : n, half = n / many;
+            constexpr int64_t in_16 = std::min<int64_t>(n, 16 / sizeof(L));
+            constexpr int64_t blocks = n / in_16;
+            constexpr int64_t group = many > blocks ? in_16 : n;
+            constexpr int64_t half = n / many;
             const auto one = folded_each<n, many / 2>(first, vector_at);
             const auto other = folded_each<n, many / 2>(
                 first + (many > blocks ? many / blocks / 2 : many / 2 * in_16), vector_at);
             const auto part = [&](auto which) {
                 const auto lane = [](int64_t i) {
-                    const int64_t in_group = i % group, in_one = in_group % (group / 2);
+                    const int64_t in_group = i % group;
+                    const int64_t in_one = in_group % (group / 2);
                     return (in_group == in_one ? 0 : n) + i - in_group + in_one +
                            (in_one / half + decltype(which)::value) * half;
                 };
@@ -322,9 +327,12 @@ struct Rows final : RowOperations {
             const Row tap = {row.from + t * step * SIZE<are_values>, row.number + t * unit};
             return tree<are_values, 1, 0, 1>(op, &tap, 0).part[0];
         };
-        L even = count & 1 ? value(count - 1) : Op::identity(), odd = Op::identity();
-        for (int64_t t = 0; t + 1 < count; t += 2)
-            even = Op::of(even, value(t)), odd = Op::of(odd, value(t + 1));
+        L even = count & 1 ? value(count - 1) : Op::identity();
+        L odd = Op::identity();
+        for (int64_t t = 0; t + 1 < count; t += 2) {
+            even = Op::of(even, value(t));
+            odd = Op::of(odd, value(t + 1));
+        }
         return Op::of(even, odd);
     }
     template <bool are_values>
@@ -348,7 +356,8 @@ struct Rows final : RowOperations {
                 return combined_run<are_values, fewer>(from, count);
         if (count < n)
             return combined_strided<are_values>({from, 0}, count, 1, 1);
-        int64_t at = 0, eights = 0;
+        int64_t at = 0;
+        int64_t eights = 0;
         const auto take = [&](auto vectors) {
             constexpr int64_t k = decltype(vectors)::value;
             Row rows[k];
@@ -359,7 +368,8 @@ struct Rows final : RowOperations {
             at += k * n;
             return tree<are_values, n, 0, k>(op, rows, 0).part[0];
         };
-        V kept[60], result = V{} + Op::identity();
+        V kept[60];
+        V result = V{} + Op::identity();
         [[maybe_unused]] Vector<Integer, n> lane;
         if constexpr (n > 1) {
             for (int64_t i = 0; i < n; ++i)

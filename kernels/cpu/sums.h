@@ -10,10 +10,12 @@ template <class L, class T>
 struct Sum {
     using Value = L;
     using Element = T;
-    static constexpr bool is_idempotent = false, has_numbers = false, has_keys = false;
-    static constexpr int64_t lanes = LANES<L>, few = sizeof(L) == 4 && !std::is_floating_point_v<L>
-                                                         ? 4
-                                                         : 9;  // int32: of many taps
+    static constexpr bool is_idempotent = false;
+    static constexpr bool has_numbers = false;
+    static constexpr bool has_keys = false;
+    static constexpr int64_t lanes = LANES<L>;
+    static constexpr int64_t few =
+        sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;  // int32: of many taps
     static bool is_plain() { return std::is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
     template <class V>
@@ -36,7 +38,8 @@ inline double quotient(double sum, double by, double) {
     return sum / by;
 }
 inline float quotient(float sum, float by, float inverse) {
-    const float near = sum * inverse, rest = __builtin_fmaf(-near, by, sum);
+    const float near = sum * inverse;
+    const float rest = __builtin_fmaf(-near, by, sum);
     return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
 }
 
@@ -47,17 +50,23 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     using L = Wide<U>;
     const L *from = static_cast<const L *>(sums);
     U *out = static_cast<U *>(to);
-    const L by = L(divisor), inverse = L(1 / divisor);
+    const L by = L(divisor);
+    const L inverse = L(1 / divisor);
     const auto divide_all = [&](auto store) {
-        if (columns)
+        if (columns) {
             VECTORIZE
-        for (int64_t i = 0; i < count; ++i)
-            store(i, from[i] / (by * L(columns[i])));
-        else VECTORIZE for (int64_t i = 0; i < count; ++i) store(i, quotient(from[i], by, inverse));
+            for (int64_t i = 0; i < count; ++i)
+                store(i, from[i] / (by * L(columns[i])));
+        } else {
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i)
+                store(i, quotient(from[i], by, inverse));
+        }
     };
 #ifdef HAS_HALVES
     if constexpr (std::is_same_v<U, Half>) {
-        constexpr int64_t BLOCK = 1024, n = LANES<L>;
+        constexpr int64_t BLOCK = 1024;
+        constexpr int64_t n = LANES<L>;
         L block[BLOCK];
         for (int64_t rest = count; rest > 0;
              rest -= count, from += count, out += count, columns += columns ? count : 0) {

@@ -48,7 +48,8 @@ void for_places(const Problem &p, Visit visit) {
 // Calls act(i, place, position) for each of a plane's positions, with the element's place or -1.
 template <class Act>
 void for_positions(const Problem &p, const Positions &positions, int64_t plane, Act act) {
-    const int64_t channels = p.channels, begin = plane * p.output_plane();
+    const int64_t channels = p.channels;
+    const int64_t begin = plane * p.output_plane();
     for (int64_t i = begin; i < begin + p.output_plane(); i += channels)
         for (int64_t channel = 0; channel < channels; ++channel) {
             const int64_t position = positions[i + channel];

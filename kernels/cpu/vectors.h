@@ -130,7 +130,8 @@ inline T narrow(Wide<T> value) {
         const uint32_t bits = bits_as<uint32_t>(value);
         return {uint16_t(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
     } else if constexpr (std::is_same_v<T, Half>) {
-        const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffff;
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const uint32_t magnitude = bits & 0x7fffffff;
         const uint32_t normal = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
         const uint32_t tiny =
             bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;  // rounds to 2^-24
