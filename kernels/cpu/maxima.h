@@ -120,6 +120,7 @@ struct Winner {
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
     static constexpr P FIRST = (P(1) << SHIFT) - 1;
     static constexpr P HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
+    // FIRST ^ number is FIRST - number, as FIRST has all its bits set, and cannot overflow.
     S negative = LOWEST<S>;
     S infinity = HIGHEST<S>;
     S flip = 0;  // numbers below `negative` count down, without their sign
@@ -155,7 +156,7 @@ struct Winner {
                flip;
     }
     static P of_key(S key, int64_t number) {
-        return P(key) * (P(1) << SHIFT) + (FIRST - P(number));
+        return P(key) * (P(1) << SHIFT) | (FIRST ^ P(number));
     }
     template <int64_t n>
     __attribute__((always_inline)) Block<P, n> load(const S *from, int64_t number) const {
@@ -176,7 +177,7 @@ struct Winner {
 #pragma GCC unroll 8
         for (int64_t k = 0; k < B::COUNT; ++k)
             result.part[k] =
-                converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) + (FIRST - numbers_of(k));
+                converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ numbers_of(k));
         return result;
     }
     // Rows whose numbers rise and fit elements of four bytes are compared as those, and made wider
