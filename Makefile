@@ -63,6 +63,7 @@ lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h tools/*.cpp)
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --follow-imports=silent tests/user_code.py
 
 bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in models; three quarters of an hour
 	$(BIN)/python -m benchmarks

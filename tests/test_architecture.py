@@ -21,7 +21,7 @@ KERNELS = PACKAGE.parent / "kernels"
 ROOMS = ["distributed", "decompositions", "integrations", "nn", "quantized", "minima", "functional"]
 ROOMS += ["ops", "inductor", "onnx", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
-LEAVES = {"window", "operands", "docstrings", "_private"}
+LEAVES = {"window", "operands", "keywords", "_private"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},
     "decompositions": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},

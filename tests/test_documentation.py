@@ -123,12 +123,9 @@ def test_code_for_several_processes_runs(
     "name",
     [
         "",
-        "functional",
+        *(f"functional.{name}" for name in ("averages", "maxima", "quantized")),
         "minima",
         "quantized",
-        "nn",
-        "nn.functional",
-        "nn.quantized",
         "nn.conversion",
     ],
 )
@@ -137,6 +134,20 @@ def test_the_examples_of_docstrings_run(name: str) -> None:
     found = doctest.testmod(module, extraglobs={"torch": torch})
     assert found.attempted >= 2
     assert found.failed == 0
+
+
+@pytest.mark.parametrize("module", ["nn", "nn.functional", "nn.quantized"])
+def test_the_examples_of_layers_and_functions_run(module: str) -> None:
+    """Their docstrings stand in modules of their own, family by family."""
+    public = importlib.import_module(f"torch_dmlpool.{module}")
+    runner, finder = doctest.DocTestRunner(), doctest.DocTestFinder(recurse=False)
+    given = {**vars(public), "torch": torch}
+    names = [name for name in public.__all__ if re.search(r"\dd$", name)]
+    for name in names:
+        for test in finder.find(getattr(public, name), name, module=False, globs=given):
+            runner.run(test)
+    assert runner.tries >= len(names)
+    assert runner.failures == 0
 
 
 def drawing(request: str) -> str:

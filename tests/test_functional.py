@@ -1,10 +1,6 @@
 """The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
 import inspect
-import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import cases
 import pytest
@@ -139,52 +135,3 @@ def test_nothing_to_pool(name: str, leading: tuple[int, int]) -> None:
         assert [tuple(tensor.shape) for tensor in found] == [
             (*leading, *size[2:]) for size in sizes
         ]
-
-
-CHECKED_BY_MYPY = """
-import torch
-import torch_dmlpool as dmlpool
-from torch_dmlpool.nn import functional as F
-
-def pooled(x: torch.Tensor, flag: bool) -> None:
-    a: torch.Tensor = dmlpool.max_pooling(x, 2)
-    b: tuple[torch.Tensor, torch.Tensor] = dmlpool.max_pooling(x, 2, return_indices=True)
-    c: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-    c = dmlpool.max_pooling(x, 2, return_indices=flag)
-    d: torch.Tensor = F.max_pool2d(x, kernel_size=2, padding="same")
-    e: tuple[torch.Tensor, torch.Tensor] = F.adaptive_max_pool3d(x, 2, return_indices=True)
-    f: torch.Tensor = F.avg_pool1d(x, (2,), dilation=3)
-    layer: dmlpool.nn.MaxPool2d = dmlpool.nn.MaxPool2d(2, padding=((0, 1), (0, 1)))
-    wrong_result: str = dmlpool.nn.AvgPool2d(2)(x)
-    wrong_attribute: str = layer.kernel_size
-    F.max_pool2d(x, "2")
-    F.avg_pool2d(x, 2, dilatation=2)
-    dmlpool.average_pooling(x, 2, stride=2)
-    dmlpool.nn.AvgPool2d(2, padding=1.5)
-"""
-
-
-@pytest.mark.slow
-def test_a_type_checker_sees_arguments_and_results(
-    tmp_path: Path, python: Callable[..., Any]
-) -> None:
-    """return_indices decides the type, a bool variable included; the last six lines are wrong, and
-    they alone."""
-    source = tmp_path / "user.py"
-    source.write_text(CHECKED_BY_MYPY)
-    completed = python(
-        "-m", "mypy", "--no-error-summary", "--follow-imports=silent", source, fails=True
-    )
-    wrong = [
-        int(line.split(":")[1]) for line in completed.stdout.splitlines() if ": error:" in line
-    ]
-    last = CHECKED_BY_MYPY.count("\n")
-    assert wrong == list(range(last - 5, last + 1)), completed.stdout
-
-
-@pytest.mark.parametrize("name", [name for name in dmlpool.__all__ if "pooling" in name])
-def test_help_lists_every_argument(name: str) -> None:
-    """What operators share of their docstrings is filled in."""
-    function = getattr(dmlpool, name)
-    listed = set(re.findall(r"^    (\w+): ", function.__doc__, re.MULTILINE))
-    assert set(inspect.signature(function).parameters) <= listed

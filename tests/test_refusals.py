@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import refusals
@@ -38,7 +39,7 @@ def test_a_wrong_value_is_a_value_error_and_pytorchs_runtime_error() -> None:
     with pytest.raises(RuntimeError) as refusal:
         dmlpool.max_pooling(PLANES, 9)
     assert isinstance(refusal.value, ValueError)
-    assert type(refusal.value) is ArgumentError
+    assert isinstance(refusal.value, ArgumentError)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,84 @@ def test_torchs_names_are_answered_by_directmls(
 ) -> None:
     message = f"{function.__name__} has no argument {name}: did you mean {meant}?"
     refused(TypeError, message, lambda: function(PLANES, 2, **{name: 2}))
+
+
+WINDOWED = [
+    f"{name}{rank}d"
+    for name in ("MaxPool", "MinPool", "AvgPool", "LPPool", "quantized.AvgPool")
+    for rank in (1, 2, 3)
+]
+
+
+def layer_called(name: str) -> Any:
+    module, _, last = name.rpartition(".")
+    return functools.partial(
+        getattr(nn.quantized if module else nn, last), *((2,) if name.startswith("LP") else ())
+    )
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_directmls_names_are_answered_by_the_layers(name: str) -> None:
+    """E8: a layer knows torch.nn's names, and its errors name the layer."""
+    layer, given = layer_called(name), {"strides": "stride", "start_padding": "padding"}
+    given |= {} if name.startswith("LP") else {"dilations": "dilation"}
+    for wrong, meant in given.items():
+        message = f"{name.rpartition('.')[2]} has no argument {wrong}: did you mean {meant}?"
+        refused(TypeError, message, lambda wrong=wrong: layer(2, **{wrong: 2}))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
+        layer(2, window=3)
+    with pytest.raises(TypeError, match=rf"{name.rpartition('.')[2]}.__init__\(\) missing"):
+        layer()
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_layer_whose_window_does_not_fit_names_kernel_size(name: str) -> None:
+    """E8, G5: of layers and of the functions beneath them, batched or not."""
+    rank = int(name[-2])
+    dtype = torch.uint8 if "quantized" in name else torch.float32
+    input = torch.ones(1, 2, *(5,) * rank, dtype=dtype)
+    message = (
+        f"the window leaves no output in spatial dimension {'WHD'[rank - 1]}: kernel_size 9 with "
+        "dilation 1 spans 9 positions, but the padded input has only 0 + 5 + 0"
+    )
+    for given in (input, input[0]):
+        refused(ValueError, message, lambda given=given: layer_called(name)(9)(given))
+    if "quantized" not in name:
+        function = getattr(nn.functional, name.lower().replace("pool", "_pool"))
+        first = (2,) if name.startswith("LP") else ()
+        refused(ValueError, message, lambda: function(input, *first, 9))
+
+
+def test_padding_of_a_start_and_an_end_that_is_no_pair_is_told_how_to_write_it() -> None:
+    """G4: torch.nn.functional.pad has the start and the end beside one another."""
+    message = (
+        "padding must be one int or one pair ((start, end),), got (32, 0): to pad 32 at the start "
+        "and 0 at the end write padding=((32, 0),)"
+    )
+    refused(ValueError, message, lambda: nn.MaxPool1d(3, padding=(32, 0)))
+    message = (
+        "padding must be one int, 2 ints (H, W) or 2 pairs (start, end), one each for H, W, got "
+        "(1, 1, 0, 0)"
+    )
+    refused(ValueError, message, lambda: nn.MaxPool2d(3, padding=(1, 1, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MaxPool2d", "nn.MaxPool2d"),
+        ("max_pool2d", "nn.functional.max_pool2d"),
+        ("convert", "nn.convert"),
+        ("avg_pooling", "average_pooling"),
+        ("maxpooling", "max_pooling"),
+    ],
+)
+def test_a_name_that_is_elsewhere_is_said_to_be_there(name: str, meant: str) -> None:
+    message = (
+        f"module 'torch_dmlpool' has no attribute '{name}': did you mean torch_dmlpool.{meant}?"
+    )
+    refused(AttributeError, message, lambda: getattr(dmlpool, name))
+    assert not hasattr(dmlpool, "something_else")
 
 
 def test_another_functions_names_are_unexpected() -> None:

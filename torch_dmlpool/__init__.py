@@ -5,23 +5,53 @@
 torch.Size([1, 3, 4, 4])
 """
 
-from torch_dmlpool import functional, minima, nn
+from typing import TYPE_CHECKING, NoReturn
+
 from torch_dmlpool import integrations as integrations
+from torch_dmlpool import nn
 from torch_dmlpool.backends.fallbacks import SlowBackendWarning
-from torch_dmlpool.functional import *  # noqa: F403
-from torch_dmlpool.minima import *  # noqa: F403
+from torch_dmlpool.functional import (
+    adaptive_average_pooling,
+    adaptive_max_pooling,
+    average_pooling,
+    average_pooling_grad,
+    lp_pooling,
+    max_pooling,
+    max_pooling_grad,
+    max_unpooling,
+    quantized_linear_average_pooling,
+)
+from torch_dmlpool.minima import adaptive_min_pooling, min_pooling
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
 from torch_dmlpool.window import Window
 
 __version__ = "0.2.0"
 
 __all__ = [
-    *functional.__all__,
-    *minima.__all__,
     "SlowBackendWarning",
     "Window",
     "__version__",
+    "adaptive_average_pooling",
+    "adaptive_max_pooling",
+    "adaptive_min_pooling",
+    "average_pooling",
+    "average_pooling_grad",
+    "lp_pooling",
+    "max_pooling",
+    "max_pooling_grad",
+    "max_unpooling",
+    "min_pooling",
     "nn",
     "quantized_average_pooling",
+    "quantized_linear_average_pooling",
     "quantized_max_pooling",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name to exist
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say where a name is that was looked for here: torch.nn's are in ``torch_dmlpool.nn``."""
+        from torch_dmlpool import keywords
+
+        public = {"": __all__, "nn.": nn.__all__, "nn.functional.": nn.functional.__all__}
+        raise AttributeError(keywords.missing(name, public), name=name)

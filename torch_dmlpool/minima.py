@@ -1,17 +1,13 @@
 """Min pooling in DirectML's words, which DirectML itself lacks: the arguments are max pooling's."""
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.docstrings import operator, typed_as
-from torch_dmlpool.functional import (
-    Integers,
-    OutputSize,
-    Pooled,
-    adaptive_max_pooling,
-    max_pooling,
-)
+from torch_dmlpool.functional import Integers, OutputSize, Pooled
+from torch_dmlpool.keywords import operator
 from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import min_pooling as _min
 from torch_dmlpool.window import Window
@@ -19,8 +15,51 @@ from torch_dmlpool.window import Window
 __all__ = ["adaptive_min_pooling", "min_pooling"]
 
 
-@typed_as(max_pooling)
-@operator()
+@overload
+def min_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: Literal[False] = ...,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def min_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: Literal[True],
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: bool,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> Pooled: ...
+
+
+@operator
 def min_pooling(
     input: Tensor,
     window_size: Integers,
@@ -34,28 +73,48 @@ def min_pooling(
     index_dtype: torch.dtype = torch.int64,
     mask: Tensor | None = None,
 ) -> Pooled:
-    """Minimum of the elements in a sliding window, with its index where wanted.
+    """Minimum of the elements in a sliding window, and its index if ``return_indices`` is True.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
             :func:`max_pooling`. The minimum of bools is whether all are True.
-        WINDOW
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input. What lies there never counts.
         return_indices: Whether to return the indices of the minima too.
         index_dtype: int32, int64, uint32 or uint64.
-        MASK
+        mask: A bool tensor on the input's device, of a shape that broadcasts to the input's.
+            Elements where it is False are left out, NaN too: they never win, add nothing, are not
+            counted and have no gradient.
 
     Returns:
-        ``(N, C, *output)`` of the input's data type, where SIZES;
+        ``(N, C, *output)`` of the input's data type, where
+        ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
+        ``extent = (window_size - 1) * dilations + 1``;
         with ``return_indices`` the pair of it and its indices, which count as those of
         :func:`max_pooling`. Of equal minima the one with the lowest index wins (−0.0 equals 0.0),
         the first NaN wins over everything. Padding never wins: a window that reads no element gives
         inf, True or the type's highest value, and index −1 (all ones if unsigned). Integers are
         exact, the lowest of a signed type and the highest of an unsigned one too.
 
-    The gradient goes to the winning elements. All derivatives exist, but of integers and bools.
+    It can be differentiated to any order, except for integers and bools. The gradient goes to the
+    winning elements.
 
-    >>> dmlpool.min_pooling(torch.tensor([[[4., 1., 3., 2.]]]), window_size=2, return_indices=True)
-    (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
+            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[4., 1., 3., 2.]]])
+        >>> dmlpool.min_pooling(row, window_size=2, return_indices=True)
+        (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
     """
     operands.check_pooled("input", input, operands.ORDERED_TYPES)
     operands.check_flag("return_indices", return_indices)
@@ -71,8 +130,36 @@ def min_pooling(
     return _min.minima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
 
 
-@typed_as(adaptive_max_pooling)
-@operator()
+@overload
+def adaptive_min_pooling(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: Literal[False] = ...,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def adaptive_min_pooling(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: Literal[True],
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def adaptive_min_pooling(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: bool,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> Pooled: ...
+
+
+@operator
 def adaptive_min_pooling(
     input: Tensor,
     output_size: OutputSize,
@@ -81,25 +168,36 @@ def adaptive_min_pooling(
     index_dtype: torch.dtype = torch.int64,
     mask: Tensor | None = None,
 ) -> Pooled:
-    """Minimum of as many windows as are asked for, which cover the input evenly; 1 takes that of
-    whole planes.
+    """Minimum over ``output_size`` windows that cover the input evenly; 1 is the minimum of whole
+    planes.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
             :func:`max_pooling`.
-        output_size: As in :func:`adaptive_average_pooling`, and so are the windows.
+        output_size: Number of windows, as in :func:`adaptive_average_pooling`.
         return_indices: Whether to return the indices of the minima too.
-        index_dtype: As in :func:`max_pooling`.
-        MASK
+        index_dtype: int32, int64, uint32 or uint64.
+        mask: A bool tensor on the input's device, of a shape that broadcasts to the input's.
+            Elements where it is False are left out, NaN too: they never win, add nothing, are not
+            counted and have no gradient.
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it
         and its indices. They count, and ties and NaN are decided, as in :func:`min_pooling`.
 
-    The gradient goes to the winning elements. All derivatives exist, but of integers and bools.
+    It can be differentiated to any order, except for integers and bools. The gradient goes to the
+    winning elements.
 
-    >>> dmlpool.adaptive_min_pooling(torch.tensor([[[3., 1., 4., 1., 5.]]]), 3, return_indices=True)
-    (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
+            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[3., 1., 4., 1., 5.]]])
+        >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
+        (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
     """
     operands.check_pooled("input", input, operands.ORDERED_TYPES)
     operands.check_flag("return_indices", return_indices)

@@ -215,12 +215,11 @@ def check_index_type(
         )
 
 
-def check_taps(taps: int) -> None:
+def check_taps(taps: int, name: str = "window_size") -> None:
     """Refuse windows of more taps than can be numbered (rule M6)."""
     if is_sure(taps > 2**31):
         raise ArgumentError(
-            f"window_size must be at most {2**31} taps in all where winners are numbered, got "
-            f"{taps}"
+            f"{name} must be at most {2**31} taps in all where winners are numbered, got {taps}"
         )
 
 

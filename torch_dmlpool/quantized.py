@@ -8,15 +8,15 @@ PyTorch has none.
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
-from torch_dmlpool.docstrings import operator, typed_as
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
+from torch_dmlpool.keywords import operator
 from torch_dmlpool.ops.quantized_average_pooling import (
     of_quantized_tensor,
     quantized_linear_average_pooling,
@@ -27,7 +27,7 @@ from torch_dmlpool.window import ArgumentError, Window
 CHANNEL_AXIS = 1
 
 
-@operator("quantized_linear_average_pooling")
+@operator
 def quantized_average_pooling(
     input: Tensor,
     window_size: Integers,
@@ -48,7 +48,15 @@ def quantized_average_pooling(
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per
             tensor or per channel (along axis 1).
-        PADDED
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input. What lies there never counts.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
         output_scale: The output's scale, finite and above 0: a number or a tensor of one element
             for all channels, or ``(C,)`` for one each; the input's unless given.
         output_zero_point: The output's zero point, in the same forms, of any integer type; the
@@ -65,11 +73,20 @@ def quantized_average_pooling(
     new program, use :func:`quantized_linear_average_pooling` on the integers. A PyTorch without
     them raises a NotImplementedError.
 
-    >>> image = torch.tensor([[[[0., 1.], [2., 4.]]]])
-    >>> image = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
-    >>> # 10 + 1.75 / 0.5, half to even
-    >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()
-    tensor([[[[14]]]], dtype=torch.uint8)
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
+            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[0., 1.], [2., 4.]]]])
+        >>> image = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
+        >>> # 10 + 1.75 / 0.5, half to even
+        >>> dmlpool.quantized_average_pooling(image, window_size=2).int_repr()
+        tensor([[[[14]]]], dtype=torch.uint8)
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
     """
     types = check_quantized(input)
     window = Window.directml(
@@ -137,20 +154,84 @@ def average_of_integers(
     return quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
 
 
-@typed_as(max_pooling)
-@operator()
-def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Pooled:
+@overload
+def quantized_max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: Literal[False] = ...,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def quantized_max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: Literal[True],
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def quantized_max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = ...,
+    start_padding: Integers = ...,
+    end_padding: Integers = ...,
+    dilations: Integers = ...,
+    *,
+    ceil_mode: bool = ...,
+    return_indices: bool,
+    index_dtype: torch.dtype = ...,
+    mask: Tensor | None = ...,
+) -> Pooled: ...
+
+
+@operator
+def quantized_max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    *,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
+) -> Pooled:
     """Max pooling of a quantized tensor, whose scale and zero point the result keeps:
     :func:`max_pooling` of integers.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; quint8 or qint8, quantized per
             tensor or per channel (along axis 1).
-        WINDOW
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input. What lies there never counts.
         return_indices: Whether to return the indices of the maxima too, as :func:`max_pooling`
             counts them.
         index_dtype: int32, int64, uint32 or uint64.
-        MASK
+        mask: A bool tensor on the input's device, of a shape that broadcasts to the input's.
+            Elements where it is False are left out, NaN too: they never win, add nothing, are not
+            counted and have no gradient.
 
     Returns:
         ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and
@@ -160,12 +241,31 @@ def quantized_max_pooling(input: Tensor, *arguments: Any, **keywords: Any) -> Po
     Quantized tensors have no gradient, and torch.compile does not take them: there use
     :func:`max_pooling` of integers.
 
-    >>> image = torch.tensor([[[[0., 1.], [2., 4.]]]])
-    >>> image = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
-    >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
-    tensor([[[[4.]]]])
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
+            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> image = torch.tensor([[[[0., 1.], [2., 4.]]]])
+        >>> image = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
+        >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
+        tensor([[[[4.]]]])
     """
-    return of_integers(input, lambda plain: max_pooling(plain, *arguments, **keywords))
+    window = window_size, strides, start_padding, end_padding, dilations
+
+    def pool(plain: Tensor) -> Pooled:
+        return max_pooling(
+            plain,
+            *window,
+            ceil_mode=ceil_mode,
+            return_indices=return_indices,
+            index_dtype=index_dtype,
+            mask=mask,
+        )
+
+    return of_integers(input, pool)
 
 
 def of_integers(input: Tensor, pool: Callable[[Tensor], Any]) -> Any:

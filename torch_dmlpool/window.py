@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling, is_exporting
@@ -19,6 +19,14 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+# one for every spatial dimension, or one each in D, H, W order
+Integers: TypeAlias = int | Sequence[int]
+# likewise; None keeps the input's size
+OutputSize: TypeAlias = int | Sequence[int | None] | None
+# torch.nn's: of both ends, or pairs of start and end, or a word
+Padding: TypeAlias = (
+    int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid", "causal"]
+)
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
@@ -26,6 +34,14 @@ class ArgumentError(ValueError, RuntimeError):
     """An argument with a wrong value: a ValueError, and a RuntimeError as PyTorch raises for most
     of them.
     """
+
+
+class NoOutputError(ArgumentError):
+    """A window that does not fit into the padded input; it names DirectML's ``window_size``."""
+
+    def naming(self, argument: str) -> ArgumentError:
+        """The same error for a function whose ``argument`` is the window's size."""
+        return ArgumentError(str(self).replace("window_size", argument, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +141,11 @@ class Window:
     @remembering
     def directml(
         rank: int,
-        window_size: Any,
-        strides: Any = 1,
-        start_padding: Any = 0,
-        end_padding: Any = 0,
-        dilations: Any = 1,
+        window_size: Integers,
+        strides: Integers = 1,
+        start_padding: Integers = 0,
+        end_padding: Integers = 0,
+        dilations: Integers = 1,
         ceil_mode: bool = False,
     ) -> "Window":
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses
@@ -155,10 +171,10 @@ class Window:
     @remembering
     def pytorch(
         rank: int,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
         ceil_mode: bool = False,
         sizes: Sequence[int] | None = None,
     ) -> "Window":
@@ -187,15 +203,14 @@ class Window:
             if len(padding) != rank or not all(
                 isinstance(pair, Sequence) and len(pair) == 2 for pair in padding
             ):
-                names = ", ".join(AXIS_NAMES[rank])
-                raise ArgumentError(
-                    f"padding must be {rank} pairs (start, end), one each for {names}, got "
-                    f"{padding}"
-                )
+                raise ArgumentError(f"padding must be {_pairs(rank)}, got {padding}")
             starts, ends = (
                 entries("padding", side, rank, 0) for side in zip(*padding, strict=True)
             )
         else:
+            if isinstance(padding, (tuple, list)) and len(padding) == 2 * rank:
+                # as torch.nn.functional.pad has it: for each dimension a start and an end
+                raise ArgumentError(_meant_pairs(padding, rank))
             starts = ends = entries("padding", shared(padding), rank, 0)
         return _window(ceil_mode, windows, strides, starts, ends, dilations)
 
@@ -228,7 +243,7 @@ class Window:
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
             outputs.append(axis.output_size(size))
             if is_sure(outputs[-1] < 1):
-                raise ArgumentError(
+                raise NoOutputError(
                     f"the window leaves no output in spatial dimension {name}: window_size "
                     f"{axis.window} with dilation "
                     f"{axis.dilation} spans {axis.extent} positions, but the padded input has only "
@@ -255,9 +270,8 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     )
     listed = tuple(value) if is_list else (value,) * rank
     if len(listed) != rank:
-        raise ArgumentError(
-            f"{name} must be one int or {rank} ints ({', '.join(AXIS_NAMES[rank])}), got {listed}"
-        )
+        several = f" or {rank} ints ({', '.join(AXIS_NAMES[rank])})" if rank > 1 else ""
+        raise ArgumentError(f"{name} must be one int{several}, got {listed}")
     numbers = tuple(integer(name, entry, value) for entry in listed)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         is_small = is_sure(number < least)
@@ -332,6 +346,25 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
 def shared(value: Any) -> Any:
     """One of torch.nn's arguments, of which a list of one entry is read as that entry."""
     return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+
+
+def _pairs(rank: int) -> str:
+    """How different padding at the start and at the end is written."""
+    if rank == 1:
+        return "one pair ((start, end),)"
+    return f"{rank} pairs (start, end), one each for {', '.join(AXIS_NAMES[rank])}"
+
+
+def _meant_pairs(padding: Sequence[Any], rank: int) -> str:
+    """The error for a start and an end that are not written as a pair."""
+    if rank == 1:
+        start, end = padding
+        return (
+            f"padding must be one int or {_pairs(rank)}, got {padding}: to pad {start!r} at the "
+            f"start and {end!r} at the end write padding=(({start!r}, {end!r}),)"
+        )
+    names = ", ".join(AXIS_NAMES[rank])
+    return f"padding must be one int, {rank} ints ({names}) or {_pairs(rank)}, got {padding}"
 
 
 def _padding_in_a_word(

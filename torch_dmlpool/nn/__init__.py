@@ -2,14 +2,62 @@
 models converted.
 """
 
-from torch_dmlpool.nn import functional, layers, quantized
+from torch_dmlpool.nn import functional, quantized
 from torch_dmlpool.nn.conversion import Conversion, convert, rerouted
 from torch_dmlpool.nn.exported import integer_pooling
-from torch_dmlpool.nn.layers import *  # noqa: F403
+from torch_dmlpool.nn.layers import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AdaptiveMinPool1d,
+    AdaptiveMinPool2d,
+    AdaptiveMinPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+    MaxUnpool3d,
+    MinPool1d,
+    MinPool2d,
+    MinPool3d,
+)
 
 __all__ = [
-    *layers.__all__,
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AdaptiveMinPool1d",
+    "AdaptiveMinPool2d",
+    "AdaptiveMinPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
     "Conversion",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
+    "MinPool1d",
+    "MinPool2d",
+    "MinPool3d",
     "convert",
     "functional",
     "integer_pooling",

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import quantized
-from torch_dmlpool.functional import OutputSize
-from torch_dmlpool.nn import dimensions, functional
-from torch_dmlpool.nn.functional import Padding, Sizes
+from torch_dmlpool.nn import dimensions, pools
 from torch_dmlpool.ops.adaptive_pooling import bins
-from torch_dmlpool.window import ArgumentError, shared
+from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared
 
 
 def accepting(function: Callable[..., Any], family: str, rank: int) -> Callable[..., Any]:
@@ -54,14 +52,14 @@ def _averages(
     _: Callable[..., Any],
     rank: int,
     input: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
+    kernel_size: Integers,
+    stride: Integers | None = None,
     padding: Padding = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
     *,
-    dilation: Sizes = 1,
+    dilation: Integers = 1,
 ) -> Tensor:
     if divisor_override is not None:
         raise ArgumentError(
@@ -69,7 +67,7 @@ def _averages(
         )
     types = quantized.check_quantized(input)
     geometry = (kernel_size, stride, padding, dilation, ceil_mode)
-    window = functional.window_of(rank, input, *geometry)
+    window = pools.window_of(rank, input, *geometry)
     return quantized.average(input, types, window, count_include_pad, None, None, None)
 
 

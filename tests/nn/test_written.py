@@ -1,0 +1,92 @@
+"""The layers and functions that tools/write_dimensions.py writes into the source."""
+
+import ast
+import inspect
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import functional, layers, quantized
+
+ROOT = Path(dmlpool.__file__).parent.parent
+TOOL = ROOT / "tools" / "write_dimensions.py"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[Path, str]:
+    if not TOOL.is_file():
+        pytest.skip("not in a checkout")
+    monkeypatch.setattr(sys, "path", [str(TOOL.parent), *sys.path])
+    found: dict[Path, str] = runpy.run_path(str(TOOL))["files"]()
+    return found
+
+
+def test_the_source_is_what_the_tool_writes(written: dict[Path, str]) -> None:
+    """``python tools/write_dimensions.py`` would change nothing."""
+    assert len(written) == 17
+    for path, text in written.items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+PUBLIC = {
+    **{f"nn.functional.{name}": getattr(functional, name) for name in functional.__all__},
+    **{f"nn.{name}": getattr(layers, name) for name in layers.__all__},
+    **{f"nn.quantized.{name}": getattr(quantized, name) for name in quantized.__all__},
+    **{
+        name: getattr(dmlpool, name)
+        for name in dmlpool.__all__
+        if inspect.isfunction(getattr(dmlpool, name))
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_docstring_and_a_signature_stand_in_the_source(name: str) -> None:
+    """What ``help()`` shows is what an editor reads: no text is put together at run time."""
+    public: Any = PUBLIC[name]
+    code = public.__init__ if inspect.isclass(public) else public
+    path = inspect.getsourcefile(inspect.unwrap(code))
+    assert path is not None
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    definitions = [
+        node
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == public.__name__
+    ]
+    definition = definitions[-1]  # the last of several is the implementation of overloads
+    assert public.__doc__ == ast.get_docstring(definition, clean=False)
+    assert not re.search(r"[{}]|\b(?:WINDOW|PADDED|MASK|SIZES)\b", public.__doc__)
+    if isinstance(definition, ast.ClassDef):
+        (*_, definition) = (
+            node
+            for node in definition.body
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        )
+    assert isinstance(definition, ast.FunctionDef)
+    declared = [*definition.args.args, *definition.args.kwonlyargs]
+    names = [argument.arg for argument in declared if argument.arg != "self"]
+    assert names == list(inspect.signature(public).parameters)
+    listed = set(re.findall(r"^ *(\w+): ", public.__doc__, re.MULTILINE))
+    assert set(names) <= listed or name.endswith("_with_indices")
+
+
+ARGUMENTS = ["window_size", "strides", "start_padding", "end_padding", "dilations", "ceil_mode"]
+
+
+@pytest.mark.parametrize("argument", [*ARGUMENTS, "include_padding", "mask", "return_indices"])
+def test_operators_say_the_same_of_the_same_argument(argument: str) -> None:
+    """Docstrings that stand written out could drift apart."""
+    texts = set()
+    for name, function in PUBLIC.items():
+        if not name.startswith("nn."):
+            text = f"{inspect.getdoc(function)}\n    end"
+            found = re.search(rf"^    ({argument}: .*?)(?=^ {{0,4}}\w)", text, re.M | re.S)
+            if found is not None:
+                said = re.sub("(max|min)ima", "...", found[1])
+                texts.add(said.partition(", as :func:")[0].strip().rstrip("."))
+    assert len(texts) == 1, texts

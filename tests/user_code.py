@@ -1,0 +1,224 @@
+"""A program as users write it, with every public name. tests/test_types.py runs it, and has mypy
+and pyright read it in their strict modes. Each ``assert_type`` says what they must find."""
+
+from typing import assert_type
+
+import torch
+from torch import Tensor, nn
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import distributed, inductor, onnx
+from torch_dmlpool.decompositions import decompositions
+from torch_dmlpool.nn import functional as F  # noqa: N812
+
+Pair = tuple[Tensor, Tensor]
+
+
+def operators(x: Tensor, flag: bool) -> None:
+    assert_type(dmlpool.average_pooling(x, 2, strides=(2, 1)), Tensor)
+    assert_type(dmlpool.average_pooling_grad(x, (1, 2, 9, 9), 2), Tensor)
+    assert_type(dmlpool.lp_pooling(x, 2, p=3.0), Tensor)
+    assert_type(dmlpool.adaptive_average_pooling(x, (2, None)), Tensor)
+    assert_type(dmlpool.max_pooling_grad(torch.rand(1, 2, 9, 9), x, 2), Tensor)
+    assert_type(dmlpool.max_pooling(x, 2), Tensor)
+    assert_type(dmlpool.max_pooling(x, 2, return_indices=True), Pair)
+    assert_type(dmlpool.max_pooling(x, 2, return_indices=flag), Tensor | Pair)
+    assert_type(dmlpool.min_pooling(x, 2), Tensor)
+    assert_type(dmlpool.min_pooling(x, 2, return_indices=True), Pair)
+    assert_type(dmlpool.min_pooling(x, 2, return_indices=flag), Tensor | Pair)
+    assert_type(dmlpool.adaptive_max_pooling(x, 2), Tensor)
+    assert_type(dmlpool.adaptive_max_pooling(x, 2, return_indices=True), Pair)
+    assert_type(dmlpool.adaptive_max_pooling(x, 2, return_indices=flag), Tensor | Pair)
+    assert_type(dmlpool.adaptive_min_pooling(x, 2), Tensor)
+    assert_type(dmlpool.adaptive_min_pooling(x, 2, return_indices=True), Pair)
+    assert_type(dmlpool.adaptive_min_pooling(x, 2, return_indices=flag), Tensor | Pair)
+    assert_type(
+        dmlpool.max_unpooling(*dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape), Tensor
+    )
+    image = (x * 9).to(torch.uint8)
+    assert_type(
+        dmlpool.quantized_linear_average_pooling(image, 0.5, 3, 0.25, None, window_size=2), Tensor
+    )
+    window = dmlpool.Window.directml(2, 3, strides=(2, 1), start_padding=1)
+    assert_type(window, dmlpool.Window)
+    assert_type(window.output_sizes((8, 8)), tuple[int, ...])
+    assert_type(dmlpool.Window.pytorch(2, 3, padding="same"), dmlpool.Window)
+    assert_type(dmlpool.__version__, str)
+    assert issubclass(dmlpool.SlowBackendWarning, Warning)
+
+
+def functions(row: Tensor, image: Tensor, volume: Tensor, flag: bool) -> None:
+    assert_type(F.avg_pool1d(input=row, kernel_size=2, dilation=2), Tensor)
+    assert_type(F.lp_pool1d(row, 2, 2, padding=1), Tensor)
+    assert_type(F.adaptive_avg_pool1d(row, 2), Tensor)
+    assert_type(F.max_pool1d(row, 2), Tensor)
+    assert_type(F.max_pool1d(row, 2, return_indices=True), Pair)
+    assert_type(F.max_pool1d(row, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.min_pool1d(row, 2), Tensor)
+    assert_type(F.min_pool1d(row, 2, return_indices=True), Pair)
+    assert_type(F.min_pool1d(row, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.adaptive_max_pool1d(row, 2), Tensor)
+    assert_type(F.adaptive_max_pool1d(row, 2, return_indices=True), Pair)
+    assert_type(F.adaptive_max_pool1d(row, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.adaptive_min_pool1d(row, 2), Tensor)
+    assert_type(F.adaptive_min_pool1d(row, 2, return_indices=True), Pair)
+    assert_type(F.adaptive_min_pool1d(row, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.max_pool1d_with_indices(row, 2), Pair)
+    assert_type(F.adaptive_max_pool1d_with_indices(row, 2), Pair)
+    values, indices = F.max_pool1d(row, 2, 2, 0, 1, False, True)
+    assert_type(F.max_unpool1d(values, indices, 2), Tensor)
+    assert_type(F.avg_pool2d(input=image, kernel_size=2, dilation=2), Tensor)
+    assert_type(F.lp_pool2d(image, 2, 2, padding=1), Tensor)
+    assert_type(F.adaptive_avg_pool2d(image, 2), Tensor)
+    assert_type(F.max_pool2d(image, 2), Tensor)
+    assert_type(F.max_pool2d(image, 2, return_indices=True), Pair)
+    assert_type(F.max_pool2d(image, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.min_pool2d(image, 2), Tensor)
+    assert_type(F.min_pool2d(image, 2, return_indices=True), Pair)
+    assert_type(F.min_pool2d(image, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.adaptive_max_pool2d(image, 2), Tensor)
+    assert_type(F.adaptive_max_pool2d(image, 2, return_indices=True), Pair)
+    assert_type(F.adaptive_max_pool2d(image, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.adaptive_min_pool2d(image, 2), Tensor)
+    assert_type(F.adaptive_min_pool2d(image, 2, return_indices=True), Pair)
+    assert_type(F.adaptive_min_pool2d(image, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.max_pool2d_with_indices(image, 2), Pair)
+    assert_type(F.adaptive_max_pool2d_with_indices(image, 2), Pair)
+    values, indices = F.max_pool2d(image, 2, 2, 0, 1, False, True)
+    assert_type(F.max_unpool2d(values, indices, 2), Tensor)
+    assert_type(F.avg_pool3d(input=volume, kernel_size=2, dilation=2), Tensor)
+    assert_type(F.lp_pool3d(volume, 2, 2, padding=1), Tensor)
+    assert_type(F.adaptive_avg_pool3d(volume, 2), Tensor)
+    assert_type(F.max_pool3d(volume, 2), Tensor)
+    assert_type(F.max_pool3d(volume, 2, return_indices=True), Pair)
+    assert_type(F.max_pool3d(volume, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.min_pool3d(volume, 2), Tensor)
+    assert_type(F.min_pool3d(volume, 2, return_indices=True), Pair)
+    assert_type(F.min_pool3d(volume, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.adaptive_max_pool3d(volume, 2), Tensor)
+    assert_type(F.adaptive_max_pool3d(volume, 2, return_indices=True), Pair)
+    assert_type(F.adaptive_max_pool3d(volume, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.adaptive_min_pool3d(volume, 2), Tensor)
+    assert_type(F.adaptive_min_pool3d(volume, 2, return_indices=True), Pair)
+    assert_type(F.adaptive_min_pool3d(volume, 2, return_indices=flag), Tensor | Pair)
+    assert_type(F.max_pool3d_with_indices(volume, 2), Pair)
+    assert_type(F.adaptive_max_pool3d_with_indices(volume, 2), Pair)
+    values, indices = F.max_pool3d(volume, 2, 2, 0, 1, False, True)
+    assert_type(F.max_unpool3d(values, indices, 2), Tensor)
+
+
+def layers(row: Tensor, image: Tensor, volume: Tensor, flag: bool) -> None:
+    assert_type(dmlpool.nn.AvgPool1d(2, padding="same")(row), Tensor)
+    assert_type(dmlpool.nn.LPPool1d(2, 2)(row), Tensor)
+    assert_type(dmlpool.nn.AdaptiveAvgPool1d(2)(row), Tensor)
+    assert_type(dmlpool.nn.MaxPool1d(2)(row), Tensor)
+    assert_type(dmlpool.nn.MaxPool1d(2, return_indices=True)(row), Pair)
+    assert_type(dmlpool.nn.MaxPool1d(2, return_indices=flag)(row), Tensor | Pair)
+    assert_type(dmlpool.nn.MinPool1d(2)(row), Tensor)
+    assert_type(dmlpool.nn.MinPool1d(2, return_indices=True)(row), Pair)
+    assert_type(dmlpool.nn.MinPool1d(2, return_indices=flag)(row), Tensor | Pair)
+    assert_type(dmlpool.nn.AdaptiveMaxPool1d(2)(row), Tensor)
+    assert_type(dmlpool.nn.AdaptiveMaxPool1d(2, return_indices=True)(row), Pair)
+    assert_type(dmlpool.nn.AdaptiveMaxPool1d(2, return_indices=flag)(row), Tensor | Pair)
+    assert_type(dmlpool.nn.AdaptiveMinPool1d(2)(row), Tensor)
+    assert_type(dmlpool.nn.AdaptiveMinPool1d(2, return_indices=True)(row), Pair)
+    assert_type(dmlpool.nn.AdaptiveMinPool1d(2, return_indices=flag)(row), Tensor | Pair)
+    values, indices = dmlpool.nn.MaxPool1d(2, 2, 0, 1, True)(row)
+    assert_type(dmlpool.nn.MaxUnpool1d(2)(values, indices), Tensor)
+    integers = (row * 9).to(torch.uint8)
+    assert_type(dmlpool.nn.quantized.AvgPool1d(2, input_scale=0.5)(integers), Tensor)
+    assert_type(dmlpool.nn.quantized.AdaptiveAvgPool1d(1)(integers), Tensor)
+    assert_type(dmlpool.nn.quantized.MaxPool1d(2)(integers), Tensor)
+    assert_type(dmlpool.nn.AvgPool2d(2, padding="same")(image), Tensor)
+    assert_type(dmlpool.nn.LPPool2d(2, 2)(image), Tensor)
+    assert_type(dmlpool.nn.AdaptiveAvgPool2d(2)(image), Tensor)
+    assert_type(dmlpool.nn.MaxPool2d(2)(image), Tensor)
+    assert_type(dmlpool.nn.MaxPool2d(2, return_indices=True)(image), Pair)
+    assert_type(dmlpool.nn.MaxPool2d(2, return_indices=flag)(image), Tensor | Pair)
+    assert_type(dmlpool.nn.MinPool2d(2)(image), Tensor)
+    assert_type(dmlpool.nn.MinPool2d(2, return_indices=True)(image), Pair)
+    assert_type(dmlpool.nn.MinPool2d(2, return_indices=flag)(image), Tensor | Pair)
+    assert_type(dmlpool.nn.AdaptiveMaxPool2d(2)(image), Tensor)
+    assert_type(dmlpool.nn.AdaptiveMaxPool2d(2, return_indices=True)(image), Pair)
+    assert_type(dmlpool.nn.AdaptiveMaxPool2d(2, return_indices=flag)(image), Tensor | Pair)
+    assert_type(dmlpool.nn.AdaptiveMinPool2d(2)(image), Tensor)
+    assert_type(dmlpool.nn.AdaptiveMinPool2d(2, return_indices=True)(image), Pair)
+    assert_type(dmlpool.nn.AdaptiveMinPool2d(2, return_indices=flag)(image), Tensor | Pair)
+    values, indices = dmlpool.nn.MaxPool2d(2, 2, 0, 1, True)(image)
+    assert_type(dmlpool.nn.MaxUnpool2d(2)(values, indices), Tensor)
+    integers = (image * 9).to(torch.uint8)
+    assert_type(dmlpool.nn.quantized.AvgPool2d(2, input_scale=0.5)(integers), Tensor)
+    assert_type(dmlpool.nn.quantized.AdaptiveAvgPool2d(1)(integers), Tensor)
+    assert_type(dmlpool.nn.quantized.MaxPool2d(2)(integers), Tensor)
+    assert_type(dmlpool.nn.AvgPool3d(2, padding="same")(volume), Tensor)
+    assert_type(dmlpool.nn.LPPool3d(2, 2)(volume), Tensor)
+    assert_type(dmlpool.nn.AdaptiveAvgPool3d(2)(volume), Tensor)
+    assert_type(dmlpool.nn.MaxPool3d(2)(volume), Tensor)
+    assert_type(dmlpool.nn.MaxPool3d(2, return_indices=True)(volume), Pair)
+    assert_type(dmlpool.nn.MaxPool3d(2, return_indices=flag)(volume), Tensor | Pair)
+    assert_type(dmlpool.nn.MinPool3d(2)(volume), Tensor)
+    assert_type(dmlpool.nn.MinPool3d(2, return_indices=True)(volume), Pair)
+    assert_type(dmlpool.nn.MinPool3d(2, return_indices=flag)(volume), Tensor | Pair)
+    assert_type(dmlpool.nn.AdaptiveMaxPool3d(2)(volume), Tensor)
+    assert_type(dmlpool.nn.AdaptiveMaxPool3d(2, return_indices=True)(volume), Pair)
+    assert_type(dmlpool.nn.AdaptiveMaxPool3d(2, return_indices=flag)(volume), Tensor | Pair)
+    assert_type(dmlpool.nn.AdaptiveMinPool3d(2)(volume), Tensor)
+    assert_type(dmlpool.nn.AdaptiveMinPool3d(2, return_indices=True)(volume), Pair)
+    assert_type(dmlpool.nn.AdaptiveMinPool3d(2, return_indices=flag)(volume), Tensor | Pair)
+    values, indices = dmlpool.nn.MaxPool3d(2, 2, 0, 1, True)(volume)
+    assert_type(dmlpool.nn.MaxUnpool3d(2)(values, indices), Tensor)
+    integers = (volume * 9).to(torch.uint8)
+    assert_type(dmlpool.nn.quantized.AvgPool3d(2, input_scale=0.5)(integers), Tensor)
+    assert_type(dmlpool.nn.quantized.AdaptiveAvgPool3d(1)(integers), Tensor)
+    assert_type(dmlpool.nn.quantized.MaxPool3d(2)(integers), Tensor)
+
+
+class Model(nn.Module):
+    """A layer of maxima without indices needs no type argument, one with indices does."""
+
+    pool: dmlpool.nn.MaxPool2d
+    winners: dmlpool.nn.MaxPool2d[Pair]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = dmlpool.nn.MaxPool2d(3, stride=1, padding=((0, 2), (1, 1)))
+        self.winners = dmlpool.nn.MaxPool2d(2, return_indices=True)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        values, _ = self.winners(self.pool(x, mask=mask))
+        return values
+
+
+def models(image: Tensor) -> None:
+    conversion = dmlpool.nn.convert(nn.Sequential(nn.MaxPool2d(2)))
+    assert_type(conversion, dmlpool.nn.Conversion)
+    assert_type(conversion.model, nn.Module)
+    assert_type(conversion.replaced, dict[str, str])
+    with dmlpool.nn.rerouted():
+        assert Model()(image).shape == (1, 2, 4, 4)
+    program = torch.export.export(Model(), (image,))
+    assert_type(dmlpool.nn.integer_pooling(program), torch.export.ExportedProgram)
+    assert len(onnx.translations()) > 9
+    assert len(decompositions()) > 9
+    assert distributed.__name__ == "torch_dmlpool.distributed"
+    assert_type(inductor.is_lowering(), bool)
+    inductor.lower(True)
+
+
+def quantized_tensors(image: Tensor, flag: bool) -> None:
+    packed = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
+    assert_type(dmlpool.quantized_average_pooling(packed, 2), Tensor)
+    assert_type(dmlpool.quantized_max_pooling(packed, 2), Tensor)
+    assert_type(dmlpool.quantized_max_pooling(packed, 2, return_indices=True), Pair)
+    assert_type(dmlpool.quantized_max_pooling(packed, 2, return_indices=flag), Tensor | Pair)
+
+
+def main() -> None:
+    image = torch.rand(1, 2, 8, 8)
+    row, volume = torch.rand(1, 2, 8), torch.rand(1, 2, 8, 8, 8)
+    for flag in (False, True):
+        operators(image, flag)
+        functions(row, image, volume, flag)
+        layers(row, image, volume, flag)
+        quantized_tensors(image, flag)
+    models(image)

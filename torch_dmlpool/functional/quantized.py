@@ -1,0 +1,88 @@
+"""Averages of quantized integers in DirectML's words."""
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.ops import quantized_average_pooling as _quantized
+from torch_dmlpool.window import Integers, Window
+
+
+@operator
+def quantized_linear_average_pooling(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Average of quantized integers, which represent ``scale * (integer - zero_point)``
+    (``DML_QUANTIZED_LINEAR_AVERAGE_POOLING``).
+
+    A scale or a zero point is one for all channels (a number, or a tensor of one element) or one
+    for each (a tensor of shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``). Scales in
+    tensors are checked on a CPU in eager mode.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; int8 or uint8.
+        input_scale: Real numbers per step of the input, finite and above 0, rounded to float32.
+        input_zero_point: The integer that stands for 0, of the input's data type if a tensor; None
+            for 0.
+        output_scale: Real numbers per step of the output, as above.
+        output_zero_point: The output's integer for 0, likewise of the output's data type.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input. What lies there never counts.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        output_dtype: int8 or uint8; that of ``output_zero_point`` if it is a tensor, else the
+            input's, unless given.
+
+    Returns:
+        ``(N, C, *output)`` of ``output_dtype``, where
+        ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
+        ``extent = (window_size - 1) * dilations + 1``:
+        ``round(average / output_scale) + output_zero_point``, saturated to the type's limits, as
+        in exact arithmetic. Ties are rounded to even before the zero point is added. Padding is
+        the real number 0.
+
+    It has no gradient: a scale that requires one raises RuntimeError.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
+            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> # 0, 1, 2 and 4 in steps of 0.5 from 10; 1.75 / 0.25 + 3
+        >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)
+        >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)
+        tensor([[[[10]]]], dtype=torch.uint8)
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
+    """
+    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    window = Window.directml(
+        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    parameters = (input_scale, input_zero_point, output_scale, output_zero_point)
+    parameters, dtype = operands.checked_quantization(input, parameters, output_dtype)
+    return _quantized.quantized_linear_average_pooling(
+        input, parameters, window, include_padding, dtype
+    )

@@ -1,0 +1,76 @@
+"""Unknown keyword arguments: the error of an operator or a layer names the argument that was
+meant.
+
+Operators have DirectML's names (``window_size``), layers and ``nn.functional`` PyTorch's
+(``kernel_size``). Whoever writes the one where the other is wanted is told.
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+DIRECTMLS_FOR_PYTORCHS = {
+    "kernel_size": "window_size",
+    "stride": "strides",
+    "padding": "start_padding and end_padding",
+    "dilation": "dilations",
+    "count_include_pad": "include_padding",
+    "norm_type": "p",
+}
+PYTORCHS_FOR_DIRECTMLS = {
+    directmls: pytorchs
+    for pytorchs, names in DIRECTMLS_FOR_PYTORCHS.items()
+    for directmls in names.split(" and ")
+}
+
+
+def suggestion(
+    function: str, given: Iterable[str], accepted: Iterable[str], meant: Mapping[str, str]
+) -> TypeError | None:
+    """The error for the first keyword that ``function`` lacks and whose other name it accepts."""
+    known = set(accepted)
+    for name in given:
+        if name not in known and meant.get(name, "").split(" ")[0] in known:
+            return TypeError(f"{function} has no argument {name}: did you mean {meant[name]}?")
+    return None
+
+
+def operator(function: _F) -> _F:
+    """Have an operator answer PyTorch's keywords by DirectML's."""
+    return _answering(function, function.__name__, DIRECTMLS_FOR_PYTORCHS)
+
+
+def layer(constructor: _F) -> _F:
+    """Have a layer's ``__init__`` answer DirectML's keywords by PyTorch's."""
+    name = constructor.__qualname__.removesuffix(".__init__")
+    return _answering(constructor, name, PYTORCHS_FOR_DIRECTMLS)
+
+
+def _answering(function: _F, name: str, meant: Mapping[str, str]) -> _F:
+    accepted = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            error = suggestion(name, kwargs, accepted, meant)
+            if error is None:
+                raise
+        raise error
+
+    return cast(_F, checked)
+
+
+def missing(name: str, public: Mapping[str, Sequence[str]]) -> str:
+    """What to say of a ``name`` that torch_dmlpool lacks: where it is, or which one is like it.
+
+    ``public`` has the names of each module by its path, which begins below torch_dmlpool.
+    """
+    paths = {each: f"{path}{each}" for path, names in public.items() for each in names}
+    alike = [name] if name in paths else difflib.get_close_matches(name, paths, 1, 0.75)
+    hint = f": did you mean torch_dmlpool.{paths[alike[0]]}?" if alike else ""
+    return f"module 'torch_dmlpool' has no attribute {name!r}{hint}"

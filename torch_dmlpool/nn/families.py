@@ -1,0 +1,199 @@
+"""Families of layers on this package's operators, for any number of spatial dimensions.
+
+The layers themselves, for one, two and three, are subclasses of these and of torch.nn's, in
+``nn/layers``. They keep no state of their own. A bad argument is refused when the layer is built;
+``forward`` builds the window again from the attributes, so a changed one is honoured.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from torch_dmlpool import operands
+from torch_dmlpool.nn import quantized_tensors
+from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
+
+Result = TypeVar("Result", default=Tensor)
+"""What a layer of maxima returns: a tensor, or with ``return_indices`` a pair."""
+
+
+class Pool(torch.nn.Module):
+    """What all layers share. Among a layer's bases it comes before torch's class, which declares
+    the attributes.
+    """
+
+    _rank: ClassVar[int]
+    _function: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(
+        cls, rank: int = 0, function: Callable[..., Any] | None = None, **rest: Any
+    ) -> None:
+        super().__init_subclass__(**rest)
+        if rank:
+            cls._rank, cls.__module__ = rank, "torch_dmlpool.nn"
+        if function is not None:
+            family = function.__name__.removesuffix(f"{rank}d")
+            cls._function = staticmethod(quantized_tensors.accepting(function, family, rank))
+
+    def extra_repr(self: Any) -> str:
+        shown = super().extra_repr()
+        for name in ("padding", "dilation"):
+            if hasattr(type(self), name):  # torch's layer lacks it
+                value, usual = getattr(self, name), getattr(type(self), name)
+                entries = value if isinstance(value, (tuple, list)) else (value,)
+                shown += f", {name}={value}" if any(entry != usual for entry in entries) else ""
+        return shown
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        name = f"{type(self).__module__}.{type(self).__name__}"
+        raise NotImplementedError(
+            f"torch.jit.script cannot compile {name}: use torch.compile, export or jit.trace"
+        )
+
+
+class MaxPool(Pool, Generic[Result]):
+    def __init__(
+        self: Any,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        operands.check_flag("return_indices", return_indices)
+
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
+        window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return self._function(input, *window, self.return_indices, mask=mask)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...
+
+
+class MinPool(MaxPool[Result]):
+    pass
+
+
+class AvgPool(Pool):
+    # What some of torch's own layers lack.
+    divisor_override: int | None = None
+    dilation: Integers = 1
+
+    def __init__(
+        self: Any,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
+        if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
+            vars(self)["padding"] = padding
+        self.divisor_override, self.dilation = divisor_override, dilation
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        operands.check_flag("count_include_pad", count_include_pad)
+        operands.check_divisor(divisor_override)
+
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        counted = self.count_include_pad, self.divisor_override
+        return self._function(input, *window, *counted, dilation=self.dilation, mask=mask)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+
+class LPPool(Pool):
+    padding: Padding = 0
+    dilation: Integers = 1
+
+    def __init__(
+        self: Any,
+        norm_type: float,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        ceil_mode: bool = False,
+        *,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+    ) -> None:
+        # first: PyTorch 2.14 checks it too, in other words
+        operands.check_norm("norm_type", norm_type)
+        super().__init__(norm_type, kernel_size, stride, ceil_mode)
+        self.padding, self.dilation = padding, dilation
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        window = (self.kernel_size, self.stride, self.ceil_mode)
+        more = {"padding": self.padding, "dilation": self.dilation, "mask": mask}
+        return self._function(input, self.norm_type, *window, **more)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+
+class AdaptiveAvgPool(Pool):
+    def __init__(self: Any, output_size: OutputSize) -> None:
+        super().__init__(output_size)
+        operands.checked_output_size(shared(output_size), (1,) * self._rank)
+
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self._function(input, self.output_size, mask=mask)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+
+class AdaptiveMaxPool(Pool, Generic[Result]):
+    def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
+        operands.checked_output_size(shared(output_size), (1,) * self._rank)
+        operands.check_flag("return_indices", return_indices)
+
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
+        return self._function(input, self.output_size, self.return_indices, mask=mask)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...
+
+
+class AdaptiveMinPool(AdaptiveMaxPool[Result]):
+    pass
+
+
+class MaxUnpool(Pool):
+    def __init__(
+        self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)
+        if isinstance(padding, str):  # torch's has split the word into letters
+            vars(self)["padding"] = padding
+        Window.pytorch(self._rank, kernel_size, stride, padding)
+
+    def forward(
+        self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        return self._function(
+            input, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+        ) -> Tensor: ...

@@ -1,0 +1,304 @@
+"""min_pool1d, min_pool2d and min_pool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+from typing import Literal, overload
+
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.nn import pools
+from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.window import Integers, Padding
+
+
+@overload
+def min_pool1d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def min_pool1d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pool1d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None,
+    padding: Padding,
+    dilation: Integers,
+    ceil_mode: bool,
+    return_indices: Literal[True],
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pool1d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+@of_rank(1, operands.ORDERED_TYPES)
+def min_pool1d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Minima over windows, with the arguments of :func:`max_pool1d`.
+
+    Args:
+        input: ``(N, C, W)``, or unbatched ``(C, W)``.
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a minimum.
+        dilation: Step from one element of a window to the next.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        return_indices: Whether to return a pair: the minima, and their int64 positions in their
+            channel's plane.
+        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
+            NaN too.
+
+    >>> row = torch.tensor([3.0, 1.0, 2.0, 5.0]).view(1, 4)
+    >>> values, indices = min_pool1d(row, 2, stride=1, return_indices=True)
+    >>> values.flatten(), indices.flatten()
+    (tensor([1., 1., 2.]), tensor([1, 1, 2]))
+    """
+    return pools.min_pool(
+        1,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        return_indices,
+        mask=mask,
+    )
+
+
+@overload
+def min_pool2d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def min_pool2d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pool2d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None,
+    padding: Padding,
+    dilation: Integers,
+    ceil_mode: bool,
+    return_indices: Literal[True],
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pool2d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+@of_rank(2, operands.ORDERED_TYPES)
+def min_pool2d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Minima over windows, with the arguments of :func:`max_pool2d`.
+
+    Args:
+        input: ``(N, C, H, W)``, or unbatched ``(C, H, W)``.
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. Padding is never a minimum.
+        dilation: Step from one element of a window to the next.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        return_indices: Whether to return a pair: the minima, and their int64 positions in their
+            channel's plane.
+        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
+            NaN too.
+
+    >>> row = torch.tensor([3.0, 1.0, 2.0, 5.0]).view(1, 1, 4)
+    >>> values, indices = min_pool2d(row, (1, 2), stride=1, return_indices=True)
+    >>> values.flatten(), indices.flatten()
+    (tensor([1., 1., 2.]), tensor([1, 1, 2]))
+    """
+    return pools.min_pool(
+        2,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        return_indices,
+        mask=mask,
+    )
+
+
+@overload
+def min_pool3d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def min_pool3d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pool3d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None,
+    padding: Padding,
+    dilation: Integers,
+    ceil_mode: bool,
+    return_indices: Literal[True],
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def min_pool3d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+@of_rank(3, operands.ORDERED_TYPES)
+def min_pool3d(
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Minima over windows, with the arguments of :func:`max_pool3d`.
+
+    Args:
+        input: ``(N, C, D, H, W)``, or unbatched ``(C, D, H, W)``.
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. Padding is never a minimum.
+        dilation: Step from one element of a window to the next.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        return_indices: Whether to return a pair: the minima, and their int64 positions in their
+            channel's plane.
+        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
+            NaN too.
+
+    >>> row = torch.tensor([3.0, 1.0, 2.0, 5.0]).view(1, 1, 1, 4)
+    >>> values, indices = min_pool3d(row, (1, 1, 2), stride=1, return_indices=True)
+    >>> values.flatten(), indices.flatten()
+    (tensor([1., 1., 2.]), tensor([1, 1, 2]))
+    """
+    return pools.min_pool(
+        3,
+        input,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        return_indices,
+        mask=mask,
+    )

@@ -1,0 +1,106 @@
+"""max_unpool1d, max_unpool2d and max_unpool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.nn import pools
+from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.window import Integers, Padding
+
+
+@of_rank(1, operands.MAX_TYPES + operands.COMPLEX_TYPES)
+def max_unpool1d(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Every element at its index, zeros elsewhere.
+
+    Args:
+        input: ``(N, C, W)``, or unbatched ``(C, W)``.
+        indices: Positions in the channel's plane, as max pooling returns them.
+        kernel_size: Size of the window that pooled.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, in any form that max pooling takes.
+        output_size: The spatial sizes or all sizes of the output, each less than a stride from what
+            the window gives.
+
+    Where several elements have the same index, the last of them in row-major order is written, and
+    it alone gets a gradient. PyTorch writes any of them on a GPU and gives the gradient to all.
+    Index -1 is skipped.
+
+    >>> values, indices = torch.tensor([4.0, 5.0]), torch.tensor([1, 2])
+    >>> max_unpool1d(values.view(1, 2), indices.view(1, 2), 2).flatten()
+    tensor([0., 4., 5., 0.])
+    """
+    return pools.max_unpool(1, input, indices, kernel_size, stride, padding, output_size)
+
+
+@of_rank(2, operands.MAX_TYPES + operands.COMPLEX_TYPES)
+def max_unpool2d(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Every element at its index, zeros elsewhere.
+
+    Args:
+        input: ``(N, C, H, W)``, or unbatched ``(C, H, W)``.
+        indices: Positions in the channel's plane, as max pooling returns them.
+        kernel_size: Size of the window that pooled.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, in any form that max pooling takes.
+        output_size: The spatial sizes or all sizes of the output, each less than a stride from what
+            the window gives.
+
+    Where several elements have the same index, the last of them in row-major order is written, and
+    it alone gets a gradient. PyTorch writes any of them on a GPU and gives the gradient to all.
+    Index -1 is skipped.
+
+    >>> values, indices = torch.tensor([4.0, 5.0]), torch.tensor([1, 2])
+    >>> max_unpool2d(values.view(1, 1, 2), indices.view(1, 1, 2), (1, 2)).flatten()
+    tensor([0., 4., 5., 0.])
+    """
+    return pools.max_unpool(2, input, indices, kernel_size, stride, padding, output_size)
+
+
+@of_rank(3, operands.MAX_TYPES + operands.COMPLEX_TYPES)
+def max_unpool3d(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Every element at its index, zeros elsewhere.
+
+    Args:
+        input: ``(N, C, D, H, W)``, or unbatched ``(C, D, H, W)``.
+        indices: Positions in the channel's plane, as max pooling returns them.
+        kernel_size: Size of the window that pooled.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, in any form that max pooling takes.
+        output_size: The spatial sizes or all sizes of the output, each less than a stride from what
+            the window gives.
+
+    Where several elements have the same index, the last of them in row-major order is written, and
+    it alone gets a gradient. PyTorch writes any of them on a GPU and gives the gradient to all.
+    Index -1 is skipped.
+
+    >>> values, indices = torch.tensor([4.0, 5.0]), torch.tensor([1, 2])
+    >>> max_unpool3d(values.view(1, 1, 1, 2), indices.view(1, 1, 1, 2), (1, 1, 2)).flatten()
+    tensor([0., 4., 5., 0.])
+    """
+    return pools.max_unpool(3, input, indices, kernel_size, stride, padding, output_size)

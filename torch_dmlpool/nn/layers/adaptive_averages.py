@@ -1,0 +1,91 @@
+"""AdaptiveAvgPool1d, AdaptiveAvgPool2d and AdaptiveAvgPool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+import torch
+
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import families, functional
+from torch_dmlpool.window import OutputSize
+
+
+class AdaptiveAvgPool1d(
+    families.AdaptiveAvgPool,
+    torch.nn.AdaptiveAvgPool1d,
+    rank=1,
+    function=functional.adaptive_avg_pool1d,
+):
+    """:class:`torch.nn.AdaptiveAvgPool1d`: averages over ``output_size`` windows that cover the
+    input evenly; 1 is global pooling.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0]).view(1, 3)
+    >>> AdaptiveAvgPool1d(2)(row).flatten()
+    tensor([1.5000, 2.5000])
+    """
+
+    @layer
+    def __init__(
+        self,
+        output_size: OutputSize,
+    ) -> None:
+        super().__init__(output_size)
+
+
+class AdaptiveAvgPool2d(
+    families.AdaptiveAvgPool,
+    torch.nn.AdaptiveAvgPool2d,
+    rank=2,
+    function=functional.adaptive_avg_pool2d,
+):
+    """:class:`torch.nn.AdaptiveAvgPool2d`: averages over ``output_size`` windows that cover the
+    input evenly; 1 is global pooling.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 3)
+    >>> AdaptiveAvgPool2d((1, 2))(row).flatten()
+    tensor([1.5000, 2.5000])
+    """
+
+    @layer
+    def __init__(
+        self,
+        output_size: OutputSize,
+    ) -> None:
+        super().__init__(output_size)
+
+
+class AdaptiveAvgPool3d(
+    families.AdaptiveAvgPool,
+    torch.nn.AdaptiveAvgPool3d,
+    rank=3,
+    function=functional.adaptive_avg_pool3d,
+):
+    """:class:`torch.nn.AdaptiveAvgPool3d`: averages over ``output_size`` windows that cover the
+    input evenly; 1 is global pooling.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 1, 3)
+    >>> AdaptiveAvgPool3d((1, 1, 2))(row).flatten()
+    tensor([1.5000, 2.5000])
+    """
+
+    @layer
+    def __init__(
+        self,
+        output_size: OutputSize,
+    ) -> None:
+        super().__init__(output_size)

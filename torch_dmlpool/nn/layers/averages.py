@@ -1,0 +1,157 @@
+"""AvgPool1d, AvgPool2d and AvgPool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+import torch
+
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import families, functional
+from torch_dmlpool.window import Integers, Padding
+
+
+class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1, function=functional.avg_pool1d):
+    """:class:`torch.nn.AvgPool1d` with any padding and with ``dilation``.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
+        divisor_override: Divide every sum by this instead of the number of elements; not 0.
+        dilation: Step from one element of a window to the next.
+
+    As in torch.nn, padding counts by default, also that of ``padding="same"``: at the border
+    averages are smaller. ``count_include_pad=False`` averages the elements alone, as TensorFlow
+    does.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4)
+    >>> AvgPool1d(2, stride=1, dilation=2)(row).flatten()
+    tensor([2., 3.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(
+            kernel_size,
+            stride,
+            padding,
+            ceil_mode,
+            count_include_pad,
+            divisor_override,
+            dilation=dilation,
+        )
+
+
+class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2, function=functional.avg_pool2d):
+    """:class:`torch.nn.AvgPool2d` with any padding and with ``dilation``.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
+        divisor_override: Divide every sum by this instead of the number of elements; not 0.
+        dilation: Step from one element of a window to the next.
+
+    As in torch.nn, padding counts by default, also that of ``padding="same"``: at the border
+    averages are smaller. ``count_include_pad=False`` averages the elements alone, as TensorFlow
+    does.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4)
+    >>> AvgPool2d((1, 2), stride=1, dilation=2)(row).flatten()
+    tensor([2., 3.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(
+            kernel_size,
+            stride,
+            padding,
+            ceil_mode,
+            count_include_pad,
+            divisor_override,
+            dilation=dilation,
+        )
+
+
+class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3, function=functional.avg_pool3d):
+    """:class:`torch.nn.AvgPool3d` with any padding and with ``dilation``.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
+        divisor_override: Divide every sum by this instead of the number of elements; not 0.
+        dilation: Step from one element of a window to the next.
+
+    As in torch.nn, padding counts by default, also that of ``padding="same"``: at the border
+    averages are smaller. ``count_include_pad=False`` averages the elements alone, as TensorFlow
+    does.
+
+    >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4)
+    >>> AvgPool3d((1, 1, 2), stride=1, dilation=2)(row).flatten()
+    tensor([2., 3.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(
+            kernel_size,
+            stride,
+            padding,
+            ceil_mode,
+            count_include_pad,
+            divisor_override,
+            dilation=dilation,
+        )

@@ -1,0 +1,259 @@
+"""MaxPool1d, MaxPool2d and MaxPool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import families, functional
+from torch_dmlpool.window import Integers, Padding
+
+
+class MaxPool1d(
+    families.MaxPool[families.Result],
+    torch.nn.MaxPool1d,
+    rank=1,
+    function=functional.max_pool1d,
+):
+    """:class:`torch.nn.MaxPool1d` with any padding.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a maximum.
+        dilation: Step from one element of a window to the next.
+        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
+            channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+
+    >>> layer = MaxPool1d(3, stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 4)).flatten()
+    tensor([4., 4., 4., 3.])
+    """
+
+    @overload
+    def __init__(
+        self: "MaxPool1d[Tensor]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: Literal[False] = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool1d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        *,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool1d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None,
+        padding: Padding,
+        dilation: Integers,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool1d[Tensor | tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class MaxPool2d(
+    families.MaxPool[families.Result],
+    torch.nn.MaxPool2d,
+    rank=2,
+    function=functional.max_pool2d,
+):
+    """:class:`torch.nn.MaxPool2d` with any padding.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
+        dilation: Step from one element of a window to the next.
+        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
+            channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+
+    >>> layer = MaxPool2d((1, 3), stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 4)).flatten()
+    tensor([4., 4., 4., 3.])
+    """
+
+    @overload
+    def __init__(
+        self: "MaxPool2d[Tensor]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: Literal[False] = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool2d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        *,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool2d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None,
+        padding: Padding,
+        dilation: Integers,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool2d[Tensor | tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class MaxPool3d(
+    families.MaxPool[families.Result],
+    torch.nn.MaxPool3d,
+    rank=3,
+    function=functional.max_pool3d,
+):
+    """:class:`torch.nn.MaxPool3d` with any padding.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
+        dilation: Step from one element of a window to the next.
+        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
+            channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+
+    >>> layer = MaxPool3d((1, 1, 3), stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 1, 4)).flatten()
+    tensor([4., 4., 4., 3.])
+    """
+
+    @overload
+    def __init__(
+        self: "MaxPool3d[Tensor]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: Literal[False] = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool3d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        *,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool3d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None,
+        padding: Padding,
+        dilation: Integers,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MaxPool3d[Tensor | tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)

@@ -1,0 +1,259 @@
+"""MinPool1d, MinPool2d and MinPool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+from typing import Literal, overload
+
+from torch import Tensor
+
+from torch_dmlpool._private import _MaxPoolNd
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import families, functional
+from torch_dmlpool.window import Integers, Padding
+
+
+class MinPool1d(
+    families.MinPool[families.Result],
+    _MaxPoolNd,
+    rank=1,
+    function=functional.min_pool1d,
+):
+    """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a minimum.
+        dilation: Step from one element of a window to the next.
+        return_indices: Whether to return a pair: the minima, and their int64 positions in their
+            channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+
+    >>> layer = MinPool1d(3, stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 4)).flatten()
+    tensor([1., 1., 2., 2.])
+    """
+
+    @overload
+    def __init__(
+        self: "MinPool1d[Tensor]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: Literal[False] = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool1d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        *,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool1d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None,
+        padding: Padding,
+        dilation: Integers,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool1d[Tensor | tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class MinPool2d(
+    families.MinPool[families.Result],
+    _MaxPoolNd,
+    rank=2,
+    function=functional.min_pool2d,
+):
+    """Minima over windows, with the arguments of :class:`MaxPool2d`; torch.nn has no such layer.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. Padding is never a minimum.
+        dilation: Step from one element of a window to the next.
+        return_indices: Whether to return a pair: the minima, and their int64 positions in their
+            channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+
+    >>> layer = MinPool2d((1, 3), stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 4)).flatten()
+    tensor([1., 1., 2., 2.])
+    """
+
+    @overload
+    def __init__(
+        self: "MinPool2d[Tensor]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: Literal[False] = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool2d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        *,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool2d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None,
+        padding: Padding,
+        dilation: Integers,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool2d[Tensor | tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class MinPool3d(
+    families.MinPool[families.Result],
+    _MaxPoolNd,
+    rank=3,
+    function=functional.min_pool3d,
+):
+    """Minima over windows, with the arguments of :class:`MaxPool3d`; torch.nn has no such layer.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+
+    Args:
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. Padding is never a minimum.
+        dilation: Step from one element of a window to the next.
+        return_indices: Whether to return a pair: the minima, and their int64 positions in their
+            channel's plane.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+
+    >>> layer = MinPool3d((1, 1, 3), stride=1, padding="same")
+    >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 1, 4)).flatten()
+    tensor([1., 1., 2., 2.])
+    """
+
+    @overload
+    def __init__(
+        self: "MinPool3d[Tensor]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: Literal[False] = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool3d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        *,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool3d[tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None,
+        padding: Padding,
+        dilation: Integers,
+        return_indices: Literal[True],
+        ceil_mode: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "MinPool3d[Tensor | tuple[Tensor, Tensor]]",
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None: ...
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)

@@ -1,0 +1,145 @@
+"""LPPool1d, LPPool2d and LPPool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+import torch
+
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import families, functional
+from torch_dmlpool.window import Integers, Padding
+
+
+class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1, function=functional.lp_pool1d):
+    """:class:`torch.nn.LPPool1d` with the norms of DirectML and ONNX.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+
+    Args:
+        norm_type: Exponent of the norm, at least 1, or ``math.inf``.
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
+        dilation: Step from one element of a window to the next.
+
+    PyTorch sums ``x ** norm_type``, so for negative elements it differs unless ``norm_type`` is
+    even. With ``ceil_mode`` it scales the sum of a window that reaches past the padded input up to
+    that of a whole window; here it is not scaled.
+
+    >>> LPPool1d(2, 2)(torch.tensor([3.0, -4.0]).view(1, 2)).flatten()
+    tensor([5.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        norm_type: float,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        ceil_mode: bool = False,
+        *,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(
+            norm_type,
+            kernel_size,
+            stride,
+            ceil_mode,
+            padding=padding,
+            dilation=dilation,
+        )
+
+
+class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2, function=functional.lp_pool2d):
+    """:class:`torch.nn.LPPool2d` with the norms of DirectML and ONNX.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+
+    Args:
+        norm_type: Exponent of the norm, at least 1, or ``math.inf``.
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
+        dilation: Step from one element of a window to the next.
+
+    PyTorch sums ``x ** norm_type``, so for negative elements it differs unless ``norm_type`` is
+    even. With ``ceil_mode`` it scales the sum of a window that reaches past the padded input up to
+    that of a whole window; here it is not scaled.
+
+    >>> LPPool2d(2, (1, 2))(torch.tensor([3.0, -4.0]).view(1, 1, 2)).flatten()
+    tensor([5.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        norm_type: float,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        ceil_mode: bool = False,
+        *,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(
+            norm_type,
+            kernel_size,
+            stride,
+            ceil_mode,
+            padding=padding,
+            dilation=dilation,
+        )
+
+
+class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3, function=functional.lp_pool3d):
+    """:class:`torch.nn.LPPool3d` with the norms of DirectML and ONNX.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+
+    Args:
+        norm_type: Exponent of the norm, at least 1, or ``math.inf``.
+        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
+            dilation.
+        stride: Step from one window to the next; ``kernel_size`` unless given.
+        ceil_mode: Whether a last window that starts inside the input may reach past the padded
+            input.
+        padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
+            ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
+        dilation: Step from one element of a window to the next.
+
+    PyTorch sums ``x ** norm_type``, so for negative elements it differs unless ``norm_type`` is
+    even. With ``ceil_mode`` it scales the sum of a window that reaches past the padded input up to
+    that of a whole window; here it is not scaled.
+
+    >>> LPPool3d(2, (1, 1, 2))(torch.tensor([3.0, -4.0]).view(1, 1, 1, 2)).flatten()
+    tensor([5.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        norm_type: float,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        ceil_mode: bool = False,
+        *,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+    ) -> None:
+        super().__init__(
+            norm_type,
+            kernel_size,
+            stride,
+            ceil_mode,
+            padding=padding,
+            dilation=dilation,
+        )

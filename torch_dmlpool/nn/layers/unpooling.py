@@ -1,0 +1,112 @@
+"""MaxUnpool1d, MaxUnpool2d and MaxUnpool3d.
+
+Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+"""
+
+import torch
+
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import families, functional
+from torch_dmlpool.window import Integers, Padding
+
+
+class MaxUnpool1d(
+    families.MaxUnpool,
+    torch.nn.MaxUnpool1d,
+    rank=1,
+    function=functional.max_unpool1d,
+):
+    """:class:`torch.nn.MaxUnpool1d`: every element at its index, zeros elsewhere.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+
+    Args:
+        kernel_size: Size of the window that pooled.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, in any form that max pooling takes.
+
+    Where several elements have the same index, the last of them in row-major order is written, and
+    it alone gets a gradient. PyTorch writes any of them on a GPU and gives the gradient to all.
+    Index -1 is skipped.
+
+    >>> values, indices = torch.tensor([4.0, 3.0]), torch.tensor([1, 2])
+    >>> MaxUnpool1d(2)(values.view(1, 2), indices.view(1, 2)).flatten()
+    tensor([0., 4., 3., 0.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)
+
+
+class MaxUnpool2d(
+    families.MaxUnpool,
+    torch.nn.MaxUnpool2d,
+    rank=2,
+    function=functional.max_unpool2d,
+):
+    """:class:`torch.nn.MaxUnpool2d`: every element at its index, zeros elsewhere.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+
+    Args:
+        kernel_size: Size of the window that pooled.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, in any form that max pooling takes.
+
+    Where several elements have the same index, the last of them in row-major order is written, and
+    it alone gets a gradient. PyTorch writes any of them on a GPU and gives the gradient to all.
+    Index -1 is skipped.
+
+    >>> values, indices = torch.tensor([4.0, 3.0]), torch.tensor([1, 2])
+    >>> MaxUnpool2d((1, 2))(values.view(1, 1, 2), indices.view(1, 1, 2)).flatten()
+    tensor([0., 4., 3., 0.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)
+
+
+class MaxUnpool3d(
+    families.MaxUnpool,
+    torch.nn.MaxUnpool3d,
+    rank=3,
+    function=functional.max_unpool3d,
+):
+    """:class:`torch.nn.MaxUnpool3d`: every element at its index, zeros elsewhere.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+
+    Args:
+        kernel_size: Size of the window that pooled.
+        stride: Its stride; ``kernel_size`` unless given.
+        padding: Its padding, in any form that max pooling takes.
+
+    Where several elements have the same index, the last of them in row-major order is written, and
+    it alone gets a gradient. PyTorch writes any of them on a GPU and gives the gradient to all.
+    Index -1 is skipped.
+
+    >>> values, indices = torch.tensor([4.0, 3.0]), torch.tensor([1, 2])
+    >>> MaxUnpool3d((1, 1, 2))(values.view(1, 1, 1, 2), indices.view(1, 1, 1, 2)).flatten()
+    tensor([0., 4., 3., 0.])
+    """
+
+    @layer
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding)

@@ -1,0 +1,213 @@
+"""What torch.nn.functional's pooling functions compute here, for any number of spatial dimensions.
+
+The functions themselves, for one, two and three, are in ``nn/functional``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.functional import Pooled
+from torch_dmlpool.ops import (
+    masked_pooling,
+    max_unpooling,
+    min_pooling,
+)
+from torch_dmlpool.ops.complex_pooling import by_parts
+from torch_dmlpool.window import (
+    AXIS_NAMES,
+    ArgumentError,
+    Axis,
+    Integers,
+    OutputSize,
+    Padding,
+    Window,
+    check_spatial_sizes,
+    entries,
+    is_sure,
+    shared,
+)
+
+
+def window_of(
+    rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Window:
+    """The window of torch.nn's arguments for what is pooled."""
+    sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
+    window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
+    if rank > 1 or batched.dim() == 3:
+        return window
+    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # of rows with a height
+
+
+def _numbers(sizes: Sequence[int]) -> list[int]:
+    """Tensors, which sizes are in a trace of torch.jit, become constants of the trace, and PyTorch
+    warns of it.
+    """
+    return [int(size) if isinstance(size, Tensor) else size for size in sizes]
+
+
+def avg_pool(
+    rank: int,
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    dilation: Integers = 1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Averages over windows."""
+    operands.check_flag("count_include_pad", count_include_pad)
+    operands.check_divisor(divisor_override)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    request = mask, window, count_include_pad, divisor_override
+    return by_parts(lambda each: masked_pooling.averages(each, *request), input)
+
+
+def max_pool(
+    rank: int,
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Maxima over windows, with ``return_indices`` a pair with their indices."""
+    operands.check_flag("return_indices", return_indices)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    if return_indices:
+        operands.check_taps(window.taps, "kernel_size")
+    numbering = (torch.int64, True) if return_indices else ()
+    request = mask, window, *numbering
+    return min_pooling.maxima(lambda each: masked_pooling.maxima(each, *request), input)
+
+
+def min_pool(
+    rank: int,
+    input: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Minima over windows, likewise."""
+    operands.check_flag("return_indices", return_indices)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    if return_indices:
+        operands.check_taps(window.taps, "kernel_size")
+    window.output_sizes(_numbers(input.shape[2:]))  # refused before any work
+    numbering = (torch.int64, True) if return_indices else ()
+    request = mask, window, *numbering
+    return min_pooling.minima(lambda each: masked_pooling.maxima(each, *request), input)
+
+
+def lp_pool(
+    rank: int,
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: Padding = 0,
+    dilation: Integers = 1,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """p-norms of windows."""
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
+    operands.check_norm("norm_type", norm_type)
+    return masked_pooling.norms(input, mask, window, float(norm_type))
+
+
+def adaptive_avg_pool(
+    rank: int, input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
+) -> Tensor:
+    """Averages over ``output_size`` windows."""
+    asked = mask, shared(output_size), rank
+    return by_parts(lambda each: masked_pooling.adaptive_averages(each, *asked), input)
+
+
+def adaptive_max_pool(
+    rank: int,
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Maxima over ``output_size`` windows, with ``return_indices`` a pair."""
+    operands.check_flag("return_indices", return_indices)
+    asked = (shared(output_size), rank, *((torch.int64, True) if return_indices else ()))
+    return min_pooling.maxima(
+        lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
+    )
+
+
+def adaptive_min_pool(
+    rank: int,
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Minima over ``output_size`` windows, likewise."""
+    operands.check_flag("return_indices", return_indices)
+    output_size = shared(output_size)
+    operands.checked_output_size(output_size, tuple(input.shape[-rank:]))
+    asked = (output_size, rank, *((torch.int64, True) if return_indices else ()))
+    return min_pooling.minima(
+        lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
+    )
+
+
+def max_unpool(
+    rank: int,
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Integers,
+    stride: Integers | None = None,
+    padding: Padding = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Every element at its index, zeros elsewhere."""
+    is_row = input.dim() > rank + 2
+    if isinstance(indices, Tensor) and indices.dim() == input.dim() - 1:
+        indices = indices.unsqueeze(2 if is_row else 0)
+    max_unpooling.check(input, indices)
+    window = Window.pytorch(rank, kernel_size, stride, padding)
+    sizes = [
+        (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
+        for size, axis in zip(_numbers(input.shape[-rank:]), window.axes, strict=True)
+    ]
+    if output_size is not None:
+        is_full = isinstance(output_size, Sequence) and len(output_size) == rank + 2
+        asked = entries("output_size", output_size[2:] if is_full else output_size, rank, 1)
+        for size, usual, axis, name in zip(
+            asked, sizes, window.axes, AXIS_NAMES[rank], strict=True
+        ):
+            if is_sure(size <= usual - axis.stride) or is_sure(size >= usual + axis.stride):
+                least, most = max(usual - axis.stride + 1, 1), usual + axis.stride - 1
+                where = f"in spatial dimension {name}, got {size} (output_size={output_size})"
+                raise ArgumentError(
+                    f"output_size must be {least} to {most} for this window {where}"
+                )
+        sizes = list(asked)
+    sizes = [1] * is_row + sizes
+    check_spatial_sizes("the output", sizes, len(sizes))
+    return by_parts(lambda each: max_unpooling.max_unpooling(each, indices, sizes, True), input)

@@ -1,0 +1,247 @@
+"""Families of averages between quantized layers: of int8 and uint8 with the layer's scales, and of
+quantized tensors.
+
+The layers for one, two and three dimensions are in ``nn/quantized.py``.
+"""
+
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands, quantized
+from torch_dmlpool.nn import dimensions, pools
+from torch_dmlpool.nn.families import Pool
+from torch_dmlpool.ops.adaptive_pooling import bins
+from torch_dmlpool.ops.registration import is_readable
+from torch_dmlpool.window import (
+    ArgumentError,
+    Integers,
+    NoOutputError,
+    OutputSize,
+    Padding,
+    Window,
+    shared,
+)
+
+
+class _Averages(Pool):
+    # What layers with scales and zero points share; the window is the layer's own.
+
+    input_scale: Tensor
+    input_zero_point: Tensor
+    output_scale: Tensor | None
+    output_zero_point: Tensor | None
+
+    output_dtype: torch.dtype | None
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor) -> Tensor: ...
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "rank" in rest:
+            cls.__module__ = "torch_dmlpool.nn.quantized"
+
+    def _hold(self, *given: Any) -> None:
+        """Register the scales and zero points as buffers."""
+        for name, parameter in zip(operands.PARAMETERS, given, strict=True):
+            inherited = parameter is None and name.startswith("output")
+            self.register_buffer(name, None if inherited else self._checked(name, parameter))
+
+    def _window(self, input: Tensor) -> tuple[Window, bool]:
+        """The window over a batched input, and whether padding counts."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        # also on a PyTorch without quantized tensors
+        is_quantized = getattr(input, "is_quantized", False)
+        types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
+        batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
+        try:
+            pooled = self._pooled(batched, is_quantized)
+        except NoOutputError as error:
+            raise error.naming("kernel_size") from None
+        return pooled if added is None else dimensions.without(pooled, added)
+
+    def _pooled(self, batched: Tensor, is_quantized: bool) -> Tensor:
+        window, counted = self._window(batched)
+        output = self.output_scale, self.output_zero_point
+        if is_quantized:
+            plain_types = quantized.check_quantized(batched)
+            return quantized.average(
+                batched, plain_types, window, counted, *output, self.output_dtype
+            )
+        own = self.input_scale, self.input_zero_point
+        inherited = [
+            mine if given is None else given for mine, given in zip(own, output, strict=True)
+        ]
+        dtype = self.output_dtype or batched.dtype
+        return quantized.average_of_integers(batched, (*own, *inherited), window, counted, dtype)
+
+    def _checked(self, name: str, parameter: Any) -> Tensor:
+        """One entry for all channels or one each: a scale in float32, a zero point in int64,
+        PyTorch's type for it.
+
+        Which type a zero point must fit is known with the input; here it must fit the output's or
+        one of the two.
+        """
+        is_tensor, dtype = (
+            isinstance(parameter, Tensor),
+            torch.float32 if name.endswith("scale") else torch.int64,
+        )
+        count, device = (
+            (parameter.numel(), parameter.device) if is_tensor else (1, torch.device("cpu"))
+        )
+        # What it is checked against is an input with as many channels as it has entries.
+        like = torch.empty(0, count, *(1,) * self._rank, dtype=torch.int8, device=device)
+        if is_tensor and dtype is torch.int64 and parameter.dtype in operands.INTEGER_TYPES:
+            parameter = parameter.to(torch.int64)
+        checked = operands.checked_parameter(name, parameter, dtype, like)
+        vector = (
+            torch.as_tensor(0 if checked is None else checked, dtype=dtype, device=device)
+            .detach()
+            .reshape(-1)
+        )
+        if dtype is torch.int64:
+            is_negative = is_readable(vector) and bool((vector < 0).any())
+            own = self.output_dtype if name.startswith("output") else None
+            quantized.narrowed(name, vector, own or (torch.int8 if is_negative else torch.uint8))
+        elif is_readable(vector):
+            operands.check_scale_values(name, vector)
+        return vector
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        scales = {name: getattr(self, name) for name in ("input_scale", "output_scale")}
+        super()._apply(fn, recurse)
+        for name, scale in scales.items():
+            # A model turned to half precision keeps its scales in float32: they follow to another
+            # device alone.
+            if scale is not None and getattr(self, name).dtype is not scale.dtype:
+                setattr(self, name, scale.to(getattr(self, name).device))
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Take over what was saved as it is: the layer may have been built with another number of
+        entries, or none.
+        """
+        for name in operands.PARAMETERS:
+            saved = state_dict.get(prefix + name)
+            if saved is not None:
+                setattr(
+                    self, name, self._checked(name, saved).to(self.input_scale.device, copy=True)
+                )
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def extra_repr(self) -> str:
+        usual = {"ceil_mode": False, "count_include_pad": True, "dilation": 1, "output_dtype": None}
+        names = [
+            name
+            for name in ("output_size", "kernel_size", "stride", "padding", *usual)
+            if name in vars(self)
+        ]
+        shown = {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != usual.get(name, self)
+        }
+        for name, parameter in self.named_buffers(recurse=False):
+            is_number = (
+                parameter.numel() == 1 and type(parameter) is Tensor and not parameter.is_meta
+            )
+            shown[name] = (
+                f"{parameter.item():.6g}" if is_number else f"<{parameter.numel()} entries>"
+            )
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+class AvgPool(_Averages):
+    def __init__(
+        self,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        *,
+        dilation: Integers = 1,
+        input_scale: float | Tensor = 1.0,
+        input_zero_point: int | Tensor = 0,
+        output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        operands.check_flag("count_include_pad", count_include_pad)
+        operands.check_output_type(output_dtype)
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
+        self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
+        self._hold(input_scale, input_zero_point, output_scale, output_zero_point)
+
+    @classmethod
+    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
+        """The layer with the window of a float ``layer``, torch.nn's or this package's, and the
+        scales given here.
+        """
+        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
+            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
+        divisor = getattr(layer, "divisor_override", None)
+        if divisor is not None:
+            raise ArgumentError(
+                f"layer must have no divisor_override, which integers do not take, got {divisor}"
+            )
+        pool: Any = layer
+        window = (
+            pool.kernel_size,
+            pool.stride,
+            pool.padding,
+            pool.ceil_mode,
+            bool(pool.count_include_pad),
+        )
+        return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
+
+    def _window(self, input: Tensor) -> tuple[Window, bool]:
+        geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return pools.window_of(self._rank, input, *geometry), self.count_include_pad
+
+
+class AdaptiveAvgPool(_Averages):
+    def __init__(
+        self,
+        output_size: OutputSize,
+        *,
+        input_scale: float | Tensor = 1.0,
+        input_zero_point: int | Tensor = 0,
+        output_scale: float | Tensor | None = None,
+        output_zero_point: int | Tensor | None = None,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        operands.checked_output_size(shared(output_size), (1,) * self._rank)
+        operands.check_output_type(output_dtype)
+        self.output_size, self.output_dtype = output_size, output_dtype
+        self._hold(input_scale, input_zero_point, output_scale, output_zero_point)
+
+    @classmethod
+    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
+        """The layer with the output size of a float ``layer``, torch.nn's or this package's, and
+        the scales given here.
+        """
+        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
+            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
+        return cls(layer.output_size, **quantization)
+
+    def _window(self, input: Tensor) -> tuple[Window, bool]:
+        sizes = tuple(input.shape[2:])
+        _, window = bins(shared(self.output_size), sizes, self._rank)
+        if window is None:
+            raise ArgumentError(
+                f"output_size must divide the input's sizes {sizes[-self._rank :]} for windows "
+                f"of one size, got {self.output_size}"
+            )
+        return window, True
