@@ -7,6 +7,7 @@ import torch
 
 import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
+from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reference, slices
 from torch_dmlpool.window import Window
 
@@ -70,7 +71,7 @@ def test_whole_planes_are_summed_within_their_bound(
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("channels", [1, 3, 40])
+@pytest.mark.parametrize("channels", [1, 3, 9, 40])
 def test_whole_planes_do_not_depend_on_batch_and_threads(
     channels: int, channels_last: bool
 ) -> None:
@@ -110,6 +111,56 @@ def test_foreign_taps_send_their_gradient_nowhere(tap: int) -> None:
     sent = reference.max_pooling_grad_from_taps(gradient, taps, (2, 2), window, False)
     # Tap 0 lies in the padding for all windows but the last.
     assert sent.tolist() == [[[[float(tap == 0), 0], [0, 0]]]]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "window"),
+    [
+        ((9, 8), Window.directml(2, 3, 2, 1, 1, 1, True)),
+        ((7, 7), Window.directml(2, (2, 3), 2, 0, 0, 1, True)),
+        ((6, 5), Window.directml(2, 2, 2)),
+        ((3, 5, 4), Window.directml(3, 2, 1, 1, 1)),
+    ],
+)
+def test_tables_know_which_taps_lie_inside(
+    sizes: tuple[int, ...], window: Window, channels_last: bool
+) -> None:
+    """Taps of any value: the positions by tables are those by arithmetic, or there are none."""
+    outputs = window.output_sizes(sizes)
+    memory_format = operands.named_memory_format(channels_last, window.rank)
+    generator = torch.Generator().manual_seed(0)
+    known = 0
+    for at in range(64):
+        # All windows have the same tap, or their winners', or a few of them another one.
+        taps = torch.full((2, 3, *outputs), at % window.taps, dtype=torch.uint8)
+        if at >= window.taps:
+            taps = reference.max_pooling_with_taps(samples.normal(2, 3, *sizes), window)[1].clone()
+            others = torch.rand(taps.shape, generator=generator) < 0.01
+            if at % 2:
+                taps[others] = at % (window.taps + 1)
+        taps = taps.contiguous(memory_format=memory_format)
+        expected = reference._positions(taps, sizes, window)
+        found = aten.positions_at(taps, sizes, window)
+        assert (found is None) == bool((expected == -1).any())
+        if found is not None:
+            known += 1
+            assert found.is_contiguous(memory_format=memory_format)
+            samples.assert_same(found, expected.contiguous(memory_format=memory_format))
+    assert known >= 8
+
+
+def test_a_kept_divisor_is_not_that_of_another_type_or_padding() -> None:
+    """What is counted once serves the requests that it was counted for."""
+    window = Window.directml(2, 3, 2, 1, 1)
+    for dtype in (torch.float32, torch.float64):
+        for include_padding in (False, True):
+            image = torch.ones(1, 1, 6, 6, dtype=dtype)
+            found = [slices.divisor(window, (6, 6), image, include_padding) for _ in range(2)]
+            counted = slices.counts(window, (6, 6), image, include_padding).clamp(min=1)
+            for each in found:
+                # All windows have nine taps where padding counts.
+                samples.assert_same(torch.as_tensor(each, dtype=dtype).expand(3, 3), counted)
 
 
 def test_a_huge_padding_costs_no_memory_of_its_size() -> None:

@@ -43,37 +43,6 @@ def _wide(tensor: Tensor) -> Tensor:
     )
 
 
-def _counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
-    """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
-    counts = torch.ones((), dtype=like.dtype, device=like.device)
-    for part, size in zip(reductions.parts(windows), sizes, strict=True):
-        if isinstance(part, Axis) and include_padding:
-            along = reductions.taps_before(
-                size + part.end_padding, reductions.firsts(part, size, like), part
-            )
-        else:
-            along = reductions.read_by(part, size, like).counts
-        counts = counts.unsqueeze(-1) * along.to(like.dtype)
-    return counts
-
-
-def _divisor(
-    windows: Windows,
-    sizes: Sequence[int],
-    like: Tensor,
-    include_padding: bool = False,
-    override: int | None = None,
-) -> Any:
-    """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
-    if override is not None:
-        return override
-    if isinstance(windows, Window) and slices.count_alike(windows, sizes, include_padding):
-        return windows.taps
-    if slices.covers_all(windows, sizes):
-        return math.prod(sizes)
-    return _counts(windows, sizes, like, include_padding).clamp(min=1)
-
-
 def _refuse_sizes(input: Tensor, windows: Windows) -> None:
     """Refuse an input that windows leave no output of (rule G5): callers leave that to the backend.
 
@@ -92,7 +61,7 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     sums = aten.sums(wide, windows) if isinstance(windows, Window) else None
     if sums is None:
         (sums,) = slices.pooled((wide,), windows, reductions.SUM)
-    divisor = _divisor(windows, input.shape[2:], wide, *counted)
+    divisor = slices.divisor(windows, input.shape[2:], wide, *counted)
     averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
     return _laid_out_like(averages.to(input.dtype), input)
 
@@ -107,7 +76,7 @@ def average_pooling_grad(
     read it.
     """
     wide = _wide(input_gradient)
-    shares = wide / _divisor(windows, spatial_sizes, wide, *counted)
+    shares = wide / slices.divisor(windows, spatial_sizes, wide, *counted)
     if slices.covers_all(windows, spatial_sizes):
         sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
         return _laid_out_like(sums, input_gradient)
@@ -165,10 +134,10 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
 
     types = (torch.float64, sums.dtype, torch.float64, torch.float64)
     scale, zero, step, output_zero = (vector(*pair) for pair in zip(parameters, types, strict=True))
-    divisor = _divisor(window, sizes, scale, include_padding)
+    divisor = slices.divisor(window, sizes, scale, include_padding)
     if not isinstance(divisor, Tensor):
         divisor = torch.full((1,), divisor, dtype=torch.float64, device=sums.device)
-    sums = sums - _counts(window, sizes, sums, include_padding=False) * zero
+    sums = sums - slices.counts(window, sizes, sums, include_padding=False) * zero
     real = sums.to(torch.float64) * scale / (divisor * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
     if not is_known(window.taps <= 2**20):
@@ -344,8 +313,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     sizes, found = input.shape[2:], aten.winners(input, window)
     if found is not None:
         values, positions = found
-        dtype = operands.tap_dtype(window.taps)
-        taps = aten.taps_at(positions, sizes, window, dtype)
+        taps = aten.taps_at(positions, sizes, window)
         if taps is None:
             taps = _taps(positions, sizes, window)
         return _laid_out_like(values, input), _laid_out_like(taps, input)
@@ -475,7 +443,7 @@ def is_lowest(values: Tensor) -> Tensor:
 
 def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
     """The taps of each window that count, padding included (rules A1 and A2)."""
-    return _counts(window, sizes, like, True)
+    return slices.counts(window, sizes, like, True)
 
 
 BACKEND = Backend(

@@ -10,13 +10,16 @@ A slice is a view, so that each tap costs one pass over the results and no table
 gradient goes the other way: each tap adds the results' slice into the input's.
 """
 
+import functools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import reductions
+from torch_dmlpool.backends import aten, reductions
 from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, Windows, are_ints, covers
 from torch_dmlpool.window import Axis, Window
 
@@ -24,9 +27,11 @@ LARGEST_WINDOW = 32
 """Above this the passes over tables of ``reductions.reduced``, whose number is a logarithm, are
 as fast: 31/1 on 8x64x64x64 takes the same time either way (Zen 4, one thread)."""
 
-MANY, LARGE = 128, 2**17
-"""Elements of a sum and of all sums from which eight are first added in float32: the sum in
-float64 of 2**20 takes 250 us, that way 120 (Zen 4, one thread)."""
+MANY = 128
+"""Elements of a sum from which eight are first added in float32: 256 sums of 4,096 in float64 take
+320 us, that way 140 (Zen 4, one thread)."""
+HUGE = 2**15
+"""Elements of a sum from which 16 are first added in float32."""
 
 
 def tile(part: Axis | int, size: int) -> int:
@@ -177,11 +182,14 @@ def sum_of(tensor: Tensor, dim: int) -> Tensor:
         return sum_of(tensor, dim)[:1]
     rest = count
     total = None
-    if count >= MANY and tensor.numel() >= LARGE:
-        # Seven additions in float32; the tree of as many elements has as many levels at least.
-        part = count // 8
-        rows = tensor.narrow(dim, 0, 8 * part).unflatten(dim, (8, part)).sum(dim)
-        total, rest = rows.sum(dim, keepdim=True, dtype=torch.float64), count - 8 * part
+    if count >= MANY:
+        # So many rows in float32 with one addition less; the tree of as many elements has as many
+        # levels at least.
+        rows = 16 if count >= HUGE else 8
+        part, rest = divmod(count, rows)
+        whole = tensor.narrow(dim, 0, count - rest) if rest else tensor
+        added = whole.unflatten(dim, (rows, part)).sum(dim)
+        total = added.sum(dim, keepdim=True, dtype=torch.float64)
     if rest:
         last = tensor.narrow(dim, count - rest, rest).sum(dim, keepdim=True, dtype=torch.float64)
         total = last if total is None else total + last
@@ -215,6 +223,52 @@ def count_alike(window: Window, sizes: Sequence[int], include_padding: bool) -> 
         if first > 0 or reach > room:
             return False
     return True
+
+
+def counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
+    """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
+    total = torch.ones((), dtype=like.dtype, device=like.device)
+    for part, size in zip(reductions.parts(windows), sizes, strict=True):
+        if isinstance(part, Axis) and include_padding:
+            along = reductions.taps_before(
+                size + part.end_padding, reductions.firsts(part, size, like), part
+            )
+        else:
+            along = reductions.read_by(part, size, like).counts
+        total = total.unsqueeze(-1) * along.to(like.dtype)
+    return total
+
+
+def divisor(
+    windows: Windows,
+    sizes: Sequence[int],
+    like: Tensor,
+    include_padding: bool = False,
+    override: int | None = None,
+) -> Any:
+    """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
+    if override is not None:
+        return override
+    if isinstance(windows, Window) and aten.is_eager(like):
+        return _kept_divisor(windows, tuple(sizes), like.dtype, include_padding)
+    return _counted(windows, sizes, like, include_padding)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_divisor(
+    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, include_padding: bool
+) -> Any:
+    """The same on the CPU: to count takes longer than to pool a small tensor."""
+    like = torch.empty((), dtype=dtype, device="cpu")
+    return _counted(window, sizes, like, include_padding)
+
+
+def _counted(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Any:
+    if isinstance(windows, Window) and count_alike(windows, sizes, include_padding):
+        return windows.taps
+    if covers_all(windows, sizes):
+        return math.prod(sizes)
+    return counts(windows, sizes, like, include_padding).clamp(min=1)
 
 
 def spread(gradients: Tensor, dim: int, axis: Axis | int, size: int) -> Tensor | None:
