@@ -18,10 +18,10 @@ from torch_dmlpool.ops import registration
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
-ROOMS = ["distributed", "decompositions", "integrations", "nn", "quantized", "minima", "functional"]
-ROOMS += ["ops", "inductor", "onnx", "backends", "kernels"]
+ROOMS = ["bench", "distributed", "decompositions", "integrations", "nn", "quantized", "minima"]
+ROOMS += ["functional", "ops", "inductor", "onnx", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
-LEAVES = {"window", "operands", "keywords", "_private"}
+LEAVES = {"window", "operands", "keywords", "timing", "_private"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},
     "decompositions": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},

@@ -1,6 +1,7 @@
 """`make bench` and `make gpu`: contestants compute the same, runs write what the documentation
 shows, limits hold."""
 
+import importlib
 import json
 import os
 import sys
@@ -227,3 +228,11 @@ def test_what_is_prepared_is_found_in_another_folder(
     (tmp_path / "here").rename(tmp_path / "there")
     gpu.relocate(tmp_path / "there")
     assert ", 0 compiled" in python(*prepare, tmp_path / "there", cwd=gpu.ROOT).stdout
+
+
+def test_a_smoke_step_that_ran_out_of_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was not begun is not known to be right."""
+    pytest.importorskip("triton")
+    gpu_smoke = importlib.import_module("benchmarks.gpu_smoke")
+    assert gpu_smoke.smoke(0.0, 50) == 1
+    assert "0 wrong, 5 not begun" in capsys.readouterr().out

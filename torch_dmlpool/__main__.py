@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import backends
+from torch_dmlpool import backends, bench
 from torch_dmlpool.backends import cpu
 
 BACKENDS = {"reference": "PyTorch", "triton": "Triton", "cpu": "compiled"}
@@ -34,8 +34,14 @@ CONTESTS = {  # function, window, stride and padding, and what is timed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["bench"]:
+        return bench.main(given[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m torch_dmlpool", description=__doc__.split("\n\n")[0]
+        prog="python -m torch_dmlpool",
+        description="What is installed, which kernels pool on which device, and whether results "
+        "are right: a few seconds.",
+        epilog="python -m torch_dmlpool bench measures this machine in a minute: see its --help.",
     )
     parser.add_argument(
         "--no-timing", "--quick", action="store_true", help="leave out the comparison with ATen"
@@ -43,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--version", action="version", version=f"torch_dmlpool {dmlpool.__version__}"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     for name, version in versions():
         print(f"{name:<15}{version}")
     devices, right = [torch.device("cpu")], True
@@ -82,7 +88,7 @@ def versions() -> Iterator[tuple[str, str]]:
         # Asked without an import, which would load a compiler.
         yield "triton", importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        yield "triton", "not installed: GPUs are served by the PyTorch backend"
+        yield "triton", "not installed: GPUs run plain PyTorch operations"
     yield "CPU kernels", cpu.missing or Path(cpu.library._name).stem.removeprefix("cpu_")
 
 

@@ -1,0 +1,190 @@
+"""python -m torch_dmlpool bench: what it compares and measures, and what its exit code means."""
+
+import inspect
+import json
+import re
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import __main__ as program
+from torch_dmlpool import backends, bench, timing
+from torch_dmlpool.backends import triton
+from torch_dmlpool.bench import calls, conditions, models, report, rows
+from torch_dmlpool.timing import Times
+
+CPU = torch.device("cpu")
+KERNELS = Path(dmlpool.__file__).parent.parent / "kernels"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a few elements, on a machine that does nothing else."""
+    reduced = [row._replace(sizes=(2, 14, 14)) for row in rows.ROWS]
+    monkeypatch.setattr(rows, "ROWS", reduced)
+    monkeypatch.setattr(rows, "_cache", lambda _: 0)
+    monkeypatch.setattr(timing, "load", lambda: None)
+    measured = timing.in_turn
+    monkeypatch.setattr(
+        timing, "in_turn", lambda calls, device, *_, **__: measured(calls, device, 0.0, least=3)
+    )
+
+
+def test_forty_calls_are_equal() -> None:
+    checked = calls.check(CPU, time.monotonic() + 300)
+    assert str(checked) == "40 of 40 equal, 0 not begun"
+    assert checked.is_right
+
+
+def test_the_calls_have_each_data_type_layout_and_operator() -> None:
+    listed = list(calls.calls())
+    types = {call.input.dtype for call in listed}
+    assert types >= {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8}
+    assert types >= {torch.int8, torch.int16, torch.int32, torch.int64}
+    for name in ("NCHW", "NHWC"):
+        assert sum(name in call.name for call in listed) >= 12
+    assert {call.input.dim() for call in listed} == {3, 4, 5}
+    assert len({call.name for call in listed}) == 40
+    assert sum(bool(call.input.isnan().any()) for call in listed) >= 15
+
+
+def test_the_calls_reach_every_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what would be launched; every kernel that a launch names is among them."""
+    pytest.importorskip("triton")
+    launched = set()
+    monkeypatch.setattr(triton, "launch", lambda how, *_: launched.add(how.kernel))
+    for call in calls.calls():
+        call.compute(triton.BACKEND, call.input, call.window)
+    named = set()
+    for path in KERNELS.glob("*.py"):
+        named |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', path.read_text(encoding="utf-8")))
+    assert launched == named
+
+
+def test_a_wrong_result_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, small: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And so is a call that raises."""
+
+    def refuses(*_: object) -> None:
+        raise ValueError("no such window")
+
+    backend = backends.chosen("cpu")[0]
+    broken = backend._replace(
+        average_pooling=lambda *given: backend.average_pooling(*given) + 1,
+        adaptive_max_pooling=refuses,
+    )
+    monkeypatch.setattr(calls, "chosen", lambda _: (broken, None))
+    assert program.main(["bench", "--device", "cpu", "--seconds", "200", "--no-compile"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"33 of 40 equal, 0 not begun", said)
+    assert "WRONG averages, 3x3/2, float32, NCHW, 2x16x24x32: 6144 of 6144 elements differ" in said
+    assert "ValueError: no such window" in said
+
+
+def test_what_is_not_begun_is_a_failure(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--device", "cpu", "--seconds", "0", "--no-compile"]) == 1
+    said = capsys.readouterr().out
+    assert "0 of 40 equal, 40 not begun" in said
+    assert "NOT BEGUN maxima, 3x3/2, float32, NCHW, 2x16x24x32" in said
+
+
+def factory() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """A model for --model."""
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2)
+    return torch.nn.Sequential(*layers), (torch.rand(1, 3, 16, 16),)
+
+
+def test_a_run_from_its_first_line_to_its_figures(
+    small: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Conditions, results, rows, a model, verdicts, JSON and Markdown."""
+    module = ModuleType("users_package")
+    vars(module)["factory"] = factory
+    monkeypatch.setitem(__import__("sys").modules, "users_package", module)
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    written = tmp_path / "figures.json"
+    arguments = ["--device", "cpu", "--seconds", "200", "--json", str(written)]
+    assert bench.main([*arguments, "--model", "users_package:factory"]) == 0
+    said = capsys.readouterr().out
+    figures = json.loads(written.read_text())
+    assert figures["correct"]["equal"] == 40
+    assert len(figures["rows"]) == 8
+    for row in figures["rows"]:
+        assert set(row["rivals"]) == {rows.ATEN, rows.COMPILED}
+        for rival in row["rivals"].values():
+            assert 0 < rival["ours"]["lower"] <= rival["ours"]["median"] <= rival["ours"]["upper"]
+            assert rival["verdict"] in ("faster", "slower", "cannot tell")
+    assert figures["conditions"]["runs on"] == conditions.served(CPU)
+    assert "replaced 2, left 0" in figures["model"]["report"]
+    assert 0 < figures["model"]["share of pooling layers"] < 1
+    assert len(figures["model"]["comparisons"]) == 3
+    table = said.partition("paste into an issue:")[2]
+    assert table.count("| max pool2d, ") == 4
+    assert "| correct | 40 of 40 equal, 0 not begun |" in table
+    assert "Beside torch.nn, torch_dmlpool is " in said
+
+
+def test_a_model_that_is_not_there_is_said_before_any_work() -> None:
+    for name in ("torch_dmlpool.nothing:factory", "torch_dmlpool:nothing", "torch_dmlpool"):
+        with pytest.raises(SystemExit, match="--model"):
+            bench.main(["--device", "cpu", "--model", name])
+
+
+def test_rows_have_what_the_help_says() -> None:
+    """float32 and half, both layouts, forward and training."""
+    for field in ("is_half", "channels_last", "is_training"):
+        assert {getattr(row, field) for row in rows.ROWS} == {False, True}
+    for row in rows.ROWS:
+        assert callable(getattr(torch.nn.functional, row.function))
+
+
+def measured(ours: Times, theirs: Times) -> rows.Measured:
+    row = rows.Measured(rows.ROWS[0], CPU)
+    row.pairs[rows.ATEN] = ours, theirs
+    return row
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (Times(1.0, 2.0, 3.0), Times(4.0, 5.0, 6.0), "faster"),
+        (Times(4.0, 5.0, 6.0), Times(1.0, 2.0, 3.0), "slower"),
+        (Times(1.0, 2.0, 4.0), Times(3.0, 5.0, 6.0), "cannot tell"),
+    ],
+)
+def test_quartiles_that_overlap_tell_nothing(ours: Times, theirs: Times, expected: str) -> None:
+    assert timing.verdict(ours, theirs) == expected
+    row = measured(ours, theirs)
+    assert report.word(row, rows.ATEN, None) == expected
+    assert report.word(row, rows.ATEN, "9 processes") == "cannot tell"
+    assert report.MEANINGS[expected] in report.verdict([row], rows.ATEN, None)
+    assert "busy" in report.verdict([row], rows.ATEN, "9 processes")
+
+
+def test_samples_are_taken_in_turn() -> None:
+    """Each call first as often as the other, and short calls several times in a sample."""
+    order: list[str] = []
+    found = timing.in_turn(
+        {name: (lambda name=name: order.append(name)) for name in "ab"}, CPU, 0.0, least=4
+    )
+    assert set(found) == {"a", "b"}
+    changes = [name for name, before in zip(order, ["", *order], strict=False) if name != before]
+    assert "".join(changes[-6:]) in ("abababa", "babab", "ababab", "bababa")
+    assert order.count("a") > 100
+
+
+def test_what_serves_a_device_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conditions.served(torch.device("meta")).startswith("plain PyTorch (SLOW: there are no")
+    monkeypatch.setenv("TORCH_DMLPOOL_TRITON", "0")
+    assert "TORCH_DMLPOOL_TRITON=0" in conditions.served(torch.device("cuda"))
+    described = conditions.described(CPU)
+    assert set(described) >= {"processor", "threads", "load", "torch", "runs on"}
+    assert inspect.isfunction(models.loaded)

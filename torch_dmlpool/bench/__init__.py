@@ -1,0 +1,100 @@
+"""``python -m torch_dmlpool bench``: is this package right and fast here? A minute on any device.
+
+It says what pools on the device and why. It compares forty calls, which reach each kernel, data
+type and layout, with the reference on the CPU. It measures eight calls that networks have, beside
+PyTorch's functions and beside torch.compile's, and with ``--model`` a model of yours before and
+after ``convert``. The exit status is 1 where a result is wrong or was not begun.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torch_dmlpool import timing
+from torch_dmlpool.bench import calls, conditions, models, report, rows
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    device = options.device
+    begun = time.monotonic()
+    end, load = begun + options.seconds, timing.load()
+    if options.model:
+        models.loaded(options.model, device)  # a wrong name is said before any work
+    known = conditions.described(device)
+    print(f"{device}")
+    for name, value in known.items():
+        print(f"  {name:<24}{value}")
+    if load is not None:
+        print(f"  The machine is busy: {load}. Times say little.")
+
+    print("\nResults beside the reference on the CPU")
+    checked = calls.check(device, begun + 0.5 * options.seconds)
+    print(f"  {checked}")
+    for name, why in checked.wrong.items():
+        print(f"  WRONG {name}: {why}")
+    for name in checked.left:
+        print(f"  NOT BEGUN {name}")
+
+    print("\nMilliseconds, median (quartiles), and how many times as long the others take")
+    until = end - (0.4 * options.seconds if options.model else 0.0)
+    measured = []
+    for row in rows.measure(device, until, not options.no_compile):
+        measured.append(row)
+        print(report.line(row, rows.ATEN, load), flush=True)
+    for row in measured:
+        if rows.COMPILED in row.pairs:
+            print(report.line(row, rows.COMPILED, load))
+
+    model = None
+    if options.model:
+        model = models.measure(options.model, device, max(end - time.monotonic(), 10.0))
+        print(f"\n{model.name}: pooling layers take {model.share:.1%} of inference\n{model.report}")
+        for comparison in model.comparisons:
+            print(f"  {comparison}")
+
+    print()
+    for rival in (rows.ATEN, rows.COMPILED):
+        print(report.verdict(measured, rival, load))
+    if conditions.is_slow(device):
+        print("Plain PyTorch operations serve this device: expect no gain.")
+    result = (known, checked, measured, load, model)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.data(*result), indent=1), encoding="utf-8")
+        print(f"\nwritten to {options.json}")
+    print(f"\nTo report this, paste into an issue:\n\n{report.markdown(*result)}")
+    return 0 if checked.is_right else 1
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_dmlpool bench",
+        description="Is torch_dmlpool right and fast on this machine? A minute on any device.",
+    )
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    parser.add_argument(
+        "--device",
+        type=torch.device,
+        default=accelerator or torch.device("cpu"),
+        help="such as cpu or cuda:0; the accelerator if there is one",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="about how long it may take (60)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--model",
+        metavar="PACKAGE:FACTORY",
+        help="measure a model before and after conversion: a function that returns the model and a "
+        "tuple of example inputs, or the model alone for eight images of 3x224x224",
+    )
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave out torch.compile, which has to compile"
+    )
+    return parser.parse_args(arguments)

@@ -1,0 +1,213 @@
+"""Forty calls that reach each kernel, data type and layout, each compared with the reference on the
+CPU.
+
+Inputs are small whole numbers with many ties and, in floating point, NaN for maxima. Sums of them
+are exact, so that averages may differ by the last rounding alone.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.backends import chosen, reference
+from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.window import Window
+
+Compute = Callable[[Backend, Tensor, Window], Any]
+HALF, FLOAT, BFLOAT, DOUBLE = torch.float16, torch.float32, torch.bfloat16, torch.float64
+LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+
+
+class Call(NamedTuple):
+    """One of the forty: a function of a backend, and the input on the CPU."""
+
+    name: str
+    compute: Compute
+    input: Tensor
+    window: Window
+
+
+class Checked(NamedTuple):
+    """How many calls were equal, what was wrong with others, and which were not begun."""
+
+    equal: int
+    wrong: dict[str, str]
+    left: list[str]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.wrong and not self.left
+
+    def __str__(self) -> str:
+        count = self.equal + len(self.wrong) + len(self.left)
+        return f"{self.equal} of {count} equal, {len(self.left)} not begun"
+
+
+def maxima(backend: Backend, input: Tensor, window: Window) -> Any:
+    return backend.max_pooling(input, window)
+
+
+def winners(backend: Backend, input: Tensor, window: Window) -> Any:
+    return backend.max_pooling_with_indices(input, window, torch.int64, True)
+
+
+def gradient_of_maxima(backend: Backend, input: Tensor, window: Window) -> Any:
+    values, taps = backend.max_pooling_with_taps(input, window)
+    gradient = (values.nan_to_num(3) % 5).to(input.dtype)
+    channels_last = not input.is_contiguous()
+    return backend.max_pooling_grad_from_taps(
+        gradient, taps, input.shape[2:], window, channels_last
+    )
+
+
+def averages(backend: Backend, input: Tensor, window: Window) -> Any:
+    return backend.average_pooling(input, window, False, None)
+
+
+def gradient_of_averages(backend: Backend, input: Tensor, window: Window) -> Any:
+    sizes = [  # of an input whose averages these are
+        (size - 1) * axis.stride + axis.extent - axis.start_padding - axis.end_padding
+        for size, axis in zip(input.shape[2:], window.axes, strict=True)
+    ]
+    return backend.average_pooling_grad(input, sizes, window, True, None)
+
+
+def adaptive_averages(backend: Backend, input: Tensor, _: Window) -> Any:
+    return backend.adaptive_average_pooling(input, (7, 5))
+
+
+def adaptive_maxima(backend: Backend, input: Tensor, _: Window) -> Any:
+    return backend.adaptive_max_pooling(input, (7, 5))
+
+
+def adaptive_gradient(backend: Backend, input: Tensor, _: Window) -> Any:
+    return backend.adaptive_average_pooling_grad(input, (50, 33))
+
+
+def quantized(backend: Backend, input: Tensor, window: Window) -> Any:
+    scale = torch.full((1,), 0.1, dtype=torch.float32, device=input.device)
+    return backend.quantized_linear_average_pooling(
+        input, scale, None, scale * 0.7, None, window, False, input.dtype
+    )
+
+
+def unpooled(backend: Backend, input: Tensor, window: Window) -> Any:
+    values, indices = backend.max_pooling_with_indices(input, window, torch.int64, True)
+    return backend.scatter_positions(values, indices, input.shape[2:], False, False)
+
+
+STEM = Window.directml(2, 3, 2, 1, 1)
+HALVES = Window.directml(2, 2, 2)
+UNEVEN = Window.directml(2, (3, 5), 1, (0, 2), (1, 1))
+LARGE = Window.directml(2, 17, 1, 8, 8)
+SIXTEENTHS = Window.directml(2, 4, 2, 1, 1)  # of averages whose gradients are exact
+FRACTIONS = Window.directml(2, 16, 1, 8, 7)
+DILATED = Window.directml(2, 3, 1, 2, 2, 2)
+WHOLE = Window.directml(2, (24, 32))
+ROW = Window.directml(1, 5, 2, 2, 1)
+VOLUME = Window.directml(3, (2, 3, 3), 2, 0, 1)
+PLANES, ODD = (2, 16, 24, 32), (2, 5, 25, 33)
+# A line for each family: what is computed, of which window, data type, layout and sizes.
+REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
+    (maxima, STEM, FLOAT, "NCHW", PLANES),
+    (maxima, STEM, HALF, "NHWC", PLANES),
+    (maxima, LARGE, BFLOAT, "NCHW", PLANES),
+    (maxima, LARGE, FLOAT, "NHWC", ODD),
+    (maxima, DILATED, DOUBLE, "NCHW", ODD),
+    (maxima, UNEVEN, torch.int8, "NHWC", PLANES),
+    (maxima, HALVES, torch.uint8, "NCHW", ODD),
+    (maxima, HALVES, torch.int16, "NHWC", PLANES),
+    (maxima, STEM, torch.int32, "NCHW", ODD),
+    (maxima, STEM, torch.int64, "NHWC", ODD),
+    (maxima, WHOLE, HALF, "NCHW", PLANES),
+    (maxima, ROW, FLOAT, "NCHW", (2, 6, 301)),
+    (maxima, VOLUME, FLOAT, "NCHW", (1, 4, 6, 13, 14)),
+    (winners, STEM, FLOAT, "NCHW", PLANES),
+    (winners, HALVES, HALF, "NHWC", ODD),
+    (winners, LARGE, BFLOAT, "NHWC", PLANES),
+    (winners, WHOLE, FLOAT, "NCHW", PLANES),
+    (winners, UNEVEN, torch.uint8, "NCHW", PLANES),
+    (gradient_of_maxima, STEM, FLOAT, "NCHW", PLANES),
+    (gradient_of_maxima, STEM, HALF, "NHWC", ODD),
+    (gradient_of_maxima, HALVES, FLOAT, "NHWC", PLANES),
+    (gradient_of_maxima, LARGE, BFLOAT, "NCHW", PLANES),
+    (gradient_of_maxima, WHOLE, FLOAT, "NCHW", PLANES),
+    (averages, STEM, FLOAT, "NCHW", PLANES),
+    (averages, HALVES, HALF, "NHWC", PLANES),
+    (averages, LARGE, BFLOAT, "NHWC", ODD),
+    (averages, WHOLE, FLOAT, "NHWC", PLANES),
+    (averages, WHOLE, HALF, "NCHW", PLANES),
+    (averages, VOLUME, FLOAT, "NCHW", (1, 4, 6, 13, 14)),
+    (gradient_of_averages, HALVES, FLOAT, "NCHW", PLANES),
+    (gradient_of_averages, SIXTEENTHS, HALF, "NHWC", PLANES),
+    (gradient_of_averages, FRACTIONS, DOUBLE, "NCHW", ODD),
+    (quantized, STEM, torch.uint8, "NCHW", PLANES),
+    (quantized, HALVES, torch.int8, "NHWC", PLANES),
+    (quantized, WHOLE, torch.uint8, "NCHW", PLANES),
+    (adaptive_averages, STEM, FLOAT, "NCHW", ODD),
+    (adaptive_averages, STEM, HALF, "NHWC", ODD),
+    (adaptive_gradient, STEM, FLOAT, "NCHW", (2, 5, 7, 5)),
+    (adaptive_maxima, STEM, FLOAT, "NCHW", ODD),
+    (unpooled, HALVES, FLOAT, "NCHW", PLANES),
+]
+
+
+def calls() -> Iterator[Call]:
+    generator = torch.Generator().manual_seed(0)
+    for compute, window, dtype, layout, shape in REQUESTS:
+        input = torch.randint(0, 90, shape, generator=generator, dtype=torch.int64, device="cpu")
+        input = (input if dtype is torch.uint8 else input - 45).to(dtype)
+        takes_non_numbers = compute in (maxima, winners, gradient_of_maxima, adaptive_maxima)
+        if dtype.is_floating_point and takes_non_numbers:
+            input[0, 0].view(-1)[7::97] = float("nan")
+        if len(shape) == 4:
+            input = input.contiguous(memory_format=LAYOUTS[layout])
+        words = compute.__name__.replace("_", " ")
+        size = "x".join(str(axis.window) for axis in window.axes)
+        name = f"{words}, {size}/{window.axes[-1].stride}, {str(dtype)[6:]}, {layout}"
+        yield Call(f"{name}, {'x'.join(map(str, shape))}", compute, input, window)
+
+
+def check(device: torch.device, end: float) -> Checked:
+    """Every call on ``device`` beside the reference on the CPU; none is begun after ``end``."""
+    backend = chosen(device.type)[0]
+    equal, wrong, left = 0, {}, []
+    for call in calls():
+        if time.monotonic() > end:
+            left.append(call.name)
+            continue
+        try:
+            expected = call.compute(reference.BACKEND, call.input, call.window)
+            found = call.compute(backend, call.input.to(device), call.window)
+            differs = difference(expected, found)
+        except Exception as error:  # whatever goes wrong is what the check is for
+            differs = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if differs:
+            wrong[call.name] = differs
+        else:
+            equal += 1
+    return Checked(equal, wrong, left)
+
+
+def difference(expected: Any, found: Any) -> str:
+    """What differs, if anything; averages may differ by two units in the last place."""
+    pairs = zip(_listed(expected), _listed(found), strict=True)
+    for wanted, got in pairs:
+        here = got.cpu()
+        if (wanted.dtype, wanted.shape) != (here.dtype, here.shape):
+            return (
+                f"{here.dtype} {tuple(here.shape)} in place of {wanted.dtype} {tuple(wanted.shape)}"
+            )
+        is_real = wanted.dtype.is_floating_point
+        allowed = 2 * torch.finfo(wanted.dtype).eps if is_real else 0.0
+        same = torch.isclose(wanted.double(), here.double(), rtol=allowed, atol=0.0, equal_nan=True)
+        if not same.all():
+            return f"{int((~same).sum())} of {same.numel()} elements differ"
+    return ""
+
+
+def _listed(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)

@@ -1,0 +1,105 @@
+"""What pools on a device and why, and what figures depend on: processor, threads, versions."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import torch
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import backends, timing
+from torch_dmlpool.backends import cpu, fallbacks
+
+RUNS_ON = {"reference": "plain PyTorch", "triton": "Triton kernels", "cpu": "compiled C++ kernels"}
+
+
+def described(device: torch.device) -> dict[str, str]:
+    """The conditions of a measurement on ``device``, by name."""
+    found = {
+        "torch_dmlpool": dmlpool.__version__,
+        "runs on": served(device),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": f"{platform.python_version()}, {sysconfig.get_platform()}",
+        "processor": processor(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": f"{torch.get_num_threads()} of {os.cpu_count()} processors",
+        "load": timing.load() or "low",
+    }
+    return found | (_gpu(device) if device.type == "cuda" else {})
+
+
+def served(device: torch.device) -> str:
+    """What pools on ``device``, and why."""
+    name = backends.chosen(device.type)[0].name
+    if device.type == "cpu":
+        if name == "cpu":
+            why = f"{Path(cpu.library._name).name}, the best that this processor runs"
+        elif name == "triton":
+            why = "TRITON_INTERPRET=1: Triton's interpreter, slow"
+        else:
+            why = f"SLOW: {cpu.missing}"
+    elif device.type == "cuda":
+        why = "Triton is installed"
+        if name == "reference":
+            is_off = fallbacks.is_turned_off()
+            why = f"SLOW: {fallbacks.SWITCH}=0" if is_off else "SLOW: Triton is not installed"
+    else:
+        why = f"SLOW: there are no kernels for {device.type}"
+    return f"{RUNS_ON[name]} ({why})"
+
+
+def is_slow(device: torch.device) -> bool:
+    """Whether plain PyTorch serves the device."""
+    return backends.chosen(device.type)[0].name == "reference"
+
+
+def processor() -> str:
+    """The processor's name, with family and model numbers: virtual machines often hide the rest."""
+    fields: dict[str, str] = {}
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in fields and "model" in fields:
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
+    return name
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    properties = torch.cuda.get_device_properties(device)
+    found = {
+        "GPU": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, "
+        f"{properties.multi_processor_count} multiprocessors",
+        "CUDA or ROCm": str(torch.version.cuda or torch.version.hip),
+    }
+    command = shutil.which("nvidia-smi")
+    if command is not None and torch.version.hip is None:
+        finished = subprocess.run(
+            [
+                command,
+                f"--id=GPU-{properties.uuid}",
+                "--query-gpu=driver_version,power.limit",
+                "--format=csv,noheader",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        if finished.returncode == 0:
+            found["driver and power limit"] = finished.stdout.strip()
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)  # an import would load a compiler
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,155 @@
+"""Eight pooling calls that networks have, beside PyTorch's own and torch.compile's, in turn."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import timing
+from torch_dmlpool.nn import functional as ours
+from torch_dmlpool.timing import Times
+
+ATEN, COMPILED = "torch.nn", "torch.compile"
+
+
+class Row(NamedTuple):
+    """A call: names of the function, of where networks have it, and its arguments."""
+
+    network: str
+    function: str
+    arguments: tuple[Any, ...]
+    sizes: tuple[int, ...]  # but for the batch
+    is_half: bool
+    channels_last: bool
+    is_training: bool
+
+    def name(self, device: torch.device) -> str:
+        words = [
+            self.function.replace("_", " ").removesuffix("2d") + "2d",
+            "x".join(map(str, self.arguments)),
+            str(self.dtype(device))[6:],
+            "channels_last" if self.channels_last else "contiguous",
+            "training" if self.is_training else "inference",
+        ]
+        return ", ".join(words)
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """Half precision is what the device's networks use."""
+        half = torch.float16 if device.type == "cuda" else torch.bfloat16
+        return half if self.is_half else torch.float32
+
+
+ROWS = [
+    Row("ResNet, the stem", "max_pool2d", (3, 2, 1), (64, 112, 112), False, False, False),
+    Row("ResNet, the stem", "max_pool2d", (3, 2, 1), (64, 112, 112), True, True, True),
+    Row("VGG", "max_pool2d", (2, 2), (128, 112, 112), False, False, True),
+    Row("YOLO, SPPF", "max_pool2d", (5, 1, 2), (256, 20, 20), True, True, False),
+    Row("DenseNet, transition", "avg_pool2d", (2, 2), (128, 56, 56), False, False, True),
+    Row("Inception", "avg_pool2d", (3, 1, 1), (288, 35, 35), False, True, False),
+    Row("EfficientNet, the head", "adaptive_avg_pool2d", (1,), (1280, 7, 7), True, True, False),
+    Row("VGG, the head", "adaptive_avg_pool2d", (7,), (512, 14, 14), False, False, True),
+]
+
+
+class Measured:
+    """A row with the times of its contestants, in pairs that ran in turn: ours and PyTorch's, ours
+    and torch.compile's.
+    """
+
+    def __init__(self, row: Row, device: torch.device) -> None:
+        self.row, self.name, self.device = row, row.name(device), device
+        self.shape: tuple[int, ...] = ()
+        self.pairs: dict[str, tuple[Times, Times]] = {}
+        self.missing: dict[str, str] = {}
+
+    def verdict(self, rival: str) -> str:
+        """What ours is beside a rival, in a word or two."""
+        return timing.verdict(*self.pairs[rival]) if rival in self.pairs else "not measured"
+
+    def speed_up(self, rival: str) -> float:
+        """How many times as long a rival takes."""
+        mine, theirs = self.pairs[rival]
+        return theirs.median / mine.median
+
+    def run(self, rival: str, seconds: float) -> None:
+        """Measure ours beside a rival."""
+        input, gradient = _operands(self.row, self.device)
+        self.shape = tuple(input.shape)
+        mine = _call(getattr(ours, self.row.function), self.row, input, gradient)
+        if rival == COMPILED:
+            theirs = _compiled(self.row, input, gradient)
+        else:
+            function = getattr(torch.nn.functional, self.row.function)
+            theirs = _call(function, self.row, input, gradient)
+        times = timing.in_turn({"ours": mine, rival: theirs}, self.device, seconds, least=3)
+        self.pairs[rival] = times["ours"], times[rival]
+
+
+def measure(device: torch.device, end: float, compiles: bool = True) -> Iterator[Measured]:
+    """Every row beside PyTorch's own functions, then beside torch.compile's while time is left.
+
+    A row comes when it is measured with the first, and changes when it is measured with the second.
+    """
+    rows = [Measured(row, device) for row in ROWS]
+    room = (end - time.monotonic()) * (0.4 if compiles else 1.0)
+    for row in rows:
+        row.run(ATEN, min(room / len(rows), 2.0))
+        row.missing[COMPILED] = "no time was left to compile" if compiles else "not asked for"
+        yield row
+    longest = 0.0
+    for row in rows if compiles else []:
+        begun = time.monotonic()
+        if begun + longest > end:
+            break
+        try:
+            row.run(COMPILED, min(room / len(rows), 2.0))
+        except Exception as error:  # no C++ compiler, say: then no row has one
+            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            for each in rows:
+                each.missing[COMPILED] = why
+            break
+        del row.missing[COMPILED]
+        longest = max(longest, time.monotonic() - begun)
+
+
+def _operands(row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
+    """An input larger than the cache of a processor or a GPU, and an output's gradient."""
+    dtype = row.dtype(device)
+    batch = 8
+    while batch * torch.Size(row.sizes).numel() * dtype.itemsize < _cache(device):
+        batch *= 2
+    input = torch.randn((batch, *row.sizes), dtype=torch.float32, device=device).to(dtype)
+    layout = torch.channels_last if row.channels_last else torch.contiguous_format
+    input = input.contiguous(memory_format=layout).requires_grad_(row.is_training)
+    output = getattr(torch.nn.functional, row.function)(input, *row.arguments)
+    return input, torch.ones_like(output)
+
+
+def _cache(device: torch.device) -> int:
+    if device.type == "cuda":
+        return 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    return 2**25
+
+
+def _call(
+    pool: Callable[..., Tensor], row: Row, input: Tensor, gradient: Tensor
+) -> Callable[[], object]:
+    def inference() -> Tensor:
+        with torch.no_grad():
+            return pool(input, *row.arguments)
+
+    def training() -> Tensor:
+        (found,) = torch.autograd.grad(pool(input, *row.arguments), input, gradient)
+        return found
+
+    return training if row.is_training else inference
+
+
+def _compiled(row: Row, input: Tensor, gradient: Tensor) -> Callable[[], object]:
+    """PyTorch's own function, compiled, as in a model without this package."""
+    torch.compiler.reset()
+    function = getattr(torch.nn.functional, row.function)
+    compiled = torch.compile(lambda x: function(x, *row.arguments), fullgraph=True)
+    return _call(lambda x, *_: compiled(x), row, input, gradient)

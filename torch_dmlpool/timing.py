@@ -1,0 +1,103 @@
+"""How long calls take beside one another: in turn, so that a change of the machine meets all."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+Call = Callable[[], object]
+_BATCH = 1e-3
+"""Seconds that a sample takes at least: short calls are repeated in it."""
+
+
+class Times(NamedTuple):
+    """Seconds of a call: the median, and the quartiles below and above."""
+
+    lower: float
+    median: float
+    upper: float
+
+
+def in_turn(
+    calls: Mapping[str, Call], device: torch.device, seconds: float, least: int = 5
+) -> dict[str, Times]:
+    """Times of each call, sampled in turn for ``seconds`` and at least ``least`` times.
+
+    Each call has run before, once for warming up and some times to find how often a sample has to
+    repeat it.
+    """
+    clock = _gpu_seconds if device.type == "cuda" else _wall_seconds
+    repeats = {name: _repeats(call, device, clock) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    end, rounds = time.monotonic() + seconds, 0
+    while rounds < least or time.monotonic() < end:
+        # Each goes first as often as the others.
+        order = list(calls) if rounds % 2 == 0 else list(calls)[::-1]
+        for name in order:
+            samples[name].append(clock(calls[name], repeats[name], device) / repeats[name])
+        rounds += 1
+    return {name: _quartiles(taken) for name, taken in samples.items()}
+
+
+def verdict(ours: Times, theirs: Times) -> str:
+    """``faster``, ``slower`` or, where the quartiles overlap, ``cannot tell``."""
+    if ours.upper < theirs.lower:
+        return "faster"
+    return "slower" if ours.lower > theirs.upper else "cannot tell"
+
+
+def load() -> str | None:
+    """What else the machine does, if it leaves less than half of its processors alone."""
+    try:
+        wanted = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+    processors = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
+    if processors is None or wanted <= processors / 2:
+        return None
+    return f"{wanted:.1f} processes wanted the {processors} processors in the last minute"
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all that ``device`` has been given to do."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _repeats(call: Call, device: torch.device, clock: Callable[..., float]) -> int:
+    call()
+    synchronize(device)
+    repeats = 1
+    while repeats < 1000 and clock(call, repeats, device) < _BATCH:
+        repeats *= 2
+    return repeats
+
+
+def _wall_seconds(call: Call, repeats: int, device: torch.device) -> float:
+    synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    synchronize(device)
+    return time.perf_counter() - begun
+
+
+def _gpu_seconds(call: Call, repeats: int, device: torch.device) -> float:
+    with torch.cuda.device(device):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
+def _quartiles(samples: list[float]) -> Times:
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return Times(*(ordered[round(share * last)] for share in (0.25, 0.5, 0.75)))
