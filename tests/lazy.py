@@ -47,9 +47,10 @@ KINDS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[torch.dtype, ...]]] = {
     "negated": (negated, NEGATIVE),
     "imaginary": (imaginary, (torch.float64, torch.float32)),
     "zeros without memory": (
+        # A part of others: its pointer is not 0.
         lambda tensor: torch._efficientzerotensor(
-            tensor.shape, dtype=tensor.dtype, device=tensor.device
-        ),
+            (2, *tensor.shape), dtype=tensor.dtype, device=tensor.device
+        )[1],
         ANY,
     ),
     "expanded": (

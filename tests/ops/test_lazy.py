@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import torch_dmlpool
 from torch_dmlpool.decompositions import decompositions
 
 TABLE = decompositions()
@@ -171,3 +172,13 @@ def test_gradients_and_tangents_may_be_lazy(kind: str, name: str) -> None:
     expected = found(lazy.plain(arriving), lazy.plain(tangent))
     for result, right in zip(found(arriving, tangent), expected, strict=True):
         torch.testing.assert_close(result.detach().as_subclass(Tensor), right.detach())
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_tensor_whose_memory_was_freed_is_refused(needs_gradient: bool) -> None:
+    """As PyTorch's own pools refuse it: sharded parameters are freed like this."""
+    freed = torch.ones(2, 3, 4, 4, requires_grad=needs_gradient)
+    freed.untyped_storage().resize_(0)
+    for pool in (torch_dmlpool.average_pooling, torch_dmlpool.max_pooling):
+        with pytest.raises(RuntimeError, match=r"96 elements has no memory"):
+            pool(freed, 2)

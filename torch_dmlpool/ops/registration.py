@@ -362,12 +362,13 @@ def is_bare(*tensors: Tensor) -> bool:
         if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
             return False
-        # A wrapper that has outlived its transform, a negated view, and elements without memory, as
-        # unwritten zeros.
-        if not _has_storage(tensor) or tensor.is_neg():
+        # A wrapper that has outlived its transform, a negated view, and elements without memory.
+        if not _has_storage(tensor) or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_meta:
             return False
-        if not tensor.data_ptr() and (tensor.is_meta or tensor.numel() > 0):
-            return False
+        if not tensor.data_ptr() and tensor.numel() > 0:
+            raise RuntimeError(
+                f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
+            )
     return True
 
 
