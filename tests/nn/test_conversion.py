@@ -2,7 +2,10 @@
 and why."""
 
 import math
+import pickle
+import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import timing
 from torch_dmlpool.nn import conversion, convert, layers
+from torch_dmlpool.timing import Times
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> torch.nn.Sequential:
@@ -333,3 +338,117 @@ def test_timms_same_padding(
         assert convert(pool).replaced == {"": name}
         assert type(pool) is getattr(layers, name.removesuffix("Same"))
         torch.testing.assert_close(samples.results(pool, input), expected)
+
+
+class Calling(torch.nn.Module):
+    """A model that calls functions and has no layers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.max_pool2d(input, 2) + functional.adaptive_avg_pool2d(input, 1)
+
+
+def test_a_model_that_calls_functions_is_pointed_at_rerouted() -> None:
+    report = convert(torch.nn.Sequential(Calling(), torch.nn.ReLU()))
+    assert report.functions == ["adaptive_avg_pool2d", "max_pool2d"]
+    assert str(report) == (
+        "replaced 0, left 0\n  its code calls adaptive_avg_pool2d, max_pool2d: run it inside "
+        "torch_dmlpool.nn.rerouted() to replace calls"
+    )
+    assert "rerouted" not in str(convert(torch.nn.Sequential(torch.nn.MaxPool2d(2))))
+
+
+def test_reverting_puts_everything_back() -> None:
+    """Classes, attributes and results, in the model itself and once."""
+    same = types.ModuleType("timm.layers.pool2d_same")
+    kind = type("AvgPool2dSame", (torch.nn.AvgPool2d,), {"__module__": "timm.layers.pool2d_same"})
+    vars(same)["AvgPool2dSame"] = kind
+    model = torch.nn.Sequential(torch.nn.MaxPool2d(2), kind(2), torch.nn.AdaptiveAvgPool2d(1))
+    before = [(type(layer), dict(vars(layer))) for layer in model]
+    report = convert(model)
+    assert [type(layer).__module__ for layer in model] == ["torch_dmlpool.nn"] * 3
+    assert report.revert() is model
+    assert [(type(layer), dict(vars(layer))) for layer in model] == before
+    model[0] = convert(torch.nn.MaxPool2d(2)).model
+    report.revert()
+    assert type(model[0]) is layers.MaxPool2d
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Times that are made up: ours is half as fast in averages, twice as fast in maxima."""
+    asked: list[tuple[str, str]] = []
+
+    def in_turn(calls: Any, device: torch.device, seconds: float) -> Any:
+        results = {name: call() for name, call in calls.items()}
+        kinds = {name: type(result).__name__ for name, result in results.items()}
+        first, second = (
+            found[0] if isinstance(found, tuple) else found for found in results.values()
+        )
+        torch.testing.assert_close(first, second)
+        is_average = bool((first % 1).any())  # of whole numbers
+        asked.append((device.type, kinds["ours"]))
+        ours = 2e-3 if is_average else 5e-4
+        return {"ours": Times(ours, ours, ours), "theirs": Times(1e-3, 1e-3, 1e-3)}
+
+    monkeypatch.setattr(timing, "in_turn", in_turn)
+    return asked
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_layers_that_would_be_slower_stay(
+    training: bool, times: list[tuple[str, str]], device: torch.device
+) -> None:
+    """Each layer's own calls are measured, the same ones once, and the model is what it was."""
+    shared = torch.nn.MaxPool2d(2)
+    model = torch.nn.Sequential(
+        torch.nn.Identity(), shared, shared, torch.nn.AdaptiveMaxPool2d(4), torch.nn.AvgPool2d(3, 1)
+    ).to(device)
+    input = torch.arange(2 * 2 * 32 * 32.0).square().remainder(97).reshape(2, 2, 32, 32).to(device)
+    model[3].register_forward_hook(lambda *_: None)
+    spare = torch.nn.MaxPool2d(3)
+    model.spare = spare  # which forward does not reach
+    model.forward = lambda input: torch.nn.Sequential(*list(model)[:5])(input)  # type: ignore
+    report = convert(model, example_inputs=(input,), training=training)
+    assert set(report.replaced) == {"1", "2", "3", "spare"}
+    assert type(shared) is layers.MaxPool2d
+    assert type(spare) is layers.MaxPool2d
+    assert report.left == {"4": "it would be slower"}
+    assert type(model[4]) is torch.nn.AvgPool2d
+    assert "it would be slower; 2 ms here, 1 ms in torch.nn" in str(report)
+    assert report.times["1"] == (1e-3, 2e-3)  # two calls, of unlike sizes
+    assert "spare" not in report.times
+    assert len(times) == 4
+    assert all(each.training for each in model.modules())
+    assert len(model[3]._forward_hooks) == 1
+    assert times[0][1] == ("tuple" if training else "Tensor")
+
+
+def test_measuring_changes_no_statistics() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.MaxPool2d(2))
+    state = {name: entry.clone() for name, entry in model.state_dict().items()}
+    report = convert(model, example_inputs=(torch.rand(1, 2, 8, 8),))
+    assert all(torch.equal(entry, state[name]) for name, entry in model.state_dict().items())
+    ours, theirs = report.times["1"]
+    assert ours > 0
+    assert theirs > 0
+
+
+def test_wrong_examples_are_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
+    with pytest.raises(TypeError, match=r"example_inputs must be a tuple such as \(x,\), got"):
+        convert(model, example_inputs=torch.rand(1, 1, 4, 4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="training must be False without example_inputs"):
+        convert(model, training=True)
+    assert type(model[0]) is torch.nn.MaxPool2d
+
+
+def test_a_whole_model_loads_with_weights_only(tmp_path: Path) -> None:
+    """After one line, as docs/conversion.md says."""
+    model = convert(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(1))).model
+    torch.save(model, tmp_path / "model.pt")
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        torch.load(tmp_path / "model.pt")
+    ours = [getattr(dmlpool.nn, name) for name in dmlpool.nn.layers.__all__]
+    with torch.serialization.safe_globals([torch.nn.Sequential, *ours]):
+        loaded = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert [type(layer) for layer in loaded] == [type(layer) for layer in model]

@@ -5,8 +5,9 @@ elsewhere.
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
@@ -17,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from torch_dmlpool import operands
 from torch_dmlpool._private import NN_FUNCTIONS, _LPPoolNd, _MaxUnpoolNd
-from torch_dmlpool.nn import functional, layers
-from torch_dmlpool.window import Window
+from torch_dmlpool.nn import functional, layers, measuring
+from torch_dmlpool.nn.measuring import LayerTimes
+from torch_dmlpool.window import ArgumentError, Window
 
 __all__ = ["Conversion", "convert", "rerouted"]
 
@@ -70,44 +72,79 @@ class Conversion:
     """Why each other pooling layer stayed what it was."""
     effects: dict[str, str]
     """What the conversion of each replaced layer gains."""
+    times: dict[str, LayerTimes] = field(default_factory=dict)
+    """Seconds of each layer's calls, here and in torch.nn, where ``example_inputs`` were given."""
+    functions: list[str] = field(default_factory=list)
+    """Pooling functions that the model's own code calls, which :func:`rerouted` replaces."""
+    _before: list[tuple[Module, type[Module], dict[str, Any]]] = field(
+        default_factory=list, repr=False
+    )
+
+    def revert(self) -> Module:
+        """Turn each replaced layer back into what it was, and return the model.
+
+        What was done to the layers since stays: hooks, training mode, changed attributes. A layer
+        that has got another class since is left alone.
+        """
+        for layer, kind, attributes in self._before:
+            if type(layer).__module__.startswith("torch_dmlpool."):
+                _become(layer, kind, attributes)
+        self._before.clear()
+        return self.model
 
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]
         width = max((len(name or "(root)") for name in (*self.replaced, *self.left)), default=0)
         replaced = {name: f"{kind}: {self.effects[name]}" for name, kind in self.replaced.items()}
         for heading, entries in (("replaced", replaced), ("left", self.left)):
-            lines += [
-                f"  {heading:8}  {name or '(root)':{width}}  {text}"
-                for name, text in entries.items()
-            ]
+            for name, text in entries.items():
+                timed = f"; {self.times[name]}" if name in self.times else ""
+                lines.append(f"  {heading:8}  {name or '(root)':{width}}  {text}{timed}")
+        if self.functions:
+            calls = ", ".join(self.functions)
+            lines.append(
+                f"  its code calls {calls}: run it inside torch_dmlpool.nn.rerouted() to replace "
+                "calls"
+            )
         return "\n".join(lines)
 
 
-def convert(model: Module, *, inplace: bool = True) -> Conversion:
+def convert(
+    model: Module,
+    *,
+    inplace: bool = True,
+    example_inputs: tuple[Any, ...] | None = None,
+    training: bool = False,
+) -> Conversion:
     """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this
     package's.
 
-    A layer stays the object that it is and changes its class alone: it keeps its arguments, hooks,
-    training state, names and parents. A ``state_dict`` from before loads after and the other way
-    round.
+    The class of each layer is changed in place: arguments, hooks, training mode, names and parents
+    stay what they were. A ``state_dict`` from before loads after and the other way round.
 
     Args:
         model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not
-            found, nor are calls of functions: :func:`~torch_dmlpool.nn.rerouted` serves both.
+            found, nor are calls of functions: :func:`~torch_dmlpool.nn.rerouted` replaces both.
         inplace: Whether to change the model itself rather than a deep copy of it.
+        example_inputs: A tuple of arguments for the model. With it the model runs once, and each
+            pooling layer's calls are measured on its device, here and in torch.nn, in turn. Layers
+            that would be more than 2 % slower stay torch.nn's. The report shows both times.
+        training: Whether to measure forward and backward passes, not forward passes alone.
 
     Returns:
-        A :class:`Conversion`: the model, what was replaced, and what was left and why: subclasses
-        of torch.nn's layers (but timm's "same" ones), a ``forward`` that was overridden, arguments
-        that this package refuses or understands differently, and every kind of pooling that it
-        lacks.
+        A :class:`Conversion`: the model, what was replaced, and what was left and why. Left are
+        subclasses of torch.nn's layers (except timm's "same" ones), layers whose ``forward`` was
+        overridden, arguments that this package rejects or understands differently, and kinds of
+        pooling that it lacks. Its ``revert()`` puts everything back.
 
     Raises:
-        TypeError: ``model`` is no ``torch.nn.Module``, or ``inplace`` no bool.
+        TypeError: ``model`` is no ``torch.nn.Module``, ``example_inputs`` no tuple, or a flag no
+            bool.
+        ValueError: ``training`` without ``example_inputs``.
 
-    Maxima and their indices are equal bit for bit before and after; averages, norms and sums of
-    gradients are equal but for the order of additions. docs/conversion.md lists what differs: NaN,
-    autocast, integers and quantized tensors.
+    Maxima and their indices do not change at all. Averages, norms and sums of gradients can differ
+    in the last digits, as they are added in another order. docs/conversion.md lists what else
+    differs: NaN, autocast, integers and quantized tensors.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -121,11 +158,42 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
     if not isinstance(model, Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     operands.check_flag("inplace", inplace)
+    operands.check_flag("training", training)
+    if example_inputs is not None and not isinstance(example_inputs, tuple):
+        kind = type(example_inputs).__name__
+        raise TypeError(f"example_inputs must be a tuple such as (x,), got {kind}")
+    if training and example_inputs is None:
+        raise ArgumentError("training must be False without example_inputs, which are measured")
     model = model if inplace else copy.deepcopy(model)
     named: dict[Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(module, []).append(name)
-    report = Conversion(model, {}, {}, {})
+    report = Conversion(model, {}, {}, {}, functions=_functions_called(named))
+    chosen = _chosen(named, report.left)
+    times = {}
+    if example_inputs is not None:
+        counterparts = dict.fromkeys(chosen, _counterpart_of)
+        times = measuring.measured(model, counterparts, example_inputs, training)
+    for module in chosen:
+        names = named[module]
+        if module in times:
+            report.times.update(dict.fromkeys(names, times[module]))
+            if times[module].is_slower:
+                report.left.update(dict.fromkeys(names, "it would be slower"))
+                continue
+        kind = type(module)
+        counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
+        before = {name: vars(module).get(name, _ABSENT) for name in attributes}
+        report._before.append((module, kind, before))
+        _become(module, counterpart, attributes)
+        report.replaced.update(dict.fromkeys(names, kind.__name__))
+        report.effects.update(dict.fromkeys(names, _effect(module)))
+    return report
+
+
+def _chosen(named: dict[Module, list[str]], left: dict[str, str]) -> list[Module]:
+    """The layers of a model to replace; the names of others go into ``left`` with the reason."""
+    chosen = []
     for module, names in named.items():
         kind = type(module)
         originals = [base.__name__ for base in kind.__mro__ if base.__module__ == pooling.__name__]
@@ -137,17 +205,54 @@ def convert(model: Module, *, inplace: bool = True) -> Conversion:
         if not originals or kind.__module__.startswith("torch_dmlpool."):
             continue
         reason = _why_left(module, originals[0])
-        if reason is not None:
-            report.left.update(dict.fromkeys(names, reason))
-            continue
-        module.__class__, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
-        # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have
-        # been written to.
-        vars(module).update(attributes, converted=True)
-        del vars(module)["converted"]
-        report.replaced.update(dict.fromkeys(names, kind.__name__))
-        report.effects.update(dict.fromkeys(names, _effect(module)))
-    return report
+        if reason is None:
+            chosen.append(module)
+        else:
+            left.update(dict.fromkeys(names, reason))
+    return chosen
+
+
+_ABSENT = object()
+
+
+def _become(layer: Module, kind: type[Module], attributes: dict[str, Any]) -> None:
+    """Give a layer another class and these attributes."""
+    layer.__class__ = kind
+    # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have been
+    # written to.
+    vars(layer).update(attributes, converted=True)
+    del vars(layer)["converted"]
+    for name, value in attributes.items():
+        if value is _ABSENT:
+            del vars(layer)[name]
+
+
+def _counterpart_of(layer: Module) -> Module:
+    """A copy of a torch.nn layer that is this package's, and shares what the layer has."""
+    kind, counterpart = type(layer), copy.copy(layer)
+    _become(counterpart, *_COUNTERPARTS[kind.__module__, kind.__qualname__])
+    return counterpart
+
+
+def _functions_called(modules: Iterable[Module]) -> list[str]:
+    """The pooling functions that the ``forward`` of models, but for PyTorch's own, names."""
+    names = {function.__name__ for function in _ROUTES}
+    found: set[str] = set()
+    for module in modules:
+        kinds = [base.__module__ for base in type(module).__mro__]
+        is_reported = pooling.__name__ in kinds or isinstance(module, torch.jit.ScriptModule)
+        code = None if is_reported else getattr(type(module).forward, "__code__", None)
+        if code is not None and not kinds[0].startswith("torch.nn."):
+            found.update(names.intersection(_names_in(code)))
+    return sorted(found)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """All names that a function's code and the functions inside it look up."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _effect(layer: Any) -> str:

@@ -1,0 +1,127 @@
+"""Times of a model's pooling layers beside what would replace them, on the inputs that they get."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from torch_dmlpool import timing
+
+SECONDS = 0.3
+"""How long each call of a layer is measured, beside its counterpart."""
+TOLERATED = 1.02
+"""What ours may take of torch.nn's time, for what cannot be told apart."""
+
+
+class LayerTimes(NamedTuple):
+    """Seconds that a layer's calls take together, the medians of each: here and in torch.nn."""
+
+    ours: float
+    theirs: float
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether ours takes more than 2 % longer."""
+        return self.ours > TOLERATED * self.theirs
+
+    def __str__(self) -> str:
+        ours, theirs = (f"{1e3 * seconds:.3g} ms" for seconds in self)
+        return f"{ours} here, {theirs} in torch.nn"
+
+
+def measured(
+    model: Module,
+    counterparts: Mapping[Module, Callable[[Module], Module]],
+    inputs: tuple[Any, ...],
+    training: bool,
+) -> dict[Module, LayerTimes]:
+    """Times of each layer that the model calls for these inputs, and of its counterpart.
+
+    The model runs once, in evaluation mode and without gradients. Calls with the same arguments are
+    measured once.
+    """
+    found: dict[Module, LayerTimes] = {}
+    known: dict[str, LayerTimes] = {}
+
+    def measure(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        signature = _signature(layer, args, kwargs)
+        if signature not in known:
+            known[signature] = _times(layer, counterparts[layer](layer), args, kwargs, training)
+        before, here = found.get(layer, LayerTimes(0.0, 0.0)), known[signature]
+        found[layer] = LayerTimes(before.ours + here.ours, before.theirs + here.theirs)
+
+    hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in counterparts]
+    try:
+        with _evaluating(model), torch.no_grad():
+            model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+@contextmanager
+def _evaluating(model: Module) -> Iterator[None]:
+    """Evaluation mode for a while, so that statistics of batches stay what they are."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _times(
+    layer: Module,
+    counterpart: Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    training: bool,
+) -> LayerTimes:
+    device = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+    calls = {
+        "ours": _call(counterpart, args, kwargs, training),
+        "theirs": _call(layer, args, kwargs, training),
+    }
+    times = timing.in_turn(calls, device, SECONDS)
+    return LayerTimes(times["ours"].median, times["theirs"].median)
+
+
+def _call(
+    layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+) -> Callable[[], object]:
+    """The layer's own ``forward``, past its hooks; with ``training`` its backward pass as well."""
+    first, *rest = args or (kwargs["input"],)
+    others = {name: value for name, value in kwargs.items() if name != "input"}
+    if not training or not first.is_floating_point():
+        return lambda: layer.forward(first, *rest, **others)
+
+    input = first.detach().requires_grad_()
+
+    def forward() -> Tensor:
+        pooled = layer.forward(input, *rest, **others)
+        return pooled if isinstance(pooled, Tensor) else pooled[0]
+
+    with torch.enable_grad():
+        gradient = torch.ones_like(forward())
+
+    def forward_and_backward() -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(forward(), input, gradient)
+
+    return forward_and_backward
+
+
+def _signature(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What a call's time depends on, as text."""
+    given = [
+        (tuple(each.shape), each.stride(), each.dtype, each.device)
+        if isinstance(each, Tensor)
+        else each
+        for each in (*args, *kwargs.items())
+    ]
+    return f"{type(layer)} {layer.extra_repr()} {given}"
