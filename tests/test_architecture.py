@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_dmlpool
-from torch_dmlpool.backends import cpu, reference
+from torch_dmlpool.backends import cpu, plans, reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import registration
 
@@ -202,32 +202,48 @@ def test_no_assert_stands_for_a_refusal() -> None:
         assert all(ast.unparse(node.test).endswith(" is not None") for node in asserts), name
 
 
-def files_touched(call: Callable[[], object]) -> set[str]:
-    """The files of the package in which a second call runs any function."""
+def files_touched(call: Callable[[], object], before: Callable[[], object]) -> set[str]:
+    """The files of the package in which ``call`` runs any function, after ``before`` has run."""
     touched = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
             touched.add(frame.f_code.co_filename)
 
-    call()
-    before = sys.getprofile()
+    before()
+    previous = sys.getprofile()
     sys.setprofile(note)
     try:
         call()
     finally:
-        sys.setprofile(before)
+        sys.setprofile(previous)
     return touched
 
 
-@pytest.mark.parametrize("gradient", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("function", [torch_dmlpool.max_pooling, torch_dmlpool.average_pooling])
+@pytest.mark.parametrize(
+    ("gradient", "is_first"),
+    [(False, False), (False, True), (True, False)],
+    ids=["inference", "first", "training"],
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch_dmlpool.max_pooling,
+        torch_dmlpool.average_pooling,
+        torch_dmlpool.nn.functional.max_pool2d,
+        torch_dmlpool.nn.functional.avg_pool2d,
+    ],
+)
 def test_an_eager_call_runs_through_at_most_8_files(
-    function: Callable[..., object], gradient: bool
+    function: Callable[..., object], gradient: bool, is_first: bool
 ) -> None:
-    """What a reader has to open to follow a call, and what a call pays for."""
+    """What a reader has to open to follow a call, and what a call pays for. The first call with
+    these sizes plans its request, too."""
     input = torch.ones(2, 3, 8, 8, requires_grad=gradient)
-    touched = files_touched(lambda: function(input, 3, 2, 1, 1))
+    # other sizes in the second case, so that this request is not planned
+    other = torch.ones(2, 3, 9, 9, requires_grad=gradient) if is_first else input
+    plans.planned.cache_clear()
+    touched = files_touched(lambda: function(input, 3, 2, 1), lambda: function(other, 3, 2, 1))
     assert 2 <= len(touched) <= 8, sorted(touched)
 
 

@@ -71,7 +71,7 @@ void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
 // Gradients: sums over the windows that read an element, divided once where all divide by the same
 // number, else before.
 
-// Float data types by their numbers in backends/cpu.py.
+// Float data types by their numbers in backends/plans.py.
 template <class U>
 const RowOperations &float_sums() {
     static const Rows<Sum<Wide<U>, U>> operations({});

@@ -142,7 +142,7 @@ inline T narrow(Wide<T> value) {
         return value;
 }
 
-// By their numbers, those of DATA_TYPES in backends/cpu.py.
+// By their numbers, those of DATA_TYPES in backends/plans.py.
 struct DataType {
     int bytes;
     int64_t infinity;  // its bits, 0 for integers

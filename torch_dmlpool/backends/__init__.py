@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from torch_dmlpool.backends import fallbacks
+from torch_dmlpool.backends import cpu, fallbacks, reference
 from torch_dmlpool.backends.interface import Backend
 
 
@@ -29,13 +29,9 @@ def chosen(device_type: str) -> tuple[Backend, str | None]:
             fallbacks.warn("Triton is not installed")
     missing = None
     if device_type == "cpu":
-        from torch_dmlpool.backends import cpu
-
         if cpu.library is not None:
             return cpu.BACKEND, None
         missing = cpu.missing
-    from torch_dmlpool.backends import reference
-
     return reference.BACKEND, missing
 
 

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,184 +16,17 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.backends.library import (
-    INDICES,
-    POSITIONS,
-    TAPS,
-    Axis,
-    Counting,
-    Masking,
-    Problem,
-    Quantization,
-    error_of,
-    library,
-)
+from torch_dmlpool.backends.library import INDICES, POSITIONS, TAPS, Masking, error_of, library
 from torch_dmlpool.backends.library import missing as missing
-from torch_dmlpool.window import Window
-
-Windows = Window | tuple[int, ...]
-"""A sliding window, or the output sizes of bins."""
-DATA_TYPES = {
-    dtype: number
-    for number, dtype in enumerate(
-        (
-            torch.float32,
-            torch.float64,
-            torch.float16,
-            torch.bfloat16,
-            torch.int8,
-            torch.int16,
-            torch.int32,
-            torch.int64,
-            torch.uint8,
-            torch.uint16,
-            torch.uint32,
-            torch.uint64,
-        )
-    )
-}
-"""The numbers of the data types in kernels/cpu/vectors.h."""
-QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
-"""Of quantized tensors, which are taken as they are: to take one apart and make one takes a third
-of a small call."""
-DATA_TYPES.update(
-    zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
+from torch_dmlpool.backends.plans import (
+    QUANTIZED_TENSORS,
+    Plan,
+    Windows,
+    planned,
+    quantization,
+    strides_of,
 )
-
-
-class Plan(NamedTuple):
-    """A call to the library: the address of its struct, and how the tensors lie."""
-
-    problem: int
-    memory_format: torch.memory_format
-    is_laid_out: bool  # whether the tensor that the plan was made for is in this format
-    is_empty: bool
-    number_dtype: torch.dtype  # of winners
-    # in which elements are compared where their type has no room for the winners' numbers
-    wider: torch.dtype | None
-    sizes: tuple[int, ...]  # of what the plan's windows read, and its strides in this format
-    strides: tuple[int, ...]
-    output_sizes: tuple[int, ...]  # of what they give, likewise
-    output_strides: tuple[int, ...]
-    struct: Any  # kept as long as its address
-
-
-@functools.lru_cache(maxsize=4096)
-def planned(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    window: Windows,
-    counted: tuple[bool, int | None] | None = None,
-    spatial_sizes: tuple[int, ...] | None = None,
-    numbered: tuple[torch.dtype | None, int] | None = None,
-    memory_format: torch.memory_format | None = None,
-) -> Plan:
-    """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
-
-    The windows read that tensor, or they gave it where the ``spatial_sizes`` of what they read are
-    given. Output sizes in place of a window stand for bins, or for positions in planes. An average
-    counts padding and has a divisor. Winners, taps or positions are numbers of a data type, a
-    window's tap numbers without one, and count as told. Without a memory format it is the one that
-    PyTorch suggests for results computed from the tensor.
-    """
-    given = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    memory_format = (
-        operands.suggested_memory_format(given) if memory_format is None else memory_format
-    )
-    is_pooled = spatial_sizes is None
-    spatial_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
-    axes: list[tuple[int, ...]]
-    if isinstance(window, Window):
-        outputs = window.output_sizes(spatial_sizes)
-        axes = [
-            (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
-            for size, count, axis in zip(spatial_sizes, outputs, window.axes, strict=True)
-        ]
-    else:
-        outputs = window
-        axes = [
-            _bins(*pair, counted is not None) for pair in zip(spatial_sizes, outputs, strict=True)
-        ]
-    channels_last = memory_format is not torch.contiguous_format
-    ends = (
-        [axis.end_padding for axis in window.axes]
-        if isinstance(window, Window)
-        else [0] * len(axes)
-    )
-    # A window over whole rows is one along the axis before, whose elements are rows: taps keep
-    # their numbers.
-    while len(axes) > 1 and (counted or not channels_last):
-        size, count, taps, _, padding, dilation = axes[-1]
-        if (count, taps, padding, dilation) != (1, size, 0, 1) or (
-            size > 1 and (axes[-2][2] == 0 or axes[-2][5] > 1)
-        ):
-            break
-        rows, count, taps, stride, padding, dilation = axes[-2]
-        axes[-2:] = [(rows * size, count, taps * size, stride * size, padding * size, dilation)]
-        ends[-2:] = [ends[-2] * size]
-    samples, channels = shape[:2]
-    planes, lanes = (samples, channels) if channels_last else (samples * channels, 1)
-    number_dtype, numbering = numbered or (torch.uint8, TAPS)
-    if number_dtype is None:
-        number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
-    # The kernel numbers winners in the lower half of integers of twice an element's size, of four
-    # bytes at least.
-    reach = 0
-    for size, _, taps, _, _, dilation in axes:
-        reach = reach * size + ((taps - 1) * dilation if taps else size - 1)
-    highest = math.prod([axis[2] for axis in axes]) if numbering == TAPS else reach + 1
-    wider = torch.float32 if highest <= 2**31 else torch.float64
-    # Planes that windows tile are one plane: where there are many small ones maxima take a tenth of
-    # the time.
-    size, count, taps, stride, padding, dilation = axes[0]
-    is_tiled = 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
-    if is_pooled and counted is None and is_tiled:
-        is_whole = len(axes) == count == 1
-        if numbering == POSITIONS and is_whole:
-            numbering = TAPS
-        if numbering == TAPS and not is_whole:
-            axes[0], planes = (planes * size, planes * count, taps, stride, 0, 1), 1
-    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
-    all_axes = (Axis * 3)(*(Axis(*axis) for axis in [unit] * (3 - len(axes)) + axes))
-    include_padding, divisor = counted or (False, None)
-    counting = Counting(
-        include_padding, divisor or 0, (ctypes.c_int64 * 3)(*[0] * (3 - len(ends)), *ends)
-    )
-    problem = Problem(
-        planes, lanes, all_axes, counting, DATA_TYPES[dtype], number_dtype.itemsize, numbering
-    )
-    sizes, output_sizes = (samples, channels, *spatial_sizes), (samples, channels, *outputs)
-    return Plan(
-        ctypes.addressof(problem),
-        memory_format,
-        given.is_contiguous(memory_format=memory_format),
-        0 in sizes + output_sizes,
-        number_dtype,
-        wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None,
-        sizes,
-        _strides_of(sizes, memory_format),
-        output_sizes,
-        _strides_of(output_sizes, memory_format),
-        problem,
-    )
-
-
-def _strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """The strides of a new tensor: one that is made from strides takes half the time."""
-    return torch.empty(
-        sizes, dtype=torch.uint8, device="meta", memory_format=memory_format
-    ).stride()
-
-
-def _bins(size: int, count: int, are_averaged: bool) -> tuple[int, ...]:
-    """An axis of bins, for which a window of 0 stands; averages of bins of one size are those of a
-    window.
-    """
-    step, rest = divmod(size, max(1, count))
-    if not are_averaged:
-        return size, count, 0, max(1, step), 0, 1
-    return (size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1)
+from torch_dmlpool.window import Window
 
 
 def _filled(
@@ -410,7 +243,6 @@ def quantized_linear_average_pooling(
         output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     else:
         output = empty(plan.output_sizes, plan.memory_format)
-    quantization = _remembered if operands.are_numbers(parameters) else _quantization
     given, _kept = quantization(input.shape[1], output_dtype, *parameters)
     return _filled(
         output,
@@ -420,36 +252,6 @@ def quantized_linear_average_pooling(
         None,
         ctypes.addressof(given),
     )
-
-
-def _quantization(
-    channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
-) -> tuple[Any, Any]:
-    """The struct of scales and zero points, the input's and then the output's, and what holds their
-    entries.
-    """
-    kinds = ((torch.float32, ctypes.c_float), (torch.int32, ctypes.c_int32))
-    vectors = [_vector(parameters[at], *kinds[at % 2]) for at in (0, 2, 1, 3)]
-    pointers, counts, kept = zip(*vectors, strict=True)
-    limits = torch.iinfo(output_dtype)
-    return Quantization(*pointers, *counts, channels, limits.min, limits.max), kept
-
-
-_remembered = functools.lru_cache(maxsize=256)(_quantization)
-"""Of numbers alone: to write them down takes a third of a small call."""
-
-
-def _vector(
-    parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]
-) -> tuple[int, int, Any]:
-    """A scale or zero point, one for all channels or one each: where its entries are, how many, and
-    what holds them.
-    """
-    if isinstance(parameter, Tensor):
-        entries = parameter.to(dtype).contiguous()
-        return entries.data_ptr(), entries.numel(), entries
-    entry = number(parameter or 0)
-    return ctypes.addressof(entry), 1, entry
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
@@ -492,7 +294,7 @@ def _masking(
     bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
     three = ctypes.c_int64 * 3
     struct = Masking(three(*sizes), three(*steps), dtype.itemsize, bits)
-    return struct, _strides_of(shape, memory_format)
+    return struct, strides_of(shape, memory_format)
 
 
 BACKEND = Backend(

@@ -8,12 +8,13 @@ compared when it is loaded. ``library`` is None where there is none that can be 
 """
 
 import ctypes
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from torch_dmlpool import kernels
 
 VERSION = 1
 """``VERSION`` in kernels/cpu/library.cpp: of what the functions and numbers mean."""
@@ -114,8 +115,9 @@ def _difference(library: Any) -> str | None:
 
 def find(levels: tuple[str, ...]) -> Path | None:
     """The first library of these levels that was built."""
-    folders = importlib.import_module("torch_dmlpool.kernels").__path__
-    paths = [Path(folder) / f"cpu_{level}.{ENDING}" for folder in folders for level in levels]
+    paths = [
+        Path(folder) / f"cpu_{level}.{ENDING}" for folder in kernels.__path__ for level in levels
+    ]
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -134,7 +134,9 @@ def max_pooling(
         operands.check_taps(window.taps)
     numbering = (index_dtype, False) if return_indices else ()
     if mask is None and input.dtype is not torch.bool:
-        return _max.maxima(input, window, *numbering)
+        if numbering:
+            return _max.max_pooling_with_indices(input, window, *numbering)
+        return _max.max_pooling(input, window)
     mask = operands.checked_mask(mask, input)
     return _min.maxima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
 

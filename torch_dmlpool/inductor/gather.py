@@ -7,13 +7,15 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.virtualized import ops
 
-from torch_dmlpool.inductor.lowerings import (
-    Geometry,
-    number_of,
+from torch_dmlpool.inductor.choice import window_of_maxima
+from torch_dmlpool.inductor.expressions import (
     pointwise,
     register_as,
     results,
-    window_of_maxima,
+)
+from torch_dmlpool.inductor.geometry import (
+    Geometry,
+    number_of,
 )
 
 

@@ -1,204 +1,43 @@
 """The operators as Inductor's expressions: a lowering returns None where the operator is to be
 called.
-
-First what they know of a window: where its taps lie, which of them may lie outside, how many count.
 """
 
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch._inductor import config
-from torch._inductor.ir import ComputedBuffer, FlexibleLayout, Pointwise, Reduction, TensorBox
-from torch._inductor.lowering import fallback_handler, make_reduction, register_lowering, to_dtype
-from torch._inductor.virtualized import V, ops
+from torch._inductor.ir import Reduction, TensorBox
+from torch._inductor.lowering import to_dtype
+from torch._inductor.virtualized import ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool import operands
-from torch_dmlpool._private import OpOverload
-from torch_dmlpool.inductor import is_lowering
+from torch_dmlpool.inductor.choice import MOST_TAPS, window_of_maxima
+from torch_dmlpool.inductor.expressions import pointwise, reduced_over, register_as, results, tree
+from torch_dmlpool.inductor.geometry import (
+    LARGEST_FUSED,
+    Geometry,
+    all_hold,
+    covered_axes,
+    index_type,
+    is_sure,
+    number_of,
+    small_window,
+)
 from torch_dmlpool.window import Axis, Window
 
-LARGEST_FUSED = 25
-"""Taps of the largest window that is an expression. Each tap is computed from what stands before it
-once more, which is cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's
-pools. No GPU has measured it yet."""
-
-# elements that a CPU adds in float32 before float64 takes over, which costs half as much so, or
-# less
 LARGEST_TREE = 8
+"""Elements that a CPU adds in float32 before it adds in float64: then that costs half at most."""
+
+
 SUM_TYPES = {
     dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES
 }
-all_hold = functools.partial(functools.reduce, ops.and_)
-_TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
-
-def is_sure(condition: Any) -> bool:
-    return condition is True or (
-        condition is not False and V.graph.sizevars.statically_known_true(condition)
-    )
-
-
-def _is_served(x: TensorBox) -> bool:
-    return x.get_dtype() in _TYPES and x.get_device_or_error().type in ("cpu", "cuda")
-
-
-def is_never_empty(window: Window, sizes: Sequence[Any]) -> bool:
-    """Whether a tap of the window at least is inside the input wherever it lies."""
-    for axis, size in zip(window.axes, sizes, strict=True):
-        # Taps farther apart than the input is wide may step over it.
-        is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
-        if not is_near or max(axis.start_padding, axis.end_padding) >= axis.extent:
-            return False
-    return True
-
-
-def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
-    """The window, if it has few taps and is never empty."""
-    numbers = [number for entry in arguments[:5] for number in entry]
-    if not _is_served(x) or not all(isinstance(number, (int, sympy.Integer)) for number in numbers):
-        return None
-    lists: list[Any] = [[int(number) for number in entry] for entry in arguments[:5]]
-    window = Window.directml(len(sizes), *lists, *arguments[5:])
-    return window if window.taps <= LARGEST_FUSED and is_never_empty(window, sizes) else None
-
-
-def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
-    """Of each dimension whether the window covers it in one, if it covers some and leaves the
-    others alone.
-    """
-    windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
-    if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):
-        return None
-    covered = [
-        is_sure(sympy.Eq(*pair)) and step == 1
-        for *pair, step in zip(windows, sizes, dilations, strict=True)
-    ]
-    alone = [window == stride == 1 for window, stride in zip(windows, strides, strict=True)]
-    return covered if any(covered) and all(map(operator.or_, covered, alone)) else None
-
-
-def index_type(*sizes: Any) -> torch.dtype:
-    """int32 where everything near an axis' ends is sure to fit."""
-    return torch.int32 if all(is_sure(size < 2**30) for size in sizes) else torch.int64
-
-
-class Geometry:
-    """Where the taps of a window lie in an input of ``sizes``, and which of them may lie
-    outside.
-    """
-
-    def __init__(self, window: Window, sizes: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.axes, self.sizes, self.outputs = window.axes, sizes, outputs
-        self.taps = list(itertools.product(*(range(axis.window) for axis in window.axes)))
-        self.overlaps = any(axis.window > axis.stride for axis in window.axes)
-
-    def position(self, dimension: int, output: Any, tap: Any) -> Any:
-        axis = self.axes[dimension]
-        return output * axis.stride + (tap * axis.dilation - axis.start_padding)
-
-    def conditions(
-        self, dimension: int, output: Any, tap: Any, counted: int | None = None
-    ) -> list[Any]:
-        """What must hold for a tap to read the input, or to count where padding does; nothing where
-        it always does.
-        """
-        axis, size = self.axes[dimension], self.sizes[dimension] + (counted or 0)
-        position, offset, dtype = (
-            self.position(dimension, output, tap),
-            tap * axis.dilation,
-            index_type(size),
-        )
-        conditions = []
-        if counted is None and not is_sure(offset >= axis.start_padding):
-            conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))
-        last = self.position(dimension, self.outputs[dimension] - 1, tap)
-        is_inside = not axis.ceil_mode and is_sure(
-            offset + axis.end_padding - (counted or 0) < axis.extent
-        )
-        if not is_inside and not is_sure(last < size):
-            conditions.append(ops.lt(ops.index_expr(position, dtype), ops.index_expr(size, dtype)))
-        return conditions
-
-    def loader(self, x: TensorBox, fill: Any) -> Callable[..., Any]:
-        """What reads a tap of ``x``, or ``fill`` where it lies outside."""
-        x.realize_hint()
-        if self.overlaps:  # what is dear to compute is not computed again for each window
-            x.mark_reuse(len(self.taps))
-        load = x.make_loader()
-
-        def tap_of(index: Sequence[Any], taps: Sequence[Any]) -> Any:
-            spatial = list(enumerate(zip(index[2:], taps, strict=True)))
-            conditions = [
-                held for i, (output, tap) in spatial for held in self.conditions(i, output, tap)
-            ]
-            place = [*index[:2], *(self.position(i, output, tap) for i, (output, tap) in spatial)]
-            return (
-                ops.masked(all_hold(conditions), lambda: load(place), fill)
-                if conditions
-                else load(place)
-            )
-
-        return tap_of
-
-    def counted(self, index: Sequence[Any], include_padding: bool, dtype: torch.dtype) -> Any:
-        """How many taps of a window count (rules A1 and A2)."""
-        one, none, along = ops.constant(1.0, dtype), ops.constant(0.0, dtype), []
-        for i, axis in enumerate(self.axes):
-            padding = axis.end_padding if include_padding else None
-            held = [self.conditions(i, index[2 + i], tap, padding) for tap in range(axis.window)]
-            always = ops.constant(float(sum(not conditions for conditions in held)), dtype)
-            varying = [
-                ops.where(all_hold(conditions), one, none) for conditions in held if conditions
-            ]
-            along.append(functools.reduce(ops.add, varying, always))
-        return functools.reduce(ops.mul, along)
-
-
-def results() -> list[tuple[list[Any], torch.dtype]]:
-    """Sizes and data types of what the operator being lowered returns, from its fake
-    implementation.
-    """
-    value = V.graph.current_node.meta["val"]
-    fakes = [value] if isinstance(value, torch.Tensor) else value
-
-    def as_expression(size: Any) -> Any:
-        return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-    return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
-
-
-def tree(terms: Sequence[Any]) -> Any:
-    """A sum in as few steps one after another as can be (rule E6)."""
-    while len(terms) > 1:
-        terms = [
-            ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i]
-            for i in range(0, len(terms), 2)
-        ]
-    return terms[0]
-
-
-def pointwise(
-    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]
-) -> TensorBox:
-    converted = lambda index: ops.to_dtype(value(index), dtype)  # noqa: E731
-    return Pointwise.create(
-        device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes)
-    )
-
-
-def reduced_over(
-    x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype
-) -> TensorBox:
-    """A reduction of the dimensions that are covered, each of which stays with one element."""
-    axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
-    return make_reduction(kind, result)(x, axes, True, dtype=result if kind == "sum" else None)
 
 
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
@@ -253,87 +92,6 @@ def _winners(
         return number
 
     return pointwise(x, outputs, dtype, winner)
-
-
-def number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
-    """The number of a tap, row by row (rule M6)."""
-    along = zip(taps, windows, strict=True)
-    return functools.reduce(lambda number, axis: number * axis[1] + axis[0], along, sympy.S.Zero)
-
-
-MOST_TAPS, CHEAPEST_CALL = 16, 2**14
-"""On a CPU: the taps of the largest window of maxima at stride 1, in rows or with taps, that is an
-expression (for 25 the operator takes half of the time), and the taps in all that are computed in
-less time than a call takes."""
-
-_LARGEST_NARROW = {
-    (1, False): 2**14,
-    (1, True): 2**20,
-    (2, False): 2**16,
-    (2, True): 2**16,
-}
-"""On a CPU: the taps in all of maxima of integers of so many bytes, in channels_last or not, that
-an expression reads in less time than a call of the operator takes. Bytes matter at stride 1 alone.
-Inductor makes poor vectors of them: 3/1 on 8x192x28x28 takes 22.6 ms as an expression and 1.4 ms
-with a call (uint8, contiguous), .33 and .14 (channels_last), int16 2.7 and .83, 2.6 and .27; 2/2 of
-int16 in channels_last .30 and .12 (Zen 4, one thread)."""
-
-
-def _is_narrow_and_many(x: TensorBox, window: Window, windows: Sequence[Any]) -> bool:
-    """Whether the operator is faster because Inductor has no good vectors of the data type."""
-    dtype = x.get_dtype()
-    if dtype.is_floating_point or dtype.itemsize > 2:
-        return False
-    is_dense = all(axis.stride == 1 for axis in window.axes)
-    if dtype.itemsize == 1 and not is_dense:
-        return False
-    limit = _LARGEST_NARROW[dtype.itemsize, _has_channels_innermost(x)]
-    return not is_sure(math.prod(windows) * window.taps <= limit)
-
-
-def window_of_maxima(
-    x: TensorBox,
-    sizes: Sequence[Any],
-    arguments: Sequence[Any],
-    windows: Sequence[Any],
-    with_taps: bool = True,
-) -> Window | None:
-    """The small window, of which there are so many ``windows``, unless a CPU's operator is faster.
-
-    Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2
-    in 64x112x112 take 3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6. Averages and maxima
-    of one dimension are no slower.
-    """
-    window = small_window(x, sizes, arguments)
-    if window is None or x.get_device_or_error().type != "cpu":
-        return window
-    if _is_narrow_and_many(x, window, windows):
-        return None
-    is_short = window.taps <= MOST_TAPS * math.prod(axis.stride for axis in window.axes)
-    is_vector = not with_taps and (window.rank == 1 or (is_short and _has_channels_innermost(x)))
-    if is_vector or is_sure(math.prod(windows) * window.taps <= CHEAPEST_CALL):
-        return window
-    is_strided = window.axes[-1].stride > 1 and not _has_channels_innermost(x)
-    return None if is_strided or window.taps > MOST_TAPS else window
-
-
-def _has_channels_innermost(x: TensorBox) -> bool:
-    """Whether Inductor has or is going to have ``x`` in channels_last, which convolutions may
-    choose for themselves.
-    """
-    inner: Any = getattr(x.data, "data", None)
-    loops = (
-        inner.data
-        if isinstance(inner, ComputedBuffer) and isinstance(inner.layout, FlexibleLayout)
-        else inner
-    )
-    strides = x.maybe_get_stride()
-    if isinstance(loops, (Pointwise, Reduction)):
-        layout = FlexibleLayout(x.get_device_or_error(), x.get_dtype(), x.get_size())
-        planned = ComputedBuffer(name=None, layout=layout, data=loops)
-        planned.decide_layout()
-        strides = planned.get_stride()
-    return strides is not None and is_sure(sympy.Eq(strides[1], 1))
 
 
 def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
@@ -524,17 +282,6 @@ def _average_pooling_grad(
         shares.realize()
         share_of = shares.make_loader()
     return _gathered(gradient, readers, lambda place, _: share_of(place))
-
-
-def register_as(operation: OpOverload, lowering: Callable[..., Any]) -> None:
-    call = fallback_handler(operation, add_to_fallback_set=False)
-
-    def lowered(*arguments: Any, **named: Any) -> Any:
-        # What is named is the revision, which tells graphs apart and computes nothing.
-        expression = lowering(*arguments) if is_lowering() else None
-        return call(*arguments, **named) if expression is None else expression
-
-    register_lowering(operation, type_promotion_kind=None)(lowered)
 
 
 register_as(torch.ops.dmlpool.average_pooling.default, _average_pooling)

@@ -24,7 +24,7 @@ from torch._inductor.pattern_matcher import (
 from torch.fx import Node
 
 from torch_dmlpool.inductor import is_lowering
-from torch_dmlpool.inductor.lowerings import is_never_empty
+from torch_dmlpool.inductor.geometry import is_never_empty
 from torch_dmlpool.window import Window
 
 _POOLING, _SIGMOID = torch.ops.dmlpool.max_pooling.default, torch.ops.aten.sigmoid.default

@@ -12,16 +12,18 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import to_dtype
 from torch._inductor.virtualized import ops
 
-from torch_dmlpool.inductor.lowerings import (
-    Geometry,
-    covered_axes,
-    is_sure,
+from torch_dmlpool.inductor.expressions import (
     pointwise,
     reduced_over,
     register_as,
     results,
-    small_window,
     tree,
+)
+from torch_dmlpool.inductor.geometry import (
+    Geometry,
+    covered_axes,
+    is_sure,
+    small_window,
 )
 
 CHEAPEST_CALL = 2**18

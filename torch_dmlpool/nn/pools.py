@@ -12,7 +12,9 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.functional import Pooled
 from torch_dmlpool.ops import (
+    average_pooling,
     masked_pooling,
+    max_pooling,
     max_unpooling,
     min_pooling,
 )
@@ -67,8 +69,10 @@ def avg_pool(
     operands.check_flag("count_include_pad", count_include_pad)
     operands.check_divisor(divisor_override)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    request = mask, window, count_include_pad, divisor_override
-    return by_parts(lambda each: masked_pooling.averages(each, *request), input)
+    request = window, count_include_pad, divisor_override
+    if mask is None and not input.is_complex():
+        return average_pooling.average_pooling(input, *request)
+    return by_parts(lambda each: masked_pooling.averages(each, mask, *request), input)
 
 
 def max_pool(
@@ -89,6 +93,10 @@ def max_pool(
     if return_indices:
         operands.check_taps(window.taps, "kernel_size")
     numbering = (torch.int64, True) if return_indices else ()
+    if mask is None and input.dtype is not torch.bool:
+        if return_indices:
+            return max_pooling.max_pooling_with_indices(input, window, *numbering)
+        return max_pooling.max_pooling(input, window)
     request = mask, window, *numbering
     return min_pooling.maxima(lambda each: masked_pooling.maxima(each, *request), input)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import LARGEST_ARGUMENT, Axis, Window, check_spatial_sizes, remembering
@@ -124,7 +125,7 @@ _bin_averages: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
-    lambda backend: backend.adaptive_average_pooling,
+    Backend.adaptive_average_pooling,
     complete=_with_sizes,
     adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )
@@ -132,14 +133,14 @@ _bin_averages_grad: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
-    lambda backend: backend.adaptive_average_pooling_grad,
+    Backend.adaptive_average_pooling_grad,
     adjoint=lambda input_gradient, spatial_sizes: (_bin_averages, (input_gradient.shape[2:],)),
 )
 _bin_maxima: Operator = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check,
-    lambda backend: backend.adaptive_max_pooling,
+    Backend.adaptive_max_pooling,
     complete=_with_sizes,
     dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
     tangent=lambda input, output_sizes: (max_unpooling.gather_positions, (True,)),

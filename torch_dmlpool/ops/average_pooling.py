@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
@@ -31,7 +32,7 @@ average_pooling: Operator = Operator(
     "Tensor",
     [operands.FLOAT_TYPES],
     _check,
-    lambda backend: backend.average_pooling,
+    Backend.average_pooling,
     adjoint=lambda input, *arguments: (average_pooling_grad, (input.shape[2:], *arguments)),
 )
 average_pooling_grad: Operator = Operator(
@@ -40,6 +41,6 @@ average_pooling_grad: Operator = Operator(
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES],
     _check_grad,
-    lambda backend: backend.average_pooling_grad,
+    Backend.average_pooling_grad,
     adjoint=lambda input_gradient, spatial_sizes, *arguments: (average_pooling, arguments),
 )

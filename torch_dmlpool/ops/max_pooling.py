@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
@@ -131,7 +132,7 @@ max_pooling_with_taps: Operator = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check,
-    lambda backend: backend.max_pooling_with_taps,
+    Backend.max_pooling_with_taps,
     dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )
@@ -139,7 +140,7 @@ max_pooling: Operator = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
     [operands.MAX_TYPES],
     _check,
-    lambda backend: backend.max_pooling,
+    Backend.max_pooling,
     recorded_by=max_pooling_with_taps,
 )
 max_pooling_with_indices: Operator = Operator(
@@ -147,7 +148,7 @@ max_pooling_with_indices: Operator = Operator(
     "(Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_indices,
-    lambda backend: backend.max_pooling_with_indices,
+    Backend.max_pooling_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=lambda *arguments: _numbered_over_batches(max_pooling_with_indices, *arguments),
     differentiable=_differentiable_with_indices,
@@ -158,7 +159,7 @@ max_pooling_indices: Operator = Operator(
     "-> Tensor",
     [operands.INTEGER_TYPES],
     _check_indices,
-    lambda backend: backend.max_pooling_indices,
+    Backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=lambda *arguments: _numbered_over_batches(max_pooling_indices, *arguments),
 )
@@ -166,7 +167,7 @@ max_pooling_grad: Operator = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.FLOAT_TYPES],
     _check_grad,
-    lambda backend: backend.max_pooling_grad,
+    Backend.max_pooling_grad,
     differentiable=_differentiable_grad,
 )
 max_pooling_grad_from_taps: Operator = Operator(
@@ -175,14 +176,14 @@ max_pooling_grad_from_taps: Operator = Operator(
     "bool channels_last) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_grad_from_taps,
-    lambda backend: backend.max_pooling_grad_from_taps,
+    Backend.max_pooling_grad_from_taps,
     adjoint=lambda gradient, taps, sizes, window, channels_last: (max_pooling_gather, (window,)),
 )
 max_pooling_gather: Operator = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_gather,
-    lambda backend: backend.max_pooling_gather,
+    Backend.max_pooling_gather,
     layout_of=1,
     adjoint=lambda input, taps, window: (
         max_pooling_grad_from_taps,

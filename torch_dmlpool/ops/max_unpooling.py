@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.max_pooling import first_indices
 from torch_dmlpool.ops.registration import Operator
@@ -128,7 +129,7 @@ unique_positions: Operator = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     [POSITION_TYPES],
     _check_unique,
-    lambda backend: backend.unique_positions,
+    Backend.unique_positions,
     dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of
@@ -137,7 +138,7 @@ gather_positions: Operator = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
-    lambda backend: backend.gather_positions,
+    Backend.gather_positions,
     layout_of=1,
     adjoint=lambda input, _, bins: (
         scatter_positions,
@@ -151,7 +152,7 @@ scatter_positions: Operator = Operator(
     "-> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_scatter,
-    lambda backend: backend.scatter_positions,
+    Backend.scatter_positions,
     adjoint=lambda input, positions, sizes, bins, channels_last: (gather_positions, (bins,)),
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

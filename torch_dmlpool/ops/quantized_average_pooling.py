@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import Window
 
@@ -111,7 +112,7 @@ _pooling = registration.Operator(
     "output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
     lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
-    lambda backend: backend.quantized_linear_average_pooling,
+    Backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
     vmap=_vmap,
@@ -131,7 +132,7 @@ _pooling_of_numbers = registration.Operator(
     "bool include_padding, ScalarType output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
     lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
-    lambda backend: backend.quantized_linear_average_pooling,
+    Backend.quantized_linear_average_pooling,
     complete=_complete_numbers,
     dtypes=lambda input, *arguments: (arguments[-1],),
 )

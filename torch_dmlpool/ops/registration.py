@@ -69,8 +69,8 @@ class Operator:
     types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
     # refuses arguments that do not fit, and returns the sizes of the results
     check: Callable[..., Any]
-    # what computes it, of a backend; None for what is made of other operators
-    computed_by: Callable[[Backend], Callable[..., Any]] | None = None
+    # the field of a backend's table that computes it; None for what is made of other operators
+    entry: Any = None
     _: KW_ONLY
     # the arguments as the backend takes them
     complete: Callable[..., tuple[Any, ...]] | None = None
@@ -147,10 +147,16 @@ class Operator:
         """
         # Asking for the device's name takes four times as long.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
-        function = self.computed_by(backend)  # type: ignore[misc]
+        function = self.computed_by(backend)
         if profiler._is_profiler_enabled:
             return profiler.record_function(f"{NAMESPACE}::{self.name}")(function)
         return function
+
+    def computed_by(self, backend: Backend) -> Callable[..., Any]:
+        """The function of a backend that computes the operator: a field of a named tuple reads
+        itself from one.
+        """
+        return self.entry.__get__(backend)
 
     def dispatched(self, *arguments: Any) -> Any:
         """The results of the registered operator, for arguments as its schema has them."""

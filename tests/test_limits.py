@@ -1,0 +1,100 @@
+"""How large files, functions and the whole project may be, as the formatters leave them.
+
+The limits keep a reader's head free: they are met by plainer code, not by squeezing it. Totals are
+what there is, rounded up; whoever needs more raises them here and says why in the commit.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+lizard = pytest.importorskip("lizard", reason="lizard counts the branches of functions")
+
+ROOT = Path(__file__).parents[1]
+PYTHON = sorted((ROOT / "torch_dmlpool").rglob("*.py"))
+TRITON = sorted((ROOT / "kernels").rglob("*.py"))
+CPP = sorted(path for ending in ("*.cpp", "*.h") for path in (ROOT / "kernels/cpu").glob(ending))
+SOURCES = [*PYTHON, *TRITON, *CPP]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+FILE_LINES = 500
+COLUMNS = 100
+FUNCTION = 20, 80
+"""Branches and lines of a function, at most."""
+TRITON_FUNCTION = 25, 220
+"""The same of a Triton kernel and what launches it: unrolled code is long."""
+TOTALS = {
+    # Lines of every operator for three kinds of processors, masks, minima, complex numbers and
+    # quantization; signatures are written out for editors.
+    "sources": (SOURCES, 23_500),
+    # One declaration a line, tables of reasons, and refusals of foreign numbers.
+    "C++": (CPP, 5_600),
+    # Kernels whose launches know no image size, with their choice written as tables.
+    "Triton": (TRITON, 3_100),
+    # Every numbered rule on every backend, and an emulator of a GPU that counts memory traffic.
+    "tests": (TESTS, 21_500),
+}
+"""The most lines of all files together, each with what they are for."""
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_limits_are_of_real_files() -> None:
+    """The tests below read what is there."""
+    assert min(len(PYTHON), len(TRITON), len(CPP), len(TESTS)) >= 10
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_all_files_together(name: str) -> None:
+    """As many lines as now, at most."""
+    paths, most = TOTALS[name]
+    assert sum(len(lines_of(path)) for path in paths) <= most
+
+
+def test_a_file_is_one_idea() -> None:
+    """At most 500 lines of source."""
+    sizes = {str(path.relative_to(ROOT)): len(lines_of(path)) for path in SOURCES}
+    assert not {name: size for name, size in sizes.items() if size > FILE_LINES}
+
+
+@pytest.mark.parametrize(
+    ("paths", "limits"),
+    [([*PYTHON, *CPP], FUNCTION), (TRITON, TRITON_FUNCTION)],
+    ids=["functions", "kernels"],
+)
+def test_functions_are_short(paths: list[Path], limits: tuple[int, int]) -> None:
+    """Few branches and lines, a docstring among them."""
+    most_branches, most_lines = limits
+    found = [
+        (f"{path.relative_to(ROOT)}:{function.start_line}", function.name)
+        for path in paths
+        for function in lizard.analyze_file(str(path)).function_list
+        if function.cyclomatic_complexity > most_branches or function.length > most_lines
+    ]
+    assert not found
+
+
+def test_formatters_see_all_code() -> None:
+    """No directive keeps a formatter away."""
+    directive = re.compile(r"(#\s*fmt:\s*(off|skip)|clang-format off)")
+    hidden = [
+        str(path.relative_to(ROOT)) for path in SOURCES if directive.search(path.read_text("utf-8"))
+    ]
+    assert not hidden
+
+
+def test_lines_fit_100_columns() -> None:
+    """Those of C++, which clang-format leaves where it cannot break them; ruff's are configured."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["tool"]["ruff"]["line-length"] == COLUMNS
+    assert f"ColumnLimit: {COLUMNS}" in (ROOT / ".clang-format").read_text(encoding="utf-8")
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in CPP
+        for number, line in enumerate(lines_of(path), 1)
+        if len(line) > COLUMNS
+    ]
+    assert not long

@@ -1,0 +1,242 @@
+"""What a call of the CPU kernels is given: its plan with the struct of its problem, and the struct
+of scales and zero points. Plans are made once for each request.
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends.library import POSITIONS, TAPS, Axis, Counting, Problem, Quantization
+from torch_dmlpool.window import Window
+
+Windows = Window | tuple[int, ...]
+"""A sliding window, or the output sizes of bins."""
+DATA_TYPES = {
+    dtype: number
+    for number, dtype in enumerate(
+        (
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+            torch.uint8,
+            torch.uint16,
+            torch.uint32,
+            torch.uint64,
+        )
+    )
+}
+"""The numbers of the data types in kernels/cpu/vectors.h."""
+QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
+"""Of quantized tensors, which are taken as they are: to take one apart and make one takes a third
+of a small call."""
+DATA_TYPES.update(
+    zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
+)
+
+
+class Plan(NamedTuple):
+    """A call to the library: the address of its struct, and how the tensors lie."""
+
+    problem: int
+    memory_format: torch.memory_format
+    is_laid_out: bool  # whether the tensor that the plan was made for is in this format
+    is_empty: bool
+    number_dtype: torch.dtype  # of winners
+    # in which elements are compared where their type has no room for the winners' numbers
+    wider: torch.dtype | None
+    sizes: tuple[int, ...]  # of what the plan's windows read, and its strides in this format
+    strides: tuple[int, ...]
+    output_sizes: tuple[int, ...]  # of what they give, likewise
+    output_strides: tuple[int, ...]
+    struct: Any  # kept as long as its address
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    window: Windows,
+    counted: tuple[bool, int | None] | None = None,
+    spatial_sizes: tuple[int, ...] | None = None,
+    numbered: tuple[torch.dtype | None, int] | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Plan:
+    """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
+
+    The windows read that tensor, or they gave it where the ``spatial_sizes`` of what they read are
+    given. Output sizes in place of a window stand for bins, or for positions in planes. An average
+    counts padding and has a divisor. Winners, taps or positions are numbers of a data type, a
+    window's tap numbers without one, and count as told. Without a memory format it is the one that
+    PyTorch suggests for results computed from the tensor.
+    """
+    given = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    memory_format = memory_format or operands.suggested_memory_format(given)
+    is_contiguous = memory_format is torch.contiguous_format
+    input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
+    outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
+    if counted or is_contiguous:
+        _join_rows(axes, ends)
+    samples, channels = shape[:2]
+    planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
+    number_dtype, numbering = numbered or (torch.uint8, TAPS)
+    if number_dtype is None:
+        number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
+    wider = _wider(axes, numbering, dtype)
+    if spatial_sizes is None and counted is None:
+        planes, numbering = _join_planes(axes, planes, numbering)
+    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
+    missing = 3 - len(axes)
+    include_padding, divisor = counted or (False, None)
+    problem = Problem(
+        planes,
+        inner_channels,
+        (Axis * 3)(*(Axis(*axis) for axis in [unit] * missing + axes)),
+        Counting(include_padding, divisor or 0, (ctypes.c_int64 * 3)(*[0] * missing, *ends)),
+        DATA_TYPES[dtype],
+        number_dtype.itemsize,
+        numbering,
+    )
+    sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
+    return Plan(
+        ctypes.addressof(problem),
+        memory_format,
+        given.is_contiguous(memory_format=memory_format),
+        0 in sizes + output_sizes,
+        number_dtype,
+        wider,
+        sizes,
+        strides_of(sizes, memory_format),
+        output_sizes,
+        strides_of(output_sizes, memory_format),
+        problem,
+    )
+
+
+_Axis = tuple[int, int, int, int, int, int]
+"""Size, outputs, window, stride, start padding and dilation; a window of 0 stands for bins."""
+
+
+def _axes_of(
+    window: Windows, sizes: Sequence[int], are_averaged: bool
+) -> tuple[Sequence[int], list[_Axis], list[int]]:
+    """The output sizes of a window or of bins, its axes, and the padding after each."""
+    if not isinstance(window, Window):
+        axes = [_bins(size, count, are_averaged) for size, count in zip(sizes, window, strict=True)]
+        return window, axes, [0] * len(axes)
+    outputs = window.output_sizes(sizes)
+    axes = [
+        (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
+        for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
+    ]
+    return outputs, axes, [axis.end_padding for axis in window.axes]
+
+
+def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
+    """An axis of bins, for which a window of 0 stands; averages of bins of one size are those of a
+    window.
+    """
+    step, rest = divmod(size, max(1, count))
+    if not are_averaged:
+        return size, count, 0, max(1, step), 0, 1
+    return (size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1)
+
+
+def _join_rows(axes: list[_Axis], ends: list[int]) -> None:
+    """A window over whole rows is one along the axis before, whose elements are rows: taps keep
+    their numbers.
+    """
+    while len(axes) > 1:
+        rows, outputs, row_taps, stride, row_padding, row_dilation = axes[-2]
+        size, count, taps, _, padding, dilation = axes[-1]
+        is_whole = (count, taps, padding, dilation) == (1, size, 0, 1)
+        if not is_whole or (size > 1 and (row_taps == 0 or row_dilation > 1)):
+            return
+        axes[-2:] = [
+            (rows * size, outputs, row_taps * size, stride * size, row_padding * size, row_dilation)
+        ]
+        ends[-2:] = [ends[-2] * size]
+
+
+def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
+    """In which type elements are compared, where theirs has no room for the winners' numbers.
+
+    The kernel numbers winners in the lower half of integers of twice an element's size, of four
+    bytes at least.
+    """
+    reach = 0
+    for size, _, taps, _, _, dilation in axes:
+        reach = reach * size + ((taps - 1) * dilation if taps else size - 1)
+    highest = math.prod([axis[2] for axis in axes]) if numbering == TAPS else reach + 1
+    wider = torch.float32 if highest <= 2**31 else torch.float64
+    return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
+
+
+def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, int]:
+    """How many planes there are where those that windows tile are one, and what winners are then:
+    where there are many small planes maxima take a tenth of the time.
+    """
+    size, count, taps, stride, padding, dilation = axes[0]
+    is_tiled = 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
+    is_whole = len(axes) == count == 1
+    if is_tiled and is_whole and numbering == POSITIONS:
+        return planes, TAPS
+    if is_tiled and not is_whole and numbering == TAPS:
+        axes[0] = planes * size, planes * count, taps, stride, 0, 1
+        return 1, numbering
+    return planes, numbering
+
+
+def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
+    """The strides of a new tensor: one that is made from strides takes half the time."""
+    return torch.empty(
+        sizes, dtype=torch.uint8, device="meta", memory_format=memory_format
+    ).stride()
+
+
+def quantization(
+    channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
+) -> tuple[Any, Any]:
+    """The struct of scales and zero points, the input's and then the output's, and what holds their
+    entries.
+    """
+    build = _remembered if operands.are_numbers(parameters) else _quantization
+    return build(channels, output_dtype, *parameters)
+
+
+def _quantization(
+    channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
+) -> tuple[Any, Any]:
+    kinds = ((torch.float32, ctypes.c_float), (torch.int32, ctypes.c_int32))
+    vectors = [_vector(parameters[at], *kinds[at % 2]) for at in (0, 2, 1, 3)]
+    pointers, counts, kept = zip(*vectors, strict=True)
+    limits = torch.iinfo(output_dtype)
+    return Quantization(*pointers, *counts, channels, limits.min, limits.max), kept
+
+
+_remembered = functools.lru_cache(maxsize=256)(_quantization)
+"""Of numbers alone: to write them down takes a third of a small call."""
+
+
+def _vector(
+    parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]
+) -> tuple[int, int, Any]:
+    """A scale or zero point, one for all channels or one each: where its entries are, how many, and
+    what holds them.
+    """
+    if isinstance(parameter, Tensor):
+        entries = parameter.to(dtype).contiguous()
+        return entries.data_ptr(), entries.numel(), entries
+    entry = number(parameter or 0)
+    return ctypes.addressof(entry), 1, entry

@@ -1,0 +1,64 @@
+"""What lowerings are written with: sums as trees, reductions, and how a lowering is registered."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import Pointwise, TensorBox
+from torch._inductor.lowering import fallback_handler, make_reduction, register_lowering
+from torch._inductor.virtualized import V, ops
+
+from torch_dmlpool._private import OpOverload
+from torch_dmlpool.inductor import is_lowering
+
+
+def results() -> list[tuple[list[Any], torch.dtype]]:
+    """Sizes and data types of what the operator being lowered returns, from its fake
+    implementation.
+    """
+    value = V.graph.current_node.meta["val"]
+    fakes = [value] if isinstance(value, torch.Tensor) else value
+
+    def as_expression(size: Any) -> Any:
+        return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+    return [([*map(as_expression, fake.shape)], fake.dtype) for fake in fakes]
+
+
+def tree(terms: Sequence[Any]) -> Any:
+    """A sum in as few steps one after another as can be (rule E6)."""
+    while len(terms) > 1:
+        terms = [
+            ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i]
+            for i in range(0, len(terms), 2)
+        ]
+    return terms[0]
+
+
+def pointwise(
+    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]
+) -> TensorBox:
+    converted = lambda index: ops.to_dtype(value(index), dtype)  # noqa: E731
+    return Pointwise.create(
+        device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes)
+    )
+
+
+def reduced_over(
+    x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype
+) -> TensorBox:
+    """A reduction of the dimensions that are covered, each of which stays with one element."""
+    axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
+    return make_reduction(kind, result)(x, axes, True, dtype=result if kind == "sum" else None)
+
+
+def register_as(operation: OpOverload, lowering: Callable[..., Any]) -> None:
+    call = fallback_handler(operation, add_to_fallback_set=False)
+
+    def lowered(*arguments: Any, **named: Any) -> Any:
+        # What is named is the revision, which tells graphs apart and computes nothing.
+        expression = lowering(*arguments) if is_lowering() else None
+        return call(*arguments, **named) if expression is None else expression
+
+    register_lowering(operation, type_promotion_kind=None)(lowered)
