@@ -68,7 +68,7 @@ def recorded() -> Iterator[list[Launched]]:
         kernel = backend.kernel_named(*how.kernel.split("."))
         request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants))
         loads, block = 0, dict(how.constants).get("BLOCK")
-        if block is not None:
+        if how.kernel == "folding.fold":
             turns = how.sizes[0][1]
             loads = turns * block.loads * block.results * block.positions // (32 * request.warps)
         moved = sum(size_of(each) for each in tensors.values())

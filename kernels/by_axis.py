@@ -5,6 +5,7 @@ No size is a constant of what they launch: windows, strides, paddings, dilations
 lengths are numbers, and a block is one of few.
 """
 
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -31,6 +32,12 @@ COLUMNS = {
 # Whole axes of more elements are folded twice, first into slices of so many: enough programs run.
 # Slices follow from the length alone, so that a sample does not depend on its batch.
 SLICES = {True: (16_384, 8192), False: (1024, 512)}
+# Windows of a lane that share a core, and the largest stride: a lane reads all edges at once.
+SHARED = ((8, 1), (8, 2), (4, 4), (2, 8))
+# Windows of at least so many elements, and so many strides, share a core; longer ones along rows
+# lie in a stretch of so many rows and positions.
+SHARES_FROM, SHARES_OVER, SLIDES_FROM = 9, 4, 48
+STRETCHES = (Block(True, 4, 256, 1), Block(True, 1, 1024, 1))
 SPREAD = 1024  # elements of a program: with 16 of each thread registers leave fewer warps
 EXACT_FROM = 2**20  # taps from which a quotient may be rounded to a half that it is not
 Kinds = tuple[int, ...]
@@ -73,7 +80,7 @@ def folds(
                 source=slices, part=Part(slices, 1, Axis(slices), False), first=False
             )
             step = step._replace(below=0, numbered=operation == FIRST_GREATEST)
-        launches.append(_fold(request, along, step))
+        launches.append((_overlapping(request, along, operation) or _fold)(request, along, step))
         below *= along.source if along.part.bins else along.axis.window
     return tuple(launches)
 
@@ -91,6 +98,109 @@ def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) ->
     return (
         (0, along.axis.window) if along.part.is_whole and request.element_size > 1 else (count, 1)
     )
+
+
+def overlaps(request: Request) -> bool:
+    """Whether windows along some axis overlap so much that ``sliding`` shares what they have in
+    common.
+    """
+    return any(_overlapping(request, along, SUM) for along in launch.one_axis_at_a_time(request))
+
+
+def _overlapping(
+    request: Request, along: Along, operation: int
+) -> Callable[[Request, Along, Step], Launch] | None:
+    """What launches windows that overlap much; None where they do not, or nothing is gained."""
+    axis = along.axis
+    if request.window is None or request.adjoint or along.part.is_whole or axis.dilation > 1:
+        return None
+    if axis.window < max(SHARES_FROM, SHARES_OVER * axis.stride):
+        return None
+    has_keys = operation != FIRST_GREATEST or request.element_size < 8
+    if has_keys and along.inner == 1 and SLIDES_FROM <= axis.window <= STRETCHES[-1].positions // 2:
+        return _slide
+    return _share if _shared(axis) is not None else None
+
+
+def _shared(axis: Axis) -> tuple[int, int] | None:
+    """The first of ``SHARED`` that a window and its stride fit."""
+    fits = (each for each in SHARED if axis.stride <= min(each[1], axis.window // (each[0] - 1)))
+    return next(fits, None)
+
+
+def _share(request: Request, along: Along, step: Step) -> Launch:
+    axis = along.axis
+    shared = _shared(axis) or SHARED[-1]
+    groups = launch.divided(along.targets, shared[0])
+    lanes = along.outer * along.inner * groups
+    turns = launch.divided(axis.window - (shared[0] - 1) * axis.stride, 8)
+    edges = (along.source, along.targets, axis.window, axis.stride, axis.start, axis.end)
+    sizes = (
+        (lanes, turns, step.divisor),
+        launch.divider(groups),
+        launch.divider(along.inner),
+        edges,
+        *_numbering(request, along, step),
+    )
+    constants = {"SHARED": shared, "ROWS": along.inner == 1, "B": launch.LANES}
+    reach = (groups + 1) * shared[0] * axis.stride + axis.window
+    return _of_windows("share", request, along, step, lanes, reach, sizes, constants)
+
+
+def _slide(request: Request, along: Along, step: Step) -> Launch:
+    axis = along.axis
+    reach = (along.targets - 1) * axis.stride + axis.window
+    block = STRETCHES[min(reach, 4 * axis.window) > STRETCHES[0].positions]
+    fit = (block.positions - axis.window) // axis.stride + 1
+    blocks = launch.divided(along.targets, fit)
+    whole = (axis.window - 1) // 8 - 1
+    programs = launch.divided(along.outer, block.results) * blocks
+    sizes = (
+        (along.outer, fit, step.divisor),
+        launch.divider(blocks),
+        launch.divider(axis.stride),
+        (along.source, along.targets, axis.window, axis.start, axis.end),
+        (whole, whole.bit_length()),
+        *_numbering(request, along, step),
+    )
+    reach += (fit + 1) * axis.stride + block.positions
+    lanes = programs * launch.LANES
+    return _of_windows("slide", request, along, step, lanes, reach, sizes, {"BLOCK": block})
+
+
+def _numbering(request: Request, along: Along, step: Step) -> tuple[tuple[int, ...], ...]:
+    """How taps are numbered, and dividers that tell a line's channel."""
+    batch, channels = request.shape[:2]
+    planes = 1 if request.channels_last else along.outer * along.inner // (batch * channels)
+    least = 0 if along.last else -1
+    return (step.below, least), launch.divider(planes), launch.divider(channels)
+
+
+def _of_windows(
+    kernel: str,
+    request: Request,
+    along: Along,
+    step: Step,
+    lanes: int,
+    reach: int,
+    sizes: tuple[tuple[int, ...], ...],
+    constants: dict[str, object],
+) -> Launch:
+    """A launch of ``sliding``; ``reach`` is the farthest that windows read along the axis."""
+    axis = along.axis
+    farthest = max(reach, along.source) + axis.start + axis.end
+    largest = max(lanes + launch.LANES, along.results, farthest * along.inner)
+    constants = {
+        "OP": step.operation,
+        "COUNT": step.count,
+        "NUMBERED": step.numbered,
+        "KINDS": step.kinds,
+        "EXACT": request.element_size == 1 and request.window.taps > EXACT_FROM,
+        "WIDE": largest >= launch.WIDE_FROM,
+        **constants,
+    }
+    programs = launch.divided(lanes, launch.LANES)
+    return Launch.of(f"sliding.{kernel}", programs, along.results, sizes, **constants)
 
 
 def _fold(request: Request, along: Along, step: Step) -> Launch:

@@ -91,6 +91,20 @@ def from_order(bits, TYPE):
 
 
 @triton.jit
+def key_of(value, position):
+    """One integer of 64 bits for a value of 32 and its position: the greater value has the greater
+    one, and of equal values the earlier.
+    """
+    return (in_order(value).to(tl.int64) << 32) | (-position + NOWHERE).to(tl.int64)
+
+
+@triton.jit
+def from_key(key, TYPE):
+    """The value and the position of which ``key_of`` has made a key."""
+    return from_order((key >> 32).to(tl.int32), TYPE), -(key & NOWHERE) + NOWHERE
+
+
+@triton.jit
 def first_of_tile(value, best, AXIS):
     """The maxima of a tile along its positions, and the first position of equal ones. Of 32 bits
     one integer holds both, and one comparison tells the better: half the instructions.
@@ -98,10 +112,8 @@ def first_of_tile(value, best, AXIS):
     if value.dtype.primitive_bitwidth == 64:
         return tl.reduce((value, best), AXIS, first_greater)
     else:
-        key = (in_order(value).to(tl.int64) << 32) | (-best + NOWHERE).to(tl.int64)
-        key = tl.max(key, AXIS)
-        position = -(key & NOWHERE) + NOWHERE
-        return from_order((key >> 32).to(tl.int32), value.dtype), position.to(best.dtype)
+        value, position = from_key(tl.max(key_of(value, best), AXIS), value.dtype)
+        return value, position.to(best.dtype)
 
 
 @triton.jit
@@ -214,6 +226,51 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
         return first_of_tile(value, best, AXIS)
 
 
+@triton.jit
+def store_taps(codes, numbers, r, live, found, tap, winner, below, least, NUMBERED):
+    """Stores ``tap * below``, and what ``numbers`` has at the ``winner`` where it is NUMBERED; -1
+    where no element was ``found``, but no less than ``least``.
+    """
+    CODE: tl.constexpr = tl.int64 if codes.dtype.element_ty == tl.int64 else tl.int32
+    code = (tap * below).to(CODE)
+    if NUMBERED:
+        further_in = tl.load(numbers + winner, mask=found, other=-1)
+        code += further_in.to(CODE)
+        found = found & (further_in >= 0)
+    code = tl.maximum(tl.where(found, code, -1), least)
+    tl.store(codes + r, code.to(codes.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def zero_of(x, given, channel, KINDS):
+    """What is subtracted from each element of a channel before it is added up: of 8 bits the zero
+    point.
+    """
+    zero = tl.zeros_like(channel).to(tl.int32)
+    if x.dtype.element_ty.primitive_bitwidth == 8:
+        zero += requantization.parameter(given[1], channel, KINDS[1], tl.int32)
+    return zero
+
+
+@triton.jit
+def quotients(y, codes, r, live, result, counted, divisor, channel, given, COUNT, KINDS, EXACT):
+    """Sums divided, or requantized to ``y`` of 8 bits. How many elements an integer sum counts goes
+    to ``codes`` where another axis follows.
+    """
+    if result.dtype.is_floating():
+        own = tl.maximum(counted, 1) if COUNT > 0 else tl.zeros_like(r) + divisor
+        own = (tl.zeros_like(r) + own).to(result.dtype)
+        result = sums.quotient(result, own, 1.0 / own)
+    elif y.dtype.element_ty.primitive_bitwidth == 8:
+        own = tl.maximum(counted, 1) if COUNT > 0 else divisor
+        result = requantization.quotients(
+            result, tl.zeros_like(r) + own, channel, given, KINDS, EXACT, y.dtype.element_ty
+        )
+    elif COUNT > 0:
+        tl.store(codes + r, (tl.zeros_like(r) + counted).to(codes.dtype.element_ty), mask=live)
+    return result
+
+
 @addressing.launched(8)
 def fold(
     x,
@@ -278,41 +335,26 @@ def fold(
     if OP != SUM:
         result, winner = greatest(source, limit, apart, steps, OP, TYPE, BLOCK)
         if OP == FIRST_GREATEST:
-            is_known = live & (count > 0)
-            CODE: tl.constexpr = tl.int64 if codes.dtype.element_ty == tl.int64 else tl.int32
-            code = ((tap + o * shift + winner) * below).to(CODE)
-            if NUMBERED:
-                further_in = tl.load(numbers + base + winner * apart, mask=is_known, other=-1)
-                code += further_in.to(CODE)
-                is_known = is_known & (further_in >= 0)
-            code = tl.maximum(tl.where(is_known, code, -1), least)
-            tl.store(codes + r, code.to(codes.dtype.element_ty), mask=live)
+            tap = tap + o * shift + winner
+            found = live & (count > 0)
+            store_taps(
+                codes, numbers, r, live, found, tap, base + winner * apart, below, least, NUMBERED
+            )
+    elif ADJOINT:
+        gradients = (tl.expand_dims(start, AXIS), length, outputs[0])
+        result = summed(source, limit, apart, steps, 0, gradients, TYPE, BLOCK)
     else:
         counted = count
         if COUNT == 2:
             counted = taps_before(o * axis[1] - axis[2], length[0] + axis[3], axis[0], dilation)
-        if TYPE.is_floating():
-            gradients = (tl.expand_dims(start, AXIS), length, outputs[0]) if ADJOINT else ()
-            result = summed(source, limit, apart, steps, 0, gradients, TYPE, BLOCK)
-            if not ADJOINT:
-                own = (tl.maximum(counted, 1) if COUNT > 0 else tl.zeros_like(r) + divisor).to(TYPE)
-                result = sums.quotient(result, own, 1.0 / own)
-        else:
-            channel = addressing.over(r, planes)
-            channel -= addressing.over(channel, channels) * channels[0]
-            given = (input_scale, input_zero, output_scale, output_zero)
-            zero = 0
-            if x.dtype.element_ty.primitive_bitwidth == 8:
-                zero = requantization.parameter(input_zero, channel, KINDS[1], tl.int32)
-                zero = tl.expand_dims(zero + tl.zeros_like(channel), AXIS)
-            result = summed(source, limit, apart, steps, zero, (), TYPE, BLOCK)
-            if COUNT > 0 and NUMBERED:
-                counted *= tl.load(numbers + base, mask=live & (count > 0), other=0)
-            if y.dtype.element_ty.primitive_bitwidth == 8:
-                counted = tl.maximum(counted, 1) if COUNT > 0 else tl.zeros_like(r) + divisor
-                result = requantization.quotients(
-                    result, counted, channel, given, KINDS, EXACT, y.dtype.element_ty
-                )
-            elif COUNT > 0:
-                tl.store(codes + r, counted.to(codes.dtype.element_ty), mask=live)
+        channel = addressing.over(r, planes)
+        channel -= addressing.over(channel, channels) * channels[0]
+        given = (input_scale, input_zero, output_scale, output_zero)
+        zero = tl.expand_dims(zero_of(x, given, channel, KINDS), AXIS)
+        result = summed(source, limit, apart, steps, zero, (), TYPE, BLOCK)
+        if COUNT > 0 and NUMBERED and not TYPE.is_floating():
+            counted *= tl.load(numbers + base, mask=live & (count > 0), other=0)
+        result = quotients(
+            y, codes, r, live, result, counted, divisor, channel, given, COUNT, KINDS, EXACT
+        )
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)

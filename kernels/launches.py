@@ -69,10 +69,15 @@ def is_one_window(request: Request) -> bool:
 
 
 def sum_tile(request: Request) -> Tile | None:
-    """The first tile that fits; None where none does, or a plane has one window."""
+    """The first tile that fits; None where none does, a plane has one window, or windows overlap
+    much and the tile shares nothing.
+    """
     if request.window is None or is_one_window(request):
         return None
-    return next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
+    tile = next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
+    if tile is not None and prod(tile.sizes) == 1 and by_axis.overlaps(request):
+        return None
+    return tile
 
 
 def counting(request: Request) -> tuple[int, int]:

@@ -74,3 +74,30 @@ def test_folded_windows_add_up_trees(
     depth = int(backend.average_pooling(source, window, True, 1).max()) - 1
     assert min(length - 1, 1) <= depth <= (length - 1).bit_length() + 1
     assert {one.kernel for one in launched} == {"fold"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "window", "stride"),
+    [("share", 17, 1), ("share", 31, 2), ("share", 47, 8), ("slide", 64, 1), ("slide", 201, 3)],
+)
+def test_windows_that_overlap_add_up_trees(
+    kernel: str, window: int, stride: int, monkeypatch: pytest.MonkeyPatch, launched: list
+) -> None:
+    """Whatever windows share: along each axis at most one addition more than in a balanced tree."""
+    builder = interpreter.InterpreterBuilder
+    monkeypatch.setattr(
+        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
+    )
+    monkeypatch.setattr(
+        sums, "with_group", lambda total, error, group: (tl.maximum(total, group), error)
+    )
+    monkeypatch.setattr(sums, "compensated", lambda total, _: total + (total > 0).to(tl.float32))
+    # Of a second axis one window takes all, so that no tile fits.
+    source = torch.ones(1, 1, window + 9 * stride, 70)
+    request = Window.directml(2, (window, 70), (stride, 1))
+    if kernel == "slide":
+        source, request = source[..., 0].reshape(1, 1, -1), Window.directml(1, window, stride)
+    found = backend.average_pooling(source, request, True, 1)
+    balanced = (window - 1).bit_length() + (70 - 1).bit_length() * (kernel == "share")
+    assert 3 < int(found.max()) - 1 <= balanced + 1 + (kernel == "share")
+    assert kernel in {one.kernel for one in launched}

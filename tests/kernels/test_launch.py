@@ -52,15 +52,15 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
     """Along columns and along channels, of as many elements as 16 bytes hold where they lie side by
     side."""
     for made, kernels in (
-        (lambda given: launches.max_launches(given, True), ("max_tile", "fold")),
-        (launches.average_launches, ("sum_tile", "fold")),
+        (lambda given: launches.max_launches(given, True), ("max_tile", "slide", "share")),
+        (launches.average_launches, ("sum_tile", "share", "slide")),
         (
             lambda given: launches.average_launches(given._replace(adjoint=True)),
-            ("sum_tile", "sum_axis"),
+            ("sum_tile", "sum_axis", "sum_axis"),
         ),
         (
             lambda given: launches.grad_launches(given._replace(adjoint=True)),
-            ("grad_tile", "grad_axis"),
+            ("grad_tile", "grad_axis", "grad_axis"),
         ),
     ):
         for channels_last in (False, True):
@@ -69,9 +69,15 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
             assert kernels_of((small,)) == [kernels[0]]
             assert (form.channels, form.vector) == (channels_last, 4)
             large = made(request(SEVENTY, (1, 4, 50, 49), channels_last=channels_last))
-            assert kernels_of(large) == [kernels[1]] * 2
+            # Only along rows of a contiguous input do positions lie side by side.
+            of_rows = "share" if channels_last else "slide"
+            assert kernels_of(large) == [each.replace("slide", of_rows) for each in kernels[1:]]
     quantized = launches.average_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1))
-    assert kernels_of(quantized) == ["fold", "fold"]
+    assert kernels_of(quantized) == ["share", "slide"]
+    apart = Window.directml(2, 70, 18, 35, 35)
+    assert kernels_of(launches.average_launches(request(apart, (1, 4, 50, 49)))) == ["fold"] * 2
+    dilated = Window.directml(2, 70, 1, 70, 70, 2)
+    assert kernels_of(launches.average_launches(request(dilated, (1, 4, 50, 49)))) == ["fold"] * 2
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -154,7 +160,7 @@ def test_a_batch_makes_no_new_kernel() -> None:
     for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
         assert only(request(THREE, shape)) == first
     first = constants_of(request(SEVENTY, (1, 4, 50, 50), divisor_override=7))
-    second = Window.directml(2, (60, 35), (2, 1), 17, 3, (1, 2))
+    second = Window.directml(2, (60, 55), (1, 3), 17, 3)
     for window, shape in ((SEVENTY, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
         assert constants_of(request(window, shape, divisor_override=7)) == first
 
