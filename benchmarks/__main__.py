@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import calls, goals, machine, models, scaling, tables
+from benchmarks import calls, goals, machine, masks, models, scaling, tables
 from benchmarks.harness import Disagreement, Settings, measure
 from benchmarks.load import cores
 from benchmarks.peers import present
@@ -60,6 +60,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="blocks of known models instead, torch.nn's layers against this package's: all, "
         "or those named TEXT",
+    )
+    chosen.add_argument(
+        "--masks",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="pooling under a mask instead, beside the same call without one: all rows, or those "
+        "named TEXT",
     )
     chosen.add_argument(
         "--calls",
@@ -125,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.models is not None:
         seconds = 1.0 if options.row_seconds is None else options.row_seconds
         return models.run(options.models, seconds, options.out or RESULTS / "models.json")
+    if options.masks is not None:
+        seconds = 1.0 if options.row_seconds is None else options.row_seconds
+        return masks.run(options.masks, seconds, options.out)
     if options.calls is not None:
         if options.sample < 1 or (options.threads or 1) < 1:
             parsed.error("--sample and --threads must be at least 1")

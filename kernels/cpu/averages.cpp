@@ -71,9 +71,8 @@ void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
 // Gradients: sums over the windows that read an element, divided once where all divide by the same
 // number, else before.
 
-// Float data types by their numbers in backends/plans.py.
 template <class U>
-const RowOperations &float_sums() {
+const RowOperations &sums_of() {
     static const Rows<Sum<Wide<U>, U>> operations({});
     return operations;
 }
@@ -82,15 +81,16 @@ struct Kernels {
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
 };
+// Float data types by their numbers in backends/plans.py.
 Kernels kernels_of(int type) {
     if (type == 0)
-        return {float_sums<float>(), divide<float>};
+        return {sums_of<float>(), divide<float>};
     if (type == 1)
-        return {float_sums<double>(), divide<double>};
+        return {sums_of<double>(), divide<double>};
     if (type == 2)
-        return {float_sums<Half>(), divide<Half>};
+        return {sums_of<Half>(), divide<Half>};
     if (type == 3)
-        return {float_sums<BFloat16>(), divide<BFloat16>};
+        return {sums_of<BFloat16>(), divide<BFloat16>};
     refuse("averages of type", type);
 }
 
@@ -238,6 +238,10 @@ struct AverageGradient {
 };
 
 }  // namespace
+
+const RowOperations &float_sums(int type) {
+    return kernels_of(type).sums;
+}
 
 void average_pooling(const Problem &p, const void *input, void *output) {
     const Geometry g(p, false);

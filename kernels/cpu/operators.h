@@ -52,5 +52,10 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
 
 // A mask has bytes of 0 and 1.
 void masked(const Masking &m, const void *input, const void *mask, void *output);
+// What sums of windows over a mask are divided by, numbers of the problem's 1 or 4 bytes; and the
+// averages, whose divisors lie as the mask does.
+void masked_divisors(const Problem &p, const void *mask, void *divisors);
+void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
+                            const void *divisors, void *output);
 
 }  // namespace dmlpool

@@ -252,6 +252,11 @@ struct Requantize final : Finish {
 
 }  // namespace
 
+const RowOperations &byte_sums() {
+    static const Rows<Sum<int32_t, uint8_t>> operations({});
+    return operations;
+}
+
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q) {
     if (p.type != 4 && p.type != 8)

@@ -4,6 +4,12 @@
 #include "reductions.h"
 
 namespace dmlpool {
+
+// Of a float data type, by its number in backends/plans.py.
+const RowOperations &float_sums(int type);
+// Of uint8, in int32.
+const RowOperations &byte_sums();
+
 namespace {
 
 template <class L, class T>

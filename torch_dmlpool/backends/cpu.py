@@ -262,13 +262,50 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     if output.numel() == 0:
         return output
     source = input.contiguous(memory_format=memory_format)
-    mask = mask.expand(*mask.shape[:2], *input.shape[2:]).contiguous(memory_format=memory_format)
+    mask = _over_planes(mask, input, memory_format)
     code = library.dmlpool_masked(
         ctypes.addressof(masking), source.data_ptr(), mask.data_ptr(), output.data_ptr()
     )
     if code:
         raise error_of(library.dmlpool_masked, code)
     return output
+
+
+def masked_average_pooling(
+    input: Tensor, mask: Tensor, window: Window, include_padding: bool
+) -> tuple[Tensor, Tensor]:
+    """Averages of what is there, and what the sums were divided by, which broadcasts to them."""
+    number_dtype = torch.uint8 if window.taps < 1 << 8 else torch.int32
+    numbered = number_dtype, TAPS
+    shape, dtype = input.shape, input.dtype
+    plan = planned(shape, input.stride(), dtype, window, (False, 1), None, numbered)
+    averages = _new(plan.output_sizes, plan.output_strides, dtype)
+    mask = _over_planes(mask, input, plan.memory_format)
+    counted = (include_padding, None), None, numbered, plan.memory_format
+    counting = planned(mask.shape, mask.stride(), torch.uint8, window, *counted)
+    divisors = _new(counting.output_sizes, counting.output_strides, number_dtype)
+    if plan.is_empty:
+        return averages.zero_(), divisors.fill_(1)
+    _filled(divisors, library.dmlpool_masked_divisors, counting, mask)
+    masking, _ = _masking(tuple(shape), tuple(mask.shape[:2]), dtype, plan.memory_format, False)
+    source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
+    code = library.dmlpool_masked_average_pooling(
+        plan.problem,
+        ctypes.addressof(masking),
+        source.data_ptr(),
+        mask.data_ptr(),
+        divisors.data_ptr(),
+        averages.data_ptr(),
+    )
+    if code:
+        raise error_of(library.dmlpool_masked_average_pooling, code)
+    return averages, divisors
+
+
+def _over_planes(mask: Tensor, input: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """The mask with the input's spatial sizes, laid out as it is."""
+    whole = mask.expand(*mask.shape[:2], *input.shape[2:])
+    return whole.contiguous(memory_format=memory_format)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -316,5 +353,6 @@ BACKEND = Backend(
     adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
+    masked_average_pooling=masked_average_pooling,
     quantized_tensors=QUANTIZED_TENSORS,
 )

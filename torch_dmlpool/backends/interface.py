@@ -33,5 +33,7 @@ class Backend(NamedTuple):
     adaptive_average_pooling_grad: Function
     quantized_linear_average_pooling: Function
     masked: Function  # what pooling under a mask is made of, beside operators
+    masked_average_pooling: Function | None = None
+    """Averages and their divisors; None where other operators make them."""
     quantized_tensors: tuple[torch.dtype, ...] = ()
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""

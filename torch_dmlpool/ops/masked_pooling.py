@@ -59,12 +59,45 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
 
 
+class _Averages(torch.autograd.Function):
+    """Averages that a backend makes at once, with a gradient as ``_Kept`` has it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, mask: Tensor, window: Window, include_padding: bool
+    ) -> Tensor:
+        pool = masked_average_pooling.implementation(input)
+        averages, divisors = pool(input, mask, window, include_padding)
+        ctx.save_for_backward(mask, divisors)
+        ctx.request = input.shape[2:], window
+        return averages
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        mask, divisors = ctx.saved_tensors
+        shares = _wide(gradient) / divisors.to(_wide(gradient).dtype)
+        added = average_pooling.average_pooling_grad(shares, *ctx.request, False, 1)
+        return kept(added.to(gradient.dtype), mask), None, None, None
+
+
+def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
+    """Whether a backend makes averages of bare tensors in one call; its divisors have 32 bits."""
+    if not registration.is_bare(input, mask) or window.taps >= 1 << 31:
+        return False
+    return backends.serving(input.device.type).masked_average_pooling is not None
+
+
 def _averages(
     input: Tensor, mask: Tensor, window: Window, include_padding: bool, divisor: int | None
 ) -> Tensor:
     window.output_sizes(input.shape[2:])  # refused before any work
     if divisor is not None:
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
+    if _are_made_at_once(input, mask, window):
+        if registration.records_gradient(input):
+            return _Averages.apply(input, mask, window, include_padding)
+        pool = masked_average_pooling.implementation(input)
+        return pool(input, mask, window, include_padding)[0]
     summed = _wide(kept(input, mask))
     sums = average_pooling.average_pooling(summed, window, False, 1)
     present = _over_planes(mask, input)
@@ -163,6 +196,7 @@ masked_average_pooling = Operator(
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
     _check_average,
+    lambda backend: backend.masked_average_pooling,
     differentiable=_averages,
     is_composite=True,
 )
