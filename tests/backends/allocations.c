@@ -27,13 +27,13 @@ void free(void *block) {
 }
 
 /* Calls a function; the allocation after `failing` others fails. */
-int call_with_failing(int (*function)(void *, void *, void *, void *), void *a, void *b, void *c,
-                      void *d, long failing) {
+int call_with_failing(int (*function)(void *, void *, void *, void *, void *, void *), void *a,
+                      void *b, void *c, void *d, void *e, void *f, long failing) {
     to_go = failing;
     left = 0;
     failed = 0;
     watching = 1;
-    const int code = function(a, b, c, d);
+    const int code = function(a, b, c, d, e, f);
     watching = 0;
     return code;
 }

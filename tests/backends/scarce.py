@@ -58,6 +58,10 @@ def calls(scale: int) -> dict[str, Call]:
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
         "masked": lambda: cpu.masked(small, kept, True),
+        "masked_divisors": lambda: cpu.masked_average_pooling(small, kept, three, False),
+        "masked_average_pooling": lambda: cpu.masked_average_pooling(
+            many, many[:, :1] > 0, three, False
+        ),
         "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
         "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
         "average_pooling_grad": lambda: cpu.average_pooling_grad(
@@ -140,7 +144,7 @@ def called(name: str, call: Call) -> tuple[Any, list[ctypes.c_void_p]]:
     setattr(cpu.library, f"dmlpool_{name}", noted)
     call()
     setattr(cpu.library, f"dmlpool_{name}", operator)
-    return operator, [ctypes.c_void_p(each) for each in [*pointers, None][:4]]
+    return operator, [ctypes.c_void_p(each) for each in [*pointers, None, None, None][:6]]
 
 
 def with_failing_allocations() -> Iterator[tuple[str, Any]]:

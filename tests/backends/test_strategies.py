@@ -7,11 +7,11 @@ same, and averages are within the bound of E6, as they add in other orders.
 import contextlib
 import ctypes
 import os
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import cases
+import drawn
 import pytest
 import samples
 import torch
@@ -74,33 +74,6 @@ def test_named_cases(strategy: int, named: list[cases.Case]) -> None:
         assert served() > len(named) or strategy == PLANES
 
 
-def drawn(seed: int) -> tuple[tuple[int, ...], Window, bool]:
-    """Sizes of a tensor, a window along its spatial dimensions, and whether it is channels_last."""
-    chance = random.Random(seed)
-    rank = chance.choice([1, 2, 2, 2, 3])
-    is_whole = chance.random() < 0.2
-    while True:
-        sizes = [chance.randint(1, {1: 3000, 2: 70, 3: 16}[rank]) for _ in range(rank)]
-        axes = []
-        for size in sizes:
-            window = chance.choice([1, 2, 3, 3, 5, 7, chance.randint(1, 40), size])
-            stride = chance.choice([1, 1, 2, 3, window, chance.randint(1, 9)])
-            padding = chance.choice([0, 0, window // 2])
-            dilation = chance.choice([1, 1, 1, 2])
-            axes.append((size, 1, 0, 1) if is_whole else (window, stride, padding, dilation))
-        spans = [(window - 1) * dilation + 1 for window, _, _, dilation in axes]
-        if all(
-            span <= size + 2 * padding
-            for span, size, (_, _, padding, _) in zip(spans, sizes, axes, strict=True)
-        ):
-            break
-    windows, strides, paddings, dilations = zip(*axes, strict=True)
-    is_last = rank > 1 and chance.random() < 0.5
-    channels = chance.choice([3, 16, 40, 330]) if is_last else chance.choice([1, 3])
-    window = Window.directml(rank, windows, strides, paddings, paddings, dilations)
-    return (chance.choice([1, 2]), channels, *sizes), window, is_last
-
-
 def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> dict[str, Any]:
     """What a request gives that must be equal, and sums with what bounds their error."""
     image = samples.ties(*sizes)
@@ -145,7 +118,7 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
     """What the strategy gives is what the one that is chosen gives."""
     calls = 0
     for seed in seeds:
-        sizes, window, is_last = drawn(seed)
+        sizes, window, is_last = drawn.request(seed)
         if window.taps * torch.Size(sizes).numel() > 2**26:
             continue
         chosen = results(sizes, window, is_last)
