@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("rich")
 
 from benchmarks import __main__ as benchmark
-from benchmarks import calls, gpu, harness, load, models, peers, report
+from benchmarks import calls, gpu, harness, load, masks, models, peers, report
 from benchmarks.bound import Bound
 from benchmarks.results import Results
 from benchmarks.workloads import select
@@ -129,6 +129,27 @@ def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
     table = models.markdown(json.loads(report.MODELS.read_text(encoding="utf-8")))
     page = (report.ROOT / "README.md").read_text(encoding="utf-8")
     assert report.with_models(page, table) == page
+
+
+def test_masked_pools_are_measured_beside_plain_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every pool, stride, mask and mode is a row with a ratio, and a wrong result is no ratio."""
+    monkeypatch.setattr(masks, "SHAPES", ((2, 3, 9, 8),))
+    path = tmp_path / "masks.json"
+    assert masks.run("", 0.0, path) == 0
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert len(results["rows"]) == len(list(masks.rows(""))) == 16
+    assert all(row["ratio"] == row["masked"] / row["plain"] > 0 for row in results["rows"])
+    table = masks.markdown(results)
+    assert table in capsys.readouterr().out
+    for row in results["rows"]:
+        [line] = [line for line in table.splitlines() if f"{row['mask']} | {row['mode']}" in line]
+        assert f"{row['ratio']:.2f}x" in line
+    pool = masks.POOLS["maximum"]
+    monkeypatch.setitem(masks.POOLS, "maximum", lambda *given, **rest: pool(*given, **rest) + 1)
+    assert masks.run("maximum 3/2", 0.0, None) == 1
+    assert "WRONG RESULT: maximum 3/2 2x3x9x8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("operator", ["max_pool3d", "adaptive_avg_pool2d"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, operands
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import (
     adaptive_pooling,
     average_pooling,
@@ -196,7 +197,7 @@ masked_average_pooling = Operator(
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
     _check_average,
-    lambda backend: backend.masked_average_pooling,
+    Backend.masked_average_pooling,
     differentiable=_averages,
     is_composite=True,
 )
