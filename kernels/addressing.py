@@ -197,13 +197,18 @@ def store_row(base, columns, place, line, live, C, width, FIRST, STEP, COLUMNS, 
             tl.store(pointers + i * (C * V), value, mask=(live & (first + i < width))[:, None])
     else:
         BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
-        # wider stores would go through shared memory
-        PIECE: tl.constexpr = V if V * BYTES <= 16 else 16 // BYTES
+        IS_ODD: tl.constexpr = V == 1 and COLUMNS & (COLUMNS - 1) == 0
+        # Wider stores would go through shared memory; single elements do, to lie side by side.
+        PIECE: tl.constexpr = COLUMNS if IS_ODD else V if V * BYTES <= 16 else 16 // BYTES
         first = place[0] * (COLUMNS // V)
-        pointers = (base + (line * width + first) * V)[:, None] + tl.arange(0, PIECE)[None, :]
+        vector = tl.arange(0, PIECE)[None, :]
+        pointers = (base + (line * width + first) * V)[:, None] + vector
         for p in tl.static_range(COLUMNS // PIECE):
             piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, FORM.lanes, PIECE)
-            ok = (live & (first + p * PIECE // V < width))[:, None]
+            if IS_ODD:
+                ok = live[:, None] & (first[:, None] + vector < width)
+            else:
+                ok = (live & (first + p * PIECE // V < width))[:, None]
             tl.store(pointers + p * PIECE, rounded(piece, TYPE), mask=ok)
 
 

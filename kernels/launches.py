@@ -258,7 +258,8 @@ def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool)
     window, stride = axis.window, axis.stride
     columns = 2 if stride < window else 1
     large = stride == 1 and 5 <= window <= 7
-    vector = gcd(vector, 2 if with_taps and large else 4 if with_taps or large else 8)
+    largest = stride == 1 and window == 7 and element_size == 4
+    vector = gcd(vector, 2 if (with_taps and large) or largest else 4 if with_taps or large else 8)
     if (
         stride == 1
         and (1 < window < 7 if with_taps else large)

@@ -75,6 +75,8 @@ COMPILED: list[Problem] = [
 MORE: list[Problem] = [
     ((1, 16, 9, 28), pooling(2, 3, 2, 1)),
     ((1, 8, 7, 15), pooling(2, 3, 1, 1)),
+    ((1, 3, 6, 13), pooling(2, 3, 2, 1)),
+    ((1, 3, 6, 16), pooling(2, 2)),
     ((1, 8, 12, 16), pooling(2, 5, 1, 2)),
     ((1, 4, 9, 16), pooling(2, 7, 1, 3)),
     ((1, 8, 9, 16), pooling(2, 3, 1, 2, 2, 2)),
