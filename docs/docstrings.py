@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
 import re
 from typing import Any
 
@@ -21,23 +19,7 @@ class Docstrings(griffe.Extension):
 
     def on_instance(self, *, obj: griffe.Object, **rest: Any) -> None:  # noqa: ARG002
         if obj.docstring is not None:
-            obj.docstring.value = markdown(completed(obj))
-
-
-def completed(obj: griffe.Object) -> str:
-    """The docstring that ``help()`` shows: what operators share of theirs is filled in by their
-    decorator.
-    """
-    found = (
-        pkgutil.resolve_name(obj.path)
-        if obj.is_function and obj.path.startswith("torch_dmlpool.")
-        else None
-    )
-    return (
-        inspect.getdoc(found) or obj.docstring.value
-        if inspect.isfunction(found)
-        else obj.docstring.value
-    )
+            obj.docstring.value = markdown(obj.docstring.value)
 
 
 def markdown(docstring: str) -> str:

@@ -249,9 +249,32 @@ def test_every_operator_has_a_page_with_its_reference() -> None:
 
 
 def test_the_navigation_has_every_page() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    listed = re.findall(r"([\w/]+\.md)$", navigation, flags=re.MULTILINE)
-    assert sorted(f"docs/{page}" for page in listed) == sorted(PAGES.keys() - {"README.md"})
+    """Or it is one of those that stay in the repository, which no page links to."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    before, _, navigation = settings.partition("\nnav:\n")
+    listed, left = (
+        {f"docs/{page}" for page in re.findall(pattern, text, flags=re.MULTILINE)}
+        for pattern, text in ((r"([\w/]+\.md)$", navigation), (r"^  (\w+\.md)$", before))
+    )
+    assert listed | left | {"README.md"} == PAGES.keys()
+    assert left == {f"docs/{name}.md" for name in ("on_paper", "refusals", "static", "trust")}
+    for page in listed:
+        assert not any(f"]({path.removeprefix('docs/')}" in PAGES[page] for path in left), page
+
+
+def test_the_pages_of_layers_have_each_public_name_once() -> None:
+    """And nothing that is not public."""
+    pages = "".join(text for page, text in PAGES.items() if page.startswith("docs/layers/"))
+    found = re.findall(r"^::: torch_dmlpool\.(nn[.\w]*)$", pages, flags=re.MULTILINE)
+    nn = dmlpool.nn
+    public = {f"nn.{name}" for name in nn.__all__} - {"nn.functional", "nn.quantized"}
+    public |= {f"nn.functional.{name}" for name in nn.functional.__all__}
+    public |= {f"nn.quantized.{name}" for name in nn.quantized.__all__ if "Avg" in name}
+    assert sorted(found) == sorted(public)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -78,17 +78,18 @@ _CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
 # The functions beneath torch.nn.functional's maxima, which some models call.
 NN_FUNCTIONS: Any = torch._C._nn
 
+
+def _empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+
+
 try:
     # Tensors for results on the CPU, in half the time of torch.empty_strided.
     from torch._C._dynamo.guards import (  # type: ignore[attr-defined]
         _empty_strided_cpu as empty_strided_cpu,
     )
 except ImportError:  # a PyTorch whose generated code allocates otherwise
-
-    def empty_strided_cpu(
-        sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-    ) -> Tensor:
-        return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+    empty_strided_cpu = _empty_strided
 
 
 def empty_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:

@@ -336,18 +336,18 @@ def rerouted() -> _Region: ...
 @overload
 def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 def rerouted(function: Callable[..., Any] | None = None) -> Any:
-    """Inside, PyTorch's pooling functions run on this package's operators, however a model comes to
-    call them.
+    """Inside ``with rerouted():``, PyTorch's pooling functions use this package's operators,
+    whoever calls them.
 
-    ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d``, the adaptive forms of both (all maxima with
-    indices too) and their forms in ``torch`` are served by :mod:`torch_dmlpool.nn.functional`,
-    whoever calls them. It holds for the calling thread, around a compiled function or inside one;
-    ``@rerouted`` before a function enters it for each call.
+    It replaces ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d`` and the adaptive forms of both,
+    with indices too, in ``torch.nn.functional`` and in ``torch``, by those of
+    ``torch_dmlpool.nn.functional``. It holds for the calling thread, around a compiled function or
+    inside one. ``@rerouted`` before a function does the same for each of its calls.
 
-    PyTorch keeps ``lp_pool`` and ``max_unpool``, which mean something else there in some cases, and
-    every call that this package does not take: integers averaged, quantized or nested tensors,
-    ``out=``, a proxy that traces. A segment under ``torch.utils.checkpoint`` has to enter the
-    region itself: it is computed again outside.
+    ``lp_pool`` and ``max_unpool`` stay PyTorch's, because they mean something else there in some
+    cases. So does every call that this package does not take: averages of integers, quantized or
+    nested tensors, ``out=``, a proxy that traces. Code under ``torch.utils.checkpoint`` runs a
+    second time outside the ``with`` block: put ``rerouted()`` inside the checkpointed function.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
