@@ -327,11 +327,12 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
         with SAME_BITS[way]():
             again = run(call, view, kind)
         one_by_one = [run(call, sample, kind) for sample in view.contiguous().split(1)]
-        for result, same, cut, right in zip(
-            alone, again, zip(*one_by_one, strict=True), expected[: len(alone)], strict=True
-        ):
+        for result, same in zip(alone, again, strict=True):
             samples.assert_same(same, result)
-            samples.assert_same(torch.cat(cut), right)
+        # What was made in inference mode has no gradient; copies of its samples have one.
+        cuts = [torch.cat(cut) for cut in zip(*one_by_one, strict=True)]
+        for cut, right in zip(cuts, expected[: len(cuts)], strict=True):
+            samples.assert_same(cut, right)
 
     agrees()
 
@@ -344,7 +345,8 @@ def test_programs_agree(name: str, way: Callable[[Call, Tensor], list[Tensor]]) 
     @hypothesis.given(problem=problems(name))
     @hypothesis.settings(max_examples=(3 if way is compiled else 20) if IS_FUZZ else 1)
     def agrees(problem: tuple[Call, Roundings, Tensor, str | None]) -> None:
-        call, rounded, view, _ = problem
+        call, rounded, view, kind = problem
+        hypothesis.assume(way is exported or kind not in lazy.WITHOUT_INDUCTOR)
         check(rounded, way(call, view), *expected_of(call, rounded, view))
 
     agrees()
