@@ -309,6 +309,36 @@ def test_what_is_under_the_mask_reaches_nothing(
         assert not torch.where(mask, 0, gradient).any()
 
 
+@pytest.mark.parametrize(
+    "laid_out", [torch.clone, samples.channels_last], ids=["", "channels_last"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=samples.name_of)
+def test_recorded_gradients_are_those_of_transforms(
+    dtype: torch.dtype, laid_out: Any, device: torch.device
+) -> None:
+    """K4 and K6: what eager autograd keeps for averages and maxima, and what is made of other
+    operators where torch.func asks, give the same bits; the gradient is linear both ways."""
+    mask = mask_of("each element", (7, 8)).to(device)
+    normal = samples.normal(*INPUT, 7, 8, dtype=dtype).to(device)
+    infinite = torch.where(samples.normal(*INPUT, 7, 8, seed=2).to(device) > 0, -math.inf, normal)
+    broken = torch.where(mask, infinite, math.nan)
+    for input in (normal, infinite, broken):
+        for name in ("average_pooling", "max_pooling", "min_pooling"):
+            leaf = laid_out(input).requires_grad_()
+            function = lambda x: POOLS[name](x, mask)  # noqa: B023, E731
+            value = function(leaf)
+            arriving = samples.normal(*value.shape, dtype=dtype, seed=3).to(device)
+            arriving.requires_grad_()
+            (gradient,) = torch.autograd.grad(value, leaf, arriving, create_graph=True)
+            expected, pullback = torch.func.vjp(function, leaf.detach())
+            samples.assert_same(value.detach(), samples.to_numpy(expected))
+            samples.assert_same(gradient.detach(), samples.to_numpy(pullback(arriving.detach())[0]))
+            towards = samples.normal(*INPUT, 7, 8, dtype=dtype, seed=4).to(device)
+            (second,) = torch.autograd.grad(gradient, arriving, towards)
+            _, tangent = torch.func.jvp(function, (leaf.detach(),), (towards,))
+            torch.testing.assert_close(second, tangent)
+
+
 @pools
 def test_a_mask_of_ones_is_none(name: str, device: torch.device) -> None:
     """K1: equal maxima, and averages within rounding."""

@@ -4,6 +4,9 @@ operators that exist, with all their derivatives.
 What a mask takes away becomes 0 in sums, which are divided by pooled masks, and the lowest value in
 maxima. There an element that is the lowest itself, minus infinity, would tie with it: the first
 element of a window that the mask keeps is the winner then.
+
+Bare tensors, of which nothing but autograd asks, have shorter ways to the same bits: averages in
+one call of a backend that has it, and a gradient that goes through the mask once.
 """
 
 from typing import Any, NamedTuple
@@ -144,6 +147,40 @@ def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     )
 
 
+class _Maxima(torch.autograd.Function):
+    """Maxima and the taps of their winners, with a gradient as ``_Kept`` has it: what reaches the
+    winner of a window without an element is taken away by the mask.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        pool = max_pooling.max_pooling_with_taps
+        values, taps = pool(kept(input, mask, True), window)
+        if _may_tie_with_nothing(input, values):
+            _, first_there = pool(as_bytes(_over_planes(mask, input)), window)
+            taps = torch.where(reference.is_lowest(values), first_there, taps)
+        ctx.mark_non_differentiable(taps)
+        ctx.save_for_backward(mask, taps)
+        ctx.request = input.shape[2:], window, operands.is_channels_last(input)
+        return values, taps
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        mask, taps = ctx.saved_tensors
+        added = max_pooling.max_pooling_grad_from_taps(gradient, taps, *ctx.request)
+        return kept(added, mask), None, None
+
+
+def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
+    """Whether a winner may be the lowest value itself, as is what stands where nothing is. To look
+    would have another device wait.
+    """
+    lowest = reference.lowest(input.dtype)
+    return not values.is_cpu or not (
+        values.numel() == 0 or any(each.amin().item() > lowest for each in (values, input))
+    )
+
+
 def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
     window.output_sizes(input.shape[2:])  # refused before any work
     if not registration.may_be_differentiated(input):
@@ -151,11 +188,17 @@ def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
     return _window_maxima(input, mask, window)[0]
 
 
-def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, _Winners]:
+def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor, Any]:
+    """Maxima and the taps of their winners, and what says whether a window has an element."""
+    if registration.is_bare(input, mask) and registration.records_gradient(input):
+        there = as_bytes(_over_planes(mask, input))
+        values, taps = _Maxima.apply(input, mask, window)
+        return values, taps, lambda: max_pooling.max_pooling(there, window) != 0
     winners = _winners(input, mask, lambda each: max_pooling.max_pooling_with_taps(each, window))
-    return _chosen(
+    values = _chosen(
         input, winners, lambda each, taps: max_pooling.max_pooling_gather(each, taps, window)
-    ), winners
+    )
+    return values, winners.places, lambda: winners.are_there
 
 
 def _maxima_with_indices(
@@ -163,10 +206,9 @@ def _maxima_with_indices(
 ) -> tuple[Tensor, Tensor]:
     window.output_sizes(input.shape[2:])  # refused before any work
     if _is_chosen_again(input):
-        values, winners = _window_maxima(input, mask, window)
-        sizes = input.shape[2:]
-        indices = max_pooling.max_pooling_indices(winners.places, sizes, window, *numbering)
-        return values, reference.where(winners.are_there, indices, -1)
+        values, taps, are_there = _window_maxima(input, mask, window)
+        indices = max_pooling.max_pooling_indices(taps, input.shape[2:], window, *numbering)
+        return values, reference.where(are_there(), indices, -1)
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling.max_pooling_with_indices
     winners = _winners(input, mask, lambda each: with_positions(each, window, torch.int64, True))
