@@ -336,7 +336,7 @@ def rerouted() -> _Region: ...
 @overload
 def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 def rerouted(function: Callable[..., Any] | None = None) -> Any:
-    """Inside ``with rerouted():``, PyTorch's pooling functions use this package's operators,
+    """Inside a ``with`` block of it, PyTorch's pooling functions use this package's operators,
     whoever calls them.
 
     It replaces ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d`` and the adaptive forms of both,
