@@ -3,6 +3,7 @@ wheel, an editable install in type checkers."""
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,29 +115,30 @@ def test_a_wheel_without_kernels_is_of_any_platform(python: Python, tmp_path: Pa
         assert b"checkout" not in archive.read("torch_dmlpool/kernels/__init__.py")
 
 
+HOSTING = re.compile(r"\.gitignore|\.ci/.*|\.github/.*")
+"""Files of the repository that whoever has its source alone has no use for."""
+
+
 def test_the_source_distribution_can_be_tested(python: Python, tmp_path: Path) -> None:
-    """It holds every test, page and example, and what they need."""
+    """It holds every file of the repository, but those that its hosting needs, and nothing else."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("git does not say which files are the repository's")
+
+    def listed(*options: str) -> set[str]:
+        command = ["git", "ls-files", *options]
+        names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return {name for name in names.stdout.splitlines() if (ROOT / name).exists()}
+
+    tracked, others = listed(), listed("--others")
     python("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as file:
-        packed = {name.partition("/")[2] for name in file.getnames()}
-    wanted = {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("benchmarks", "docs", "examples", "kernels", "tests", "tools")
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".c", ".cpp", ".css", ".h", ".js", ".json", ".md", ".png", ".py", ".svg")
-    }
-    wanted |= {
-        "CHANGELOG.md",
-        "CITATION.cff",
-        "CONTRIBUTING.md",
-        "LICENSE",
-        "Makefile",
-        "README.md",
-    }
-    wanted |= {"README.md", "mkdocs.yml", "pyproject.toml", "setup.cfg", "setup.py"}
-    assert not wanted - packed
-    assert not [name for name in packed if name.endswith((".so", ".pyc"))]
+        packed = {each.name.partition("/")[2] for each in file.getmembers() if each.isfile()}
+    assert {name for name in tracked - packed if not HOSTING.fullmatch(name)} == set()
+    assert not [name for name in packed if name.endswith((".so", ".dll", ".pyc"))]
+    # What nobody has committed yet, such as a new test, may be packed.
+    made = {name for name in packed if name.startswith("torch_dmlpool.egg-info/")}
+    assert packed - tracked - others - made == {"PKG-INFO"}
 
 
 @pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
@@ -196,6 +198,65 @@ def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python: Python, tmp_
         found = python("-c", program, environment=environment, cwd=here).stdout.split()
         assert found[-2:] == [imported, backend]
         shutil.copy(cpu.library._name, wheel / "torch_dmlpool" / "kernels")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="processor time is asked for as Unix does")
+def test_a_machine_without_a_compiler_gets_compiled_kernels(
+    compilers: Any, python: Python, tmp_path: Path
+) -> None:
+    """The editable install of make test and a plain one, with zig from PyPI; the first one compiles
+    within 90 seconds on two cores."""
+    import resource
+
+    if not compilers.can_be_had(compilers.ZIG):
+        pytest.skip("no package index can be reached")
+    source = checkout(tmp_path / "source", with_sources=True)
+    path = tmp_path / "bin"
+    path.mkdir()
+    for name in ("sh", "ls", "cp", "rm", "mkdir"):
+        (path / name).symlink_to(shutil.which(name))
+    own = {name: value for name, value in os.environ.items() if name not in ("CXX", "PYTHONPATH")}
+    environment = {**own, "PATH": str(path), "PYTHONWARNINGS": "ignore"}
+    environment["ZIG_GLOBAL_CACHE_DIR"] = environment["ZIG_LOCAL_CACHE_DIR"] = str(tmp_path / "zig")
+    python("-m", "venv", tmp_path / "venv")
+    interpreter = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv" / "lib").glob("python3*/site-packages")
+    # PyTorch; path files in there, such as that of this checkout, are not read.
+    others = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (site / "others.pth").write_text("\n".join(others))
+
+    def run(*command: Any, cwd: Path = tmp_path) -> str:
+        ran = subprocess.run(
+            [interpreter, *command], env=environment, cwd=cwd, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    install = ("-m", "pip", "install", "--no-deps")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(*install, "-e", source)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{seconds:.0f} seconds of processor time")
+    assert seconds < 2 * 90
+    assert run("-c", SERVED).split() == [str(source / "torch_dmlpool" / "__init__.py"), "cpu"]
+    assert sorted(each.suffix for each in (source / "kernels").glob("cpu_*"))
+    run("-m", "pip", "uninstall", "-y", "torch-dmlpool")
+    run(*install, source)
+    assert run("-c", SERVED).split() == [str(site / "torch_dmlpool" / "__init__.py"), "cpu"]
+
+
+@pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
+def test_what_other_systems_are_asked_first_can_be_answered(
+    python: Python, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """make test-windows and make test-aarch64 run no test where the wheel's kernels do not serve:
+    here they do."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    elsewhere = importlib.import_module("elsewhere")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    assert "is served by" in python("-c", elsewhere.SERVED, environment=environment).stdout
 
 
 @pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.slow), "pyright"])

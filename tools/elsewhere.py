@@ -27,7 +27,7 @@ SERVED = """
 import torch, torch_dmlpool
 from torch_dmlpool import backends
 from torch_dmlpool.backends import cpu
-assert backends.serving("cpu").__name__.endswith(".cpu"), cpu.missing
+assert backends.serving("cpu").name == "cpu", cpu.missing
 print("the installed wheel is served by the compiled backend:", cpu.library._name)
 """
 
