@@ -83,55 +83,36 @@ struct ChannelWinners final : WindowOperations {
     void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made,
                         char *result) const override {
         S *const which = reinterpret_cast<S *>(made);
-        if (count >= 16 && channels % (4 * n) == 0)
-            return combine_parts<1, 4>(taps, count, channels, which, result);
-        if (count >= 16)
-            return combine_parts<2, 2>(taps, count, channels, which, result);
         if (count > 0)
-            return combine_parts<1, 2>(taps, count, channels, which, result);
+            return compare(taps, count, channels, which, result);
         std::fill_n(which, channels, S(none));
         if (has_values)
             std::fill_n(reinterpret_cast<S *>(result), channels,
                         op.template turned<1>(op.lowest()));
     }
-    // Vectors take turns, the last of which may begin inside those before: two, or of many taps
-    // four, or two in two parts: 32/32 takes .7 of the time. Four read the table of taps less
-    // often: 112/112 over 32 channels takes .6 to .7 of two in two parts.
-    template <int64_t parts, int64_t vectors>
-    void combine_parts(const Row *taps, int64_t count, int64_t channels, S *which,
-                       char *result) const {
-        constexpr int64_t chains = parts * vectors;
-        const int64_t each = count / parts;
-        for (int64_t begin = 0; begin < channels; begin += vectors * n) {
-            const int64_t first = std::min(begin, std::max(channels - vectors * n, int64_t(0)));
-            const auto at = [=](int64_t v) {
-                return std::min(first + v % vectors * n, channels - n);
-            };
-            V best[chains];
-            N winning[chains];
-            const auto challenge = [&](const V &challenger, const N &number, int64_t c) {
-                const N is_better = wins(challenger, best[c]);
-                winning[c] = is_better ? number : winning[c];
-                best[c] = is_better ? challenger : best[c];
-            };
-#pragma GCC unroll 4
-            for (int64_t c = 0; c < chains; ++c) {
-                const Row &first_tap = taps[c / vectors * each];
-                best[c] = load(first_tap, at(c));
-                winning[c] = N{} + S(first_tap.number);
+    // Two vectors of channels take turns, the last of which may begin inside those before.
+    void compare(const Row *taps, int64_t count, int64_t channels, S *which, char *result) const {
+        constexpr int64_t VECTORS = 2;
+        for (int64_t begin = 0; begin < channels; begin += VECTORS * n) {
+            const int64_t first = std::min(begin, std::max(channels - VECTORS * n, int64_t(0)));
+            const auto at = [=](int64_t v) { return std::min(first + v * n, channels - n); };
+            V best[VECTORS];
+            N winning[VECTORS];
+#pragma GCC unroll 2
+            for (int64_t v = 0; v < VECTORS; ++v) {
+                best[v] = load(taps[0], at(v));
+                winning[v] = N{} + S(taps[0].number);
             }
-            for (int64_t t = 1; t < each; ++t)
-#pragma GCC unroll 4
-                for (int64_t c = 0; c < chains; ++c)
-                    challenge(load(taps[c / vectors * each + t], at(c)),
-                              N{} + S(taps[c / vectors * each + t].number), c);
-#pragma GCC unroll 4
-            for (int64_t v = 0; v < vectors; ++v) {
-                if (parts * each < count)
-                    challenge(load(taps[count - 1], at(v)), N{} + S(taps[count - 1].number),
-                              chains - vectors + v);
-                if constexpr (parts > 1)
-                    challenge(best[vectors + v], winning[vectors + v], v);
+            for (int64_t t = 1; t < count; ++t)
+#pragma GCC unroll 2
+                for (int64_t v = 0; v < VECTORS; ++v) {
+                    const V challenger = load(taps[t], at(v));
+                    const N is_better = wins(challenger, best[v]);
+                    winning[v] = is_better ? N{} + S(taps[t].number) : winning[v];
+                    best[v] = is_better ? challenger : best[v];
+                }
+#pragma GCC unroll 2
+            for (int64_t v = 0; v < VECTORS; ++v) {
                 if constexpr (std::is_same_v<E, S>)
                     best[v] = op.template turned<n>(best[v]);
                 if (has_values)

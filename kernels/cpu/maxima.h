@@ -180,24 +180,6 @@ struct Winner {
                 converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ numbers_of(k));
         return result;
     }
-    // Rows whose numbers rise and fit elements of four bytes are compared as those, and made wider
-    // once: with indices, 3/2 takes .75 of the time and 7/7 .7.
-    template <int64_t n, int64_t count>
-    __attribute__((always_inline)) Block<P, n> first_winners(const Row *rows, int64_t i) const {
-        using V = Vector<S, n>;
-        using B = Block<P, n>;
-        V best = key<n>(read<V>(elements<S>(rows[0]) + i));
-        V which = V{} + S(rows[0].number);
-#pragma GCC unroll 7
-        for (int64_t k = 1; k < count; ++k) {
-            const V challenger = key<n>(read<V>(elements<S>(rows[k]) + i));
-            which = challenger > best ? V{} + S(rows[k].number) : which;
-            best = challenger > best ? challenger : best;
-        }
-        Vector<S, B::WIDTH> numbers[B::COUNT];
-        std::memcpy(numbers, &which, sizeof(which));
-        return packed<n>(best, [&](int64_t k) { return converted<P, B::WIDTH, S>(numbers[k]); });
-    }
     S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
     S value(P winner) const { return turned<1>(std::max(S(winner >> SHIFT), lowest())); }
     // Its number, -1 where there was no element.

@@ -26,7 +26,7 @@ struct Block {
 // Operations on rows, made from an Op:
 //     Value, Element, lanes, few, is_idempotent, has_numbers, has_keys, is_plain(), identity(),
 //     of(first, second), renumbered(values, number), load<n>(elements, number); with numbers
-//     winner(elements, count), first_winners<n, count>(rows, i)
+//     winner(elements, count)
 template <class Op>
 struct Rows final : RowOperations {
     using L = typename Op::Value;
@@ -156,11 +156,7 @@ struct Rows final : RowOperations {
         const auto block =
             [&](int64_t i) __attribute__((
                 always_inline)) {  // GCC makes a function of it, as two places call it
-                B made;
-                if constexpr (Op::has_numbers && sizeof(T) == 4 && !are_values && n > 1)
-                    made = by.template first_winners<n, count>(rows, i);
-                else
-                    made = tree<are_values, n, 0, count>(by, rows, i);
+                const B made = tree<are_values, n, 0, count>(by, rows, i);
                 return adds ? combined(block_at<B>(out + i), made) : made;
             };
         const int64_t whole = length / n * n;

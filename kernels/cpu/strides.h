@@ -49,10 +49,6 @@ inline void take_each(int64_t size, int64_t stride, const void *row, int64_t cou
         V *const to = static_cast<V *>(out);
         if (stride == 2)
             take_each<2>(stride, from, count, to);
-        else if (stride == 3)
-            take_each<3>(stride, from, count, to);
-        else if (stride == 4)
-            take_each<4>(stride, from, count, to);
         else
             take_each<0>(stride, from, count, to);
     };
