@@ -82,7 +82,7 @@ def in_order(v):
 
 @triton.jit
 def from_order(bits, TYPE):
-    """The number that ``in_order`` has made ``bits`` of."""
+    """The number whose order ``in_order`` has written as ``bits``."""
     if TYPE.is_int_unsigned():
         bits = bits ^ -(2**31)
     if TYPE.is_floating():
@@ -92,22 +92,23 @@ def from_order(bits, TYPE):
 
 @triton.jit
 def key_of(value, position):
-    """One integer of 64 bits for a value of 32 and its position: the greater value has the greater
-    one, and of equal values the earlier.
+    """Packs a value of 32 bits and its position into one integer of 64: a greater value makes a
+    greater integer, and of equal values the earlier position does.
     """
     return (in_order(value).to(tl.int64) << 32) | (-position + NOWHERE).to(tl.int64)
 
 
 @triton.jit
 def from_key(key, TYPE):
-    """The value and the position of which ``key_of`` has made a key."""
+    """The value and the position that ``key_of`` has packed."""
     return from_order((key >> 32).to(tl.int32), TYPE), -(key & NOWHERE) + NOWHERE
 
 
 @triton.jit
 def first_of_tile(value, best, AXIS):
-    """The maxima of a tile along its positions, and the first position of equal ones. Of 32 bits
-    one integer holds both, and one comparison tells the better: half the instructions.
+    """The maxima of a tile along its positions, and the first position of equal ones. Elements of
+    32 bits are packed with their positions, so that one comparison serves both: half the
+    instructions.
     """
     if value.dtype.primitive_bitwidth == 64:
         return tl.reduce((value, best), AXIS, first_greater)
@@ -191,8 +192,8 @@ def summed(source, limit, apart, steps, zero, gradients, TYPE, BLOCK):
 
 @triton.jit
 def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
-    """The maxima of a tile's windows, and of the first of equal ones how many elements of the
-    window come before it.
+    """The maxima of a tile's windows; and for each how many elements of its window come before the
+    first one that equals it.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)

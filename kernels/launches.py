@@ -69,8 +69,8 @@ def is_one_window(request: Request) -> bool:
 
 
 def sum_tile(request: Request) -> Tile | None:
-    """The first tile that fits; None where none does, a plane has one window, or windows overlap
-    much and the tile shares nothing.
+    """The first tile that fits; None where none fits, where a plane has one window, or where
+    windows overlap much and the tile shares nothing.
     """
     if request.window is None or is_one_window(request):
         return None
@@ -218,8 +218,8 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
 
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
-    """The rows and columns of one lane; None where the window is too large for straight-line
-    code, or a plane has one window.
+    """The rows and columns of outputs that a lane owns; None where the window is too large for
+    straight-line code, or where a plane has one window.
     """
     axes, vector = request.axes, request.vector
     if request.window is None or is_one_window(request):
@@ -319,8 +319,8 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
 
 
 def grad_tile(request: Request) -> Tile | None:
-    """Windows whose inputs a lane owns; None where none are few enough, or a plane has one
-    window.
+    """How many windows a lane owns the inputs of; None where one window has too many, or where a
+    plane has one window.
     """
     axes, vector = request.axes, request.vector
     if is_one_window(request) or any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):

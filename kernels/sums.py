@@ -83,9 +83,7 @@ def block_of(count):
 
 @triton.jit
 def tree(values, FIRST, STEP, COUNT):
-    """The sum of COUNT entries of a tuple; blocks that trees have in common the compiler adds up
-    once.
-    """
+    """The sum of COUNT entries of a tuple. What trees have in common the compiler adds up once."""
     if COUNT == 0:
         return tl.zeros_like(values[0])
     elif COUNT == 1:
@@ -99,7 +97,7 @@ def tree(values, FIRST, STEP, COUNT):
 
 @triton.jit
 def target_totals(values, PLAN, TARGET, T):
-    """The ``T`` sums of one target, of as many values per position."""
+    """The sums of one target: T of them, as each position has T values."""
     totals = ()
     for c in tl.static_range(T):
         totals = totals + (
@@ -120,7 +118,7 @@ def sliding_sums(values, PLAN):
 
 @triton.jit
 def with_group(total, error, group):
-    """A running sum with a group more, and what all its additions have rounded away."""
+    """Adds a group to a running sum: the sum, and what all its additions have rounded away."""
     grown = total + group
     back = grown - total
     return grown, error + ((total - (grown - back)) + (group - back))

@@ -21,8 +21,6 @@ import torch_dmlpool as dmlpool
 SIZES = {1: (8,), 2: (9, 8), 3: (5, 6, 4)}
 """Odd and even: padding ``"same"`` has the same ends in one dimension and others in another."""
 LARGER = {1: (11,), 2: (8, 11), 3: (6, 7, 9)}
-BEFORE_DILATED_AVERAGES = 18
-"""The last opset whose AveragePool has no dilations."""
 
 
 IN_EVERY_RANK = (

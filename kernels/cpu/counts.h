@@ -9,12 +9,12 @@
 namespace dmlpool {
 namespace {
 
-// What outputs along an axis count is kept where there are at most so many, else computed in
-// blocks.
+// The counts of outputs along an axis are kept where there are at most so many, and else computed
+// in blocks.
 constexpr int64_t KEPT_MOST = 1 << 16;
 constexpr int64_t BLOCK_OUTPUTS = 1024;
 
-// What windows count and read along an axis.
+// How many taps a window counts, and how many it reads, along one axis.
 struct TapCount {
     int64_t counted;
     int64_t read;
@@ -86,7 +86,7 @@ struct Geometry : Windows {
     int64_t divisor(int64_t d, int64_t h, int64_t w) const {
         return rows_divisor(d, h) * known_count(2, w).counted;
     }
-    // No window counts more.
+    // The divisor of the window that counts most.
     double largest_divisor() const {
         double largest = 1;
         for (int a = 0; a < 3; ++a)

@@ -7,7 +7,7 @@
 namespace dmlpool {
 namespace {
 
-// Of a modulo m, which have no common divisor.
+// The inverse of a modulo m; they have no common divisor.
 int64_t inverse_of(int64_t a, int64_t m) {
     int64_t old_rest = a % m;
     int64_t rest = m;
@@ -21,12 +21,13 @@ int64_t inverse_of(int64_t a, int64_t m) {
     return old_factor < 0 ? old_factor + m : old_factor;
 }
 
-// Outputs whose windows are not whole are looked at in groups, with some of those that follow.
+// Outputs whose windows reach past the input are looked at in groups, together with some outputs
+// that follow.
 constexpr int64_t GROUP = 4096;
 constexpr int64_t AHEAD = 2 * RUN_LEAST;
 
-// The runs that so many outputs form, found from the last one: an output joins the run after it
-// where its windows lie as far apart, or begins one with a single output.
+// Joins outputs into runs, from the last output back: one joins the run after it if its window lies
+// as far from the next one as theirs do, or if that run has a single output.
 void join(std::vector<Run> &group) {
     for (int64_t k = int64_t(group.size()) - 2; k >= 0; --k) {
         Run &run = group[k];

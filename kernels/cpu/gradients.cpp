@@ -17,17 +17,17 @@
 namespace dmlpool {
 namespace {
 
-// Where the taps of windows lie: `unit` for each position in the plane, and `channel_unit` for each
-// channel. Taps come from outside: one that no window has lies nowhere.
+// Where the taps of windows lie in a plane, in units: `unit` for each position and `channel_unit`
+// for each channel. Taps come from the caller: one that no window has is NOWHERE.
 struct Taps {
-    // Less than any place, and three of them together are still a number.
+    // Less than any place; the sum of three does not overflow.
     static constexpr int64_t NOWHERE = std::numeric_limits<int64_t>::min() / 4;
     const Problem &p;
     const int64_t unit;
     const int64_t taps;
     Columns columns;  // from the first tap of the first window on
-    // Of each tap from its window's first, where they are few, and of every number that a byte can
-    // be: taps of one byte need no check.
+    // How far each tap lies from its window's first one, where there are few taps. There is an
+    // entry for every number of one byte, so that taps of one byte need no check.
     std::vector<int64_t> offsets;
 
     __attribute__((noinline)) Taps(const Problem &p, int64_t unit, int64_t channel_unit)
@@ -53,8 +53,8 @@ struct Taps {
         const int64_t y = row / p.h().window * p.d().dilation * p.h().size + th * p.h().dilation;
         return (y * p.w().size + tw * p.w().dilation) * unit;
     }
-    // Calls visit(i, place) for elements [from, to) of a row of outputs, the place counted from the
-    // plane's first element; below 0 where a window is empty or has no such tap.
+    // Calls visit(i, place) for elements [from, to) of a row of outputs. The place counts from the
+    // plane's first element; it is below 0 if the window is empty or has no such tap.
     template <class Visit>
     void each(const void *which, int bytes, int64_t od, int64_t oh, int64_t from, int64_t to,
               Visit visit) const {
@@ -98,8 +98,8 @@ struct Taps {
     }
 };
 
-// Of channels: what arrives at the windows that an element wins, added in their order. To each of
-// them it is another tap.
+// Many channels: adds what arrives at the windows that an element has won, in the order of the
+// windows. The element is a different tap of each of them.
 template <class T>
 struct ChannelGradient final : WindowOperations {
     using L = Wide<T>;
@@ -134,8 +134,8 @@ struct ChannelGradient final : WindowOperations {
     }
 };
 
-// What arrives at each window, added to its winner in the order of the windows: a plane at a time,
-// or where that is large a part of one, whose neighbours then visit the windows on the border too.
+// Adds what arrives at each window to its winner, in the order of the windows: plane by plane, or
+// part by part of a large plane. Windows across a border of parts are visited from both sides.
 template <class T>
 struct Scatter {
     using L = Wide<T>;
@@ -280,7 +280,8 @@ void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
     expect_all(gradient, p.planes * p.plane() * type_of(p).bytes);
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
-    // Where one window at most reads an element, nothing is added.
+    // Whether an element may be read by several windows; else nothing is added, and halves need no
+    // sums.
     const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
     if (p.type == 0)
         gradient_of_maxima<float>(p, arriving, taps, gradient);

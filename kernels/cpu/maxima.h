@@ -10,16 +10,17 @@
 namespace dmlpool {
 namespace {
 
-// Most data types are served as signed integers in their order. What turns one into the other is
-// known when it runs, so that half precision, signed and unsigned integers are one kernel.
+// Data types other than float32 and float64 are compared as signed integers of the same size: their
+// bits are changed so that integers have the order of the numbers. How is known at run time, so
+// that half precision, signed and unsigned integers are one kernel.
 
 template <class S>
 constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
-// Maxima alone: float32 and float64 as they are, others as integers, NaNs of half precision above
-// infinity.
+// Maxima without winners. Float32 and float64 are compared as they are, others as integers, in
+// which the NaNs of half precision lie above infinity.
 template <class S>
 struct Max {
     using Value = S;
@@ -105,9 +106,9 @@ struct Values final : Finish {
     }
 };
 
-// Maxima and which tap they are: an integer twice as wide as the element, of which the upper part
-// orders elements and the lower part, counted down, numbers: the first wins of equals. Zeros of
-// both signs are equal, and so are all NaNs.
+// Maxima and which tap they are, as one integer twice as wide as the element. The upper half orders
+// elements, the lower half is the tap's number counted down, so that the first of equals wins.
+// Zeros of both signs are equal, and so are all NaNs.
 template <class S, class P>
 struct Winner {
     using Value = P;
@@ -148,7 +149,8 @@ struct Winner {
         const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
         return (element & highest) > infinity ? highest : turned<n>(element);
     }
-    // Elements into keys, and back.
+    // Turns elements into keys whose order as integers is that of the elements, and keys back into
+    // elements.
     template <int64_t n>
     Vector<S, n> turned(Vector<S, n> element) const {
         return (element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element)
@@ -166,7 +168,7 @@ struct Winner {
         else
             return packed<n>(keys, [=](int64_t) { return P(number); });
     }
-    // Keys, and the numbers of each vector of winners.
+    // Joins keys with the numbers of their taps.
     template <int64_t n, class NumbersOf>
     __attribute__((always_inline)) static Block<P, n> packed(const Vector<S, n> &keys,
                                                              const NumbersOf &numbers_of) {
@@ -182,11 +184,12 @@ struct Winner {
     }
     S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
     S value(P winner) const { return turned<1>(std::max(S(winner >> SHIFT), lowest())); }
-    // Its number, -1 where there was no element.
+    // The number of a winner's tap, -1 if there was no element.
     static int64_t number(P winner) {
         return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;
     }
-    // That of contiguous elements: each lane has its best key and in which vector that was.
+    // The winner of contiguous elements: each lane keeps its best key and in which vector it found
+    // it.
     P winner(const char *from, int64_t count) const {
         constexpr int64_t n = LANES<S>;
         using V = Vector<S, n>;

@@ -9,8 +9,8 @@
 namespace dmlpool {
 namespace {
 
-// A number for each element of a row of outputs, the sum of one for its output and one for its
-// channel: kept where the row is short, else computed block by block.
+// A number for each element of a row of outputs: one for its output plus one for its channel. They
+// are kept where the row is short, and else computed block by block.
 struct Columns {
     static constexpr int64_t KEPT_MOST = 1 << 16;
     static constexpr int64_t BLOCK = 512;
@@ -19,7 +19,8 @@ struct Columns {
     std::vector<int64_t> kept;
 
     Columns(const Problem &p, int64_t channel_unit) : p(p), channel_unit(channel_unit) {}
-    // number_of(output), which must not change between calls.
+    // Keeps number_of(output) of every output, if the row is short. It must give the same in
+    // `each`.
     template <class NumberOf>
     void keep(const NumberOf &number_of) {
         if (p.output_row() > KEPT_MOST)
@@ -101,10 +102,10 @@ struct Numbers {
         for (int64_t i = 0; i < count; ++i)
             out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);
     }
-    // The number of windows without an element.
+    // What is written for a window without an element.
     int none() const { return p.numbering == TAPS ? 0 : -1; }
-    // Writes the numbers of so many elements of a row of outputs, which count along the axes in
-    // units, or are none().
+    // Writes the numbers of `count` elements of a row of outputs. `which` has what their taps count
+    // in `units`, or none().
     template <class Number>
     void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count,
                const Number *__restrict which) const {

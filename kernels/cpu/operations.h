@@ -18,8 +18,8 @@
 
 namespace dmlpool {
 
-// The digits of numbers in turn, the lowest first: to divide for each takes as long as to pool a
-// short row.
+// The digits of a number that counts up, the lowest first. They are counted, not divided: a
+// division takes as long as to pool a short row.
 template <int n>
 struct Digits {
     int64_t limits[n];
@@ -43,7 +43,7 @@ struct Digits {
     throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
 }
 
-// Integers in memory of 1, 2, 4 or 8 bytes.
+// Calls act with a zero of the integer type that has this many bytes.
 template <class Act>
 void with_numbers(int bytes, Act act) {
     if (bytes == 1)
@@ -57,15 +57,15 @@ void with_numbers(int bytes, Act act) {
     refuse("integer has this many bytes:", bytes);
 }
 
-// Elements, or the values that elements are combined as; where winners are numbered, so far after
-// the first tap of a window.
+// Where elements lie, or the values that were made of them, and the number of their tap: winners
+// need it.
 struct Row {
     const char *from;
     int64_t number;
 };
 
-// So many combinations: the rows of each lie `step` bytes after those of the one before, itself
-// `pitch` values after it.
+// How often a combination is repeated: each time its rows lie `step` bytes further on, and its
+// result `pitch` values further on.
 struct Times {
     int64_t count = 1;
     int64_t step = 0;
@@ -89,11 +89,11 @@ struct WindowOperations {
     bool writes_results = false;  // beside what is made
     bool is_separable = true;     // what windows share can be combined first
 
-    // Along a row of elements or values, of which the first is position `origin`, what windows read
-    // of it: of one channel. Memory can be read until `end`.
+    // Combines what each window reads of a row of one channel. The row's first element or value is
+    // at position `origin`; memory can be read until `end`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
                                 int64_t outputs, int64_t step, void *made, const char *end) const {}
-    // The combination of so many taps, elements or values, for all channels.
+    // Combines the taps of a window, elements or values, channel by channel.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
                                 char *made, char *result) const = 0;
 
@@ -106,20 +106,20 @@ struct WindowOperations {
     ~WindowOperations() = default;
 };
 
-// And for each row.
+// What a strategy calls for each row.
 struct RowOperations : WindowOperations {
     bool is_plain;       // elements are values
     bool is_idempotent;  // what is combined twice changes nothing
 
-    // The value that changes nothing, so many times at places `pitch` values apart.
+    // Writes the value that changes nothing `count` times, at each of so many places that lie
+    // `pitch` values from each other.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
-    // out = the combination of rows, one at least, which advance with the times.
+    // Combines rows, one at least, into `out`, as often as `times` says.
     virtual void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
-    // A row of values combined with what is there already, which comes before them.
+    // Combines a row of values with what `into` holds; what it holds comes first.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
-    // out = windows of two or three values, every second of which begins one, or of three or four
-    // that lie side by side.
+    // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;
     void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *made,
@@ -135,7 +135,7 @@ struct RowOperations : WindowOperations {
           is_idempotent(is_idempotent) {}
 };
 
-// Makes results of values: so many, from element i of a row of outputs on.
+// Turns values into results: `count` of them, from element i of a row of outputs on.
 struct Finish {
     int64_t result_size;  // bytes
     bool is_uniform;      // whatever row and output they belong to
@@ -150,7 +150,8 @@ struct Finish {
     ~Finish() = default;
 };
 
-// The rows of a plane that a row of outputs reads, from position `low` on, and how many there are.
+// Lists the rows of a plane that a row of outputs reads, each from position `low` on, and returns
+// how many there are.
 inline int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input,
                          int64_t plane, const Span &depth, const Span &height, int64_t low,
                          Row *to) {

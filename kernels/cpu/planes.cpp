@@ -69,7 +69,7 @@ struct PlanePooling {
                               std::min(PLANES_A_CALL, end - k), 1, results + (k - begin) * pitch,
                               end_of_input);
     }
-    // So many parts of planes, one after the other.
+    // Combines each of the parts [begin, end) of all planes.
     void pool_parts(int64_t begin, int64_t end, char *results) const {
         std::vector<char> folded((together + 1) * pitch);
         for (int64_t number = begin; number < end; ++number, results += pitch) {

@@ -19,13 +19,15 @@ struct Ratio {
     double above;
     double below;
 
-    // What a result is a fraction of: of powers of two alone float32 knows.
+    // Results are multiples of 1 / (parts * divisor) where both scales are a power of two apart;
+    // for other ratios nothing is known, and parts is infinite.
     double parts() const {
         int exponent;
         return std::frexp(above / below, &exponent) == .5 ? std::max(1., below / above) : HUGE_VAL;
     }
-    // sum * ratio / divisor, rounded, where it lies next to `whole` + 1/2: products and what they
-    // leave are compared.
+    // Rounds sum * ratio / divisor, which lies next to `whole` + 1/2: twice the sum times `above`
+    // is compared with (2 whole + 1) * divisor times `below`, exactly, as two products and their
+    // errors.
     int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
         const double twice = 2 * double(sum);
         const double counted = double((2 * whole + 1) * divisor);
@@ -37,7 +39,7 @@ struct Ratio {
     }
 };
 
-// What windows of a row count and read along W, where that is not the same for all.
+// How many taps each window of a row counts and reads along W, where windows differ; else null.
 struct Columns {
     const float *inverses;  // 1 / counted
     const int32_t *counted;
@@ -84,10 +86,10 @@ struct Requantization {
                                        Vector<uint8_t, BLOCK>);
     }
 
-    // Of one channel, or of those from `channel` on. In float32, where what the arithmetic moved
-    // next to a half becomes it on a grid of 2^-11: results between -400 and 400 move by less than
-    // 2^-12. Where more than halves may, float64 tells. Whole blocks, the last of which may begin
-    // inside the one before.
+    // Requantizes sums of one channel, or of the channels from `channel` on, in whole blocks, the
+    // last of which may overlap the one before. It computes in float32, whose error below 400 is
+    // less than 2^-12, and rounds to a grid of 2^-11 first: a true half is then a half again. With
+    // `checks_halves` a half on the grid may be a number next to it, and Ratio::rounded decides.
     template <bool checks_halves, class L>
     void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
                    int64_t divisor, Columns columns, uint8_t *to) const {
@@ -187,7 +189,7 @@ struct Requantize final : Finish {
     int64_t size;  // bytes of a sum
     Requantization by;
 
-    // For outputs along W, where they differ and are few; of whole vectors.
+    // For each output along W, where outputs differ and are few; padded to whole vectors.
     std::vector<float> inverses;
     std::vector<int32_t> counted;
     std::vector<int32_t> read;
@@ -207,7 +209,8 @@ struct Requantize final : Finish {
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        // Each of the channels of one window, or windows of one channel.
+        // Whether values that follow each other are of different channels, or of different windows
+        // of one.
         const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = g.rows_divisor(d, h);

@@ -117,8 +117,8 @@ struct Rows final : RowOperations {
         return first;
     }
 
-    // What rows [from, to) have from i on, combined as a tree: the error of a sum grows with the
-    // logarithm of its terms.
+    // Combines n elements, from i on, of rows [from, to) as a tree: the error of a sum then grows
+    // with the logarithm of its terms.
     template <bool are_values, int64_t n, int64_t from, int64_t to>
     static Block<L, n> tree(const Op &op, const Row *rows, int64_t i) {
         constexpr int64_t middle = (from + to + 1) / 2;
@@ -137,8 +137,8 @@ struct Rows final : RowOperations {
         }
     }
 
-    // out = so many rows combined, from `begin` on, which come after what is there where that is
-    // added to. In blocks of n, the last of which may begin inside the one before.
+    // Combines so many rows, from `begin` on, into `out`; with `adds`, after what `out` holds. It
+    // works in blocks of n, and the last one may overlap the one before.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
     void combine_few(const Row *given, int64_t begin, int64_t length, L *out) const {
@@ -181,7 +181,8 @@ struct Rows final : RowOperations {
         else
             combine_rows<are_values, few + 1>(rows, count, begin, length, out);
     }
-    // Sums are trees again, of parts of rows.
+    // Combines more rows than one loop reads at once: maxima several after several, sums as a tree
+    // of two halves, part by part of the rows.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {
@@ -209,7 +210,7 @@ struct Rows final : RowOperations {
         }
     }
 
-    // A vector's lanes combined.
+    // Combines the lanes of a vector.
     template <class V>
     static L folded(const V &vector) {
         if constexpr (sizeof(V) == sizeof(L))
@@ -220,9 +221,9 @@ struct Rows final : RowOperations {
             return folded(Op::of(halves[0], halves[1]));
         }
     }
-    // Of n vectors, which vector_at(k) makes, each in its lane of the result. In every step vectors
-    // hold parts of twice as many of them, the first half and the second half of each: of 16 bytes
-    // at first, and then inside these.
+    // Folds each of n vectors, made by vector_at(k), into one lane of the result. A step folds two
+    // vectors into one that holds a half of each, first across blocks of 16 bytes, then inside
+    // them.
     template <int64_t n, int64_t many, class VectorAt>
     __attribute__((always_inline)) static Vector<L, n> folded_each(int64_t first,
                                                                    const VectorAt &vector_at) {
@@ -248,8 +249,9 @@ struct Rows final : RowOperations {
             return Op::of(part(Count<0>()), part(Count<1>()));
         }
     }
-    // Windows of so many contiguous ones, each `step` after the one before: n of them are vectors,
-    // folded together. Nothing is read from `end` on. The last n may begin inside those before.
+    // Reduces windows of `count` contiguous elements, each `step` after the one before. n windows
+    // at a time are read as vectors and folded together; the last n may overlap those before.
+    // Nothing is read from `end` on.
     template <bool are_values, int64_t n>
     __attribute__((noinline)) void reduce_each(const char *from, int64_t count, int64_t step,
                                                int64_t outputs, L *out, const char *end) const {
@@ -315,8 +317,8 @@ struct Rows final : RowOperations {
                 std::memcpy(out, &results, outputs * sizeof(L));
         }
     }
-    // Elements or values that lie a step apart, whose numbers do too: eight at most, and any
-    // number.
+    // Combines elements or values that lie `step` from each other, and whose numbers lie `unit`
+    // from each other: at most eight, and below any number of them.
     template <bool are_values>
     L combined_eight(const Row &row, int64_t count, int64_t step, int64_t unit) const {
         const auto value = [&](int64_t t) {
@@ -340,8 +342,8 @@ struct Rows final : RowOperations {
         return Op::of(combined_strided<are_values>(row, half, step, unit),
                       combined_strided<are_values>(rest, count - half, step, unit));
     }
-    // Contiguous ones: a tree of vectors, of which those of 1, 2, 4, ... eights that wait for as
-    // many more are kept.
+    // Combines contiguous elements as a tree of vectors: kept[level] is the sum of 8 << level
+    // vectors that waits for as many more.
     template <bool are_values, int64_t n = LANES<L>>
     __attribute__((always_inline)) L combined_run(const char *from, int64_t count) const {
         using V = Vector<L, n>;

@@ -38,7 +38,7 @@ struct Sum {
     }
 };
 
-// Float32 sums are multiplied by the inverse and corrected by what that leaves, which takes half
+// Divides: float32 by a product with the inverse, whose error a second product corrects, in half
 // the time of a division.
 inline double quotient(double sum, double by, double) {
     return sum / by;
@@ -49,8 +49,8 @@ inline float quotient(float sum, float by, float inverse) {
     return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
 }
 
-// Elements U: so many sums over one number, and over one of `columns` each where there are any.
-// Sums may lie where the results go: each is read before its result is written.
+// Divides sums by `divisor`, and each by its entry of `columns` too if there are any, and writes
+// them as elements U. Sums may lie where the results go: each is read before its result is written.
 template <class U>
 void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
     using L = Wide<U>;

@@ -31,8 +31,8 @@ struct Positions {
     }
 };
 
-// Calls visit(plane, places) for each plane, and for parts of those with more elements than PLACES:
-// what is counted for each place takes so much memory at most.
+// Calls visit(plane, places) for each plane, or for each part of PLACES elements of a larger one:
+// that bounds the memory of what is kept for each place.
 constexpr int64_t PLACES = 1 << 21;
 template <class Visit>
 void for_places(const Problem &p, Visit visit) {
@@ -58,7 +58,7 @@ void for_positions(const Problem &p, const Positions &positions, int64_t plane, 
         }
 }
 
-// Zeros with each element added at its position.
+// Writes zeros, and adds each element at its position.
 template <class T>
 void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
     using L = Wide<T>;

@@ -1,5 +1,5 @@
-// Each window for itself: what its rows have in common with its neighbours' is combined once at
-// most.
+// Each window by itself. Only what the windows of one row of outputs share along D and H is
+// combined once.
 //
 //     input    . a a a . . .      one row of outputs: the rows that it reads are combined,
 //              . a a a . . .      of that row each window reduces a part;
@@ -17,8 +17,9 @@
 namespace dmlpool {
 namespace {
 
-// The rows that an output row reads are combined into one, of which each window reduces a part; of
-// channels, windows of few rows or many channels combine all their elements at once.
+// One channel: the rows that a row of outputs reads are combined into one, and each window reduces
+// its part of it. Many channels: each window combines all its elements, or, if windows have many
+// rows and few channels, its columns of one combined row.
 struct WindowPooling {
     const WindowOperations &op;
     const Finish &finish;
@@ -41,9 +42,9 @@ struct WindowPooling {
     const int64_t tiles = parts_of(w.outputs, tile);
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
     const int64_t ahead = plan.reads_ahead ? w.stride * position : 0;
-    // Memory of results is fetched while windows are read.
+    // Values are results, and are made where those go.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
-    // Results are made in parts of rows; a part ends where a run does.
+    // Values are made for a part of a row at a time, which ends where a run does.
     const int64_t most_made = std::min(tile, 2 * RUNS_MOST + 2 * RUN_LEAST);
 
     // Which outputs are made: [first, stop) of a row.
@@ -55,7 +56,8 @@ struct WindowPooling {
         int64_t stop;
         char *out;
     };
-    // The rows that they read: so many, from position `low` on, of values or of elements.
+    // The rows that a tile reads, from position `low` on: elements, or values if they are combined
+    // (`are_shared`).
     struct Read {
         Row *rows;
         int64_t count;
@@ -124,15 +126,15 @@ struct WindowPooling {
                 finish(t.plane, t.od, t.oh, o * channels, (next - o) * channels, results, out);
         }
     }
-    // The rows that windows read, or what they share of them, combined.
+    // Finds the rows that windows read, and combines what they share of them.
     Read read_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
         const int64_t count =
             find_rows(op, p, input, t.plane, windows.at(0, t.od), m.height, 0, rows);
         const int64_t first_new =
             d.outputs == 1 ? std::max<int64_t>(0, m.height.count - h.stride) : 0;
-        // What the next rows of windows read first: 20/20 on 60x60 takes 0.64 of the time, 32/32 on
-        // 256x256 0.8.
+        // Reads ahead what the next row of windows reads first: 20/20 on 60x60 takes 0.64 of the
+        // time, 32/32 on 256x256 0.8.
         const int64_t row_step = w.size * position;
         if (channels == 1 && count > 1 && h.window > 0)
             prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
@@ -149,7 +151,7 @@ struct WindowPooling {
         rows[0] = {m.staged.data(), 0};
         return {rows, 1, reach.begin, true, pitch, m.staged.data() + m.staged.size(), first_new};
     }
-    // Of channels: the elements of each window in turn.
+    // Many channels: combines the elements of one window after the other.
     void combine_windows(const Read &read, Memory &m, char *results, char *out) const {
         Row *const taps = m.taps.data();
         int64_t count = 0;

@@ -37,8 +37,8 @@ def _filled(
     numbers: Tensor | None = None,
     *more: int | None,
 ) -> Tensor:
-    """``output`` with what a function of the library computes from ``source``, the ``numbers`` of
-    winners and more.
+    """Calls a function of the library, which computes ``output`` from ``source``, the ``numbers``
+    of winners and more arguments; returns the output.
     """
     if plan.is_empty:
         return output.zero_()

@@ -75,11 +75,11 @@ def planned(
 ) -> Plan:
     """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
 
-    The windows read that tensor, or they gave it where the ``spatial_sizes`` of what they read are
-    given. Output sizes in place of a window stand for bins, or for positions in planes. An average
-    counts padding and has a divisor. Winners, taps or positions are numbers of a data type, a
-    window's tap numbers without one, and count as told. Without a memory format it is the one that
-    PyTorch suggests for results computed from the tensor.
+    ``window``: what pools; or the output sizes of bins, or of positions in planes. ``counted``: of
+    averages whether padding counts, and the divisor. ``spatial_sizes``: of what the windows read,
+    where the tensor is what they give; None where they read the tensor. ``numbered``: the data type
+    of winners, taps or positions, None for the one that holds the window's taps, and what they
+    count. ``memory_format``: of the results, None for the one that PyTorch suggests.
     """
     given = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     memory_format = memory_format or operands.suggested_memory_format(given)
@@ -144,9 +144,7 @@ def _axes_of(
 
 
 def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
-    """An axis of bins, for which a window of 0 stands; averages of bins of one size are those of a
-    window.
-    """
+    """An axis of bins, whose window is 0. Averages of bins of one size are those of a window."""
     step, rest = divmod(size, max(1, count))
     if not are_averaged:
         return size, count, 0, max(1, step), 0, 1
@@ -154,8 +152,8 @@ def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
 
 
 def _join_rows(axes: list[_Axis], ends: list[int]) -> None:
-    """A window over whole rows is one along the axis before, whose elements are rows: taps keep
-    their numbers.
+    """Joins the last two axes while windows take whole rows: such a window is one along the axis
+    before, whose elements are rows. Taps keep their numbers.
     """
     while len(axes) > 1:
         rows, outputs, row_taps, stride, row_padding, row_dilation = axes[-2]
@@ -184,8 +182,8 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
 
 
 def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, int]:
-    """How many planes there are where those that windows tile are one, and what winners are then:
-    where there are many small planes maxima take a tenth of the time.
+    """Joins planes that windows tile into one plane. Returns how many planes there are, and how
+    winners are numbered then. Maxima of many small planes take a tenth of the time.
     """
     size, count, taps, stride, padding, dilation = axes[0]
     is_tiled = 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
@@ -199,7 +197,7 @@ def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, i
 
 
 def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """The strides of a new tensor: one that is made from strides takes half the time."""
+    """The strides of a new tensor. To make a tensor of sizes and strides takes half the time."""
     return torch.empty(
         sizes, dtype=torch.uint8, device="meta", memory_format=memory_format
     ).stride()
@@ -232,8 +230,8 @@ _remembered = functools.lru_cache(maxsize=256)(_quantization)
 def _vector(
     parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]
 ) -> tuple[int, int, Any]:
-    """A scale or zero point, one for all channels or one each: where its entries are, how many, and
-    what holds them.
+    """One scale or zero point for all channels, or one for each: where its entries are, how many
+    there are, and what holds them.
     """
     if isinstance(parameter, Tensor):
         entries = parameter.to(dtype).contiguous()

@@ -102,7 +102,7 @@ def _compile(
         for kind in kinds
     ]
     by_name = dict(constants)
-    # Contraction is said aloud because Triton's default is about to change, and 3.9 warns of that.
+    # Fused multiply-adds are asked for: Triton's default is about to change, and 3.9 warns of it.
     options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
     # Numbers in a tuple are specialised where they are 1 or a multiple of 16: these are neither.
     stand_ins = {"i32": 2**30 + 1, "i64": 2**40 + 1}
@@ -125,7 +125,7 @@ def _in_turn(
         workspaces = [
             torch.empty(step.results, dtype=dtype, device=sources[0].device) for dtype in between
         ]
-        # Without numbers what would hold them is given, but not touched.
+        # A kernel that makes no numbers gets other memory in their place and does not touch it.
         workspaces += workspaces[:1] * (len(sources) - len(between))
         launch(step, *sources, *workspaces, *rest)
         sources = workspaces
