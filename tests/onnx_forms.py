@@ -120,6 +120,99 @@ def maxima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Fo
         yield Form(f"maximum, {index_dtype} of the tensor, {padding}", function, **given)
 
 
+def minima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Form]:
+    """Maxima in the opposite order: one window of each kind, as the nodes between are theirs."""
+    given = _inputs(rank, make)
+    for name in ("plain", "same", "ceil", "windows in padding", "dilated"):
+        for indices in (False, True):
+            layer = _layer("MinPool", rank)(**windows(rank)[name], return_indices=indices)
+            yield Form(f"minimum, indices {indices}, {name}", layer, **given)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16):
+        given = _inputs(rank, samples.ties, dtype=dtype)
+        for indices in (False, True):
+            layer = _layer("MinPool", rank)(**windows(rank)["same"], return_indices=indices)
+            yield Form(f"minimum, indices {indices}, {dtype}", layer, **given)
+    for name, size in {"one": 1, "uneven": 3}.items():
+        given = _inputs(rank, make)
+        larger = {} if name == "one" else {"larger": None}
+        for indices in (False, True):
+            layer = _layer("AdaptiveMinPool", rank)(size, return_indices=indices)
+            yield Form(f"adaptive minimum, indices {indices}, {name}", layer, **{**given, **larger})
+
+
+def bools(rank: int) -> Iterator[Form]:
+    """Maxima and minima of bools, which runtimes pool as bytes."""
+    given = _inputs(rank, samples.normal)
+    layers = {
+        f"{kind}, indices {indices}, {name}": _layer(f"{kind}Pool", rank)(
+            **windows(rank)[name], return_indices=indices
+        )
+        for kind in ("Max", "Min")
+        for name in ("plain", "same", "windows in padding")
+        for indices in (False, True)
+    }
+    for kind in ("Max", "Min"):
+        layers[f"{kind}, whole"] = _layer(f"Adaptive{kind}Pool", rank)(1)
+    for name, layer in layers.items():
+        yield Form(f"bool, {name}", lambda x, layer=layer: layer(x > 0.5), **given)
+
+
+def _masked(layer: Any, per_sample: bool, input: Tensor) -> Any:
+    """A layer's result under a mask, some of whose windows have no element."""
+    return layer(input, mask=(input[:, :1] if per_sample else input) > 0)
+
+
+def _masked_above(layer: Any, per_sample: bool, input: Tensor) -> Any:
+    """Maxima likewise, without what a runtime may make of -inf or inf."""
+    values, *indices = samples.listed(_masked(layer, per_sample, input))
+    return [values.clamp(-100, 100), *indices]
+
+
+def masked(rank: int, is_exact: bool = False) -> Iterator[Form]:
+    given = _inputs(rank, samples.normal)
+    maximum = _masked if is_exact else _masked_above
+    for number, (name, window) in enumerate(windows(rank).items()):
+        per_sample = number % 2 == 1
+        where = f"{'sample' if per_sample else 'element'}, {name}"
+        for kind in ("Max", "Min"):
+            for indices in (False, True):
+                layer = _layer(f"{kind}Pool", rank)(**window, return_indices=indices)
+                function = functools.partial(maximum, layer, per_sample)
+                yield Form(f"masked {kind}, indices {indices}, per {where}", function, **given)
+        if is_exact:
+            continue
+        floats: Any = {**given, "bound": "close", "is_refused_before_19": "dilation" in window}
+        layers = {
+            "average": _layer("AvgPool", rank)(**window, count_include_pad=False),
+            "average, counted": _layer("AvgPool", rank)(**window),
+            "average, divisor": _layer("AvgPool", rank)(**window, divisor_override=3),
+        }
+        for kind, layer in layers.items():
+            yield Form(
+                f"masked {kind}, per {where}",
+                functools.partial(_masked, layer, per_sample),
+                **floats,
+            )
+        norm = functools.partial(_masked, _layer("LPPool", rank)(2, **window), per_sample)
+        yield Form(f"masked norm, per {where}", norm, **given, bound="close")
+    for size in (1, 3):
+        larger = {} if size == 1 else {"larger": None}
+        for per_sample in (False, True):
+            name = f"to {size}, per {'sample' if per_sample else 'element'}"
+            for indices in (False, True):
+                layer = _layer("AdaptiveMaxPool", rank)(size, return_indices=indices)
+                function = functools.partial(maximum, layer, per_sample)
+                yield Form(
+                    f"masked maximum, indices {indices}, {name}", function, **{**given, **larger}
+                )
+            if not is_exact:
+                layer = _layer("AdaptiveAvgPool", rank)(size)
+                function = functools.partial(_masked, layer, per_sample)
+                yield Form(
+                    f"masked average, {name}", function, **{**given, **larger}, bound="close"
+                )
+
+
 def types(rank: int) -> Iterator[Form]:
     window = windows(rank)["same"]
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16):
@@ -245,12 +338,22 @@ def unpooling(rank: int) -> Iterator[Form]:
     yield Form("unpooling, several alike", _one_after_another, **ties)
 
 
-def forms(rank: int, exact: bool) -> list[Form]:
-    """All of so many spatial dimensions; with ``exact`` what is exported otherwise then."""
+def first_half(rank: int, exact: bool) -> list[Form]:
+    """Everything but what `second_half` has; with ``exact`` what is exported otherwise then."""
     if exact:
         return [*maxima(rank, samples.special), *quantized(rank, "equal"), *unpooling(rank)]
     families = (averages, maxima, types, whole_planes, quantized, unpooling)
     return [form for family in families for form in family(rank)]
+
+
+def second_half(rank: int, exact: bool) -> list[Form]:
+    """Minima, bools and masks, which are made of the others."""
+    if exact:
+        return [*minima(rank, samples.special), *masked(rank, is_exact=True)]
+    return [form for family in (minima, bools, masked) for form in family(rank)]
+
+
+HALVES = {"maxima and averages": first_half, "minima and masks": second_half}
 
 
 class Shared(torch.nn.Module):

@@ -1,9 +1,9 @@
 """Runs ONNX models in the ONNX Runtime that PYTHONPATH names: python onnx_runner.py FOLDER.
 
-FOLDER has models, ``name.anything.onnx``, and their inputs, ``name.number.npz``: arrays by the
-names of inputs. What comes out is left in ``results-version.pickle``: by model and whether it is
-optimized the outputs for each file of inputs, or the text of an error. Only numpy is needed
-besides.
+FOLDER has models, ``name.anything.onnx`` or ``name-part.anything.onnx``, and their inputs,
+``name.number.npz``: arrays by the names of inputs. What comes out is left in
+``results-version.pickle``: by model and whether it is optimized the outputs for each file of
+inputs, or the text of an error. Only numpy is needed besides.
 """
 
 import pickle
@@ -26,7 +26,8 @@ def run(path: Path, is_optimized: bool) -> dict[str, Any]:
     )
     session = onnxruntime.InferenceSession(str(path), settings, ["CPUExecutionProvider"])
     names, results = [input.name for input in session.get_inputs()], {}
-    for file in sorted(path.parent.glob(f"{path.name.split('.')[0]}.*.npz")):
+    whole = path.name.split(".")[0].split("-")[0]
+    for file in sorted(path.parent.glob(f"{whole}.*.npz")):
         with np.load(file) as arrays:
             feed = {name: arrays[name] for name in names}
         results[file.name] = session.run(None, feed)

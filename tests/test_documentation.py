@@ -312,6 +312,7 @@ SAID = {
     "digits.py": "all 276 losses are equal bit for bit",
     "dilated_average.py": r"noise: 20.0 dB before, 29..",
     "int8_inference.py": r"\n0 of \d+ averages differ from exact fractions",
+    "quantized_export.py": r"8 bits, pools of integers +9\d\.\d%|this example needs torchao",
     "large_volume.py": "2097152 windows: 0 differ, their gradients add up to 2097152",
 }
 

@@ -31,6 +31,7 @@ from torch_dmlpool.nn.layers import (
     MinPool2d,
     MinPool3d,
 )
+from torch_dmlpool.nn.quantizers import pooling_quantizer
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -61,6 +62,7 @@ __all__ = [
     "convert",
     "functional",
     "integer_pooling",
+    "pooling_quantizer",
     "quantized",
     "rerouted",
 ]

@@ -43,6 +43,7 @@ _AVERAGES = {
     },
     "aten::mean": (1, 2, 3),  # what an adaptive pool to one element is decomposed to
     "dmlpool::average_pooling": (1, 2, 3),
+    "dmlpool::adaptive_average_pooling": (1, 2, 3),
 }
 """The averages that are recognised, and over how many spatial dimensions."""
 _MAXIMA = {
@@ -322,8 +323,9 @@ def _window(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> tuple[Any
         return None
     if name == "dmlpool::average_pooling":
         return tuple(arguments.values())[1:8]
-    if name == "aten::mean" or name.startswith("aten::adaptive"):
-        outputs = tuple(arguments.get("output_size", [1] * rank))
+    if name == "aten::mean" or "adaptive" in name:
+        asked = arguments.get("output_size", arguments.get("output_sizes", [1] * rank))
+        outputs = tuple(cast(Any, asked))
         if name == "aten::mean" and not _is_over_all(arguments, rank):
             return None
         if all(type(size) is int for size in (*sizes, *outputs)):

@@ -25,7 +25,7 @@ from torch_dmlpool.ops import (
     max_unpooling,
     registration,
 )
-from torch_dmlpool.ops.min_pooling import as_bytes
+from torch_dmlpool.ops.min_pooling import as_bools, as_bytes
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
@@ -130,7 +130,7 @@ def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
     values, places = pool(kept(input.detach() if is_chosen_again else input, mask, True))
     any_there, first_there = pool(as_bytes(_over_planes(mask, input)))
     places = torch.where(reference.is_lowest(values), first_there, places)
-    return _Winners(values, places, any_there != 0)
+    return _Winners(values, places, as_bools(any_there))
 
 
 def _is_chosen_again(input: Tensor) -> bool:

@@ -25,7 +25,7 @@ def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The maxima of ``input``, bools too, by a ``pool`` that takes those of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
-    return _with_values(_as_bools, pool(as_bytes(input)))
+    return _with_values(as_bools, pool(as_bytes(input)))
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
@@ -41,7 +41,7 @@ def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
     return change(values), indices
 
 
-def _as_bools(values: Tensor) -> Tensor:
+def as_bools(values: Tensor) -> Tensor:
     return values.view(torch.bool) if registration.is_bare(values) else values.to(torch.bool)
 
 

@@ -1,0 +1,237 @@
+"""pooling_quantizer: quantizers see this package's pools as torch.nn's; and what torchao's make of
+them, where it is installed."""
+
+import importlib.util
+import warnings
+from types import ModuleType
+from typing import Any
+
+import cases
+import pytest
+import torch
+import torch.ao.quantization.fx._decomposed
+from torch import Tensor, fx
+from torch.export import Dim, ExportedProgram, export
+from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool.nn import integer_pooling, pooling_quantizer
+
+aten = torch.ops.aten
+ANNOTATION = "quantization_annotation"
+
+
+class Quantizer:
+    """Annotates what it knows, by the operator and by the layer that a node comes from."""
+
+    OPERATORS = (
+        aten.max_pool2d.default,
+        aten.avg_pool2d.default,
+        aten.adaptive_avg_pool2d.default,
+    )
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.adaptive: list[Any] = []
+
+    def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+        for node in model.graph.nodes:
+            if node.target in self.OPERATORS:
+                node.meta[ANNOTATION] = node.target
+                self.seen.append(node.target)
+        found = get_source_partitions(model.graph, [torch.nn.AdaptiveAvgPool2d])
+        self.adaptive += [
+            partition.output_nodes[0].target for each in found.values() for partition in each
+        ]
+        return model
+
+
+class Network(torch.nn.Module):
+    """Every kind of pool that quantizers know."""
+
+    def __init__(self, pools: ModuleType) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        widths = ((3, 8), (8, 8), (8, 8))
+        self.convolutions = torch.nn.ModuleList(
+            [torch.nn.Conv2d(*each, 3, padding=1) for each in widths]
+        )
+        # Quantizers look for layers: a call of relu() would be none.
+        self.activations = torch.nn.ModuleList([torch.nn.ReLU() for _ in widths])
+        self.normalized = torch.nn.BatchNorm2d(8)
+        self.first, self.second = pools.MaxPool2d(3, 2, 1), pools.AvgPool2d(2)
+        self.third, self.last = pools.MaxPool2d(2), pools.AdaptiveAvgPool2d(1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        one, two, three = self.convolutions
+        first, second, third = self.activations
+        features = self.first(first(self.normalized(one(input))))
+        features = self.second(second(two(features)))
+        return self.last(self.third(self.third(third(three(features))))).flatten(1)
+
+
+EXAMPLE = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def seen(pools: ModuleType) -> tuple[Quantizer, fx.GraphModule]:
+    module = export(Network(pools).eval(), (EXAMPLE,)).module()
+    quantizer = Quantizer()
+    pooling_quantizer(quantizer).annotate(module)
+    return quantizer, module
+
+
+def test_a_quantizer_sees_what_it_sees_of_pytorchs_layers() -> None:
+    ours, module = seen(dmlpool.nn)
+    theirs, _ = seen(torch.nn)
+    assert len(theirs.seen) == 5
+    assert ours.seen == theirs.seen
+    assert ours.adaptive == theirs.adaptive == [aten.adaptive_avg_pool2d.default]
+    annotated = [node for node in module.graph.nodes if ANNOTATION in node.meta]
+    operators = torch.ops.dmlpool
+    average, maximum = operators.average_pooling.default, operators.max_pooling.default
+    assert [node.target for node in annotated] == [maximum, average, maximum, maximum, average]
+    assert not [node for node in annotated if "source_fn_stack" in node.meta]
+    torch.testing.assert_close(module(EXAMPLE), Network(torch.nn).eval()(EXAMPLE))
+
+
+POOLS: dict[str, tuple[Any, tuple[int, ...], Any]] = {
+    "one dimension": (dmlpool.nn.AvgPool1d(2), (2, 3, 8), aten.avg_pool2d.default),
+    "three dimensions": (dmlpool.nn.MaxPool3d(2), (2, 3, 4, 4, 4), aten.max_pool2d.default),
+    "uneven bins": (
+        dmlpool.nn.AdaptiveAvgPool2d(3),
+        (2, 3, 8, 8),
+        aten.adaptive_avg_pool2d.default,
+    ),
+    "indices": (dmlpool.nn.MaxPool2d(2, return_indices=True), (2, 3, 8, 8), None),
+    "a norm": (dmlpool.nn.LPPool2d(2, 2), (2, 3, 8, 8), None),
+    "minima": (dmlpool.nn.MinPool2d(2), (2, 3, 8, 8), aten.max_pool2d.default),
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_other_pools_are_seen_as(pool: str) -> None:
+    layer, sizes, target = POOLS[pool]
+    module = export(layer, (torch.rand(sizes),)).module()
+    quantizer = Quantizer()
+    pooling_quantizer(quantizer).annotate(module)
+    assert quantizer.seen == ([] if target is None else [target])
+
+
+def test_the_quantizer_that_is_given_stays_as_it_is() -> None:
+    quantizer = Quantizer()
+    pooling_quantizer(quantizer)
+    module = export(Network(dmlpool.nn).eval(), (EXAMPLE,)).module()
+    quantizer.annotate(module)
+    assert quantizer.seen == []
+
+
+def test_an_error_leaves_the_graph_as_it_was() -> None:
+    class Failing(Quantizer):
+        def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+            super().annotate(model)
+            raise RuntimeError("no")
+
+    module = export(Network(dmlpool.nn).eval(), (EXAMPLE,)).module()
+    before = [node.target for node in module.graph.nodes]
+    with pytest.raises(RuntimeError, match="no"):
+        pooling_quantizer(Failing()).annotate(module)
+    assert [node.target for node in module.graph.nodes] == before
+    assert not [node for node in module.graph.nodes if "source_fn_stack" in node.meta]
+
+
+@pytest.mark.parametrize("value", [None, "x86", torch.nn.MaxPool2d(2), Quantizer.annotate])
+def test_not_a_quantizer(value: Any) -> None:
+    with pytest.raises(TypeError, match="quantizer must be a quantizer of torchao"):
+        pooling_quantizer(value)
+
+
+operators = torch.ops.quantized_decomposed
+NUMBERS = 0.5, 3, 0, 255, torch.uint8
+
+
+@pytest.mark.parametrize(("size", "text"), [(3, "left"), (1, "replaced by"), (4, "replaced by")])
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+def test_adaptive_layers_between_quantized_tensors(size: int, text: str, is_dynamic: bool) -> None:
+    """As quantizers leave them: they are replaced or left with a reason."""
+    pool = dmlpool.nn.AdaptiveAvgPool2d(size)
+
+    class Pattern(torch.nn.Module):
+        def forward(self, integers: Tensor) -> Tensor:
+            real = operators.dequantize_per_tensor(integers, *NUMBERS)
+            return operators.quantize_per_tensor(pool(real), *NUMBERS)
+
+    integers = torch.arange(128, dtype=torch.uint8).reshape(1, 2, 8, 8)
+    sizes = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC} if is_dynamic else None
+    program = export(Pattern(), (integers,), dynamic_shapes=(sizes,) if sizes else None)
+    report: dict[str, str] = {}
+    pooled = integer_pooling(program, report).module()(integers)
+    (said,) = report.values()
+    assert said.startswith("left" if is_dynamic and size == 4 else text)
+    assert (pooled.int() - program.module()(integers).int()).abs().max() <= 1
+
+
+has_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
+)
+
+
+def quantizer_of(kind: str, is_qat: bool) -> Any:
+    if kind == "X86":
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        settings = x86.get_default_x86_inductor_quantization_config(is_qat=is_qat)
+        return x86.X86InductorQuantizer().set_global(settings)
+    from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
+
+    settings = xnnpack.get_symmetric_quantization_config(is_qat=is_qat)
+    return xnnpack.XNNPACKQuantizer().set_global(settings)
+
+
+def quantized(pools: ModuleType, kind: str, is_qat: bool) -> ExportedProgram:
+    """The network as torchao quantizes it, after three steps of training or one calibration."""
+    from torchao.quantization import pt2e
+    from torchao.quantization.pt2e import quantize_pt2e
+
+    model = Network(pools).train(is_qat)
+    exported = export(model, (EXAMPLE,)).module()
+    prepare = quantize_pt2e.prepare_qat_pt2e if is_qat else quantize_pt2e.prepare_pt2e
+    prepared = prepare(exported, pooling_quantizer(quantizer_of(kind, is_qat)))
+    if is_qat:
+        optimizer = torch.optim.SGD(prepared.parameters(), 0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            prepared(EXAMPLE).square().sum().backward()
+            optimizer.step()
+        pt2e.move_exported_model_to_eval(prepared)
+    with torch.no_grad():
+        prepared(EXAMPLE)
+        return export(quantize_pt2e.convert_pt2e(prepared), (EXAMPLE,))
+
+
+def step(program: ExportedProgram) -> float:
+    """The coarsest scale of what is quantized per tensor."""
+    return max(
+        node.args[1]
+        for node in program.graph.nodes
+        if "quantize_per_tensor" in str(node.target) and isinstance(node.args[1], float)
+    )
+
+
+@pytest.mark.slow
+@has_torchao
+@pytest.mark.parametrize("pools", [torch.nn, dmlpool.nn], ids=["torch.nn", "ours"])
+@cases.each("kind", ["X86", "XNNPACK"], ["X86"])
+@pytest.mark.parametrize("is_qat", [False, True], ids=["calibrated", "trained"])
+def test_torchao(kind: str, is_qat: bool, pools: ModuleType) -> None:
+    """Every pool that the quantizer annotates becomes one of integers, of both packages' layers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = quantized(pools, kind, is_qat)
+        report: dict[str, str] = {}
+        integers = integer_pooling(program, report)
+        before, after = program.module()(EXAMPLE), integers.module()(EXAMPLE)
+    assert len(report) == 5
+    assert all(text.startswith("replaced") for text in report.values()), report
+    assert before.std() > 0
+    # Averages may round to the other side, which convolutions pass on.
+    assert (before - after).abs().max() <= 2 * step(program)
