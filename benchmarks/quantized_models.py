@@ -160,16 +160,15 @@ def programs(name: str) -> tuple[ExportedProgram, ExportedProgram, dict[str, str
 
 
 def compiled(program: ExportedProgram, input: Tensor) -> Callable[[], Tensor]:
-    """A call of the compiled program."""
-    torch._dynamo.reset()
+    """A call of the compiled program, whose weights are frozen."""
+    torch._inductor.config.freezing = True
     module = torch.compile(program.module())
 
     def call() -> Tensor:
         with torch.no_grad():
             return module(input)
 
-    with torch._inductor.config.patch(freezing=True):
-        call()
+    call()
     return call
 
 
