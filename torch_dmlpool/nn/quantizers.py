@@ -64,10 +64,11 @@ def pooling_quantizer(quantizer: Any) -> Any:
 @contextlib.contextmanager
 def _under_names_of_pytorch(graph: fx.Graph) -> Iterator[None]:
     """Inside, pools of this package have the targets and origins of torch.nn's."""
-    pools = [(node, *_as_pytorch(node)) for node in graph.nodes if _as_pytorch(node)]
-    kept = [(node, node.target, node.meta.get(_SOURCES)) for node, *_ in pools]
+    shown = [(node, _as_pytorch(node)) for node in graph.nodes]
+    pools = [(node, names) for node, names in shown if names is not None]
+    kept = [(node, node.target, node.meta.get(_SOURCES)) for node, _ in pools]
     try:
-        for node, target, layer in pools:
+        for node, (target, layer) in pools:
             node.target, node.meta[_SOURCES] = target, [(node.name, layer)]
         yield
     finally:
