@@ -6,10 +6,13 @@
 #include <cstring>
 #include <memory>
 
+#include "choose.h"
 #include "counts.h"
+#include "disjoint.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
+#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -76,21 +79,35 @@ const RowOperations &sums_of() {
     static const Rows<Sum<Wide<U>, U>> operations({});
     return operations;
 }
+// Sums that are the same bits for any number of channels, as windows share no columns.
+template <class U>
+const RowOperations &sums_of_windows() {
+    static const auto operations = [] {
+        Rows<Sum<Wide<U>, U>> made({});
+        made.is_separable = false;
+        return made;
+    }();
+    return operations;
+}
 struct Kernels {
     const RowOperations &sums;
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
 };
+template <class U>
+Kernels kernels_for(bool are_turned) {
+    return {are_turned ? sums_of_windows<U>() : sums_of<U>(), divide<U>};
+}
 // Float data types by their numbers in backends/plans.py.
-Kernels kernels_of(int type) {
+Kernels kernels_of(int type, bool are_turned = false) {
     if (type == 0)
-        return {sums_of<float>(), divide<float>};
+        return kernels_for<float>(are_turned);
     if (type == 1)
-        return {sums_of<double>(), divide<double>};
+        return kernels_for<double>(are_turned);
     if (type == 2)
-        return {sums_of<Half>(), divide<Half>};
+        return kernels_for<Half>(are_turned);
     if (type == 3)
-        return {sums_of<BFloat16>(), divide<BFloat16>};
+        return kernels_for<BFloat16>(are_turned);
     refuse("averages of type", type);
 }
 
@@ -140,6 +157,7 @@ struct AverageGradient {
     const Geometry &g;
     const Kernels kernels;
     const Kernels of_shares;  // of what has been divided
+    const Strategy strategy;
     const char *const arriving;
     char *const gradient;
 
@@ -155,7 +173,7 @@ struct AverageGradient {
                      int64_t divisor, char *to) const {
         const Geometry adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
-        pool(op, by, shares, to, adjoint);
+        pool(op, by, shares, to, adjoint, strategy);
     }
     // One window over each plane, which gives each element the same.
     void repeat_planes() const {
@@ -178,6 +196,23 @@ struct AverageGradient {
                 }
             }
         });
+    }
+    void spread_shares() const {
+        const Divide by(g, value, element, kernels.divide);
+        const auto make_shares = [&](int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
+                                     char *to) {
+            const int64_t row = ((plane * p.d().outputs + d) * p.h().outputs + h) * p.output_row();
+            if (element == value)
+                return by(plane, d, h, i, count, arriving + (row + i) * element, to);
+            constexpr int64_t BLOCK = 1024;
+            double values[BLOCK];
+            for (int64_t at = 0; at < count; at += BLOCK) {
+                const int64_t n = std::min(BLOCK, count - at);
+                load(row + i + at, n, reinterpret_cast<char *>(values));
+                by(plane, d, h, i + at, n, values, to + at * element);
+            }
+        };
+        DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
     }
     // What arrives at the outputs of a part, divided.
     void divide_part(const Part &part, const Problem &q, char *shares) const {
@@ -212,6 +247,8 @@ struct AverageGradient {
     void run() const {
         if (g.are_planes())
             return repeat_planes();
+        if (strategy == AUTOMATIC && are_spread(p))
+            return spread_shares();
         if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
         std::unique_ptr<char[]> shares;
@@ -244,21 +281,36 @@ const RowOperations &float_sums(int type) {
 }
 
 void average_pooling(const Problem &p, const void *input, void *output) {
-    const Geometry g(p, false);
-    const Kernels kernels = kernels_of(int(p.type));
+    const bool is_turned = are_turned(p, Windows(p));
+    const Kernels kernels = kernels_of(int(p.type), is_turned);
     const int64_t element = kernels.sums.element_size;
     expect_all(output, p.planes * p.output_plane() * element);
+    const Problem q = is_turned ? turned_problem(p) : p;
+    const Geometry g(q, false);
     const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
-    pool(kernels.sums, finish, input, output, g);
+    if (!is_turned)
+        return pool(kernels.sums, finish, input, output, g);
+    turn_planes(
+        p.planes, q.channels, element, p.plane(), p.output_plane(), input, output,
+        [&](const void *from, void *to) { pool(kernels.sums, finish, from, to, g, WINDOWS); });
 }
 
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient) {
-    const Geometry g(p, false);
-    expect_all(gradient, p.planes * p.plane() * kernels_of(int(p.type)).sums.element_size);
     const int type = int(p.type);
-    AverageGradient{g, kernels_of(type), kernels_of(type == 1), static_cast<const char *>(arriving),
-                    static_cast<char *>(gradient)}
-        .run();
+    const int64_t element = kernels_of(type).sums.element_size;
+    expect_all(gradient, p.planes * p.plane() * element);
+    const bool is_turned = are_turned(p, adjoint_of(Windows(p)));
+    const Problem q = is_turned ? turned_problem(p) : p;
+    const Geometry g(q, false);
+    const auto run = [&](const void *from, void *to, Strategy strategy) {
+        AverageGradient{g,        kernels_of(type, is_turned),     kernels_of(type == 1, is_turned),
+                        strategy, static_cast<const char *>(from), static_cast<char *>(to)}
+            .run();
+    };
+    if (!is_turned)
+        return run(arriving, gradient, AUTOMATIC);
+    turn_planes(p.planes, q.channels, element, p.output_plane(), p.plane(), arriving, gradient,
+                [&](const void *from, void *to) { run(from, to, WINDOWS); });
 }
 
 }  // namespace dmlpool

@@ -14,6 +14,7 @@ enum Strategy : int64_t {
     ROWS,       // rows of outputs
     BOXES,      // blocks of rows that are pooled along one axis after the other
     WINDOWS,    // each window for itself
+    TURNED,     // each window for itself, of several small planes at once
 };
 
 // What the choice depends on.
@@ -27,6 +28,11 @@ struct Question {
 };
 
 Strategy choose(const Question &question);
+// Whether an average of a problem is served by TURNED, whose windows are these: its own, or those
+// seen from the input.
+bool are_turned(const Problem &p, const Windows &windows);
+// Whether windows share no element, so that the gradient of averages copies what arrives.
+bool are_spread(const Problem &p);
 bool can_serve(Strategy strategy, const Question &question);
 
 // For tests alone: every call that a strategy can serve is served by it, until AUTOMATIC is forced.

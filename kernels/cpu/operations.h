@@ -170,9 +170,11 @@ inline int64_t find_rows(const WindowOperations &op, const Problem &p, const cha
     return to - first;
 }
 
-// Makes all results of a problem by the strategy that `choose` says.
+enum Strategy : int64_t;
+
+// Makes all results of a problem by the strategy that is given, or by the one that `choose` says.
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
-          const Windows &windows);
+          const Windows &windows, Strategy strategy = Strategy());
 
 // The strategies, each in its file; choose.h has their plans.
 struct PlanePlan;

@@ -16,7 +16,7 @@ import pytest
 import samples
 import torch
 
-from torch_dmlpool.backends import cpu, library
+from torch_dmlpool.backends import cpu, library, reference
 from torch_dmlpool.window import Window
 
 pytestmark = [
@@ -25,12 +25,12 @@ pytestmark = [
         os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
     ),
 ]
-AUTOMATIC, PLANES, ROWS, BOXES, WINDOWS = range(5)
+AUTOMATIC, PLANES, ROWS, BOXES, WINDOWS, TURNED = range(6)
 """``Strategy`` in kernels/cpu/choose.h."""
 STRATEGIES = pytest.mark.parametrize(
     "strategy",
-    [PLANES, ROWS, BOXES, WINDOWS],
-    ids=["planes", "rows", "boxes", "windows"],
+    [PLANES, ROWS, BOXES, WINDOWS, TURNED],
+    ids=["planes", "rows", "boxes", "windows", "turned"],
 )
 
 
@@ -131,5 +131,113 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
         factor = 2 * (2 + window.taps.bit_length()) * 2.0**-24
         for one, other, bound in zip(chosen["sums"], found["sums"], chosen["bounds"], strict=True):
             assert bool(((one - other).abs() <= factor * bound * 1.01).all()), f"seed {seed}"
-    assert calls > len(seeds) or strategy == PLANES
+    assert calls > len(seeds) or strategy in (PLANES, TURNED)
     assert calls > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("sizes", "window", "stride", "padding"),
+    [
+        ((1, 3), 2, 1, 1),
+        ((4, 5), 2, 2, 0),
+        ((5, 12), 3, 2, 1),
+        ((8, 8), 5, 1, 2),
+        ((14, 14), 2, 3, 1),
+        ((2, 2, 4), (1, 1, 2), (1, 1, 2), 0),
+        ((4, 4, 4), 3, 1, 1),
+        ((300,), 2, 2, 0),
+    ],
+)
+def test_small_planes_by_themselves(
+    sizes: tuple[int, ...], window: Any, stride: Any, padding: int, dtype: torch.dtype
+) -> None:
+    """Averages and gradients of planes are the bits of each plane's own, and read nothing else."""
+    made = Window.directml(len(sizes), window, stride, padding, padding)
+    outputs = made.output_sizes(sizes)
+    for planes in (1, 16, 37):
+        image = samples.fenced(samples.normal(1, planes, *sizes).to(dtype))
+        arriving = samples.fenced(samples.normal(1, planes, *outputs).to(dtype))
+        for counted in ((False, None), (True, None), (False, -3)):
+            averages = cpu.average_pooling(image, made, *counted)
+            gradients = cpu.average_pooling_grad(arriving, sizes, made, *counted)
+            for k in range(planes):
+                alone = image[:, k : k + 1].clone()
+                found = cpu.average_pooling(alone, made, *counted)
+                assert torch.equal(found, averages[:, k : k + 1])
+                alone = arriving[:, k : k + 1].clone()
+                found = cpu.average_pooling_grad(alone, sizes, made, *counted)
+                assert torch.equal(found, gradients[:, k : k + 1])
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
+@pytest.mark.parametrize(
+    ("sizes", "window", "stride", "padding", "dilation"),
+    [
+        ((40, 50), 2, 2, 0, 1),
+        ((41, 51), 2, 2, 1, 1),
+        ((40, 50), 1, 2, 0, 1),
+        ((33, 47), (2, 3), (5, 4), (1, 2), (2, 1)),
+        ((9, 20, 21), (1, 2, 2), (1, 2, 3), 0, 1),
+        ((2, 9000), (1, 2), (3, 2), 0, 1),
+        ((40, 40), 7, 9, 6, 1),
+    ],
+)
+def test_gradients_of_windows_that_share_no_element(
+    sizes: tuple[int, ...],
+    window: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    dtype: torch.dtype,
+    is_last: bool,
+) -> None:
+    """What arrives is copied to the elements of its window: the bits that each strategy adds up."""
+    made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
+    arriving = samples.normal(2, 5, *made.output_sizes(sizes)).to(dtype)
+    arriving = samples.channels_last(arriving) if is_last else arriving
+    for counted in ((False, None), (True, None), (False, -3)):
+        found = cpu.average_pooling_grad(arriving, sizes, made, *counted)
+        with forced(WINDOWS):
+            assert torch.equal(found, cpu.average_pooling_grad(arriving, sizes, made, *counted))
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("sizes", "window", "stride"),
+    [
+        ((2, 2, 4), (1, 1, 2), (1, 1, 2)),
+        ((3, 5, 6), (1, 1, 1), (1, 1, 2)),
+        ((3, 4, 5), (1, 2, 1), (1, 2, 1)),
+        ((3, 4, 6), (2, 1, 3), (2, 1, 3)),
+        ((7, 5), 1, 1),
+        ((300, 600), (1, 2), (1, 2)),
+    ],
+)
+def test_rows_that_windows_tile_are_one_row(
+    sizes: tuple[int, ...], window: Any, stride: Any, is_last: bool
+) -> None:
+    """Maxima, their winners in every numbering, and gradients of both families, as plain PyTorch
+    computes them."""
+    made = Window.directml(len(sizes), window, stride)
+    image = samples.ties(2, 3, *sizes)
+    arriving = samples.normal(2, 3, *made.output_sizes(sizes))
+    if is_last:
+        image, arriving = samples.channels_last(image), samples.channels_last(arriving)
+    _, taps = found = cpu.max_pooling_with_taps(image, made)
+    calls = [
+        lambda backend: backend.max_pooling_with_taps(image, made),
+        lambda backend: backend.max_pooling_with_indices(image, made, torch.int64, True),
+        lambda backend: backend.max_pooling_with_indices(image, made, torch.int32, False),
+        lambda backend: backend.max_pooling_indices(taps, sizes, made, torch.int64, False),
+        lambda backend: backend.max_pooling_grad_from_taps(arriving, taps, sizes, made, is_last),
+        lambda backend: backend.average_pooling(image, made, False, None),
+        lambda backend: backend.average_pooling_grad(arriving, sizes, made, True, None),
+    ]
+    for call in calls:
+        ours, theirs = call(cpu), call(reference)
+        for one, other in zip(samples.listed(ours), samples.listed(theirs), strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
+    assert torch.equal(found[0], cpu.max_pooling(image, made))

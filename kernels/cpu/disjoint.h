@@ -1,0 +1,134 @@
+// The gradient of averages over windows that share no element: each element gets the share of its
+// window, or nothing.
+//
+//     shares    | 5 | 7 |                    one row of windows makes the rows of its elements: the
+//                 |   +-------+              first from the shares, the others are copies of it
+//     gradient  | 5   5 | 7   7 | 0 |
+//               | 5   5 | 7   7 | 0 |
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "geometry.h"
+#include "operations.h"
+#include "parallel.h"
+
+namespace dmlpool {
+namespace {
+
+// Elements of a row of shares that are made at once: they stay in the first-level cache.
+constexpr int64_t SHARES_AT_ONCE = 4096;
+
+// make_shares(plane, d, h, i, count, to) writes the shares of so many elements of a row of windows,
+// from element i on.
+template <class MakeShares>
+struct DisjointGradient {
+    const Problem &p;
+    const int64_t element;  // bytes
+    char *const gradient;
+    const MakeShares &make_shares;
+
+    const Windows seen = adjoint_of(Windows(p));
+    const int64_t position = p.channels * element;
+    const int64_t tile = std::clamp<int64_t>(SHARES_AT_ONCE / p.channels, 1, p.w().outputs);
+
+    // The positions of an axis from the first of window o on belong to it, and those before it to
+    // the first one.
+    static int64_t begin(const Axis &axis, int64_t o) {
+        return o == 0              ? 0
+               : o == axis.outputs ? axis.size
+                                   : std::clamp<int64_t>(axis.first(o), 0, axis.size);
+    }
+    void run() const {
+        const int64_t tiles = parts_of(p.w().outputs, tile);
+        const int64_t rows = p.planes * p.d().outputs * p.h().outputs;
+        const double cost = double(p.planes * p.plane()) / double(std::max<int64_t>(1, rows));
+        parallel(rows * tiles, cost / double(tiles), [&](int64_t first, int64_t last) {
+            std::vector<char> shares(tile * position);
+            Digits<4> digits(first, {tiles, p.h().outputs, p.d().outputs, p.planes});
+            for (int64_t number = first; number < last; ++number, ++digits) {
+                const int64_t column = digits[0] * tile;
+                const int64_t stop = std::min(column + tile, p.w().outputs);
+                make_shares(digits[3], digits[2], digits[1], column * p.channels,
+                            (stop - column) * p.channels, shares.data());
+                write_rows(digits[3], digits[2], digits[1], {column, stop}, shares.data());
+            }
+        });
+    }
+    // All rows of the gradient that belong to a row of windows, between those columns.
+    void write_rows(int64_t plane, int64_t od, int64_t oh, const Range &columns,
+                    const char *shares) const {
+        const Axis &d = p.d();
+        const Axis &h = p.h();
+        const int64_t from = begin(p.w(), columns.begin);
+        const int64_t to = begin(p.w(), columns.end);
+        const char *made = nullptr;
+        for (int64_t z = begin(d, od); z < begin(d, od + 1); ++z)
+            for (int64_t y = begin(h, oh); y < begin(h, oh + 1); ++y) {
+                const int64_t row = (plane * d.size + z) * h.size + y;
+                char *const out = gradient + (row * p.w().size + from) * position;
+                if (seen.at(0, z).count == 0 || seen.at(1, y).count == 0)
+                    std::memset(out, 0, (to - from) * position);
+                else if (made != nullptr)
+                    std::memcpy(out, made, (to - from) * position);
+                else {
+                    write_row({from, to}, columns, shares, out);
+                    made = out;
+                }
+            }
+    }
+    void write_row(const Range &positions, const Range &columns, const char *shares,
+                   char *out) const {
+        if (p.channels == 1)
+            return with_numbers(int(element), [&](auto bits) {
+                using E = decltype(bits);
+                write_elements(positions, columns, reinterpret_cast<const E *>(shares),
+                               reinterpret_cast<E *>(out));
+            });
+        for (int64_t x = positions.begin; x < positions.end; ++x, out += position) {
+            const Span span = seen.at(2, x);
+            if (span.count == 0)
+                std::memset(out, 0, position);
+            else
+                std::memcpy(out, shares + (span.begin - columns.begin) * position, position);
+        }
+    }
+    template <class E>
+    void write_elements(const Range &positions, const Range &columns, const E *__restrict shares,
+                        E *__restrict out) const {
+        const Axis &w = p.w();
+        const int64_t length = positions.end - positions.begin;
+        const Range whole = w.whole();
+        const int64_t first = std::clamp(whole.begin, columns.begin, columns.end);
+        const int64_t last = std::clamp(whole.end, first, columns.end);
+        const int64_t count = last - first;
+        E *const inside = out + (w.first(first) - positions.begin);
+        if (w.window != 2 || w.stride != 2)
+            std::fill_n(out, length, E(0));
+        else {
+            std::fill_n(out, count > 0 ? inside - out : length, E(0));
+            if (count > 0)
+                std::fill(inside + 2 * count, out + length, E(0));
+        }
+        const E *const from = shares + (first - columns.begin);
+        if (w.window == 2 && w.stride == 2)
+            for (int64_t k = 0; k < count; ++k)
+                inside[2 * k] = inside[2 * k + 1] = from[k];
+        else
+            for (int64_t k = 0; k < count; ++k)
+                for (int64_t tap = 0; tap < w.window; ++tap)
+                    inside[k * w.stride + tap * w.dilation] = from[k];
+        // Windows that reach past the row.
+        for (int64_t o = columns.begin; o < columns.end; ++o) {
+            if (o == first && count > 0)
+                o = last;
+            for (int64_t tap = w.low(o); o < columns.end && tap < w.high(o); ++tap)
+                out[w.first(o) + tap * w.dilation - positions.begin] = shares[o - columns.begin];
+        }
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool

@@ -1,0 +1,140 @@
+// Small planes turned: positions become rows of as many channels as there are planes in a block, so
+// that a vector holds one position of several planes.
+//
+//     planes   | a0 a1 a2 a3 |            | a0 b0 c0 |   position 0
+//              | b0 b1 b2 b3 |   turned   | a1 b1 c1 |   position 1    windows over channels make
+//              | c0 c1 c2 c3 |   ----->   | a2 b2 c2 |   position 2    results that are turned back
+//                                         | a3 b3 c3 |   position 3
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "parallel.h"
+#include "vectors.h"
+
+namespace dmlpool {
+namespace {
+
+// So many rows of as many elements: rows become columns. With every step squares of `step` elements
+// beside the diagonal change places.
+template <class E, int64_t n, int64_t step = n / 2>
+__attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) {
+    if constexpr (step > 0) {
+        const auto lanes = std::make_index_sequence<n>();
+        const auto upper = [](int64_t i) { return i & step ? n + i - step : i; };
+        const auto lower = [](int64_t i) { return i & step ? n + i : i + step; };
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < n; ++i) {
+            if (i & step)
+                continue;
+            const Vector<E, n> one = rows[i];
+            const Vector<E, n> other = rows[i + step];
+            rows[i] = shuffled<E, n>(one, other, upper, lanes);
+            rows[i + step] = shuffled<E, n>(one, other, lower, lanes);
+        }
+        turn_square<E, n, step / 2>(rows);
+    }
+}
+
+// Planes of `size` elements, and the same positions side by side: `channels` of them, of which the
+// first `planes` are used. Both are worked on in squares, the last of which begin inside those
+// before; squares of small planes hold positions of the next ones.
+template <class E>
+struct Turned {
+    static constexpr int64_t n = std::min<int64_t>(16, LANES<E>);
+    using Rows = Vector<E, n>[n];
+
+    const int64_t planes;
+    const int64_t size;
+    const int64_t channels;
+
+    int64_t last() const { return std::max<int64_t>(size - n, 0); }
+    // Nothing is read from `end` on.
+    void turn(const E *from, const E *end, E *to) const {
+        for (int64_t k = 0; k < planes; k += n)
+            for (int64_t x = 0; x < size; x += n) {
+                const int64_t at = std::min(x, last());
+                Rows rows;
+#pragma GCC unroll 16
+                for (int64_t j = 0; j < n; ++j) {
+                    const E *const row = from + std::min(k + j, planes - 1) * size + at;
+                    if (row + n <= end)
+                        rows[j] = read<Vector<E, n>>(row);
+                    else {
+                        rows[j] = Vector<E, n>{};
+                        std::memcpy(&rows[j], row, (end - row) * sizeof(E));
+                    }
+                }
+                turn_square<E, n>(rows);
+#pragma GCC unroll 16
+                for (int64_t j = 0; j < n; ++j)
+                    write(rows[j], to + (at + j) * channels + k);
+            }
+    }
+    // What is written after a plane is written again with the next one.
+    void turn_back(const E *from, E *to) const {
+        const E *const end = to + planes * size;
+        for (int64_t k = 0; k < planes; k += n)
+            for (int64_t x = 0; x < size; x += n) {
+                const int64_t at = std::min(x, last());
+                Rows rows;
+#pragma GCC unroll 16
+                for (int64_t j = 0; j < n; ++j)
+                    rows[j] = read<Vector<E, n>>(from + (at + j) * channels + k);
+                turn_square<E, n>(rows);
+                const int64_t count = std::min(n, planes - k);
+                for (int64_t j = 0; j < count; ++j) {
+                    E *const row = to + (k + j) * size + at;
+                    if (row + n <= end)
+                        write(rows[j], row);
+                    else
+                        std::memcpy(row, &rows[j], std::min(n, size - at) * sizeof(E));
+                }
+            }
+    }
+};
+
+// A block of planes has so many elements: it stays in the first-level cache, and what a window
+// costs beside its elements is shared by many planes.
+constexpr int64_t TURNED_ELEMENTS = 8192;
+
+// The problem of a block of planes.
+inline Problem turned_problem(const Problem &p) {
+    const int64_t size = std::max(p.plane(), p.output_plane());
+    const int64_t vectors = std::clamp<int64_t>(TURNED_ELEMENTS / size / 16, 1, 32);
+    Problem result = p;
+    result.planes = 1;
+    // An odd number of lines, so that a column of them fills all of a cache.
+    result.channels = std::min(vectors | 1, parts_of(p.planes, 16)) * 16;
+    return result;
+}
+
+// Calls work(from, to) for each block of planes, turned, of elements of so many bytes: planes of
+// `size` of them make planes of `results`.
+template <class Work>
+void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, int64_t results,
+                 const void *input, void *output, const Work &work) {
+    const int64_t blocks = parts_of(planes, channels);
+    parallel(blocks, 2. * double(channels * (size + results)), [&](int64_t begin, int64_t end) {
+        with_numbers(int(bytes), [&](auto bits) {
+            using E = decltype(bits);
+            constexpr int64_t n = Turned<E>::n;
+            const std::unique_ptr<E[]> from(new E[std::max(size, n) * channels]);
+            const std::unique_ptr<E[]> to(new E[std::max(results, n) * channels]);
+            const E *const elements = static_cast<const E *>(input);
+            for (int64_t block = begin; block < end; ++block) {
+                const int64_t first = block * channels;
+                const int64_t count = std::min(channels, planes - first);
+                Turned<E>{count, size, channels}.turn(elements + first * size,
+                                                      elements + planes * size, from.get());
+                work(from.get(), to.get());
+                Turned<E>{count, results, channels}.turn_back(
+                    to.get(), static_cast<E *>(output) + first * results);
+            }
+        });
+    });
+}
+
+}  // namespace
+}  // namespace dmlpool
