@@ -44,6 +44,10 @@ DATA_TYPES.update(
     zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
 )
 
+KEPT_OUTPUTS = 1 << 16
+"""``Columns::KEPT_MOST`` in kernels/cpu/numbers.h: of longer rows what winners need for each output
+is computed again for each row."""
+
 
 class Plan(NamedTuple):
     """A call to the library: the address of its struct, and how the tensors lie."""
@@ -90,6 +94,7 @@ def planned(
         _join_rows(axes, ends)
     samples, channels = shape[:2]
     planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
+    _join_tiled_rows(axes, ends, None if counted else KEPT_OUTPUTS // max(1, inner_channels))
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
         number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
@@ -167,6 +172,26 @@ def _join_rows(axes: list[_Axis], ends: list[int]) -> None:
         ends[-2:] = [ends[-2] * size]
 
 
+def _is_tiled(axis: _Axis) -> bool:
+    """Whether windows lie one after the other, each inside the input, up to its end."""
+    size, count, taps, stride, padding, dilation = axis
+    return 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
+
+
+def _join_tiled_rows(axes: list[_Axis], ends: list[int], most: int | None) -> None:
+    """Rows that windows of one row each tile are one row, of so many outputs at most: the gradient
+    of maxima of 2048x2x2x4 by 1x1x2 takes half the time, the maxima themselves a tenth.
+    """
+    while len(axes) > 1:
+        rows, row_outputs, row_taps, row_stride, row_padding, _ = axes[-2]
+        size, count, *rest = axes[-1]
+        is_one_row = (row_outputs, row_taps, row_stride, row_padding) == (rows, 1, 1, 0)
+        if not is_one_row or not _is_tiled(axes[-1]) or (most is not None and rows * count > most):
+            return
+        axes[-2:] = [(rows * size, rows * count, *rest)]  # type: ignore[list-item]
+        ends[-2:] = ends[-1:]
+
+
 def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
     """In which type elements are compared, where theirs has no room for the winners' numbers.
 
@@ -185,8 +210,8 @@ def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, i
     """Joins planes that windows tile into one plane. Returns how many planes there are, and how
     winners are numbered then. Maxima of many small planes take a tenth of the time.
     """
-    size, count, taps, stride, padding, dilation = axes[0]
-    is_tiled = 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
+    size, count, taps, stride, *_ = axes[0]
+    is_tiled = _is_tiled(axes[0])
     is_whole = len(axes) == count == 1
     if is_tiled and is_whole and numbering == POSITIONS:
         return planes, TAPS
