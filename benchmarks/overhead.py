@@ -1,5 +1,5 @@
 """Host time of a call to the Triton backend up to the driver, without a GPU: ``python -m
-benchmarks.overhead``.
+benchmarks.overhead``. With ``cpu``, that of small calls on the CPU, which ``small_calls`` measures.
 
 The kernels are compiled for sm_90 as ever and everything runs as it would in front of a GPU, on CPU
 tensors, but what would ask the driver to load or to launch a kernel does nothing: Triton's C
@@ -8,6 +8,7 @@ launcher and the driver are not in it.
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -99,4 +100,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["cpu"]:
+        from benchmarks import small_calls
+
+        small_calls.main()
+    else:
+        main()

@@ -1,6 +1,7 @@
 """`make bench` and `make gpu`: contestants compute the same, runs write what the documentation
 shows, limits hold."""
 
+import functools
 import importlib
 import json
 import os
@@ -18,7 +19,7 @@ import torch
 pytest.importorskip("rich")
 
 from benchmarks import __main__ as benchmark
-from benchmarks import calls, gpu, harness, load, masks, models, peers, report
+from benchmarks import calls, gpu, harness, load, masks, models, peers, report, small_calls
 from benchmarks.bound import Bound
 from benchmarks.results import Results
 from benchmarks.workloads import select
@@ -190,6 +191,27 @@ def test_calls_below_50_microseconds_have_differences_in_place_of_ratios() -> No
     (summary,) = calls.summaries(times)
     assert (summary["rows"], summary["mean"], len(summary["behind"])) == (2, pytest.approx(1), 1)
     assert (summary["over"], summary["most_over"]) == (pytest.approx(0.5), pytest.approx(3))
+
+
+def test_the_steps_of_a_small_call_are_measured_beside_an_empty_function(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        small_calls,
+        "microseconds",
+        functools.partial(small_calls.microseconds, repetitions=1, rounds=1),
+    )
+    before = torch.get_num_threads()
+    try:
+        small_calls.main()
+    finally:
+        torch.set_num_threads(before)
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("empty Function", *(f"{call}, ours" for call in small_calls.CALLS)):
+        (line,) = (line for line in lines if line.startswith(f"{name}  "))
+        forward, recorded, both = map(float, line.split()[-3:])
+        assert min(forward, recorded, both) > 0
+    assert len(lines) == 3 + 2 + 2 * len(small_calls.CALLS) + len(small_calls.steps())
 
 
 def test_the_calls_in_the_documentation_are_those_measured() -> None:
