@@ -213,6 +213,8 @@ def markdown(results: dict[str, Any]) -> str:
     table = [titles, ["---"] * 2 + ["---:"] * (len(titles) - 2), *cells]
     place = f"{known['machine']['processor']}, {known['machine']['cpu_capability']}"
     conditions = f"{place}; PyTorch {known['versions']['torch']}; {known['date'][:10]}"
+    if known["sample"] > 1:
+        conditions += f"; one call of the table in {known['sample']}"
     listed = [
         f"| {name} | {aten * 1e6:.0f} µs | {ours * 1e6:.0f} µs | {ratio:.2f}x |"
         for each in results["summaries"]
