@@ -70,12 +70,10 @@ def main() -> None:
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 answer = f"{type(error).__name__}: {error}".partition("\n")[0]
             print(f"  {name:15}{answer[:100]}")
-    line = next(
-        line
-        for line in str(torch.use_deterministic_algorithms.__doc__).splitlines()
-        if "AvgPool3d" in line
+    print(
+        "\ndeterministic gradients on CUDA: PyTorch raises for AvgPool3d and others under "
+        "torch.use_deterministic_algorithms(True), torch_dmlpool for none"
     )
-    print(f"\ndeterministic gradients: PyTorch raises for {line.strip('* ')}; here always")
     print(
         "gradient without indices: "
         f"{dmlpool.max_pooling_grad(image, image[..., ::2, ::2], 2, 2).sum():.0f}"

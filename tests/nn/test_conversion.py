@@ -257,7 +257,7 @@ EFFECTS = {
     "training keeps 1 byte per output, not 8 and the input": torch.nn.MaxPool2d(15),
     "training keeps 2 bytes per output, not 8 and the input": torch.nn.MaxPool2d(16),
     "training keeps at most 4 bytes per output, not 8 and the input": torch.nn.AdaptiveMaxPool1d(1),
-    "training keeps sizes alone, not the input": torch.nn.AvgPool3d(2),
+    "saves no tensor for backward": torch.nn.AvgPool3d(2),
     "no difference": torch.nn.AdaptiveAvgPool2d((1, 1)),
     "where a norm is 0, its gradient is 0 and not NaN": torch.nn.LPPool1d(2, 2),
     "the same result run after run, on a GPU too": torch.nn.MaxUnpool2d(2),

@@ -269,7 +269,7 @@ def _effect(layer: Any) -> str:
         "AdaptiveMaxPool": "training keeps at most 4 bytes per output, not 8 and the input",
         "LPPool": "where a norm is 0, its gradient is 0 and not NaN",
         "MaxUnpool": "the same result run after run, on a GPU too",
-    }.get(family, "training keeps sizes alone, not the input")
+    }.get(family, "saves no tensor for backward")
 
 
 def _why_left(module: Module, original: str) -> str | None:
