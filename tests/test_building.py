@@ -190,8 +190,13 @@ def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python: Python, tmp_
     shutil.copytree(here / "torch_dmlpool", wheel / "torch_dmlpool")
     shutil.rmtree(wheel / "torch_dmlpool" / "kernels")
     shutil.copytree(here / "kernels", wheel / "torch_dmlpool" / "kernels")
-    # An editable install of this checkout would be found as well.
-    program = f"import sys; sys.path[:] = [p for p in sys.path if p != {str(ROOT)!r}]\n{SERVED}"
+    # What else is installed would be found as well: this checkout or another wheel.
+    program = (
+        "import os, sys\n"
+        f"own = ('', {str(here)!r}, {str(wheel)!r})\n"
+        "others = [p for p in sys.path if os.path.isdir(os.path.join(p, 'torch_dmlpool'))]\n"
+        "sys.path[:] = [p for p in sys.path if p in own or p not in others]\n"
+    ) + SERVED
     environment = {**os.environ, "PYTHONPATH": str(wheel), "PYTHONWARNINGS": "ignore"}
     imported = str(here / "torch_dmlpool" / "__init__.py")
     for backend in ("reference", "cpu"):

@@ -60,8 +60,8 @@ def main() -> int:
     install(system, folder, wheels[-1])
     command, environment = system.command(folder)
     environment = {**os.environ, **environment}
-    served, ended = output_of([*command, "-c", SERVED], environment, 600, folder)
-    print(served)
+    served, ended = output_of([*command, "-c", SERVED], environment, options.seconds, folder)
+    print(f"{ended}{served}", flush=True)
     if ended or "is served by" not in served:
         return 1
     failed = 0
