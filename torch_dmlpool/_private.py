@@ -13,6 +13,9 @@ import torch
 from torch import _VF as _VF
 from torch import Tensor
 
+# whether a tensor is a wrapper of functionalization, which has no memory
+from torch import _is_functional_tensor as _is_functional_tensor
+
 # whether torch.func or vmap is at work, and has to see an operator
 from torch._C import _are_functorch_transforms_active as _are_functorch_transforms_active
 
@@ -71,6 +74,9 @@ from torch.nn.modules.pooling import _MaxPoolNd as _MaxPoolNd
 
 # unpooling, which convert looks for
 from torch.nn.modules.pooling import _MaxUnpoolNd as _MaxUnpoolNd
+
+# whether a tensor is made of zeros that PyTorch has not written
+_is_zerotensor = Tensor._is_zerotensor
 
 _CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
 """Read where they are needed; here they are missed when PyTorch has them no more."""

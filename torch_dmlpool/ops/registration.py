@@ -25,7 +25,9 @@ from torch_dmlpool._private import (
     _AutoDispatchBelowAutograd,
     _dispatch_tls_local_include_set,
     _has_storage,
+    _is_functional_tensor,
     _is_tracing,
+    _is_zerotensor,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
     _set_fwd_grad_enabled,
@@ -367,9 +369,11 @@ def is_bare(*tensors: Tensor) -> bool:
             _require_rules(kind)
             return False
         # A wrapper that has outlived its transform, a negated view, and elements without memory.
-        if not _has_storage(tensor) or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_meta:
+        if not _has_storage(tensor) or tensor.is_neg() or _is_zerotensor(tensor) or tensor.is_meta:
             return False
         if not tensor.data_ptr() and tensor.numel() > 0:
+            if _is_functional_tensor(tensor):
+                return False
             raise RuntimeError(
                 f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
             )
