@@ -198,6 +198,7 @@ def models(image: Tensor) -> None:
         assert Model()(image).shape == (1, 2, 4, 4)
     program = torch.export.export(Model(), (image,))
     assert_type(dmlpool.nn.integer_pooling(program), torch.export.ExportedProgram)
+    assert callable(dmlpool.nn.pooling_quantizer)
     assert len(onnx.translations()) > 9
     assert len(decompositions()) > 9
     assert distributed.__name__ == "torch_dmlpool.distributed"
