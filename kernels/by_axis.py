@@ -144,7 +144,7 @@ def _share(request: Request, along: Along, step: Step) -> Launch:
     )
     constants = {"SHARED": shared, "ROWS": along.inner == 1, "B": launch.LANES}
     reach = (groups + 1) * shared[0] * axis.stride + axis.window
-    return _of_windows("share", request, along, step, lanes, reach, sizes, constants)
+    return _of_windows("sliding.share", request, along, step, lanes, reach, sizes, constants)
 
 
 def _slide(request: Request, along: Along, step: Step) -> Launch:
@@ -165,7 +165,7 @@ def _slide(request: Request, along: Along, step: Step) -> Launch:
     )
     reach += (fit + 1) * axis.stride + block.positions
     lanes = programs * launch.LANES
-    return _of_windows("slide", request, along, step, lanes, reach, sizes, {"BLOCK": block})
+    return _of_windows("sliding.slide", request, along, step, lanes, reach, sizes, {"BLOCK": block})
 
 
 def _numbering(request: Request, along: Along, step: Step) -> tuple[tuple[int, ...], ...]:
@@ -200,7 +200,7 @@ def _of_windows(
         **constants,
     }
     programs = launch.divided(lanes, launch.LANES)
-    return Launch.of(f"sliding.{kernel}", programs, along.results, sizes, **constants)
+    return Launch.of(kernel, programs, along.results, sizes, **constants)
 
 
 def _fold(request: Request, along: Along, step: Step) -> Launch:

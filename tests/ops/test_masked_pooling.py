@@ -317,7 +317,8 @@ def test_recorded_gradients_are_those_of_transforms(
     dtype: torch.dtype, laid_out: Any, device: torch.device
 ) -> None:
     """K4 and K6: what eager autograd keeps for averages and maxima, and what is made of other
-    operators where torch.func asks, give the same bits; the gradient is linear both ways."""
+    operators where torch.func asks, give the same results; sums may be added up in another order
+    (E6). The gradient is linear both ways."""
     mask = mask_of("each element", (7, 8)).to(device)
     normal = samples.normal(*INPUT, 7, 8, dtype=dtype).to(device)
     infinite = torch.where(samples.normal(*INPUT, 7, 8, seed=2).to(device) > 0, -math.inf, normal)
@@ -331,8 +332,13 @@ def test_recorded_gradients_are_those_of_transforms(
             arriving.requires_grad_()
             (gradient,) = torch.autograd.grad(value, leaf, arriving, create_graph=True)
             expected, pullback = torch.func.vjp(function, leaf.detach())
-            samples.assert_same(value.detach(), samples.to_numpy(expected))
-            samples.assert_same(gradient.detach(), samples.to_numpy(pullback(arriving.detach())[0]))
+            (pulled,) = pullback(arriving.detach())
+            if name == "average_pooling":
+                torch.testing.assert_close(value.detach(), expected, equal_nan=True)
+                torch.testing.assert_close(gradient.detach(), pulled, equal_nan=True)
+            else:
+                samples.assert_same(value.detach(), samples.to_numpy(expected))
+                samples.assert_same(gradient.detach(), samples.to_numpy(pulled))
             towards = samples.normal(*INPUT, 7, 8, dtype=dtype, seed=4).to(device)
             (second,) = torch.autograd.grad(gradient, arriving, towards)
             _, tangent = torch.func.jvp(function, (leaf.detach(),), (towards,))

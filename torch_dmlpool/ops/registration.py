@@ -371,13 +371,18 @@ def is_bare(*tensors: Tensor) -> bool:
         # A wrapper that has outlived its transform, a negated view, and elements without memory.
         if not _has_storage(tensor) or tensor.is_neg() or _is_zerotensor(tensor) or tensor.is_meta:
             return False
-        if not tensor.data_ptr() and tensor.numel() > 0:
-            if _is_functional_tensor(tensor):
-                return False
-            raise RuntimeError(
-                f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
-            )
+        if not tensor.data_ptr() and not _needs_no_memory(tensor):
+            return False
     return True
+
+
+def _needs_no_memory(tensor: Tensor) -> bool:
+    """Whether a tensor whose pointer is null has no elements, and not its elements elsewhere."""
+    if tensor.numel() > 0 and not _is_functional_tensor(tensor):
+        raise RuntimeError(
+            f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
+        )
+    return tensor.numel() == 0
 
 
 def is_readable(tensor: Tensor) -> bool:
