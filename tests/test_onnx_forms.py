@@ -187,3 +187,11 @@ def test_unpooling(dynamic: bool, exact: bool) -> None:
     nodes = [node for node in program.model.graph if node.op_type == "ScatterElements"]
     assert len(nodes) == len(forms) * (1 + exact)
     check_results(program, forms, dynamic)
+
+
+def test_masked_averages_of_planes_of_any_size() -> None:
+    """Height and width left open: the sum of a whole plane, divided by what is there."""
+    forms = [each for each in onnx_forms.masked(2) if "masked average, to 1" in each.name]
+    assert len(forms) == 2
+    program = exported(forms, dynamic=True)
+    check_results(program, forms, dynamic=True)

@@ -209,11 +209,19 @@ class Group:
             parts.append([next(outputs) for _ in each[0]])
         extractor = onnx.utils.Extractor(proto)
 
+        inputs = [each.name for each in proto.graph.input]
+
         def extracted(numbers: Sequence[int]) -> Any:
-            inputs = sorted({f"input_{program.model.places[number]}" for number in numbers})
-            return extractor.extract_model(
+            model = extractor.extract_model(
                 inputs, [output for number in numbers for output in parts[number]]
             )
+            # Forms with equal masks share a mask's node, which may read the input of another form.
+            read = {name for node in model.graph.node for name in node.input}
+            read |= {each.name for each in model.graph.output}
+            kept = [each for each in model.graph.input if each.name in read]
+            del model.graph.input[:]
+            model.graph.input.extend(kept)
+            return model
 
         alike: dict[Any, list[int]] = {}
         for number in range(len(parts)):

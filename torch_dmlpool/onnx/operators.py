@@ -35,6 +35,9 @@ def _averages(
     op = emit.op
     if divisor is not None and not isinstance(divisor, int):
         raise ValueError("divisor_override depends on dynamic sizes, but must be a number for ONNX")
+    if divisor is not None and _is_whole(input, window_arguments):
+        axes = list(range(2, len(input.shape)))
+        return emit.reduced("Sum", wide, axes, keepdims=1) / emit.constant(float(divisor), dtype)
     reduced = reducible(input, window_arguments) if divisor is None else [False]
     if all(reduced) and not apart:
         return op.GlobalAveragePool(wide)
