@@ -18,8 +18,9 @@ import triton.language as tl
 
 
 def launched(tensors: int) -> Callable[[Any], Any]:
-    """Decorates a kernel: its numbers, all that is no constant after so many tensors, are never
-    specialised.
+    """Makes a decorator that compiles a kernel and never specialises it on its numbers.
+
+    A number is every parameter after the first ``tensors`` ones that is no compile-time constant.
     """
 
     def decorated(function: Any) -> Any:
@@ -58,11 +59,11 @@ def over(n, by):
 
 @triton.jit
 def place_of_lane(lane, C, tiles, FORM):
-    """``(column, row, depth, channel, outer)`` of a lane's tile, of which ``tiles`` says how many
-    there are along columns, rows and depths; axes that the rank says are missing cost nothing.
+    """``(column, row, depth, channel, outer)`` of a lane's tile.
 
-    ``outer`` counts samples where lanes own vectors of channels, of which a sample has ``C``; else
-    planes.
+    ``tiles`` holds the numbers of tiles along columns, rows and depths. An axis that the rank
+    leaves out costs nothing. ``outer`` is the number of the sample where lanes own vectors of
+    channels, of which a sample has ``C``. Elsewhere it is the number of the plane.
     """
     outer = lane // C if FORM.channels else lane
     column = outer % tiles[0]
@@ -80,10 +81,11 @@ def place_of_lane(lane, C, tiles, FORM):
 
 @triton.jit
 def tile_of_lane(lengths, strides, targets, tiles, FORM):
-    """``(place, live, source, target)``: ``place_of_lane``, whether there is such a tile, and the
-    elements before its plane or sample in the source, of any strides, and in the dense target.
+    """``(place, live, source, target)``: ``place_of_lane``, and whether the tile exists.
 
-    The last two have 64 bits from the first factor on: a plane may have more than 2**31 elements.
+    ``source`` and ``target`` say where the tile's plane or sample begins in the source, of any
+    strides, and in the dense target. Both count vectors, not elements, and have 64 bits from the
+    first factor on: a plane may have more than 2**31 elements.
     """
     lane = lane_numbers(FORM.lanes, FORM.wide)
     C = lengths[1]
@@ -100,7 +102,7 @@ def tile_of_lane(lengths, strides, targets, tiles, FORM):
 
 @triton.jit
 def inside(mask, position, size, NEEDED):
-    """The mask where a position lies inside an axis; where the axis is NEEDED at all."""
+    """``mask`` without the positions outside an axis; unchanged where no check is NEEDED."""
     if NEEDED:
         return mask & (position >= 0) & (position < size)
     else:
@@ -109,8 +111,9 @@ def inside(mask, position, size, NEEDED):
 
 @triton.jit
 def place_along(lane, INNER, groups):
-    """``(group, inner, outer)`` of a lane: groups of outputs along an axis, with INNER vectors
-    further in.
+    """``(position, inner, outer)`` of a lane's element in a dense tensor.
+
+    ``groups`` is the number of positions along the axis, INNER the distance between neighbours.
     """
     q = lane // INNER
     return q % groups, lane % INNER, (q // groups).to(tl.int64)
@@ -118,8 +121,9 @@ def place_along(lane, INNER, groups):
 
 @triton.jit
 def first_vector(first, channel, strides, FORM):
-    """Vectors before number ``first`` of a row, and from one to the next; those of one element have
-    any strides.
+    """``(offset, step)``: where vector number ``first`` of a row lies, and how far the next is.
+
+    Both count vectors. Vectors of one element may lie any stride apart.
     """
     if FORM.channels:
         return first * strides[4] + (
@@ -164,11 +168,12 @@ def load_filled(pointers, inside, fill, TYPE):
 
 @triton.jit
 def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
-    """A tuple of the columns of COUNT vectors of each lane's row; FILL outside.
+    """Loads COUNT vectors of each lane's row as a tuple of columns; FILL stands outside the row.
 
-    ``row``: vectors before the first one, what is between two, and the first one's number in a row
-    of ``width``; all count vectors, so that the compiler knows every address to be aligned to one.
-    Vectors of channels are a column ``[B, V]`` each, others V columns ``[B]``.
+    ``row`` is ``(offset, step, first)``: where the first vector lies, how far the next is, and the
+    number of the first in a row of ``width``. All count vectors, so that the compiler knows every
+    address to be aligned to one. A vector of channels is one column ``[B, V]``; a vector of columns
+    is V columns ``[B]``.
     """
     V: tl.constexpr = FORM.vector
     offset, step, first = row
@@ -183,8 +188,10 @@ def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
 
 @triton.jit
 def store_row(base, columns, place, line, live, C, width, FIRST, STEP, COLUMNS, FORM):
-    """The columns ``FIRST, FIRST + STEP, ...`` of a tuple into row number ``line`` of a dense plane
-    or sample, at a lane's ``place``. ``width`` counts vectors: of columns, or columns of channels.
+    """Stores the columns ``FIRST, FIRST + STEP, ...`` of a tuple in row number ``line``.
+
+    The row lies in a dense plane or sample; ``place`` is what ``place_of_lane`` gives. ``width``
+    counts vectors of columns, or single columns where lanes own channels.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
     V: tl.constexpr = FORM.store
@@ -266,10 +273,10 @@ def counted_taps(first, size, END, K, D, INCLUDE):
 
 @triton.jit
 def first_covering(shifted, S, D, G, INVERSE):
-    """``(tap, output, exists)``: the least tap by which a window reaches the position ``shifted -
-    start padding``.
+    """``(tap, output, exists)``: the least tap that lies on position ``shifted - start padding``.
 
-    The others are ``tap + m * (S / G)`` of window ``output - m * (D / G)``; ``G`` is gcd(S, D) and
+    ``output`` is the window of that tap, and ``exists`` says whether any tap can lie there. The
+    others are ``tap + m * (S / G)`` of window ``output - m * (D / G)``; ``G`` is gcd(S, D) and
     ``INVERSE`` the inverse of ``D / G`` modulo ``S / G``. The output may lie outside the range of
     windows: the caller masks.
     """

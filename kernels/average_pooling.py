@@ -20,8 +20,11 @@ the padded input."""
 
 @triton.constexpr_function
 def held_as(source, FORM):
-    """``(accumulator, divisors, words, fields)``: the types in which elements are added up and
-    counted, and how many words and sums a vector has: of quantized ones a word holds four.
+    """``(accumulator, divisors, words, fields)``: how elements of type ``source`` are added up.
+
+    The first two are the types of sums and of divisors. A vector is loaded as ``words`` numbers and
+    added up as ``fields`` numbers. For quantized vectors of 4 or more elements, a loaded number
+    holds four elements and an added one two sums.
     """
     if source.primitive_bitwidth == 8:
         packed = FORM.vector >= 4
@@ -33,8 +36,10 @@ def held_as(source, FORM):
 
 @triton.jit
 def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
-    """The chunks of a source ``row`` (where it begins, what is from one to the next) as they are
-    added up; 0 where no target reads any. ``chunks``: the first one's number, and how many exist.
+    """Loads the chunks of a source row in the form in which they are added up.
+
+    ``row`` is where the first chunk lies and how far the next is; ``chunks`` is the number of the
+    first and how many exist. Those that do not exist are ``fill``; those that no target reads, 0.
     """
     ACC: tl.constexpr = held_as(SOURCE, FORM)[0]
     WORDS: tl.constexpr = held_as(SOURCE, FORM)[2]

@@ -86,7 +86,7 @@ def folds(
 
 
 def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) -> tuple[int, int]:
-    """``(COUNT, divisor)``: a number for all windows of an axis, or elements that are counted."""
+    """``(COUNT, divisor)`` of one axis, as ``folding.fold`` takes them."""
     count, divisor = counting
     if request.adjoint:
         return 0, 1

@@ -67,8 +67,9 @@ def first_greater(a, i, b, j):
 
 @triton.jit
 def in_order(v):
-    """A float32 as an integer of the same order, NaN above all others; or what this has made back,
-    as integers of 32 bits are their own. Zeros must be positive.
+    """A value of 32 bits as an int32 of the same order; ``from_order`` is the inverse.
+
+    An int32 stays as it is. The zeros of a float32 must be positive, and its NaN is above all.
     """
     bits = v.to(tl.int32, bitcast=True)
     if v.dtype == tl.uint32:
@@ -129,7 +130,8 @@ def taps_before(first, bound, K, dilation):
 def bin_of(number, size, bins):
     """An adaptive bin's first element and how many it has; ``bins`` is a divider.
 
-    Bins that hold element ``x`` are bin ``x`` of ``size`` over them.
+    With ``size`` and ``bins`` exchanged, ``number`` is an element: the result is then the first bin
+    that holds it, and how many bins do.
     """
     least = size // bins[0]
     rest = size - least * bins[0]
@@ -229,8 +231,9 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
 
 @triton.jit
 def store_taps(codes, numbers, r, live, found, tap, winner, below, least, NUMBERED):
-    """Stores ``tap * below``, and what ``numbers`` has at the ``winner`` where it is NUMBERED; -1
-    where no element was ``found``, but no less than ``least``.
+    """Stores ``tap * below``, plus the number that ``numbers`` has at ``winner`` if NUMBERED.
+
+    Where no element was ``found``, it stores the greater of -1 and ``least``.
     """
     CODE: tl.constexpr = tl.int64 if codes.dtype.element_ty == tl.int64 else tl.int32
     code = (tap * below).to(CODE)
@@ -301,8 +304,8 @@ def fold(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Results of windows or bins over an axis, with so many elements ``inner`` between neighbours,
-    from ``x`` into ``y``, which are dense.
+    """Writes the results of windows or bins of ``x`` along one axis to ``y``; both are dense.
+    Neighbours along the axis lie ``inner`` elements apart.
 
     ``length``, ``inner``, ``outputs``, ``dilation``, ``planes`` and ``channels`` are dividers
     (``launch.divider``). Sums of floats are divided by ``divisor`` (COUNT 0), or by the elements of

@@ -47,7 +47,7 @@ class Launch:
         sizes: tuple[tuple[int, ...], ...],
         **constants: Any,
     ) -> "Launch":
-        """With the types that hold the sizes."""
+        """Makes a launch and derives ``size_types`` from the sizes."""
         types = tuple(
             tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in group) for group in sizes
         )
@@ -55,8 +55,8 @@ class Launch:
 
 
 class Axis(NamedTuple):
-    """A window along one axis, as kernels are compiled for it; of an axis that is missing unless it
-    is given.
+    """A window along one axis, as kernels are compiled for it. The defaults describe an axis that
+    is missing.
     """
 
     window: int = 1
@@ -75,8 +75,8 @@ class Request(NamedTuple):
     """What an operator is asked for: a source of any strides (input, or incoming gradient), and
     dense results.
 
-    Axes by axes, and where taps are looked up, everything but the elements looked up is dense in
-    the results' order.
+    The kernels that work on one axis at a time need a source that is dense in the results' order.
+    A lookup needs such taps too, but the elements that it looks up have any strides.
     """
 
     window: Any  # None for adaptive bins
@@ -102,8 +102,8 @@ class Request(NamedTuple):
         return (*[Axis()] * (3 - len(axes)), *axes)
 
     def named_axes(self, counted: bool = False) -> dict[str, Axis]:
-        """The axes as constants of kernels; padding at the end, where it is not ``counted``, makes
-        no other kernel.
+        """The axes by the names of the kernels' constants. Padding at the end is left out unless it
+        is ``counted``, so that it makes no other kernel.
         """
         each = self.axes if counted else [axis._replace(end=0) for axis in self.axes]
         return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
@@ -115,7 +115,7 @@ class Request(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Spatial sizes of the source, as of the results 1 along missing leading axes."""
+        """Spatial sizes of the source; 1 along a missing axis."""
         return (1,) * (5 - len(self.shape)) + self.shape[2:]  # type: ignore[return-value]
 
     @property
@@ -239,7 +239,7 @@ class Part(NamedTuple):
 
 
 def parts(request: Request) -> list[Part]:
-    """The axes, from the outermost on."""
+    """The axes from the outermost on, where neighbours that a window takes whole are one part."""
     sizes, counts = request.sizes, request.targets
     if request.adjoint:
         sizes, counts = counts, sizes
@@ -274,7 +274,7 @@ class Along(NamedTuple):
 
     @property
     def results(self) -> int:
-        """Elements of what it becomes."""
+        """Elements that the tensor has after this axis."""
         return self.outer * self.targets * self.inner
 
     @property

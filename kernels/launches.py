@@ -112,7 +112,8 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
 
 
 Choices = tuple[list[int], int, list[int]]
-"""Vectors, the most rows of a lane, and columns where these are no vectors."""
+"""Vectors to try, the most rows of a lane, and numbers of columns to try where vectors hold
+channels."""
 
 
 def _halves(widest: int) -> list[int]:
@@ -135,7 +136,9 @@ def _tiles_of_channels(request: Request) -> Choices:
 
 
 def _tiles_of_bytes(request: Request) -> Choices:
-    """Of channels at stride 1 vectors of 8 bytes leave more warps than those of 16."""
+    """The choices for elements of 8 bits. Where channels are innermost and columns have stride 1,
+    vectors of 8 bytes leave more warps than those of 16.
+    """
     (_, row, column), last = request.axes, request.channels_last
     sizes = (8, 4) if last and column.stride == 1 else (16, 8, 4)
     vectors = [v for v in sizes if request.vector % v == 0]
@@ -299,8 +302,8 @@ def _steps(axes: Sequence[Axis], rows: int, columns: int) -> int:
 
 
 def _has_empty_window(request: Request) -> bool:
-    """Whether some window reads no element: before the input, past it, or stepping over all of
-    it.
+    """Whether some window may read no element: it lies before the input, past it, or steps over it.
+    A dilation larger than the input counts as stepping over it, even where no window does.
     """
     return any(
         axis.extent <= axis.start
@@ -319,8 +322,8 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
 
 
 def grad_tile(request: Request) -> Tile | None:
-    """How many windows a lane owns the inputs of; None where one window has too many, or where a
-    plane has one window.
+    """The rows and columns of windows whose inputs a lane owns; None where the window is too large
+    for straight-line code, or where a plane has one window.
     """
     axes, vector = request.axes, request.vector
     if is_one_window(request) or any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):

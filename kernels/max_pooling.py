@@ -13,8 +13,8 @@ from . import addressing
 
 @triton.constexpr_function
 def compared(dtype, with_taps):
-    """The type in which values are compared: bfloat16 and integers below 32 bits have no maximum of
-    their own.
+    """The type in which values are compared. Integers of 8 bits and bfloat16 are widened always,
+    float16 only where taps are wanted.
     """
     if dtype.is_floating():
         widens = dtype == tl.bfloat16 or (dtype == tl.float16 and with_taps)
@@ -24,8 +24,8 @@ def compared(dtype, with_taps):
 
 @triton.jit
 def comparable(v, WITH_TAPS):
-    """A float32 whose zeros are positive: their bits tell values apart, and no compiler compares it
-    as a half again.
+    """A float32 with positive zeros where taps are wanted: equal values then have equal bits. The
+    addition also keeps the compiler from comparing values as the halves that they came from.
     """
     if WITH_TAPS and v.dtype == tl.float32:
         return v + 0.0
@@ -121,9 +121,10 @@ def sliding(values, codes, FIRST, STEP, Q, AXIS, G, WITH_TAPS, ASM):
 
 @triton.jit
 def number_of(c, start, AXIS):
-    """The number of position ``c`` of a block that begins at ``start``: c, or before the input that
-    of the first tap inside it, so that a window of nothing but the lowest value names that one.
-    Only the padding's lie before.
+    """The number of position ``c`` of a block that begins at ``start``. Inside the input it is c.
+
+    Before the input, where only padding lies, it is the number of the first position inside that
+    a tap reaches. A window of nothing but the lowest value then names its first tap inside.
     """
     J: tl.constexpr = AXIS.dilation
     if c < AXIS.start:
@@ -156,7 +157,10 @@ def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
 
 @triton.jit
 def tap_of(code, OUTPUT_ROW, OUTPUT, LINE, ROW, COLUMN, MODE):
-    """The tap that a number in a block is of one of its outputs; LINE numbers are a row's."""
+    """The tap of a block's output ``(OUTPUT_ROW, OUTPUT)`` that lies on position number ``code``.
+
+    Numbers of the block's neighbouring rows differ by LINE.
+    """
     if MODE.asm:
         code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
     if COLUMN.dilation == 1 and ROW.dilation == 1:
@@ -171,7 +175,7 @@ def tap_of(code, OUTPUT_ROW, OUTPUT, LINE, ROW, COLUMN, MODE):
 @triton.jit
 def encoded(tap, starts, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """A tap as it is stored: 0 where the window at ``starts`` has no tap inside the input."""
-    # which of one tap is a number alone
+    # The tap of a window that has only one is a scalar; here it becomes a block.
     B: tl.constexpr = FORM.lanes
     code = addressing.as_block(tl.zeros([B], tl.int32), FORM) + tap
     if MODE.empty:

@@ -78,8 +78,8 @@ def grad_tile(
     COLUMN: tl.constexpr,
     FORM: tl.constexpr,
 ):
-    """Windows unrolled at compile time; a lane owns the inputs of a tile of windows: as many times
-    the strides.
+    """Windows unrolled at compile time; a lane owns a block of inputs, whose sizes are the tile's
+    times the strides.
 
     g, t: incoming gradient and taps of sizes (N, C, OD, OH, OW) and the same strides; dx: the
     result of sizes (N, C, D, H, W), dense. What is counted in vectors: see ``launch.tile_launch``.
@@ -145,11 +145,11 @@ def at_taps(
     FORM: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """What taps point at: ELEMENTS of x (0 for an empty window), or the sums of its strides (-1),
-    into y.
+    """Writes what taps point at to y: ELEMENTS of x, or the offsets of these by x's strides. An
+    empty window gives 0 as an element and -1 as an offset.
 
-    Taps and y are dense and alike: a lane has a vector of neighbours, channels or columns; C or the
-    first of ``tiles`` counts these.
+    Taps and y are dense in the same order. A lane has one vector of channels or of columns; C or
+    ``tiles[0]`` is the number of such vectors.
     """
     V: tl.constexpr = FORM.vector
     lanes, C, D, H, W = lengths

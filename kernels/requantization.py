@@ -102,8 +102,8 @@ def elements(words, V, B):
 
 @triton.jit
 def results(totals, each, row_reciprocal, divisors, COLS, IS_COUNTED, SIGNED, N, T, FORM):
-    """The results of one target row of a tile: its sums of channels, or of columns from those of N
-    vectors.
+    """The requantized results of one target row of a tile. ``totals`` are N vectors of sums: one
+    per target where they hold channels, else of columns, which are added up here.
     """
     LOWEST: tl.constexpr = -128 if SIGNED else 0
     columns = ()
@@ -127,7 +127,7 @@ def results(totals, each, row_reciprocal, divisors, COLS, IS_COUNTED, SIGNED, N,
 
 @triton.jit
 def requantized(sums, offset, factor, zero):
-    """``(sums - zero points) * factor``, rounded, and ``zero``; ``sums`` from 0 to 2**15."""
+    """``(sums - zero points) * factor``, rounded, plus ``zero``; ``sums`` lie from 0 to 2**15."""
     # The bits of 2**52 + sums: cheaper than a conversion, of which a GPU makes few per clock.
     bits = sums.to(tl.uint32, bitcast=True).to(tl.uint64) | 0x4330000000000000
     real = (bits.to(tl.float64, bitcast=True) - offset) * factor

@@ -188,12 +188,13 @@ def share(
     WIDE: tl.constexpr,
     B: tl.constexpr,
 ):
-    """Results of windows along an axis, with so many elements ``inner`` between neighbours, from
-    ``x`` into ``y``, which are dense.
+    """Writes the results of windows of ``x`` along one axis to ``y``; both are dense. Neighbours
+    along the axis lie ``inner`` elements apart.
 
-    A lane makes ``SHARED[0]`` windows, whose stride is at most ``SHARED[1]``, and of whose cores
-    ``turns`` read all. ``groups``, ``inner``, ``planes`` and ``channels`` are dividers
-    (``launch.divider``). What is divided, counted and numbered: see ``folding.fold``.
+    A lane makes ``SHARED[0]`` windows, whose stride is at most ``SHARED[1]``. It reads their common
+    core in ``turns`` turns of eight positions. ``groups``, ``inner``, ``planes`` and
+    ``channels`` are dividers (``launch.divider``). What is divided, counted and numbered: see
+    ``folding.fold``.
     """
     lanes, turns, divisor = sizes
     length, outputs, window, stride, start, end = axis
@@ -293,9 +294,11 @@ def share(
 
 @triton.jit
 def windows(v, window, whole, steps, IDENTITY, OP, X, N):
-    """What the ``window`` positions from each one of a stretch on make, of which ``whole``
-    segments, or one more, lie between the first position's and the last one's; ``steps`` is the
-    bits of ``whole``. Windows that leave the stretch mean nothing.
+    """The results of the windows of ``window`` positions that begin at each position of a stretch.
+
+    Between the segment of a window's first position and that of its last lie ``whole`` segments or
+    one more. ``steps`` is the number of bits of ``whole``. The results of windows that leave the
+    stretch mean nothing.
     """
     LANES: tl.constexpr = N // EIGHT
     columns = addressing.split_columns(tl.reshape(v, [X * LANES, EIGHT]), X * LANES, EIGHT)

@@ -16,8 +16,11 @@ from . import addressing, sums
 
 @triton.jit
 def one_axis_out(so_far, size, stride, axis, COUNT):
-    """The one window that may hold an element, its tap there, and what an average counts, with one
-    more axis. ``axis``: windows, their size, padding before and after.
+    """Extends ``so_far`` by the next axis further out.
+
+    ``so_far`` holds the number of the one window that may hold an element, the element's tap in
+    it, whether it does, and what an average counts. ``axis`` is the number of windows, their size,
+    and the padding before and after.
     """
     rest, window, windows, tap, taps, exists, count = so_far
     outer = addressing.over(rest, size)

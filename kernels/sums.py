@@ -166,8 +166,8 @@ def quotient(total, divisor, reciprocal):
 
 @triton.jit
 def divisor_along(output, size, axis, COUNT, ACC):
-    """Counted taps of window ``output`` along one axis, at least 1: a window without any sums to 0
-    anyway.
+    """Counted taps of window ``output`` along one axis, but at least 1. A window that has none has
+    the sum 0, which any divisor keeps.
     """
     first = output * axis[1] - axis[2]
     return tl.maximum(counted_taps(first, size, axis[3], axis[0], axis[4], COUNT == 2), 1).to(ACC)

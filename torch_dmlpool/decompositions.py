@@ -1,4 +1,4 @@
-"""The operators taken apart into PyTorch's own, for programs that must run without this package."""
+"""Decompositions of the operators into ATen's, for programs that run without this package."""
 
 import functools
 from collections.abc import Callable

@@ -39,7 +39,7 @@ def require_translations(_: registration.Operator) -> None:
 
 
 def translate_traces() -> None:
-    """PyTorch's older ONNX exporter asks for translations by the names that it has traced."""
+    """Register the ONNX translations where PyTorch's older exporter traces an operator."""
     if torch.onnx.is_in_onnx_export():
         from torch_dmlpool import onnx
 

@@ -39,12 +39,12 @@ def suggestion(
 
 
 def operator(function: _F) -> _F:
-    """Have an operator answer PyTorch's keywords by DirectML's."""
+    """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's."""
     return _answering(function, function.__name__, DIRECTMLS_FOR_PYTORCHS)
 
 
 def layer(constructor: _F) -> _F:
-    """Have a layer's ``__init__`` answer DirectML's keywords by PyTorch's."""
+    """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's."""
     name = constructor.__qualname__.removesuffix(".__init__")
     return _answering(constructor, name, PYTORCHS_FOR_DIRECTMLS)
 

@@ -100,7 +100,7 @@ def check_sizes(
 
 
 def check_layout(channels_last: bool, rank: int) -> None:
-    """Refuse rows with channels innermost, for which PyTorch has no memory format."""
+    """Refuse channels_last for one spatial dimension: PyTorch has no such memory format."""
     if channels_last and rank == 1:
         raise ArgumentError("channels_last must be False for one spatial dimension, got True")
 
@@ -183,7 +183,7 @@ def checked_output_size(
 
 
 def check_norm(name: str, p: float) -> None:
-    """Refuse the exponent of what is no norm."""
+    """Refuse a ``p`` that is no number, below 1, or finite but too large for a float."""
     if isinstance(p, bool) or not isinstance(p, (int, float)):
         raise wrong_type(name, "a number", p)
     if not p >= 1:
@@ -234,9 +234,10 @@ def tap_dtype(taps: int) -> torch.dtype:
 
 
 def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any) -> Any:
-    """A scale in float32 or a zero point of an integer ``dtype``, None for 0 (rules Q3 and Q4).
+    """A checked scale (``dtype`` float32) or zero point (integer ``dtype``) (rules Q3 and Q4).
 
-    It is a number, or a vector of one entry for all channels of ``input`` or one each.
+    The result is a number, or a tensor of one entry for all channels of ``input`` or one each. A
+    zero point of 0 is returned as None.
     """
     is_scale = dtype is torch.float32
     if isinstance(parameter, Tensor):
@@ -318,7 +319,7 @@ def are_numbers(parameters: Sequence[Any]) -> bool:
 def checked_numbers(
     input_is_signed: bool, output_is_signed: bool, *numbers: Any
 ) -> tuple[Any, ...]:
-    """Numbers alone, checked."""
+    """Scales and zero points that are all numbers, checked; the result is cached."""
     zeros = [
         torch.int8 if is_signed else torch.uint8
         for is_signed in (input_is_signed, output_is_signed)
@@ -364,7 +365,7 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _are_like_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """PyTorch's ``suggest_memory_format``, whose first call imports what takes long."""
+    """Whether PyTorch's ``suggest_memory_format``, slow to import, would choose channels_last."""
     least = 0
     for dimension in (1, *range(len(shape) - 1, 1, -1), 0):
         stride = strides[dimension]
@@ -402,7 +403,7 @@ def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     stride, strides = 1, tensor.stride()
     for dim in dims:
         if strides[dim] != stride:
-            # A clone, as programs that are taken apart change nothing in place.
+            # A clone, as decomposed programs must not write in place.
             return tensor.clone(memory_format=memory_format)
         stride *= max(tensor.shape[dim], 1)
     return tensor

@@ -95,11 +95,10 @@ class Axis:
 
 
 def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Remember what is made of arguments by the bytes that these are written as: to check them
-    costs microseconds.
+    """Cache the results of ``make`` by its marshalled arguments, whose checks take microseconds.
 
-    Bytes tell 1 from True and 1.0, and change with no list. What cannot be written, or is refused,
-    is made each time.
+    The bytes distinguish 1, True and 1.0, and a later change of a list does not affect them.
+    ``make`` runs in every call if marshal rejects the arguments or ``make`` itself raises.
     """
 
     @functools.wraps(make)
@@ -295,11 +294,10 @@ def integer(name: str, entry: Any, value: Any) -> int:
 
 
 def is_sure(condition: bool) -> bool:
-    """Whether a condition on arguments holds: in a program that is exported, for all the sizes that
-    it takes.
+    """Whether ``condition`` holds; under torch.export, whether it holds for all sizes.
 
-    There PyTorch would have to prove that a program is right for all of them where a condition is
-    asked, which it cannot of ``-(-size // 2)``. The operators ask again when the program runs.
+    A branch on a symbolic condition makes torch.export prove it for all sizes, and it fails for
+    ``-(-size // 2)``. The operators check the condition again when the exported program runs.
     """
     if not is_exporting():
         return condition
@@ -323,8 +321,9 @@ def wrong_type(name: str, wanted: str, value: object) -> TypeError:
 
 
 def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
-    """Refuse sizes that are not one of at least 1 per spatial dimension (rule G5); ``subject`` has
-    them.
+    """Refuse ``sizes`` that are not one int of at least 1 per spatial dimension (rule G5).
+
+    A plane of 2**63 elements or more is refused too. ``subject`` names the tensor in the error.
     """
     names = AXIS_NAMES[rank]
     if len(sizes) != rank:
@@ -344,7 +343,7 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
 
 
 def shared(value: Any) -> Any:
-    """One of torch.nn's arguments, of which a list of one entry is read as that entry."""
+    """The entry of a list or tuple of one entry, as torch.nn reads it; else ``value`` itself."""
     return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
 
 
@@ -370,8 +369,9 @@ def _meant_pairs(padding: Sequence[Any], rank: int) -> str:
 def _padding_in_a_word(
     word: str, axes: Sequence[tuple[int, int, int, int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding at the start and at the end of axes with a window, a stride, a dilation and a
-    size.
+    """The start and end padding that ``word`` gives each axis.
+
+    Each of ``axes`` is a window, a stride, a dilation and a size.
     """
     if word == "causal" and len(axes) == 1:
         ((window, _, dilation, _),) = axes

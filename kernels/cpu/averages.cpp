@@ -56,8 +56,8 @@ struct Divide final : Finish {
     }
 };
 
-// Makes so many copies of the channels of one position, which memory begins with: at once of as
-// many as make a page.
+// Repeats the channels of one position until `memory` holds `count` positions. The first one is
+// there already. Each copy has up to a page, as one position may be only a few bytes.
 void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
     const int64_t bytes = channels * element;
     const int64_t all = count * bytes;
@@ -111,8 +111,8 @@ Kernels kernels_of(int type, bool are_turned = false) {
     refuse("averages of type", type);
 }
 
-// Where windows count unlike numbers of taps, what arrives is divided before it is added: for so
-// many values at once, or what a few windows read, so that memory does not grow with a row.
+// The most values that are divided at once. Arriving elements are divided before they are added
+// where windows divide by different numbers. The limit bounds the memory for the quotients.
 constexpr int64_t SHARES_MOST = 1 << 21;
 
 // Several planes, or so many positions of one along an axis and the outputs that read them.

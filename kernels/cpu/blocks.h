@@ -39,7 +39,7 @@ struct Workspace {
     Row *rows;   // that are combined along D and H
     Row *parts;  // the taps of the first window along W
     Row *of_h;   // and along H
-    Row *moved;  // those of another window
+    Row *moved;  // the taps of a window after the first
     std::vector<char> memory;
     char *staged;        // rows that are combined along D and H
     char *made;          // outputs, before they are finished
@@ -94,7 +94,8 @@ struct BlockPooling {
     // up in `sums`.
     int64_t double_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
                            int64_t unit, Row *parts) const;
-    // What follows a row of workspace inside the input goes on before the next one: padding.
+    // Fills the positions of `rows` rows of workspace that lie outside the input with the value
+    // that changes nothing. The end of a row and the start of the next one are filled together.
     void fill_margins(const Block &b, int64_t rows, const Workspace &m) const;
     // The outputs of so many rows of workspace, which are those of a block from row r on.
     void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
@@ -111,7 +112,7 @@ struct BlockPooling {
         int64_t to_pitch;
         bool is_stored;   // values are results, and lie where those go
         bool is_whole;    // rows of values lie as rows of results do
-        int64_t all;      // values of all rows, as if they were one
+        int64_t all;      // outputs of all rows, as if they were one row
         int64_t runs;     // rows that are computed one by one
         int64_t outputs;  // of such a row
     };

@@ -25,7 +25,7 @@ struct BoxPooling : BlockPooling {
             p.planes * d.outputs * tiles_h * tiles_w * channel_parts, cost,
             [=](int64_t begin, int64_t end) {
                 const Workspace m = workspace(plan.rows, box_size);
-                // Boxes that share input along D follow each other.
+                // Outputs along D come before tiles along H, as boxes share input along D.
                 Digits<5> digits(begin, {channel_parts, tiles_w, d.outputs, tiles_h, p.planes});
                 for (int64_t number = begin; number < end; ++number, ++digits)
                     pool_box(block_at(digits[4], digits[0], digits[2], digits[3], digits[1]), m);

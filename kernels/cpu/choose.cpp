@@ -13,45 +13,49 @@ namespace {
 
 // Tuned numbers. Each has the reason, the request and the processor that measured it.
 
-// From so many taps an axis is wide. Reason: a window of 2^n taps costs n steps. Request and
-// processor not measured separately.
+// An axis with more taps than this may be wide. Reason: a window of 2^n taps costs n steps. Request
+// and processor not measured separately.
 constexpr int64_t WIDE_MAXIMA = 4;
 constexpr int64_t WIDE_SUMS = 5;
 constexpr int64_t WIDE_MAXIMA_OF_CHANNELS = 5;
 constexpr int64_t WIDE_SUMS_OF_CHANNELS = 9;
-// A window spans more than the input by so much that nothing may cost what it spans. Not measured
-// separately.
+// A window is huge if its extent or stride exceeds HUGE_BESIDE + HUGE_TIMES * size. The work for a
+// huge window must not grow with its extent. Not measured separately.
 constexpr int64_t HUGE_BESIDE = 64;
 constexpr int64_t HUGE_TIMES = 4;
-// The bytes that a tap of a window counts beside those that it loads. Reason: within 2 % of the
+// The cost of a tap, in bytes, in addition to the bytes that it loads. Reason: within 2 % of the
 // better of two ways over 1,092 requests of channels_last tensors; processor not noted.
 constexpr double TAP_BYTES = 128;
-// In vectors of 32 bytes rows cost less than they seem to: 7/7 over 64 channels 0.4 of the time,
-// 4/4 over 256 channels 0.5, 3/3 0.8, with AVX2; processor not noted.
+// With vectors of less than 64 bytes ROWS costs less than its estimate, so the estimate of WINDOWS
+// is multiplied by this factor. Reason: 7/7 over 64 channels takes 0.4 of the time, 4/4 over 256
+// channels 0.5, 3/3 0.8, with AVX2; processor not noted.
 constexpr double ROWS_IN_NARROW_VECTORS = 1.6;
-// From so many taps a window of one channel is reduced for itself. Reason: windows of 64 take as
-// long either way; those of 20 whose elements are converted take 0.7 of it as windows. Processor
-// not noted.
+// Windows of one channel with at least this many taps along W use WINDOWS. The limit is
+// LONG_CONVERTED if elements are converted. Reason: windows of 64 taps take as long either way;
+// windows of 20 taps whose elements are converted take 0.7 of the time. Processor not noted.
 constexpr double LONG_PLAIN = 64;
 constexpr double LONG_CONVERTED = 16;
 
-// Long rows are pooled in tiles: of one channel of so many bytes, as what a tile reads and writes
-// takes turns in the first-level cache (1-D 3/3 and 4/4 take 0.65 to 0.75 of the time); of channels
-// of more, in values of 8 bytes of half as many. Processor not noted.
+// Long rows are pooled in tiles. A tile of one channel has TILE_BYTES, so that what it reads and
+// writes stays in the first-level cache: 1-D 3/3 and 4/4 take 0.65 to 0.75 of the time. A tile of
+// several channels has TILE_BYTES_OF_CHANNELS, or half of that if a value has more than 4 bytes.
+// Processor not noted.
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
 // The values of workspace rows that are pooled along W at once. Not measured separately.
 constexpr int64_t WORKSPACE_VALUES = 4096;
-// From this stride on each window of one channel reads its own elements: to take every fifth
-// element of a row has no vectors. Reason: 5/5 to 12/12 of 64x4096 take 0.22 to 0.4 of the time
-// with AVX2; processor not noted.
+// With at least this stride, each window of one channel reads its own elements, because every fifth
+// element of a row cannot be taken in vectors. Reason: 5/5 to 12/12 of 64x4096 take 0.22 to 0.4 of
+// the time with AVX2; processor not noted.
 constexpr int64_t STRIDE_WITHOUT_VECTORS = 5;
-// Outputs of a box along W, for all channels, and along H for one. Not measured separately.
+// The least number of outputs of a box. Along W it is BOX_OUTPUTS_W divided by the number of
+// channels. Along H it is BOX_OUTPUTS_H for one channel. Not measured separately.
 constexpr int64_t BOX_OUTPUTS_W = 2048;
 constexpr int64_t BOX_OUTPUTS_H = 64;
-// A box has so many bytes, and the channels that they hold. Reason: 31/1 over 512 channels takes a
-// fourth of the time. Where there are few boxes they are smaller, so that there are enough for all
-// threads: with two of them 13/1 on 20x20 takes half the time. Processor not noted.
+// A box holds as many channels as fit into BOX_BYTES. Reason: 31/1 over 512 channels takes a fourth
+// of the time. If there are fewer than FEW_BOXES boxes, a box has BOX_BYTES_OF_FEW, so that there
+// are enough boxes for all threads: with two threads 13/1 on 20x20 takes half the time. Processor
+// not noted.
 constexpr int64_t BOX_BYTES = 1 << 23;
 constexpr int64_t BOX_BYTES_OF_FEW = 1 << 18;
 constexpr int64_t FEW_BOXES = 16;
@@ -60,38 +64,40 @@ constexpr int64_t BOX_CHANNELS = 64;  // at least, and a multiple of it
 // Planes of more elements are combined in parts, which depend on nothing but a plane's size, so
 // that bits do not depend on threads. Not measured separately.
 constexpr int64_t PART_ELEMENTS = 1 << 18;
-// Several positions of fewer channels are one row, of so many elements and positions at most.
+// With fewer than FEW_CHANNELS channels, several positions are combined as one row. The row has at
+// most ROW_ELEMENTS elements and ROW_POSITIONS positions.
 // Reason: long rows take 0.8 of the time over 32 channels; processor not noted.
 constexpr int64_t FEW_CHANNELS = 256;
 constexpr int64_t ROW_ELEMENTS = 2048;
 constexpr int64_t ROW_POSITIONS = 64;
-// Values of planes are finished when there are so many bytes of them, as those of many planes fill
-// a cache. Not measured separately.
+// Values of planes become results whenever they fill this many bytes, because the values of many
+// planes would fill a cache. Not measured separately.
 constexpr int64_t FINISHED_BYTES = 65536;
 
-// The bytes of values, or of elements of channels, that a tile of WINDOWS reads: they stay in a
-// cache. Not measured separately.
+// The size of what a tile of WINDOWS reads, which stays in a cache. For one channel it counts bytes
+// of values. For several channels it counts elements of all rows. Not measured separately.
 constexpr int64_t WINDOWS_BYTES = 65536;
-// Windows of so many rows share columns with their neighbours, where a position has few channels
-// beside what windows overlap. Reason: 5x5 bins of 224x224 over 7 channels would take five times as
-// long. The numbers are not measured separately.
+// Windows of at least SHARED_ROWS rows share columns with their neighbours if channels * stride is
+// less than SHARED_CHANNELS * extent. Reason: 5x5 bins of 224x224 over 7 channels would take five
+// times as long. The numbers are not measured separately.
 constexpr int64_t SHARED_ROWS = 8;
 constexpr int64_t SHARED_CHANNELS = 64;
 // Up to so large a stride the next window's elements are read ahead. Reason: 2/2 takes half the
 // time on memory, and a tenth more in a cache; 7/7 and bins take a tenth more. Processor not noted.
 constexpr int64_t AHEAD_STRIDE = 4;
 
-// Winners of channels are compared where a window costs at most so much, in what rows that windows
-// share cost. Reason: with AVX2 3 in place of 2, as 5/1 takes 0.6 of the time; processor not noted.
+// Winners of channels are compared if the taps of a window cost less than COMPARED times what they
+// cost by rows that windows share. Reason: with AVX2, 5/1 takes 0.6 of the time with 3 in place of
+// 2; processor not noted.
 constexpr double COMPARED = BYTES == 64 ? 2 : 3;
 constexpr double COMPARED_OF_8_BYTES = 8;
 // Numbers of more taps are not measured.
 constexpr double COMPARED_TAPS = 1 << 14;
 
-// Nanoseconds for an element of the gradient of maxima: a read of all windows that may have won it
-// costs a start and so much for each vector of each; an addition of each window to its winner costs
-// so much for a window and an element. Reason: fitted to 14x14 to 112x112 over 8 to 256 channels;
-// requests and processor not noted.
+// Nanoseconds of the gradient of maxima. Gathering reads, for each position, all windows that may
+// have won it: GATHER_START, and GATHER_VECTOR for each vector of each window. Scattering adds each
+// window to its winner: SCATTER_WINDOW for a window, SCATTER_ELEMENT for an element. Reason: fitted
+// to 14x14 to 112x112 over 8 to 256 channels; requests and processor not noted.
 constexpr double GATHER_START = 18;
 constexpr double GATHER_VECTOR = 1.3;
 constexpr double SCATTER_WINDOW = 1.5;
@@ -102,10 +108,11 @@ constexpr int64_t ZEROS_STRIDE = 8;
 constexpr int64_t ZEROS_WINDOW = 16;
 constexpr int64_t ZEROS_EXTENT = 256;
 
-// Planes of so many elements are turned at most, where windows read so many at most, which depends
-// on the width of rows. Averages and gradients of 65,536 elements, Zen 4: 2.2x to 5.8x on 8x8, 1.6x
-// to 3.3x on 14x14 with 3/2 and 3/1, 12x on 4x4x4 with 2/2; 0.6x on 16x16 with 7/1 and 20x20 with
-// 3/1, which are therefore not turned.
+// Planes are turned if they have at most TURNED_MOST elements. Windows may have TURNED_TAPS taps if
+// rows have at most TURNED_NARROW elements, and TURNED_FEW taps up to TURNED_WIDTH.
+// Averages and gradients of 65,536 elements, Zen 4: 2.2x to 5.8x on 8x8, 1.6x to 3.3x on 14x14 with
+// 3/2 and 3/1, 12x on 4x4x4 with 2/2; 0.6x on 16x16 with 7/1 and 20x20 with 3/1, which are
+// therefore not turned.
 constexpr int64_t TURNED_MOST = 1024;
 constexpr int64_t TURNED_NARROW = 12;
 constexpr int64_t TURNED_TAPS = 64;
@@ -125,8 +132,8 @@ bool has_huge_axis(const Problem &p) {
     return is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w());
 }
 
-// Wide windows that overlap: windows of 1, 2, 4, ... taps, each from two of the one before, so that
-// an axis costs log k.
+// Whether windows are wide and overlap. They are then made of windows of 1, 2, 4, ... taps, each
+// from two of the size before, so that an axis of k taps costs log k.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     const int64_t least = channels == 1
                               ? (is_idempotent ? WIDE_MAXIMA : WIDE_SUMS)
@@ -139,14 +146,14 @@ bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
-// Rows along D and then along H cost less than all rows of a window at once: 3x3x3 takes 0.7 of the
-// time, with indices 0.6.
+// Whether combining rows along D and then along H costs less than combining all rows of a window at
+// once: 3x3x3 takes 0.7 of the time, with indices 0.6.
 bool is_separate(const Axis &d, const Axis &h) {
     return double(d.window + 1) * double(h.stride) + double(h.window) < double(d.window * h.window);
 }
 
-// Rows first, and then what a window reads of them, or all taps of a window at once: of channels
-// the one that loads and stores fewer bytes.
+// Whether ROWS costs less than WINDOWS. For several channels the costs are estimates of the bytes
+// that each strategy loads and stores.
 bool costs_less_by_rows(const Question &question) {
     const Problem &p = question.windows.p;
     const Axis &w = p.w();
@@ -180,7 +187,7 @@ bool can_serve(Strategy strategy, const Question &question) {
     const Windows &windows = question.windows;
     const Problem &p = windows.p;
     if (strategy == PLANES) {
-        // Numbers of taps are those of elements where windows have as many.
+        // A tap has the number of its element if windows are as large as the plane.
         const bool are_elements = p.d().window == p.d().size && p.h().window == p.h().size &&
                                   p.w().window == p.w().size && p.channels == 1;
         return question.is_uniform && windows.are_planes() &&
@@ -293,8 +300,8 @@ bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t elem
         return false;
     const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);
     const double w = window_of(p.w());
-    // One window has no next one. From memory its channels are read too far from each other: 7/1 of
-    // 32x2048x7x7 would take twice as long.
+    // A single window along W shares no rows with a next one. This is not used for large tensors,
+    // whose channels are read too far from each other: 7/1 of 32x2048x7x7 would take twice as long.
     const bool is_alone = p.w().outputs == 1 && !p.is_large(element_size);
     const double stride = is_alone ? w : double(p.w().stride);
     return vectors * taps <

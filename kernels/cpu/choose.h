@@ -28,23 +28,24 @@ struct Question {
 };
 
 Strategy choose(const Question &question);
-// Whether an average of a problem is served by TURNED, whose windows are these: its own, or those
-// seen from the input.
+// Whether TURNED computes an average. `windows` are the windows of the problem, or the windows seen
+// from the input. A call for which TURNED is forced is counted.
 bool are_turned(const Problem &p, const Windows &windows);
-// Whether windows share no element, so that the gradient of averages copies what arrives.
+// Whether windows share no element, so that the gradient of averages copies what arrives. It is
+// false for bins, and while a strategy is forced.
 bool are_spread(const Problem &p);
 bool can_serve(Strategy strategy, const Question &question);
 
 // For tests alone: every call that a strategy can serve is served by it, until AUTOMATIC is forced.
 void force(Strategy strategy);
-// How many calls that was.
+// The number of calls that a forced strategy has served since the last `force`.
 int64_t calls_forced();
 
 // How a strategy cuts a problem into pieces of work. Each is a pure function of the problem.
 
 struct PlanePlan {
-    int64_t part;       // positions that are combined first
-    int64_t positions;  // so many are combined as one row
+    int64_t part;       // positions of a part of a plane, which becomes one value per channel
+    int64_t positions;  // positions that are combined as one row
     int64_t at_once;    // planes that are finished at once
 };
 PlanePlan plan_planes(const Question &question);

@@ -4,7 +4,7 @@
 // Windows of few taps are counted over whole planes at once, as if they were one row. What crosses
 // the end of a row is of no window:
 //
-//     mask, 2 rows of 4, windows 3x2      added along W        along H      rows
+//     mask, 2 rows of 4, windows 2x3      added along W        along H      rows
 //     | 1 0 1 1 | 1 1 0 1 |         ->   | 2 2 3 3 2 2 . . |  ->  | 4 4 . . |  ->  | 4 4 |
 //
 // Padding, and rows whose length is no multiple of the stride, become zeros of a copy. All other
@@ -24,8 +24,8 @@
 namespace dmlpool {
 namespace {
 
-// What is there of each window, and the padding if it counts: 1 at least. Sums S, counts N, which
-// may lie where sums of their type do.
+// Adds the padding that counts to each window's sum of the mask, and writes 1 where the result is
+// less. Sums have type S and counts type N. They may share memory if both types are the same.
 template <class S, class N>
 struct Counted final : Finish {
     const Geometry &g;

@@ -34,8 +34,8 @@ struct DisjointGradient {
     const int64_t position = p.channels * element;
     const int64_t tile = std::clamp<int64_t>(SHARES_AT_ONCE / p.channels, 1, p.w().outputs);
 
-    // The positions of an axis from the first of window o on belong to it, and those before it to
-    // the first one.
+    // The first position that belongs to window o. A window also has the positions between it and
+    // the next one, and the first window has the positions before it.
     static int64_t begin(const Axis &axis, int64_t o) {
         return o == 0              ? 0
                : o == axis.outputs ? axis.size

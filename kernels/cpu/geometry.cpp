@@ -26,8 +26,9 @@ int64_t inverse_of(int64_t a, int64_t m) {
 constexpr int64_t GROUP = 4096;
 constexpr int64_t AHEAD = 2 * RUN_LEAST;
 
-// Joins outputs into runs, from the last output back: one joins the run after it if its window lies
-// as far from the next one as theirs do, or if that run has a single output.
+// Joins outputs into runs, from the last output back. An output joins the run after it if both read
+// equally many positions from the same tap on, and the step to the run equals the run's own step.
+// A run of a single output takes any step that is not negative.
 void join(std::vector<Run> &group) {
     for (int64_t k = int64_t(group.size()) - 2; k >= 0; --k) {
         Run &run = group[k];

@@ -23,17 +23,19 @@ inline int64_t parts_of(int64_t count, int64_t part) {
     return (count + part - 1) / part;
 }
 
-// What an output reads along an axis: so many positions inside the input, every dilation-th from
-// the first on, and the number of the first one's tap.
+// What an output reads along an axis. It reads `count` positions inside the input, `dilation` apart
+// from `begin` on. `tap` is the number of the tap that reads the first one.
 struct Span {
     int64_t begin;
     int64_t count;
     int64_t tap;
 
+    // Whether both spans have the same positions.
     bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
 };
 
-// So many outputs that read as many positions, each `step` after those of the output before.
+// Consecutive outputs that read equally many positions. There are `outputs` of them, and each reads
+// `count` positions. The positions of an output begin `step` after those of the output before.
 struct Run {
     int64_t begin;
     int64_t count;
@@ -92,14 +94,16 @@ struct Axis {
     }
 };
 
-// How averages count: end_padding has zeros before the axes that there are, and a divisor of 0
-// counts taps.
+// How averages count taps. A divisor of 0 means that each window divides by the taps it counts.
+// `end_padding` has three entries: with fewer spatial dimensions the first ones are 0.
 struct Counting {
     int64_t include_padding;
     int64_t divisor;
     int64_t end_padding[3];
 };
 
+// The sizes of a call. A contiguous tensor has N * C planes of 1 channel. A channels_last one has
+// N planes of C channels.
 struct Problem {
     int64_t planes;
     int64_t channels;
@@ -107,16 +111,17 @@ struct Problem {
     Counting counting;
     int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/plans.py
     int64_t bytes;      // of winners, taps or positions
-    int64_t numbering;  // likewise
+    int64_t numbering;  // what winners are numbered by: TAPS, POSITIONS or INDICES
 
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }
     const Axis &w() const { return axes[2]; }
     int64_t row() const { return w().size * channels; }
     int64_t plane() const { return d().size * h().size * row(); }
-    // Whether elements of so many bytes come from memory, not from a cache. Reason: reading ahead
-    // in channels_last takes 0.6 to 0.7 of the time from 16 MB on, and 1.2 of it at 6 to 10 MB (2/2
-    // and 3/2 over 512 and 1088 channels, float32, Zen 4).
+    // Whether the input is too large for a cache. `element` is the size of an element in bytes.
+    // Reason: reading ahead makes channels_last inputs of 16 MB and more 1.4 to 1.7 times faster,
+    // and inputs of 6 to 10 MB 1.2 times slower (2/2 and 3/2 over 512 and 1088 channels, float32,
+    // Zen 4).
     bool is_large(int64_t element) const { return planes * plane() * element > 12 << 20; }
     int64_t output_row() const { return w().outputs * channels; }
     int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
@@ -132,7 +137,7 @@ struct Seen {
     int64_t inverse;  // of stride / divisor, modulo step
 
     explicit Seen(const Axis &axis);
-    // Whose window begins at x or before, and ends after it.
+    // The outputs whose windows begin at or before position x and end after it.
     Range outputs_around(int64_t x) const {
         const int64_t place = x + axis.padding;
         const int64_t before = place - axis.extent() + 1;
@@ -143,15 +148,17 @@ struct Seen {
     Span span_of(int64_t x) const;
 };
 
-// A problem, and what its windows read along those axes whose windows the problem does not say.
+// A problem and what each of its outputs reads. For a gradient the outputs are positions of the
+// input, and `seen` has the windows that `p` does not describe.
 struct Windows {
     Problem p;
-    // Windows along W see the elements of a row so far from each other, with zeros between them.
+    // The distance between two elements of a row, as windows along W see it. The positions between
+    // two elements hold zeros.
     int64_t spacing = 1;
     // By axis, one where windows are seen from the input.
     std::vector<Seen> seen[3];
-    // By axis, what outputs along D and H read, where it takes divisions and they are few: every
-    // row of every plane asks for it.
+    // What each output reads along D and along H. It is kept for at most KEPT_MOST outputs, and
+    // only where computing it takes divisions, because every row of every plane asks for it.
     std::vector<Span> kept[3];
     static constexpr int64_t KEPT_MOST = 4096;
 
@@ -193,15 +200,16 @@ struct DistinctRows {
 
     DistinctRows(const Windows &windows, bool may_share, int64_t tile);
     bool are_shared() const { return !all.empty() || !first.empty(); }
-    // So many of a tile, which begins with the one of this number, and the one after them.
+    // Returns `some` + 1 row numbers: the distinct rows of the tile that begins with distinct row
+    // `number`, and the row after them. `memory` holds them where `all` is empty.
     const int64_t *of_tile(const Windows &windows, int64_t number, int64_t tile, int64_t some,
                            std::vector<int64_t> &memory) const;
 };
 
 // Fills `runs` with those that outputs along W form from `output` on, and returns where they end:
-// at `end`, or after RUNS_MOST outputs and some more. Taps that nobody numbers are 0.
+// at `end`, or after about RUNS_MOST outputs. Without `are_numbered` the tap of each run is 0.
 constexpr int64_t RUNS_MOST = 1 << 14;
-// A run is cut in two, where that must be, so that each part has as many outputs at least.
+// The smallest number of outputs in each part of a run that is cut in two.
 constexpr int64_t RUN_LEAST = 32;
 int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                   std::vector<Run> &runs);

@@ -252,6 +252,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 
 }  // namespace
 
+// Converts the taps of winners to positions in a plane or to indices in the tensor.
 void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
     constexpr int64_t BLOCK = 4096;
     const int tap_bytes = type_of(p).bytes;

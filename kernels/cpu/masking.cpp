@@ -49,7 +49,8 @@ void mask_elements(const T *input, const uint8_t *mask, bool is_same, T fill, in
         output[i] = mask[i] ? input[i] : fill;
 }
 
-// The elements [begin, end) of a tensor in the order of memory, of which `output` has no others.
+// Masks elements [begin, end) of a tensor, in the order of memory. `output` begins with element
+// `begin`.
 template <class T>
 void mask_range(const Masking &m, const T *input, const uint8_t *mask, int64_t begin, int64_t end,
                 T *output) {

@@ -90,7 +90,7 @@ struct ChannelWinners final : WindowOperations {
             std::fill_n(reinterpret_cast<S *>(result), channels,
                         op.template turned<1>(op.lowest()));
     }
-    // Two vectors of channels take turns, the last of which may begin inside those before.
+    // Compares two vectors of channels at a time. The last vectors may overlap those before.
     void compare(const Row *taps, int64_t count, int64_t channels, S *which, char *result) const {
         constexpr int64_t VECTORS = 2;
         for (int64_t begin = 0; begin < channels; begin += VECTORS * n) {
@@ -123,7 +123,7 @@ struct ChannelWinners final : WindowOperations {
     }
 };
 
-// Writes the numbers of their winners.
+// Writes the numbers of the winners that ChannelWinners has found.
 template <class S>
 struct WinningTaps final : Finish {
     const Numbers &numbers;

@@ -89,7 +89,7 @@ struct Max {
     }
 };
 
-// Writes them.
+// Writes maxima as elements of the output.
 template <class S>
 struct Values final : Finish {
     const Max<S> op;
@@ -124,7 +124,7 @@ struct Winner {
     // FIRST ^ number is FIRST - number, as FIRST has all its bits set, and cannot overflow.
     S negative = LOWEST<S>;
     S infinity = HIGHEST<S>;
-    S flip = 0;  // numbers below `negative` count down, without their sign
+    S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
 
     explicit Winner(const DataType &type) {
         if (type.infinity) {

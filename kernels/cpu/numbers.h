@@ -9,8 +9,8 @@
 namespace dmlpool {
 namespace {
 
-// A number for each element of a row of outputs: one for its output plus one for its channel. They
-// are kept where the row is short, and else computed block by block.
+// A number for each element of a row of outputs: number_of(output) + channel * channel_unit. The
+// numbers of a short row are kept, those of a longer row are computed block by block.
 struct Columns {
     static constexpr int64_t KEPT_MOST = 1 << 16;
     static constexpr int64_t BLOCK = 512;
@@ -72,8 +72,8 @@ struct Numbers {
     const Problem &p;
     void *numbers;
     int64_t units[3] = {1, 1, 1};
-    int64_t plane_size;  // what indices count for a plane, 0 for positions
-    Columns columns;     // what they count for each element in a row of outputs
+    int64_t plane_size;  // positions in a plane for INDICES, else 0
+    Columns columns;     // the part of a number that depends on its place in the row of outputs
 
     Numbers(const Problem &p, void *numbers)
         : p(p),
@@ -104,8 +104,8 @@ struct Numbers {
     }
     // What is written for a window without an element.
     int none() const { return p.numbering == TAPS ? 0 : -1; }
-    // Writes the numbers of `count` elements of a row of outputs. `which` has what their taps count
-    // in `units`, or none().
+    // Writes the numbers of `count` elements of a row of outputs. `which` has the sum of each
+    // winning tap's coordinates times `units`, or none() for a window without an element.
     template <class Number>
     void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count,
                const Number *__restrict which) const {

@@ -85,7 +85,7 @@ struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
     int64_t units[3];             // how far the numbers of taps are from each other along each axis
-    int64_t steps[3];             // and those of the taps that a window reads
+    int64_t steps[3];             // between the numbers of successive taps that a window reads
     bool writes_results = false;  // beside what is made
     bool is_separable = true;     // what windows share can be combined first
 
@@ -172,7 +172,8 @@ inline int64_t find_rows(const WindowOperations &op, const Problem &p, const cha
 
 enum Strategy : int64_t;
 
-// Makes all results of a problem by the strategy that is given, or by the one that `choose` says.
+// Makes all results of a problem by the given strategy. If it is AUTOMATIC, the strategy is the one
+// that a test forces, or else the one that `choose` returns.
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows, Strategy strategy = Strategy());
 

@@ -20,7 +20,8 @@ struct Quantization {
     int64_t high;
 };
 
-// Memory in three loops. With each step the mask moves on by so many bytes, 0 where it stays.
+// How a mask lies beside a tensor. Three loops of `sizes` visit the elements of the tensor in the
+// order of memory. A step of a loop moves `steps` bytes in the mask, 0 where the mask is broadcast.
 struct Masking {
     int64_t sizes[3];
     int64_t steps[3];
@@ -39,8 +40,9 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
 void max_pooling_indices(const Problem &p, const void *taps, void *indices);
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient);
 
-// Positions of 4 or 8 bytes, in the plane; the problem's inputs are what they number, its outputs
-// where they are. Those inside the plane, and -1 for all but the last of several alike.
+// Functions of positions, which are integers of 4 or 8 bytes. The problem's inputs are the elements
+// that positions number. Its outputs are the elements of `positions`. `unique_positions` copies
+// positions, but writes -1 for those outside the plane and for all but the last of equal ones.
 void unique_positions(const Problem &p, const void *positions, void *unique);
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output);
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output);
@@ -52,8 +54,8 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
 
 // A mask has bytes of 0 and 1.
 void masked(const Masking &m, const void *input, const void *mask, void *output);
-// What sums of windows over a mask are divided by, numbers of the problem's 1 or 4 bytes; and the
-// averages, whose divisors lie as the mask does.
+// `masked_divisors` writes what the sum of each window over a mask is divided by, as integers of
+// Problem::bytes, 1 or 4. `masked_average_pooling` reads divisors that lie as the mask does.
 void masked_divisors(const Problem &p, const void *mask, void *divisors);
 void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
                             const void *divisors, void *output);

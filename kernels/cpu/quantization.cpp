@@ -79,7 +79,8 @@ struct Requantization {
         output_zeros.resize(channels + BLOCK);
     }
 
-    // AVX2 has no narrowing to a fourth: in one step it takes 1.1 to 1.2 times as long.
+    // Converts int32 to uint8. AVX2 has no single instruction for it, so it goes by way of int16,
+    // which is 1.1 to 1.2 times faster there.
     static Vector<uint8_t, BLOCK> bytes_of(Vector<int32_t, BLOCK> values) {
         using Words = Vector<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
         return __builtin_convertvector(__builtin_convertvector(values, Words),

@@ -137,8 +137,9 @@ struct Rows final : RowOperations {
         }
     }
 
-    // Combines so many rows, from `begin` on, into `out`; with `adds`, after what `out` holds. It
-    // works in blocks of n, and the last one may overlap the one before.
+    // Combines elements [begin, begin + length) of `count` rows into `out`. With `adds` they are
+    // combined with what `out` holds. Blocks have n elements, and the last one may overlap the one
+    // before.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
     void combine_few(const Row *given, int64_t begin, int64_t length, L *out) const {
@@ -181,8 +182,8 @@ struct Rows final : RowOperations {
         else
             combine_rows<are_values, few + 1>(rows, count, begin, length, out);
     }
-    // Combines more rows than one loop reads at once: maxima several after several, sums as a tree
-    // of two halves, part by part of the rows.
+    // Combines more rows than one loop reads at once. Maxima take SEVERAL rows at a time. Sums are
+    // trees: the sums of two halves of the rows are added, PART elements at a time.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {
@@ -317,8 +318,8 @@ struct Rows final : RowOperations {
                 std::memcpy(out, &results, outputs * sizeof(L));
         }
     }
-    // Combines elements or values that lie `step` from each other, and whose numbers lie `unit`
-    // from each other: at most eight, and below any number of them.
+    // Combines at most eight elements or values that lie `step` apart and whose numbers lie `unit`
+    // apart. `combined_strided` does the same for any number of them.
     template <bool are_values>
     L combined_eight(const Row &row, int64_t count, int64_t step, int64_t unit) const {
         const auto value = [&](int64_t t) {

@@ -21,7 +21,8 @@ namespace {
 
 struct RowPooling : BlockPooling {
     const DistinctRows distinct{windows, !op.is_idempotent && finish.is_uniform, plan.outputs_h};
-    // Windows along H that lie inside the input read as many rows: these are found once.
+    // Whether windows along H that lie inside the input find their rows once. All of them read the
+    // same number of rows, and each row lies a stride below that of the window before.
     const bool may_repeat = windows.spacing == 1 && !distinct.are_shared() &&
                             plan.outputs_w == w.outputs && h.window > 0 &&
                             h.size + h.padding >= h.extent();
@@ -96,7 +97,7 @@ struct RowPooling : BlockPooling {
         }
         return m.staged;
     }
-    // What the next tile of a row reads of the last rows.
+    // Prefetches what the next tile along W reads of the last rows that were found.
     void read_ahead(const Row *rows, int64_t found, int64_t inside) const {
         for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
             prefetch(rows[t].from + inside * element, inside * element);

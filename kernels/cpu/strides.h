@@ -12,8 +12,8 @@
 namespace dmlpool {
 namespace {
 
-// A row of so many values of 4 or 8 bytes, with zeros around `count` of them that lie `apart` from
-// `begin` on.
+// Writes `count` values of 4 or 8 bytes into a row of `length` values: value i at `begin + i *
+// apart`, and zeros everywhere else.
 template <class Bits>
 __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int64_t apart,
                                           int64_t begin, void *to, int64_t length) {
@@ -34,7 +34,7 @@ __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int
         std::fill(out + end, out + length, Bits(0));
 }
 
-// Every stride-th of so many values.
+// Takes `count` values from a row, a stride apart: out[i] = row[i * stride].
 template <int64_t fixed, class V>
 void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
     const int64_t stride = fixed ? fixed : any;

@@ -16,8 +16,8 @@
 namespace dmlpool {
 namespace {
 
-// So many rows of as many elements: rows become columns. With every step squares of `step` elements
-// beside the diagonal change places.
+// Transposes a square of n rows of n elements. Every step exchanges the two squares of `step` by
+// `step` elements beside the diagonal.
 template <class E, int64_t n, int64_t step = n / 2>
 __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) {
     if constexpr (step > 0) {
@@ -72,7 +72,8 @@ struct Turned {
                     write(rows[j], to + (at + j) * channels + k);
             }
     }
-    // What is written after a plane is written again with the next one.
+    // Writes planes back in order. A small plane's vectors write past its end, and the next plane
+    // overwrites those elements.
     void turn_back(const E *from, E *to) const {
         const E *const end = to + planes * size;
         for (int64_t k = 0; k < planes; k += n)

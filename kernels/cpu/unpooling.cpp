@@ -80,6 +80,7 @@ void scatter(const T *input, const Positions &positions, T *output, const Proble
 
 }  // namespace
 
+// Copies positions, but writes -1 where a position occurs again later in its plane or lies outside.
 void unique_positions(const Problem &p, const void *positions, void *unique) {
     const Positions all(positions, type_of(p).bytes, p.plane() / p.channels);
     if (p.bytes != 4 && p.bytes != 8)

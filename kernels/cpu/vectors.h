@@ -89,7 +89,7 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
     return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
 #endif
 }
-// Without overflow.
+// Subtracts modulo 2^bits: the result wraps around, and signed overflow is not undefined.
 template <class S, int64_t n>
 inline Vector<S, n> difference(Vector<S, n> first, Vector<S, n> second) {
     using U = Vector<std::make_unsigned_t<S>, n>;
@@ -142,7 +142,7 @@ inline T narrow(Wide<T> value) {
         return value;
 }
 
-// By their numbers, those of DATA_TYPES in backends/plans.py.
+// A data type. Its number is its index in TYPES, and its value in DATA_TYPES in backends/plans.py.
 struct DataType {
     int bytes;
     int64_t infinity;  // its bits, 0 for integers
@@ -157,7 +157,8 @@ constexpr DataType TYPES[] = {
     {4, 0, true},           {8, 0, true},
 };
 
-// The processor's own conversions of halves of a vector to whole ones.
+// The processor's own conversions. `Halves` is a vector of half the processor's width. `widened`
+// converts it to a full vector of elements twice as wide, and `narrowed` converts it back.
 #if defined(__AVX512BW__)
 #define HAS_HALVES
 using Halves = __m256i;
@@ -247,7 +248,7 @@ inline const T *elements(const Row &row) {
     return reinterpret_cast<const T *>(row.from);
 }
 
-// The number of a data type, checked.
+// The data type of a problem's first tensor. Throws if there is no type of that number.
 inline const DataType &type_of(const Problem &p) {
     if (p.type < 0 || p.type >= int64_t(std::size(TYPES)))
         refuse("data type", p.type);

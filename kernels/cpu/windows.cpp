@@ -42,7 +42,7 @@ struct WindowPooling {
     const int64_t tiles = parts_of(w.outputs, tile);
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
     const int64_t ahead = plan.reads_ahead ? w.stride * position : 0;
-    // Values are results, and are made where those go.
+    // Values have the size of results, and are written where the results go.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
     // Values are made for a part of a row at a time, which ends where a run does.
     const int64_t most_made = std::min(tile, 2 * RUNS_MOST + 2 * RUN_LEAST);

@@ -37,7 +37,7 @@ def chosen(device_type: str) -> tuple[Backend, str | None]:
 
 @functools.cache
 def serving(device_type: str) -> Backend:
-    """The same for a call that pools: the first one on the CPU warns where no library serves it."""
+    """The backend for tensors on ``device_type``; warns once where the CPU has no library."""
     backend, missing = chosen(device_type)
     if missing is not None:
         fallbacks.warn_of_slowness(

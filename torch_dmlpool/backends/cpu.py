@@ -168,8 +168,9 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
 
 
 def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tensor:
-    """The element at each position, 0 outside the plane; whether bins chose them is for its adjoint
-    alone.
+    """The element at each position, 0 outside the plane.
+
+    The last argument is unused: the operator has it for its adjoint.
     """
     shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
     plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)

@@ -179,8 +179,10 @@ def _is_tiled(axis: _Axis) -> bool:
 
 
 def _join_tiled_rows(axes: list[_Axis], ends: list[int], most: int | None) -> None:
-    """Rows that windows of one row each tile are one row, of so many outputs at most: the gradient
-    of maxima of 2048x2x2x4 by 1x1x2 takes half the time, the maxima themselves a tenth.
+    """Merge the last two axes into one where windows of one row each tile that row.
+
+    The new axis has at most ``most`` outputs. The gradient of maxima of 2048x2x2x4 by 1x1x2 takes
+    half the time, the maxima themselves a tenth.
     """
     while len(axes) > 1:
         rows, row_outputs, row_taps, row_stride, row_padding, _ = axes[-2]
@@ -207,8 +209,10 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
 
 
 def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, int]:
-    """Joins planes that windows tile into one plane. Returns how many planes there are, and how
-    winners are numbered then. Maxima of many small planes take a tenth of the time.
+    """Merge all planes into one along the first axis, where windows tile that axis.
+
+    Returns the number of planes and the winners' numbering, which becomes TAPS where one window
+    is the whole plane. Maxima of many small planes take a tenth of the time.
     """
     size, count, taps, stride, *_ = axes[0]
     is_tiled = _is_tiled(axes[0])

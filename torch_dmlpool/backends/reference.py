@@ -37,7 +37,7 @@ def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In the type that halves are summed in (rule A4)."""
+    """``tensor`` in float32 if it is float16 or bfloat16, as it is summed in (rule A4)."""
     return (
         tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
     )
@@ -149,8 +149,9 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
 def _on_its_side_of_a_half(
     real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor
 ) -> Tensor:
-    """Quotients next to a half, moved to its exact side: twice the distance times the denominator
-    is an integer.
+    """``real``, where quotients near a half are moved to the side on which the exact ones lie.
+
+    Integers decide the side: twice the distance to the half times the denominator is an integer.
     """
     whole = real.floor()
     near = ((real - whole - 0.5).abs() < 2.0**-40 * (1 + whole.abs())) & (whole.abs() < 512)
@@ -239,8 +240,9 @@ def _scattered(
 
 
 def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Tensor:  # noqa: ARG001
-    """In order, as a CPU's ``scatter_add`` does: elsewhere that has none, but ``index_put`` sorts
-    before it adds.
+    """``scatter_add`` in the elements' order, for devices other than the CPU.
+
+    ``scatter_add`` has no fixed order on these devices, but ``index_put`` sorts before it adds.
     """
     rows = (
         numbers(math.prod(total.shape[:-1]), total)

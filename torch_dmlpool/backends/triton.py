@@ -155,11 +155,10 @@ def planned(
     channels_last: bool | None,
     *rest: Any,
 ) -> Plan:
-    """The plan of a function of kernels/launches.py, with its ``own`` arguments; the rest are those
-    of a request.
+    """The plan of a call: ``function`` in kernels/launches.py makes its launches.
 
-    Without target sizes they are what the window gives, and without a layout results have the
-    source's.
+    ``function`` takes ``own`` after a Request, which the other arguments make. ``target_sizes``
+    default to the window's output sizes, ``channels_last`` to the source's layout.
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
@@ -220,7 +219,10 @@ def _maxima(
     code_dtype: torch.dtype | None,
     sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Values, and taps (of bins positions) of ``code_dtype``, or the values once more."""
+    """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``.
+
+    If ``code_dtype`` is None the second result is the values again.
+    """
     asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
     plan = planned(
         "max_launches",

@@ -20,7 +20,7 @@ from torch_dmlpool.inductor.geometry import (
 
 
 def _max_pooling_gather(x: TensorBox, taps: TensorBox, *arguments: Any) -> TensorBox | None:
-    """One of the taps that a window of maxima reads, where such a window is an expression."""
+    """The element at each window's winning tap; None where the operator must be called."""
     ((outputs, dtype),) = results()
     sizes = x.get_size()[2:]
     window = window_of_maxima(x, sizes, arguments, outputs)

@@ -31,8 +31,10 @@ _POOLING, _SIGMOID = torch.ops.dmlpool.max_pooling.default, torch.ops.aten.sigmo
 
 
 def _is_faster_and_same(match: Match) -> bool:
-    """Whether there are half as many maxima or fewer, laid out alike, and each of an element
-    (f(-inf) is another).
+    """Whether pooling first gives the same result in less time.
+
+    Maxima must be at most half as many as the elements, of the same data type and strides. No
+    window may be empty, as f(-inf) is not the -inf of an empty window.
     """
     pooling: Any = match.output_node()
     x, function, arguments = match.kwargs["x"], pooling.args[0], pooling.args[1:]

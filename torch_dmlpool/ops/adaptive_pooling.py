@@ -53,8 +53,9 @@ def bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tens
 
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
-    """The results of ``operator``, without elements where none are asked for: so they have a
-    gradient, of zeros.
+    """The results of ``operator``, which is called with a size of 1 where an output size is 0.
+
+    The results are then sliced to size 0, so that autograd returns a gradient of zeros.
     """
     if 0 not in [size for size in output_sizes if type(size) is int]:
         return operator(input, output_sizes)
@@ -73,10 +74,10 @@ def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -
 def bins(
     output_size: Any, sizes: tuple[int, ...], rank: int
 ) -> tuple[tuple[int, ...], Window | None]:
-    """The output's spatial sizes, and the window that the bins are where it is one.
+    """The output's spatial sizes, and the window that gives the same bins, or None.
 
-    Of the input's spatial ``sizes`` ``output_size`` is about the last ``rank``; the height of rows
-    stays 1.
+    ``output_size`` applies to the last ``rank`` of the input's spatial ``sizes``. The output has
+    size 1 along the dimensions before them.
     """
     output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(
         output_size, sizes[-rank:]

@@ -134,7 +134,7 @@ def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
 
 
 def _is_chosen_again(input: Tensor) -> bool:
-    """Whether the values of winners are gathered, so that their derivatives are of the winners."""
+    """Whether values must be gathered again from ``input``, because a derivative may be wanted."""
     return input.is_floating_point() and registration.may_be_differentiated(input)
 
 
@@ -172,8 +172,9 @@ class _Maxima(torch.autograd.Function):
 
 
 def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
-    """Whether a winner may be the lowest value itself, as is what stands where nothing is. To look
-    would have another device wait.
+    """Whether a winner may equal the lowest value, which fills the masked elements.
+
+    On other devices than the CPU it is True, as reading values would synchronize.
     """
     lowest = reference.lowest(input.dtype)
     return not values.is_cpu or not (
@@ -189,7 +190,10 @@ def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
 
 
 def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor, Any]:
-    """Maxima and the taps of their winners, and what says whether a window has an element."""
+    """Maxima, the taps of their winners, and a function that returns a mask of windows.
+
+    The mask is True for windows that have an element.
+    """
     if registration.is_bare(input, mask) and registration.records_gradient(input):
         there = as_bytes(_over_planes(mask, input))
         values, taps = _Maxima.apply(input, mask, window)

@@ -101,8 +101,10 @@ def numbered(
 def _numbered_over_batches(
     operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any
 ) -> Any:
-    """Maxima with indices, or indices alone, of the spatial sizes that are given then; they count
-    in each sample.
+    """The vmap rule of an operator that returns indices, with or without values.
+
+    It computes positions in planes over the merged batch, then converts them to indices in each
+    example. Operators that return indices alone take the spatial sizes as an argument.
     """
     *rest, index_dtype, per_plane = arguments
     results, mapped = operator.over_batches(info, dimensions, tensor, *rest, torch.int64, True)

@@ -50,8 +50,10 @@ def quantized_linear_average_pooling(
 def of_quantized_tensor(
     input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *made: Any
 ) -> Tensor | None:
-    """The same of a quantized tensor, ``made`` of a type and a function of sizes; None where no
-    backend takes it.
+    """The average pooling of a quantized tensor; None where no backend takes its data type.
+
+    ``made`` is the integer type of the output and the function that allocates it from its sizes
+    and memory format.
     """
     if not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
@@ -63,8 +65,9 @@ def of_quantized_tensor(
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
-    """Refuse scales and zero points that require ``gradients``, and wrong ``values`` of scales on
-    the CPU.
+    """Refuse scales and zero points that are differentiated, and bad scale values on the CPU.
+
+    ``gradients`` and ``values`` turn the first and the second check on.
     """
     for name, parameter in zip(operands.PARAMETERS, parameters, strict=True):
         if not isinstance(parameter, Tensor):

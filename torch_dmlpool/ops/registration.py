@@ -155,8 +155,8 @@ class Operator:
         return function
 
     def computed_by(self, backend: Backend) -> Callable[..., Any]:
-        """The function of a backend that computes the operator: a field of a named tuple reads
-        itself from one.
+        """The function of ``backend`` that computes the operator: ``entry`` is a descriptor of the
+        named tuple ``Backend``.
         """
         return self.entry.__get__(backend)
 
@@ -196,7 +196,7 @@ class Operator:
         return self.implementation(arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
-        """Compilers and exporters trace with fake tensors first."""
+        """The fake implementation: checks the arguments and returns uninitialised results."""
         for prepare in before_fake:
             prepare(self)
         revision.sign_traced_call(self.overload)
@@ -263,10 +263,10 @@ def call(overload: OpOverload, *arguments: Any) -> Any:
 
 
 class Derivative:
-    """An operator with its derivatives, which are operators: one that is linear is its own, of its
-    adjoint backward.
+    """The methods of each operator's autograd function, whose name the graph's nodes show.
 
-    An autograd function of each operator has these methods, and gives a graph's nodes their names.
+    ``backward`` calls the adjoint operator. ``jvp`` calls the linear operator, which is the
+    operator itself or, for maxima, the gather at what they chose.
     """
 
     @staticmethod
@@ -377,7 +377,7 @@ def is_bare(*tensors: Tensor) -> bool:
 
 
 def _needs_no_memory(tensor: Tensor) -> bool:
-    """Whether a tensor whose pointer is null has no elements, and not its elements elsewhere."""
+    """Whether a tensor with a null pointer is empty; raises where its storage was resized to 0."""
     if tensor.numel() > 0 and not _is_functional_tensor(tensor):
         raise RuntimeError(
             f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"

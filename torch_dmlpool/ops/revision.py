@@ -44,7 +44,7 @@ def is_compiled_now() -> bool:
 
 
 def arguments() -> dict[str, str]:
-    """The argument that a call has which is traced for torch.compile, none elsewhere."""
+    """The keyword arguments of a call: ``revision`` under torch.compile, none elsewhere."""
     return {"revision": revision()} if is_compiled_now() else {}
 
 
