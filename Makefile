@@ -39,7 +39,7 @@ test-all: $(LIBRARY)  ## every test, with thorough property tests; the kernels' 
 
 ONNX_RUNTIMES := 1.20.1 1.22.1 1.24.4
 
-test-onnx-versions: $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## every exported form in four versions of ONNX Runtime, each opset; twenty minutes of a core
+test-onnx-versions: $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## every exported form in four versions of ONNX Runtime, each opset; twenty minutes of two cores
 	$(BIN)/python -m pip install --no-deps --upgrade --target .onnxruntime/newest onnxruntime
 	$(PYTEST) tests/test_onnx_versions.py
 
