@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
         "--sample",
         type=int,
         default=1,
-        help="of --calls one in so many (default: 1, a quarter of an hour; 6: three minutes)",
+        help="every N-th call of --calls (default: 1, a quarter of an hour; 6: three minutes)",
     )
     parsed.add_argument(
         "--rounds", type=int, help="calls of every contestant per row (default: 30; --quick: 3)"

@@ -157,8 +157,8 @@ def _results(returned: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def summaries(measured: Sequence[tuple[Row, float, float]]) -> list[dict[str, Any]]:
-    """Of each way to make the calls: the geometric mean and the sums where ATen takes 50 us and
-    more, the rows behind ATen there, and by how much ours takes longer elsewhere, in microseconds.
+    """A summary of each column. It has the geometric mean, the sums and the rows behind ATen of the
+    calls where ATen takes 50 us and more, and how many microseconds ours is over ATen elsewhere.
     """
     found = []
     for column in dict.fromkeys(row.column for row, _, _ in measured):

@@ -106,7 +106,7 @@ def measure(row: Row, seconds: float) -> dict[str, Any]:
 
 
 def _seconds(call: Callable[[], Any], count: int) -> float:
-    """Of this thread, for one of ``count`` calls."""
+    """Processor time of this thread for a call, the mean of ``count`` calls."""
     start = time.thread_time()
     for _ in range(count):
         call()

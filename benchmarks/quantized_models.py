@@ -173,7 +173,7 @@ def compiled(program: ExportedProgram, input: Tensor) -> Callable[[], Tensor]:
 
 
 def medians(contestants: list[Callable[[], Tensor]], seconds: float) -> list[float]:
-    """Of calls in turn."""
+    """The median seconds of each contestant, whose calls take turns."""
     times: list[list[float]] = [[] for _ in contestants]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

@@ -34,8 +34,8 @@ COLUMNS = {
 SLICES = {True: (16_384, 8192), False: (1024, 512)}
 # Windows of a lane that share a core, and the largest stride: a lane reads all edges at once.
 SHARED = ((8, 1), (8, 2), (4, 4), (2, 8))
-# Windows of at least so many elements, and so many strides, share a core; longer ones along rows
-# lie in a stretch of so many rows and positions.
+# Windows share a core if they have at least SHARES_FROM elements and at least SHARES_OVER strides.
+# Windows of at least SLIDES_FROM elements along rows slide over a block of STRETCHES instead.
 SHARES_FROM, SHARES_OVER, SLIDES_FROM = 9, 4, 48
 STRETCHES = (Block(True, 4, 256, 1), Block(True, 1, 1024, 1))
 SPREAD = 1024  # elements of a program: with 16 of each thread registers leave fewer warps

@@ -30,7 +30,6 @@ NEEDED = {
     "macosx": r"/usr/lib/libSystem\.B\.dylib",
 }
 """What a system has itself: a library may need nothing else."""
-USUAL = r"torch_dmlpool/([\w/]+\.py|py\.typed)|torch_dmlpool-[^/]+\.dist-info/.+"
 """The files of a wheel that are not compiled."""
 OPERATORS = r"_(Zn[aw]|Zd[al])\w+"
 """C++'s operators new and delete, which zig exports from libraries for a Mac."""

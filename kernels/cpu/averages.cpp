@@ -115,7 +115,7 @@ Kernels kernels_of(int type, bool are_turned = false) {
 // where windows divide by different numbers. The limit bounds the memory for the quotients.
 constexpr int64_t SHARES_MOST = 1 << 21;
 
-// Several planes, or so many positions of one along an axis and the outputs that read them.
+// Several planes, or a range of positions of one plane along an axis, and the outputs that read it.
 struct Part {
     int64_t plane;
     int64_t planes;

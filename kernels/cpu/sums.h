@@ -5,9 +5,9 @@
 
 namespace dmlpool {
 
-// Of a float data type, by its number in backends/plans.py.
+// Sums of a float data type; `type` is its number in backends/plans.py.
 const RowOperations &float_sums(int type);
-// Of uint8, in int32.
+// Sums of uint8 elements, in int32.
 const RowOperations &byte_sums();
 
 namespace {
