@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     parsed.add_argument(
         "--deadline",
         type=float,
-        help="begin no row after so many seconds; what there is, is written",
+        help="begin no row after this many seconds; the rows measured are written",
     )
     parsed.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parsed.add_argument(
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def default_seconds(options: argparse.Namespace) -> float:
-    """Of a row: enough for its medians, and for all rows together some minutes."""
+    """Seconds for a row: enough for its medians, and some minutes for all rows together."""
     return 0.2 if options.quick else 0.5 if options.scaling else 1.5
 
 

@@ -129,10 +129,10 @@ def differences(expected: Any, found: Any) -> str:
 
 
 def options(description: str) -> argparse.Namespace:
-    """Of a step of `make gpu`."""
+    """The options of a step of `make gpu`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--deadline", type=float, default=600.0, help="begin nothing after so many seconds"
+        "--deadline", type=float, default=600.0, help="begin nothing after this many seconds"
     )
     parser.add_argument("--every", type=int, default=1, help="only every Nth call or row")
     return parser.parse_args()

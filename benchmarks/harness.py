@@ -36,7 +36,7 @@ MOST_CALLS = 100
 # but no more of them once they have taken this long, as they do where cores are short
 TOGETHER_SECONDS = 20e-3
 SETTLING_SECONDS = 2e-3  # thread pools spin for about a millisecond after their last task
-# or twice the L2 cache: read for so long that the host gets ahead of the device meanwhile
+# or twice the L2 cache: read so that the host gets ahead of the device meanwhile
 FLUSHED_BYTES = 2**29
 # the first of them that does a row is what everybody else must agree with
 REFERENCES = (ATEN, DETOUR, BY_AXIS)
@@ -112,8 +112,8 @@ def problem(workload: Workload, settings: Settings) -> Problem:
 
 
 def tolerance(workload: Workload, is_gradient: bool) -> float:
-    """Of results that are not the same bits: sums of float16 and bfloat16 gradients are rounded in
-    different places.
+    """The tolerance for results that are not the same bits: sums of float16 and bfloat16 gradients
+    are rounded in different places.
 
     A gradient can be a sum of as many terms as a window has taps, in any order.
     """

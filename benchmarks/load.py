@@ -26,7 +26,7 @@ def cores() -> int:
 
 
 class Load:
-    """Busy processes from entering to leaving, for so many seconds at most."""
+    """Busy processes from entering to leaving, for ``seconds`` at most."""
 
     def __init__(self, processes: int, seconds: float) -> None:
         self._arguments = [sys.executable, "-c", _SPIN, str(os.getpid()), str(seconds)]

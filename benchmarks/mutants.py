@@ -318,7 +318,7 @@ def main() -> None:
         "--like", default="", help="only mutants whose place or line this regular expression finds"
     )
     parser.add_argument(
-        "--minutes", type=float, default=600.0, help="begin no mutant after so long"
+        "--minutes", type=float, default=600.0, help="begin no mutant after this many minutes"
     )
     parser.add_argument(
         "--limit", type=int, default=20, help="seconds of computing after which a test hangs"

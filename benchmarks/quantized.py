@@ -46,7 +46,7 @@ def quantization(workload: Workload, device: torch.device) -> Quantization:
 
 
 def our_pool_of_integers(problem: Problem) -> Pool:
-    """Of plain integer tensors, with scales and zero points of their own."""
+    """Our pool of plain integer tensors, with scales and zero points of their own."""
     workload = problem.workload
     numbers = quantization(workload, problem.inputs[0].device)
     return functools.partial(
@@ -71,7 +71,7 @@ def _window(workload: Workload) -> dict[str, Any]:
 
 
 def bind_ours(problem: Problem) -> list[Bound]:
-    """Of the very tensors that ATen pools; per channel, which it does not, of plain integers."""
+    """Our pools of ATen's own tensors; of plain integers per channel, which ATen cannot pool."""
     if problem.workload.per_channel:
         return [
             Bound(functools.partial(our_pool_of_integers(problem), input))

@@ -208,7 +208,7 @@ def one_warp(code: Code, taps: int = 1) -> Warp:
 
 
 def launch_time(code: Code, programs: int, warps: int, moved: int, taps: int = 1) -> Time:
-    """A launch that moves so many bytes of memory."""
+    """The time of a launch that moves ``moved`` bytes of memory."""
     one = one_warp(code, taps)
     per_warp = math.ceil(max(code.registers, 24) / 8) * 8 * 32
     resident = min(REGISTERS // (per_warp * warps), MOST_WARPS // warps, MOST_PROGRAMS)

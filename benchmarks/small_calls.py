@@ -81,7 +81,7 @@ def steps() -> dict[str, Callable[[], Any]]:
             "avg_pool2d", 2, input, operands.AVERAGED_TYPES
         ),
         "the window, looked up": lambda: Window.pytorch(2, 2, 2, 0, 1, False, None),
-        "whether modes or transforms are active": lambda: registration.is_bare(input),
+        "whether modes or transforms are active": lambda: registration.may_skip_dispatcher(input),
         "the backend, looked up": lambda: average_pooling.average_pooling.implementation(input),
         "the plan, looked up": lambda: plans.planned(
             input.shape, input.stride(), input.dtype, window, counted

@@ -588,8 +588,8 @@ def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
     """Each value with each value of every other argument, three or more together only as that
     takes; the rest is slow.
 
-    Of two arguments each value occurs. What three arguments can break together is rare, and `make
-    test-all` tries it.
+    Each pair of values of two arguments occurs. What three arguments can break together is rare,
+    and `make test-all` tries it.
     """
     fewest = min(map(len, arguments.values()))
     rows = []

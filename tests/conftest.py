@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Elsewhere a library that was not built is a failure, not another backend that is tested.
         config.addinivalue_line(
             "filterwarnings",
-            "ignore:plain PyTorch operations serve the CPU.*was not built"
+            "ignore:CPU tensors use plain PyTorch operations.*was not built"
             ":torch_dmlpool.SlowBackendWarning",
         )
     if INTERPRETED:

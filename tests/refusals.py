@@ -347,7 +347,7 @@ def as_torch(values: list[Wrong]) -> list[Wrong]:
 
 
 def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dict[str, Any]:
-    """Of the values those of the function's arguments."""
+    """Those of the values that the function has arguments for."""
     return {name: values[name] for name in values if name in inspect.signature(function).parameters}
 
 

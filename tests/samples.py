@@ -460,8 +460,8 @@ def near_halves(divisor: int, count: int, largest: int = 2**24) -> list[Quotient
 
 
 def check_near_halves(taps: int) -> None:
-    """Sums of so many elements that float64 takes the quotient for a half, of like scales, unlike
-    and far apart."""
+    """Sums whose quotient float64 takes for a half, with scales that are alike, unlike and far
+    apart."""
     for quotient in [*near_halves(taps, 8), *near_halves(taps, 8, 2**22), (taps, 1.0, 2.0**60)]:
         total, *scales = quotient
         image = torch.full((1, 1, taps), total // taps, dtype=torch.uint8)

@@ -40,8 +40,8 @@ def old_objects_aside() -> Iterator[None]:
 
 
 def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
-    """Python objects and bytes of memory more after so many calls than before, once caches are
-    warm."""
+    """How many Python objects and bytes of memory there are more after ``times`` calls, once caches
+    are warm."""
     for _ in range(20):
         call()
     gc.collect()

@@ -247,7 +247,7 @@ SAME_NUMBERS = ("negated", "imaginary", "made in inference mode", "overriding fu
 
 
 def unwrapped(results: Iterable[Tensor]) -> list[Tensor]:
-    """Of no subclass, and without what they were computed from."""
+    """The results as plain tensors, without what they were computed from."""
     return [result.detach().as_subclass(Tensor) for result in results]
 
 

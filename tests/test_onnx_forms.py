@@ -159,7 +159,7 @@ def test_no_bytes_are_compared_under_a_mask() -> None:
 
 
 def test_norms_of_whole_planes() -> None:
-    """Of sizes that are left open, in an opset whose GlobalLpPool no Runtime has."""
+    """Norms over sizes that are left open, in an opset whose GlobalLpPool no Runtime has."""
     forms = [form for form in onnx_forms.whole_planes(2) if "norm" in form.name]
     assert len(forms) == 3
     for opset in (20, 22):

@@ -208,8 +208,8 @@ def test_what_is_computed_in_parts(
 
 @pytest.mark.usefixtures("either_backend")
 def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
-    """Of 2³¹ - 1 taps along an axis, or 2⁶² in all, those inside are read; so many would not fit
-    into memory."""
+    """A window of 2³¹ - 1 taps along an axis, or 2⁶² in all, reads those inside; all of them would
+    not fit into memory."""
     largest = 2**31 - 1
     line = {
         "window_size": largest,

@@ -61,7 +61,7 @@ def private_names(tree: ast.Module) -> set[str]:
         if isinstance(node, (ast.Attribute, ast.Name)):
             first, *rest = ast.unparse(node).split(".")
             found.add(".".join([known.get(first, ""), *rest]))
-    # Of torch._inductor modules alone are there before something is compiled.
+    # Before something is compiled, torch._inductor has nothing but modules.
     return {
         name
         for name in found
@@ -186,7 +186,7 @@ sys.meta_path.insert(0, Broken())
 
 @cases.each("what", WITHOUT, list(WITHOUT)[:1])
 def test_a_process_without(what: str, run_python: Callable[..., str]) -> None:
-    """E7: all but the two functions of quantized tensors, and those say what serves instead."""
+    """E7: all but the two functions of quantized tensors, and those say what to use instead."""
     ending = """
 functions = dmlpool.quantized_average_pooling, dmlpool.quantized_max_pooling
 for function in functions * (not hasattr(torch, "quint8")):

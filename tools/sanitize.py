@@ -47,7 +47,7 @@ def copied() -> Path:
 
 
 def sources() -> list[str]:
-    """Of the copy, as the checkout may change while they are compiled."""
+    """The sources of the copy, as the checkout may change while they are compiled."""
     return sorted(map(str, (FOLDER / "torch_dmlpool" / "kernels").rglob("*.cpp")))
 
 

@@ -60,7 +60,7 @@ Bytes drawn_floats(int64_t count) {
     return Bytes(first, first + count * int64_t(sizeof(float)));
 }
 
-// Whether `call`, which fills so many bytes, gives the same with one thread and with four.
+// Whether `call`, which fills `bytes` bytes, gives the same with one thread and with four.
 bool agrees(const std::string &name, int64_t bytes, const std::function<void(void *)> &call) {
     Bytes expected(bytes), found(bytes);
     threads = 1;

@@ -1,4 +1,4 @@
-"""``python -m torch_dmlpool``: what is installed, which backend serves which device, and whether it
+"""``python -m torch_dmlpool``: what is installed, which backend each device uses, and whether it
 computes rightly.
 
 The examples are those of DirectML's own pages. The exit code is 1 if one of them comes out
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for device in devices:
         serving = backends.chosen(device.type)[0].name
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-        print(f"\n{device}{name}: served by the {BACKENDS[serving]} backend")
+        print(f"\n{device}{name}: uses the {BACKENDS[serving]} backend")
         for name, difference in checked(device):
             right = right and not difference
             print(f"  FAILED {name}\n    {difference}" if difference else f"  ok {name}")

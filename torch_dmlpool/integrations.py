@@ -11,7 +11,7 @@ from torch_dmlpool.ops import registration
 
 
 def lower_for_inductor(operator: registration.Operator) -> None:
-    """Give Inductor its lowerings; refuse what AOTInductor of PyTorch 2.11 and 2.12 misreads."""
+    """Give Inductor its lowerings; reject what AOTInductor of PyTorch 2.11 and 2.12 misreads."""
     inductor.register()
     virtualized = sys.modules.get("torch._inductor.virtualized")
     # They number data types otherwise where a package calls an operator: an int64 arrives as a

@@ -124,7 +124,7 @@ def min_pooling(
     operands.check_index_type(index_dtype, input.shape)
     if return_indices:
         operands.check_taps(window.taps)
-    window.output_sizes(input.shape[2:])  # refused before any work
+    window.output_sizes(input.shape[2:])  # rejected before any work
     numbering = (index_dtype, False) if return_indices else ()
     mask = operands.checked_mask(mask, input)
     return _min.minima(lambda each: _masked.maxima(each, mask, window, *numbering), input)

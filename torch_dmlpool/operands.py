@@ -39,7 +39,7 @@ INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
 def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
-    """Refuse what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and
+    """Reject what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and
     G6).
     """
     check_dense(name, tensor, types)
@@ -53,7 +53,7 @@ def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> N
 def check_dense(
     name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wanted: str = "a dense tensor"
 ) -> None:
-    """Refuse what is not a dense tensor of one of ``types`` (rule G6)."""
+    """Reject what is not a dense tensor of one of ``types`` (rule G6)."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -66,7 +66,7 @@ def check_dense(
 
 
 def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
-    """Refuse a tensor on another device than the one it is pooled with (rule G6)."""
+    """Reject a tensor on another device than the one it is pooled with (rule G6)."""
     if tensor.device != input.device:
         raise ArgumentError(
             f"{name} must be on the input's device {input.device}, got {tensor.device}"
@@ -74,7 +74,7 @@ def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
 
 
 def check_type(name: str, tensor: Tensor, dtype: torch.dtype, whose: str) -> None:
-    """Refuse a tensor of another data type than it must share (rules G8 and Q3)."""
+    """Reject a tensor of another data type than it must share (rules G8 and Q3)."""
     if tensor.dtype is not dtype:
         raise TypeError(
             f"{name} must have the {whose} data type {name_of(dtype)}, got {name_of(tensor.dtype)}"
@@ -88,7 +88,7 @@ def check_sizes(
     input: Tensor | None = None,
     whose: str = "forward output's",
 ) -> None:
-    """Refuse a tensor of other ``sizes`` than the forward output's (rule G8), or that is not where
+    """Reject a tensor of other ``sizes`` than the forward output's (rule G8), or that is not where
     ``input`` is.
     """
     if input is not None:
@@ -100,13 +100,13 @@ def check_sizes(
 
 
 def check_layout(channels_last: bool, rank: int) -> None:
-    """Refuse channels_last for one spatial dimension: PyTorch has no such memory format."""
+    """Reject channels_last for one spatial dimension: PyTorch has no such memory format."""
     if channels_last and rank == 1:
         raise ArgumentError("channels_last must be False for one spatial dimension, got True")
 
 
 def checked_mask(mask: Tensor | None, input: Tensor) -> Tensor | None:
-    """``mask`` with as many dimensions as ``input``, if there is one; refused where it does not
+    """``mask`` with as many dimensions as ``input``, if there is one; rejected where it does not
     broadcast to that (rule K1).
     """
     if mask is None:
@@ -127,7 +127,7 @@ def checked_mask(mask: Tensor | None, input: Tensor) -> Tensor | None:
 
 
 def check_divisor(divisor_override: int | None) -> None:
-    """Refuse a divisor that is no int or that nothing can be divided by (rule A5)."""
+    """Reject a divisor that is no int or that nothing can be divided by (rule A5)."""
     if divisor_override is None:
         return
     if isinstance(divisor_override, bool) or not isinstance(divisor_override, (int, torch.SymInt)):
@@ -139,7 +139,7 @@ def check_divisor(divisor_override: int | None) -> None:
 
 
 def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
-    """``full_size`` as ints, refused where it cannot be ``(N, C, *spatial)`` of as many dimensions
+    """``full_size`` as ints, rejected where it cannot be ``(N, C, *spatial)`` of as many dimensions
     as ``tensor``.
     """
     if isinstance(full_size, Tensor) or not isinstance(full_size, Sequence):
@@ -183,7 +183,7 @@ def checked_output_size(
 
 
 def check_norm(name: str, p: float) -> None:
-    """Refuse a ``p`` that is no number, below 1, or finite but too large for a float."""
+    """Reject a ``p`` that is no number, below 1, or finite but too large for a float."""
     if isinstance(p, bool) or not isinstance(p, (int, float)):
         raise wrong_type(name, "a number", p)
     if not p >= 1:
@@ -196,7 +196,7 @@ def check_norm(name: str, p: float) -> None:
 def check_index_type(
     index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False
 ) -> None:
-    """Refuse an index type other than DirectML's and PyTorch's, or too small for a tensor of
+    """Reject an index type other than DirectML's and PyTorch's, or too small for a tensor of
     ``sizes`` (rule M4).
     """
     if index_dtype not in INDEX_TYPES:
@@ -216,7 +216,7 @@ def check_index_type(
 
 
 def check_taps(taps: int, name: str = "window_size") -> None:
-    """Refuse windows of more taps than can be numbered (rule M6)."""
+    """Reject windows of more taps than can be numbered (rule M6)."""
     if is_sure(taps > 2**31):
         raise ArgumentError(
             f"{name} must be at most {2**31} taps in all where winners are numbered, got {taps}"
@@ -224,7 +224,7 @@ def check_taps(taps: int, name: str = "window_size") -> None:
 
 
 def tap_dtype(taps: int) -> torch.dtype:
-    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); refuses
+    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); rejects
     more than fit.
     """
     check_taps(taps)
@@ -273,7 +273,7 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
 
 
 def check_range(name: str, number: int, dtype: torch.dtype) -> None:
-    """Refuse a zero point that its type cannot hold (rule Q4)."""
+    """Reject a zero point that its type cannot hold (rule Q4)."""
     bounds = torch.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
         raise ArgumentError(
@@ -285,7 +285,7 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
 def check_output_type(
     output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES
 ) -> None:
-    """Refuse what the result of a quantized average cannot be (rule Q3)."""
+    """Reject what the result of a quantized average cannot be (rule Q3)."""
     if output_dtype is not None and output_dtype not in types:
         raise TypeError(
             f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}"
@@ -329,7 +329,7 @@ def checked_numbers(
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:
-    """Refuse a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
+    """Reject a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
     if scales.numel() == 0:
         return
     least, most = scales.aminmax()
@@ -344,7 +344,7 @@ def check_scale_values(name: str, scales: Tensor) -> None:
 
 
 def position_dtype(plane: int) -> torch.dtype:
-    """The integer type that holds the positions in a plane of so many elements, and -1."""
+    """The integer type that holds the positions in a plane of that many elements, and -1."""
     return torch.int32 if plane < 2**31 else torch.int64
 
 

@@ -288,7 +288,7 @@ def zero_point_of(input: Tensor) -> int | Tensor:
 
 
 def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
-    """Refuse what cannot be pooled here (rule Q5); return the integer type that each quantized type
+    """Reject what cannot be pooled here (rule Q5); return the integer type that each quantized type
     holds.
     """
     if not hasattr(torch, "quint8"):

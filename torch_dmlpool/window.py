@@ -147,7 +147,7 @@ class Window:
         dilations: Integers = 1,
         ceil_mode: bool = False,
     ) -> "Window":
-        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; refuses
+        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; rejects
         bad ones by name.
         """
         limits = {
@@ -234,7 +234,7 @@ class Window:
         ].ceil_mode
 
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Spatial sizes of the output for an input of spatial ``sizes``; refuses what leaves none
+        """Spatial sizes of the output for an input of spatial ``sizes``; rejects what leaves none
         (rule G5).
         """
         check_spatial_sizes("the input", sizes, self.rank)
@@ -257,13 +257,13 @@ def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
 
 
 def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
-    """``value`` as one int per spatial dimension; refuses anything else by argument, dimension and
+    """``value`` as one int per spatial dimension; rejects anything else by argument, dimension and
     number (G5, G6).
     """
     # Plain ints first: a compiled graph looks at whatever a trace has looked at, in every call.
     if type(value) is int and least <= value <= LARGEST_ARGUMENT:
         return (value,) * rank
-    # What has no order, or is read as one thing, is no list of numbers: it is refused below.
+    # What has no order, or is read as one thing, is no list of numbers: it is rejected below.
     is_list = isinstance(value, Iterable) and not isinstance(
         value, (str, bytes, torch.Tensor, Set, Mapping)
     )
@@ -283,7 +283,7 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
 
 def integer(name: str, entry: Any, value: Any) -> int:
     """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are
-    refused (rule G6).
+    rejected (rule G6).
     """
     if not isinstance(entry, bool):
         if isinstance(entry, (int, torch.SymInt)):
@@ -310,20 +310,20 @@ def is_sure(condition: bool) -> bool:
 
 
 def check_flag(name: str, flag: bool) -> None:
-    """Refuse what is not a bool (rule G6)."""
+    """Reject what is not a bool (rule G6)."""
     if type(flag) is not bool:
         raise wrong_type(name, "a bool", flag)
 
 
 def wrong_type(name: str, wanted: str, value: object) -> TypeError:
-    """The refusal of a ``value`` that is not what is ``wanted``."""
+    """The error for a ``value`` that is not what is ``wanted``."""
     return TypeError(f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}")
 
 
 def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
-    """Refuse ``sizes`` that are not one int of at least 1 per spatial dimension (rule G5).
+    """Reject ``sizes`` that are not one int of at least 1 per spatial dimension (rule G5).
 
-    A plane of 2**63 elements or more is refused too. ``subject`` names the tensor in the error.
+    A plane of 2**63 elements or more is rejected too. ``subject`` names the tensor in the error.
     """
     names = AXIS_NAMES[rank]
     if len(sizes) != rank:

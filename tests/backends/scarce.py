@@ -148,7 +148,7 @@ def called(name: str, call: Call) -> tuple[Any, list[ctypes.c_void_p]]:
 
 
 def with_failing_allocations() -> Iterator[tuple[str, Any]]:
-    """Of each allocation in turn: what a call returns, and how many blocks it leaves behind."""
+    """Fail each allocation in turn: what the call returns, and how many blocks it leaves behind."""
     allocations = ctypes.CDLL(None)
     for name, call in calls(2).items():
         again, expected = prepared(call)

@@ -1,4 +1,4 @@
-"""Where Triton cannot serve a GPU plain PyTorch does: one warning says why, and results are the
+"""Where Triton cannot run on a GPU plain PyTorch does: one warning says why, and results are the
 same."""
 
 import gc
@@ -132,7 +132,7 @@ importlib.util.find_spec = lambda name, *more: None if name == "triton" else fin
 def test_a_gpu_without_triton_is_served_with_one_warning(python: Callable[..., Any]) -> None:
     *served, heard = python("-c", PROGRAM.format(before=MISSING)).stdout.splitlines()
     assert served == ["reference"] * 4
-    assert re.fullmatch("Triton is not installed; plain PyTorch serves the GPU .*", heard)
+    assert re.fullmatch("Triton is not installed; plain PyTorch is used on the GPU .*", heard)
 
 
 def test_a_variable_turns_triton_off_without_a_word(python: Callable[..., Any]) -> None:

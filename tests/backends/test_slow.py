@@ -1,4 +1,4 @@
-"""A fallback speaks: the first call that plain PyTorch serves, for want of kernels, warns."""
+"""A fallback speaks: the first call in plain PyTorch, for want of kernels, warns."""
 
 import os
 import shutil
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(dmlpool.__file__).resolve().parents[1]
 MISSING = "cpu_avx2.so was not built: install a C++ compiler"
 SAID = (
-    "plain PyTorch operations serve the CPU, several times slower than compiled kernels: " + MISSING
+    "CPU tensors use plain PyTorch operations, several times slower than compiled kernels: "
+    + MISSING
 )
 IMAGE = torch.arange(16.0).view(1, 1, 4, 4)
 
@@ -77,7 +78,7 @@ def of(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
     ],
 )
 def test_the_first_pooled_call_warns_once(call: Callable[[], Any], without_library: None) -> None:
-    """E7: it says what serves, that it is slower, and what to do, where the call was written."""
+    """E7: it says what is used, that it is slower, and what to do, where the call was written."""
     (warning,) = of(call)
     assert warning.category is dmlpool.SlowBackendWarning
     assert str(warning.message) == SAID
@@ -147,7 +148,7 @@ def test_a_checkout_without_a_library_that_fits(
     finished = python("-W", "always", "-c", program, cwd=tmp_path)
     assert finished.stdout == "imported\n"
     (line,) = (line for line in finished.stderr.splitlines() if "SlowBackendWarning" in line)
-    assert "plain PyTorch operations serve the CPU, several times slower" in line
+    assert "CPU tensors use plain PyTorch operations, several times slower" in line
     reason = "was built from other sources than this package" if is_stale else "was not built"
     assert f"{name} {reason}" in line
     assert "install" in line

@@ -82,8 +82,8 @@ def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
 
 @pytest.mark.usefixtures("launched")
 def test_no_size_is_compiled_in() -> None:
-    """Of numbers in a tuple Triton specialises 1 and multiples of 16: what stands in for a size is
-    neither, so that one kernel serves every size."""
+    """Triton specializes on 1 and on multiples of 16 among the numbers of a tuple: what replaces a
+    size is neither, so that one kernel fits every size."""
     how = a_launch()
     compiled, _ = backend._compiled(
         how.kernel, how.constants, how.size_types, 0, ((torch.float32, True),) * 3

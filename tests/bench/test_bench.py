@@ -122,7 +122,7 @@ def test_a_run_from_its_first_line_to_its_figures(
         for rival in row["rivals"].values():
             assert 0 < rival["ours"]["lower"] <= rival["ours"]["median"] <= rival["ours"]["upper"]
             assert rival["verdict"] in ("faster", "slower", "cannot tell")
-    assert figures["conditions"]["runs on"] == conditions.served(CPU)
+    assert figures["conditions"]["runs on"] == conditions.backend_of(CPU)
     assert "replaced 2, left 0" in figures["model"]["report"]
     assert 0 < figures["model"]["share of pooling layers"] < 1
     assert len(figures["model"]["comparisons"]) == 3
@@ -182,9 +182,11 @@ def test_samples_are_taken_in_turn() -> None:
 
 
 def test_what_serves_a_device_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert conditions.served(torch.device("meta")).startswith("plain PyTorch (SLOW: there are no")
+    assert conditions.backend_of(torch.device("meta")).startswith(
+        "plain PyTorch (SLOW: there are no"
+    )
     monkeypatch.setenv("TORCH_DMLPOOL_TRITON", "0")
-    assert "TORCH_DMLPOOL_TRITON=0" in conditions.served(torch.device("cuda"))
+    assert "TORCH_DMLPOOL_TRITON=0" in conditions.backend_of(torch.device("cuda"))
     described = conditions.described(CPU)
     assert set(described) >= {"processor", "threads", "load", "torch", "runs on"}
     assert inspect.isfunction(models.loaded)

@@ -92,7 +92,7 @@ def test_windows_that_overlap_add_up_trees(
         sums, "with_group", lambda total, error, group: (tl.maximum(total, group), error)
     )
     monkeypatch.setattr(sums, "compensated", lambda total, _: total + (total > 0).to(tl.float32))
-    # Of a second axis one window takes all, so that no tile fits.
+    # One window takes all of the second axis, so that no tile fits.
     source = torch.ones(1, 1, window + 9 * stride, 70)
     request = Window.directml(2, (window, 70), (stride, 1))
     if kernel == "slide":

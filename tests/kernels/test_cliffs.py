@@ -27,7 +27,7 @@ def traced() -> dict[str, Any]:
 
 
 def test_sectors_and_lines_are_those_of_each_warp_s_access(traced: dict[str, Any]) -> None:
-    """Of 128 floats read and 128 written: 16 sectors and 4 lines each, or one for each float."""
+    """For 128 floats read and 128 written: 16 sectors and 4 lines each, or one for each float."""
     side_by_side, strided = traced["one element"], traced["strided"]
     assert (side_by_side["sectors"], side_by_side["lines"]) == (32, 8)
     assert (strided["sectors"], strided["lines"]) == (128 + 16, 128 + 4)

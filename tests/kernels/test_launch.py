@@ -83,7 +83,7 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 7), (1, 64), (112, 112), (3, 4, 5)])
 def test_whole_planes_are_one_axis(sizes: tuple[int, ...], channels_last: bool) -> None:
-    """Of any size, as a window and as a bin, and so are their gradients; large ones take slices."""
+    """Planes of any size, as a window and as a bin, and their gradients; large ones take slices."""
     shape = (2, 4, *sizes)
     window = request(Window.directml(len(sizes), sizes, 5), shape, channels_last=channels_last)
     turns = 1 + (prod(sizes) > (1024 if channels_last else 16_384))

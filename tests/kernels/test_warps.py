@@ -85,7 +85,7 @@ def drawn(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 
 def running_winners(rows: np.ndarray, reverse: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row up to each element, or from it on: the first greatest, or the first NaN."""
+    """The first greatest or the first NaN of each row, up to each element or from it on."""
     values, places = rows.copy(), np.zeros(rows.shape, np.int32) + np.arange(rows.shape[1])
     order = list(range(rows.shape[1]))[:: -1 if reverse else 1]
     for k, new in itertools.pairwise(order):

@@ -61,7 +61,7 @@ def traced(kernel: Any, constants: dict[str, int], *sizes: int) -> dict[str, flo
 
 
 def exit_status(limit: float) -> int:
-    """Of a row that takes about as long as a copy, where that is the limit."""
+    """The exit status for a row that takes about as long as a copy, where that is the limit."""
     words = ["cliffs", "--rows", "table", "--processes", "1", "max", "2/2", "channels_last"]
     with mock.patch.object(cliffs, "CLIFF", limit), mock.patch.object(sys, "argv", words):
         return cliffs.main()

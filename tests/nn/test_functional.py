@@ -360,7 +360,7 @@ def test_a_trace_serves_other_sizes(name: str, image: Image) -> None:
     ids=["same with a stride", "unpooling"],
 )
 def test_a_trace_that_holds_sizes_warns(function: Callable[[Tensor], Tensor]) -> None:
-    """Of sizes that become constants, PyTorch's tracer warns; the traced size is right."""
+    """PyTorch's tracer warns of sizes that become constants; the traced size is right."""
     example = samples.normal(1, 2, 16, 16)
     with pytest.warns(torch.jit.TracerWarning, match="Converting a tensor to a Python"):
         traced = trace(function, example)

@@ -1,4 +1,4 @@
-"""torch_dmlpool.nn.rerouted: which calls are served, by whom, and what stays PyTorch's."""
+"""torch_dmlpool.nn.rerouted: which calls use this package's kernels, and what stays PyTorch's."""
 
 import threading
 from collections.abc import Callable

@@ -29,7 +29,7 @@ def of_type(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor.to(dtype)
 
 
-# Of tensors.
+# Wrong tensors.
 
 POOLED: Rows = {
     "nothing": None,
@@ -52,9 +52,9 @@ BESIDE: Rows = {
     "one dimension less": lambda tensor: tensor[..., 0],
     "one dimension more": lambda tensor: tensor[..., None],
 }
-"""Of a tensor beside others."""
+"""Wrong for a tensor beside others."""
 SIZED: Rows = {"more rows": resized(2), "more columns": resized(3)}
-"""Of a tensor whose spatial sizes follow from the others."""
+"""Wrong for a tensor whose spatial sizes follow from the others."""
 TAPS = {
     **{key: POOLED[key] for key in POOLED if key not in ("no rows",)},
     "float32": of_type(torch.float32),
@@ -106,7 +106,7 @@ OTHER_THAN_MASK: Rows = {
     "more columns": resized(3),
 }
 
-# Of numbers.
+# Wrong numbers.
 
 SCALE_NUMBER: Rows = {
     "zero": 0.0,
@@ -140,7 +140,7 @@ OTHER_SIZES: Rows = {
     "one row more": lambda sizes: [sizes[0] + 8, *sizes[1:]],
     "one column less": lambda sizes: [*sizes[:-1], sizes[-1] - 2],
 }
-"""Of spatial sizes that follow from the gradient's."""
+"""Wrong for spatial sizes that follow from the gradient's."""
 FLAG: Rows = {"a word": "yes", "a list": [True]}
 INDEX_TYPE: Rows = {"float32": torch.float32, "int8": torch.int8, "bool": torch.bool, "a word": "x"}
 WINDOW: dict[str, Rows] = {
@@ -366,7 +366,7 @@ def faked(row: Row) -> Exception | None:
         return refusal(getattr(operators, row.name), [fake(value) for value in row.arguments])
 
 
-# Of fake tensors nothing is known but how they lie; numbers are known.
+# Only the layout of fake tensors is known; numbers are known.
 VALUES = ("zero", "negative", "not a number", "infinite")
 
 

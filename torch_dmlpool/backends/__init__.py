@@ -13,8 +13,8 @@ from torch_dmlpool.backends.interface import Backend
 
 
 def chosen(device_type: str) -> tuple[Backend, str | None]:
-    """The backend for tensors on ``device_type`` (rule E7); for a CPU that no compiled library
-    serves, why not, and what to do.
+    """The backend for tensors on ``device_type`` (rule E7); for a CPU without a compiled
+    library, why there is none, and what to do.
     """
     # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before
     # triton is imported.
@@ -41,7 +41,7 @@ def serving(device_type: str) -> Backend:
     backend, missing = chosen(device_type)
     if missing is not None:
         fallbacks.warn_of_slowness(
-            "plain PyTorch operations serve the CPU, several times slower than compiled kernels: "
+            "CPU tensors use plain PyTorch operations, several times slower than compiled kernels: "
             f"{missing}"
         )
     return backend

@@ -26,9 +26,11 @@ LARGEST_TABLE = 2**16
 windows that reach past the input."""
 
 
-def is_eager(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a plain one on the CPU whose values may be looked at and that may be
-    written into: nothing is traced.
+def is_plain_cpu(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a plain one on the CPU whose values may be read and written.
+
+    Nothing is traced. ``registration.may_skip_dispatcher`` asks for transforms and modes above a
+    backend.
     """
     return (
         type(tensor) is Tensor
@@ -40,7 +42,7 @@ def is_eager(tensor: Tensor) -> bool:
 
 def maxima(input: Tensor, window: Window) -> Tensor | None:
     """ATen's maxima where channels lie innermost and it is faster than slices; None elsewhere."""
-    if not (is_eager(input) and _is_atens(window, input) and operands.is_channels_last(input)):
+    if not (is_plain_cpu(input) and _is_atens(window, input) and operands.is_channels_last(input)):
         return None
     return _pool(input, window)[0]
 
@@ -48,9 +50,9 @@ def maxima(input: Tensor, window: Window) -> Tensor | None:
 def winners(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
     """ATen's maxima and their positions in planes, or None where its answer may be another.
 
-    Of several NaN in a window ATen takes the last (rule M3), and it has no uneven padding.
+    ATen takes the last of several NaN in a window (rule M3), and it has no uneven padding.
     """
-    if not (is_eager(input) and _is_atens(window, input)):
+    if not (is_plain_cpu(input) and _is_atens(window, input)):
         return None
     values, positions = _pool(input, window)
     # The maximum of all is NaN where one of them is.
@@ -65,7 +67,7 @@ def sums(input: Tensor, window: Window) -> Tensor | None:
     """ATen's sums of windows where channels lie innermost and it is faster than slices; None
     elsewhere.
     """
-    if not (is_eager(input) and operands.is_channels_last(input) and _are_added(window, input)):
+    if not (is_plain_cpu(input) and operands.is_channels_last(input) and _are_added(window, input)):
         return None
     for arguments in _in_turn(window):
         input = torch.ops.aten.avg_pool2d(input, *arguments, window.axes[0].ceil_mode, True, 1)
@@ -74,7 +76,7 @@ def sums(input: Tensor, window: Window) -> Tensor | None:
 
 def gradients_of_sums(gradient: Tensor, sizes: Sequence[int], window: Window) -> Tensor | None:
     """The adjoint of :func:`sums` under the same conditions."""
-    is_fit = is_eager(gradient) and operands.is_channels_last(gradient)
+    is_fit = is_plain_cpu(gradient) and operands.is_channels_last(gradient)
     if not (is_fit and _are_added(window, gradient)):
         return None
     operator = torch.ops.aten.avg_pool2d_backward
@@ -171,7 +173,7 @@ def gradient_from_taps(
     channels_last: bool,
 ) -> Tensor | None:
     """ATen's gradient of maxima with these winners, or None where it has none."""
-    if not (is_eager(gradient) and is_eager(taps) and _is_atens(window, gradient)):
+    if not (is_plain_cpu(gradient) and is_plain_cpu(taps) and _is_atens(window, gradient)):
         return None
     positions = positions_at(taps, sizes, window)
     if positions is None:

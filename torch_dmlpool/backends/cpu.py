@@ -232,13 +232,13 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 def quantized_linear_average_pooling(
     input: Tensor, *arguments: Any, empty: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Of integers, or of a quantized tensor into one that ``empty`` makes of sizes and a memory
-    format.
+    """Averages of integers, or of a quantized tensor into one that ``empty`` makes of sizes and a
+    memory format.
     """
     *parameters, window, include_padding, output_dtype = arguments
-    # refuses bad windows
+    # rejects bad windows
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
-    if window.taps >= 1 << 23:  # sums of so many do not fit 32 bits
+    if window.taps >= 1 << 23:  # their sums do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
     if empty is None:
         output = _new(plan.output_sizes, plan.output_strides, output_dtype)

@@ -1,5 +1,5 @@
-"""Where Triton cannot serve a GPU, or no compiled library the CPU, plain PyTorch does, and one
-warning says why.
+"""Where Triton cannot run on a GPU, or the CPU has no compiled library, plain PyTorch computes the
+results, and one warning says why.
 """
 
 import functools
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 SWITCH = "TORCH_DMLPOOL_TRITON"
-"""An environment variable: ``0`` has plain PyTorch serve GPUs."""
+"""An environment variable: ``0`` has GPU tensors pooled by plain PyTorch."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SlowBackendWarning(RuntimeWarning):
-    """Plain PyTorch operations serve a device that this package has kernels for.
+    """Plain PyTorch operations are used on a device that this package has kernels for.
 
     It is given once for each kind of device in a process, at the first call that pools there.
     ``warnings.filterwarnings("ignore", category=torch_dmlpool.SlowBackendWarning)`` hides it.
@@ -47,32 +47,32 @@ def is_turned_off() -> bool:
 
 def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """A function of the Triton backend; where a kernel cannot be compiled, the reference's
-    ``alternative`` serves the call.
+    ``alternative`` is called.
     """
 
     def wrapped(function: _Function) -> _Function:
         @functools.wraps(function)
-        def served(*args: Any, **kwargs: Any) -> Any:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
             except KernelError as error:
                 warn(str(error))
             return alternative(*args, **kwargs)
 
-        return served  # type: ignore[return-value]
+        return guarded  # type: ignore[return-value]
 
     return wrapped
 
 
 def warn(why: str) -> None:
-    """Say once in a process why plain PyTorch serves a GPU."""
+    """Say once in a process why plain PyTorch is used on a GPU."""
     if _warned:
         return
     _warned.append(why)
     reason = why if len(why) <= 300 else f"{why[:300]}..."
     warn_of_slowness(
-        f"{reason}; plain PyTorch serves the GPU instead, several times slower. docs/gpu.md says "
-        f"what Triton needs; {SWITCH}=0 in the environment chooses plain PyTorch"
+        f"{reason}; plain PyTorch is used on the GPU instead, several times slower. docs/gpu.md "
+        f"says what Triton needs; {SWITCH}=0 in the environment chooses plain PyTorch"
     )
 
 

@@ -38,8 +38,8 @@ DATA_TYPES = {
 }
 """The numbers of the data types in kernels/cpu/vectors.h."""
 QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
-"""Of quantized tensors, which are taken as they are: to take one apart and make one takes a third
-of a small call."""
+"""Types of quantized tensors, which are taken as they are: to take one apart and make one takes a
+third of a small call."""
 DATA_TYPES.update(
     zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
 )
@@ -253,7 +253,7 @@ def _quantization(
 
 
 _remembered = functools.lru_cache(maxsize=256)(_quantization)
-"""Of numbers alone: to write them down takes a third of a small call."""
+"""For scales and zero points that are numbers: to write them down takes a third of a small call."""
 
 
 def _vector(

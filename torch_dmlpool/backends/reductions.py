@@ -1,8 +1,8 @@
 """Reductions over windows and bins in plain PyTorch, one axis at a time, for any device and
 symbolic sizes.
 
-Along an axis a window, a bin, and the windows that read an element are alike: so many elements at
-equal steps. They are combined in blocks of 1, 2, 4, ... elements. So time and memory grow with the
+Along an axis a window, a bin, and the windows that read an element are alike: elements at equal
+steps. They are combined in blocks of 1, 2, 4, ... elements. So time and memory grow with the
 input, the results and the logarithm of the window, whatever padding and dilation are, and sums are
 as deep as trees.
 
@@ -122,7 +122,7 @@ def parts(windows: Windows) -> Sequence[Axis | int]:
 def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
     """The elements inside the input that each window or bin reads."""
     if not isinstance(part, Axis):
-        # Of n bins over a size, bin ``i`` reads ``floor(i · size / n)`` to ``ceil((i + 1) · size /
+        # Bin ``i`` of n bins over a size reads ``floor(i · size / n)`` to ``ceil((i + 1) · size /
         # n)``.
         products = numbers(part + 1, like) * size
         starts = floored(products[:-1], part)

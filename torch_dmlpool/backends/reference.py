@@ -1,4 +1,4 @@
-"""Every operator in plain PyTorch, for any device: serves where neither the compiled CPU file nor
+"""Every operator in plain PyTorch, for any device: used where neither the compiled CPU file nor
 Triton does.
 
 The same functions take exported programs apart into ATen's operators: batch and image sizes may be
@@ -43,8 +43,8 @@ def _wide(tensor: Tensor) -> Tensor:
     )
 
 
-def _refuse_sizes(input: Tensor, windows: Windows) -> None:
-    """Refuse an input that windows leave no output of (rule G5): callers leave that to the backend.
+def _reject_sizes(input: Tensor, windows: Windows) -> None:
+    """Reject an input that windows leave no output of (rule G5): callers leave that to the backend.
 
     What symbolic sizes must be, programs have been told when they were traced.
     """
@@ -56,7 +56,7 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where
     that is given.
     """
-    _refuse_sizes(input, windows)
+    _reject_sizes(input, windows)
     wide = _wide(input)
     sums = aten.sums(wide, windows) if isinstance(windows, Window) else None
     if sums is None:
@@ -84,14 +84,14 @@ def average_pooling_grad(
         found = aten.gradients_of_sums(shares, spatial_sizes, windows)
         if found is not None:
             return _laid_out_like(found.to(input_gradient.dtype), input_gradient)
-    is_eager = aten.is_eager(shares)
+    is_plain = aten.is_plain_cpu(shares)
     # Passes are over memory in order, as in slices.pooled.
-    moves = is_eager and operands.is_channels_last(shares)
+    moves = is_plain and operands.is_channels_last(shares)
     if moves:
         shares = shares.movedim(1, -1)
     parts = reductions.parts(windows)
     for dim, (part, size) in enumerate(zip(parts, spatial_sizes, strict=True), 1 if moves else 2):
-        added = slices.spread(shares, dim, part, size) if is_eager else None
+        added = slices.spread(shares, dim, part, size) if is_plain else None
         if added is None:
             readers = reductions.windows_over(part, shares.shape[dim], size, shares)
             (added,) = reductions.reduced((shares,), dim, readers, reductions.SUM)
@@ -115,7 +115,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
         on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
         return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
     window, sizes = arguments[4], input.shape[2:]
-    _refuse_sizes(input, window)
+    _reject_sizes(input, window)
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = slices.pooled((input.to(sum_type),), window, reductions.SUM)
     return _laid_out_like(requantized(sums, sizes, *arguments), input)
@@ -298,7 +298,7 @@ def _numbered(
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
-    _refuse_sizes(input, window)
+    _reject_sizes(input, window)
     found = aten.maxima(input, window)
     if found is not None:
         return _laid_out_like(found, input)
@@ -311,7 +311,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
-    _refuse_sizes(input, window)
+    _reject_sizes(input, window)
     sizes, found = input.shape[2:], aten.winners(input, window)
     if found is not None:
         values, positions = found
@@ -327,7 +327,7 @@ def max_pooling_with_indices(
     input: Tensor, windows: Windows, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
     """Maxima and their indices, of a data type, in the whole tensor or per plane."""
-    _refuse_sizes(input, windows)
+    _reject_sizes(input, windows)
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
     if found is not None:
         values, positions = found

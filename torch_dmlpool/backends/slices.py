@@ -249,7 +249,7 @@ def divisor(
     """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
     if override is not None:
         return override
-    if isinstance(windows, Window) and aten.is_eager(like):
+    if isinstance(windows, Window) and aten.is_plain_cpu(like):
         return _kept_divisor(windows, tuple(sizes), like.dtype, include_padding)
     return _counted(windows, sizes, like, include_padding)
 

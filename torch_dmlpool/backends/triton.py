@@ -94,7 +94,7 @@ def _compile(
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
     kernel = kernel_named(*name.split("."))
-    # Of a tensor Triton asks its type, and whether its address is a multiple of 16.
+    # Triton specializes on a tensor's type, and on whether its address is a multiple of 16.
     arguments: list[Any] = [
         SimpleNamespace(dtype=kind[0], data_ptr=partial(int, not kind[1]))
         if isinstance(kind, tuple)
@@ -263,7 +263,7 @@ def max_pooling_indices(
     per_plane: bool,
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
-    # Of the input only the shape counts.
+    # Only the input's shape is used.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
     return _look_up(input, taps, window, "plane indices" if per_plane else "indices", index_dtype)
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     for rival in (rows.ATEN, rows.COMPILED):
         print(report.verdict(measured, rival, load))
     if conditions.is_slow(device):
-        print("Plain PyTorch operations serve this device: expect no gain.")
+        print("This device uses plain PyTorch operations: expect no gain.")
     result = (known, checked, measured, load, model)
     if options.json is not None:
         options.json.write_text(json.dumps(report.data(*result), indent=1), encoding="utf-8")

@@ -21,7 +21,7 @@ def described(device: torch.device) -> dict[str, str]:
     """The conditions of a measurement on ``device``, by name."""
     found = {
         "torch_dmlpool": dmlpool.__version__,
-        "runs on": served(device),
+        "runs on": backend_of(device),
         "torch": torch.__version__,
         "triton": _version("triton"),
         "python": f"{platform.python_version()}, {sysconfig.get_platform()}",
@@ -33,7 +33,7 @@ def described(device: torch.device) -> dict[str, str]:
     return found | (_gpu(device) if device.type == "cuda" else {})
 
 
-def served(device: torch.device) -> str:
+def backend_of(device: torch.device) -> str:
     """What pools on ``device``, and why."""
     name = backends.chosen(device.type)[0].name
     if device.type == "cpu":
@@ -54,7 +54,7 @@ def served(device: torch.device) -> str:
 
 
 def is_slow(device: torch.device) -> bool:
-    """Whether plain PyTorch serves the device."""
+    """Whether the device uses plain PyTorch."""
     return backends.chosen(device.type)[0].name == "reference"
 
 

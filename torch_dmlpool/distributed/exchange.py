@@ -158,7 +158,7 @@ class ShardedAxis:
         pieces = [(local, self._owned(side)[self._coordinate])]
         if self.exchanges(side):
             pieces += self._received(local, side)
-        # Windows that are computed beside the rank's own are dropped again; any tap number serves
+        # Windows that are computed beside the rank's own are dropped again; any tap number will do
         # them.
         return assembled(pieces, self.dimension, self.portion.of(side))
 
@@ -250,8 +250,8 @@ def agree(
     mesh: DeviceMesh,
     mesh_dimensions: Sequence[int],
 ) -> None:
-    """Refuse, on every rank alike, where ranks ask for different things or one of them has made a
-    ``mistake``.
+    """Raise an error on every rank alike where ranks ask for different things or one of them has
+    made a ``mistake``.
 
     Otherwise they would wait for one another's halos until the process group gives up. Sixteen
     bytes per mesh dimension are reduced; on a device other than the CPU nobody waits for the

@@ -232,7 +232,7 @@ class _Request:
         return owned
 
     def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
-        """Refuse local tensors that are not the shards they should be; before an exchange, on all
+        """Reject local tensors that are not the shards they should be; before an exchange, on all
         ranks together.
         """
         mistake = None

@@ -22,8 +22,8 @@ _LARGEST_NARROW = {
     (2, False): 2**16,
     (2, True): 2**16,
 }
-"""On a CPU: the taps in all of maxima of integers of so many bytes, in channels_last or not, that
-an expression reads in less time than a call of the operator takes. Bytes matter at stride 1 alone.
+"""The most taps, on a CPU, that an expression reads in less time than a call of the operator takes:
+for maxima of integers of one or two bytes, in channels_last or not. Bytes matter at stride 1 alone.
 Inductor makes poor vectors of them: 3/1 on 8x192x28x28 takes 22.6 ms as an expression and 1.4 ms
 with a call (uint8, contiguous), .33 and .14 (channels_last), int16 2.7 and .83, 2.6 and .27; 2/2 of
 int16 in channels_last .30 and .12 (Zen 4, one thread)."""
@@ -48,7 +48,8 @@ def window_of_maxima(
     windows: Sequence[Any],
     with_taps: bool = True,
 ) -> Window | None:
-    """The small window, of which there are so many ``windows``, unless a CPU's operator is faster.
+    """The small window, unless a CPU's operator is faster; ``windows`` are their numbers along each
+    axis.
 
     Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2
     in 64x112x112 take 3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6. Averages and maxima

@@ -59,7 +59,7 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
-    """Of each dimension whether the window covers it in one, if it covers some and leaves the
+    """For each dimension, whether the window covers it in one, if it covers some and leaves the
     others alone.
     """
     windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])

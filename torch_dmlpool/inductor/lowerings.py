@@ -135,7 +135,7 @@ def _readers(
             return [(sympy.S.Zero, element, []) if covered[number] else (element, 0, [])]
         axis, size, count = window.axes[number], sizes[number], outputs[number]  # type: ignore[union-attr]
         dtype, padded, found = index_type(size), element + axis.start_padding, []
-        # so many before the last window that reads it
+        # how many windows before the last one that reads it
         for back in range((axis.window - 1) // axis.stride + 1):
             output, conditions = FloorDiv(padded, axis.stride) - back, []
             tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride

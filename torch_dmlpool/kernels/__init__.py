@@ -1,6 +1,6 @@
 """The kernels of a checkout, which lie in the folder kernels/ at its top. A wheel has them here.
 
-Where a wheel is installed as well, its compiled libraries serve a checkout that has none.
+Where a wheel is installed as well, a checkout that has no compiled libraries uses those.
 """
 
 import sys

@@ -276,7 +276,7 @@ def _average_of(
     window: tuple[Any, ...],
     squeezed: int | None,
 ) -> None:
-    """Make of ``quantize`` the integer average, without its spatial dimensions where so many are
+    """Make of ``quantize`` the integer average, without its spatial dimensions where these are
     ``squeezed``.
     """
     dtype, limits = output[2:]

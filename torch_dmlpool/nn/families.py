@@ -1,7 +1,7 @@
 """Families of layers on this package's operators, for any number of spatial dimensions.
 
 The layers themselves, for one, two and three, are subclasses of these and of torch.nn's, in
-``nn/layers``. They keep no state of their own. A bad argument is refused when the layer is built;
+``nn/layers``. They keep no state of their own. A bad argument is rejected when the layer is built;
 ``forward`` builds the window again from the attributes, so a changed one is honoured.
 """
 

@@ -118,7 +118,7 @@ def min_pool(
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
         operands.check_taps(window.taps, "kernel_size")
-    window.output_sizes(_numbers(input.shape[2:]))  # refused before any work
+    window.output_sizes(_numbers(input.shape[2:]))  # rejected before any work
     numbering = (torch.int64, True) if return_indices else ()
     request = mask, window, *numbering
     return min_pooling.minima(lambda each: masked_pooling.maxima(each, *request), input)

@@ -122,7 +122,7 @@ class Pool:
         self.is_padded = any(
             not isinstance(padding, int) or padding >= window for window, padding in pads
         )
-        """Whether a Pad node is needed: runtimes refuse padding that reaches the window's size."""
+        """Whether a Pad node is needed: runtimes reject padding that reaches the window's size."""
         computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
         self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
         self.is_dilated = any(axis.dilation != 1 for axis in self.window.axes)

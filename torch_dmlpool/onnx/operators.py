@@ -11,8 +11,8 @@ from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
-"""With so many taps a sum still survives its average in float32, the product with the taps, and
-rounding."""
+"""The most taps with which a sum still survives its average in float32, the product with the taps,
+and rounding."""
 _TAPS = ("torch_dmlpool", "Taps")
 """A node that no runtime has: it holds the indices that taps stand for until an operator asks for
 them."""
@@ -29,7 +29,7 @@ def _averages(
     """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
 
     ``apart`` is for quantized averages that ONNX Runtime has no kernel for: of an AveragePool alone
-    between quantization nodes it makes a QLinearAveragePool all the same, and then refuses it.
+    between quantization nodes it makes a QLinearAveragePool all the same, and then rejects it.
     """
     *window_arguments, include_padding, divisor = arguments
     op = emit.op

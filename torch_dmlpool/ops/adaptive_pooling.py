@@ -1,4 +1,4 @@
-"""Adaptive pooling: so many windows as are asked for, of sizes that may differ by one, as even as
+"""Adaptive pooling: as many windows as are asked for, of sizes that may differ by one, as even as
 they can be.
 
 Along an axis bin ``i`` of ``outputs`` reads from ``floor(i · size / outputs)`` to ``ceil((i + 1) ·
@@ -43,7 +43,7 @@ def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering:
 
 
 def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Average of every bin, of which there are so many along each axis."""
+    """Average of every bin; the sizes say how many there are along each axis."""
     return _over_bins(_bin_averages, input, output_sizes)
 
 
@@ -116,7 +116,7 @@ def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
 
 def _with_sizes(input: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
     """-1 stands for the input's size in a trace of torch.jit, where that is a tensor."""
-    if len(sizes) != input.dim() - 2:  # refused by the check
+    if len(sizes) != input.dim() - 2:  # rejected by the check
         return input, sizes
     asked = zip(sizes, input.shape[2:], strict=True)
     return input, [size if type(entry) is int and entry == -1 else entry for entry, size in asked]

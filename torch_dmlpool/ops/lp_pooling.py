@@ -13,7 +13,7 @@ from torch_dmlpool.window import Window
 
 
 def _norms(input: Tensor, window: Window, p: float) -> Tensor:
-    window.output_sizes(input.shape[2:])  # refused before any work
+    window.output_sizes(input.shape[2:])  # rejected before any work
     if p == math.inf:
         # An empty window's norm is 0, as for every other p.
         return max_pooling.max_pooling(input.abs(), window).clamp(min=0)
@@ -25,7 +25,8 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
     # not 0 · ∞.
     zero = (
         sums == 0
-        if p != 1 and (registration.records_gradient(input) or not registration.is_bare(input))
+        if p != 1
+        and (registration.records_gradient(input) or not registration.may_skip_dispatcher(input))
         else None
     )
     sums = sums if zero is None else torch.where(zero, 1, sums)

@@ -32,7 +32,7 @@ from torch_dmlpool.window import Window
 
 def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
-    if not registration.is_bare(input, mask):
+    if not registration.may_skip_dispatcher(input, mask):
         return reference.masked(input, mask, fills_lowest)
     if registration.records_gradient(input):
         return _Kept.apply(input, mask, fills_lowest)
@@ -40,7 +40,7 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
 
 
 class _Kept(torch.autograd.Function):
-    """With a gradient in reverse mode, which is all that bare tensors can be asked for."""
+    """With a gradient in reverse mode, the only kind where the dispatcher is skipped."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
@@ -85,8 +85,8 @@ class _Averages(torch.autograd.Function):
 
 
 def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
-    """Whether a backend makes averages of bare tensors in one call; its divisors have 32 bits."""
-    if not registration.is_bare(input, mask) or window.taps >= 1 << 31:
+    """Whether a backend averages ordinary tensors in one call; its divisors have 32 bits."""
+    if not registration.may_skip_dispatcher(input, mask) or window.taps >= 1 << 31:
         return False
     return backends.serving(input.device.type).masked_average_pooling is not None
 
@@ -94,7 +94,7 @@ def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
 def _averages(
     input: Tensor, mask: Tensor, window: Window, include_padding: bool, divisor: int | None
 ) -> Tensor:
-    window.output_sizes(input.shape[2:])  # refused before any work
+    window.output_sizes(input.shape[2:])  # rejected before any work
     if divisor is not None:
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
     if _are_made_at_once(input, mask, window):
@@ -183,7 +183,7 @@ def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
 
 
 def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
-    window.output_sizes(input.shape[2:])  # refused before any work
+    window.output_sizes(input.shape[2:])  # rejected before any work
     if not registration.may_be_differentiated(input):
         return max_pooling.max_pooling(kept(input, mask, True), window)
     return _window_maxima(input, mask, window)[0]
@@ -194,7 +194,7 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
 
     The mask is True for windows that have an element.
     """
-    if registration.is_bare(input, mask) and registration.records_gradient(input):
+    if registration.may_skip_dispatcher(input, mask) and registration.records_gradient(input):
         there = as_bytes(_over_planes(mask, input))
         values, taps = _Maxima.apply(input, mask, window)
         return values, taps, lambda: max_pooling.max_pooling(there, window) != 0
@@ -208,7 +208,7 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
 def _maxima_with_indices(
     input: Tensor, mask: Tensor, window: Window, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
-    window.output_sizes(input.shape[2:])  # refused before any work
+    window.output_sizes(input.shape[2:])  # rejected before any work
     if _is_chosen_again(input):
         values, taps, are_there = _window_maxima(input, mask, window)
         indices = max_pooling.max_pooling_indices(taps, input.shape[2:], window, *numbering)
@@ -284,7 +284,7 @@ def maxima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) 
 def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tensor:
     """Norms of windows, under a mask if there is one: zeros add nothing to them."""
     if mask is not None:
-        window.output_sizes(input.shape[2:])  # refused before any work
+        window.output_sizes(input.shape[2:])  # rejected before any work
         input = kept(input, mask)
     return lp_pooling.lp_pooling(input, window, p)
 

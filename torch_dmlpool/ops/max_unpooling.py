@@ -27,7 +27,7 @@ def max_unpooling(
     """``input`` at ``indices`` of zeros of ``spatial_sizes``; operands are checked already, but not
     each index.
     """
-    if registration.is_bare(input, indices):
+    if registration.may_skip_dispatcher(input, indices):
         return _unpooled(
             input, indices, spatial_sizes, per_plane, indices.is_cpu and indices.numel() > 0
         )
@@ -35,9 +35,9 @@ def max_unpooling(
 
 
 def _unpooled(
-    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, refuses: bool = False
+    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
 ) -> Tensor:
-    """The same; ``refuses`` says whether an index outside its plane is an error."""
+    """The same; ``rejects`` says whether an index outside its plane is an error."""
     if indices.dtype is torch.uint64:
         indices = indices.view(torch.int64)
     elif indices.dtype is torch.uint32:
@@ -47,14 +47,14 @@ def _unpooled(
     if not per_plane:
         first = first_indices(indices, (*indices.shape[:2], *sizes))
         positions = torch.where(indices == -1, -1, indices - first)
-    if refuses:
+    if rejects:
         _check_positions(positions, indices, math.prod(sizes))
     unique = unique_positions(positions, sizes)
     return scatter_positions(input, unique, sizes, False, operands.is_channels_last(input))
 
 
 def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
-    """Refuse the first of ``indices`` that is neither in its own plane nor -1."""
+    """Reject the first of ``indices`` that is neither in its own plane nor -1."""
     least, most = positions.aminmax()
     if least >= 0 and most < plane:
         return
@@ -71,7 +71,7 @@ def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
 
 
 def check(input: Tensor, indices: Tensor) -> None:
-    """Refuse indices that do not belong to ``input`` (rules G6 and G8)."""
+    """Reject indices that do not belong to ``input`` (rules G6 and G8)."""
     operands.check_pooled("input", input, operands.MAX_TYPES + operands.COMPLEX_TYPES)
     operands.check_pooled("indices", indices, operands.INDEX_TYPES)
     operands.check_sizes("indices", indices, input.shape, input, "input's")

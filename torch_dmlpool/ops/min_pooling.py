@@ -1,7 +1,7 @@
 """Min pooling, and maxima of bools: made of max pooling, with all its derivatives.
 
 A minimum is a maximum in the opposite order. Floats are negated, which is exact. Integers have all
-their bits flipped, which has no overflow and serves signed and unsigned types alike.
+their bits flipped, which has no overflow and suits signed and unsigned types alike.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,11 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 def as_bytes(bools: Tensor) -> Tensor:
     """``bools`` as uint8: the same memory, but where a program is traced."""
-    return bools.view(torch.uint8) if registration.is_bare(bools) else bools.to(torch.uint8)
+    return (
+        bools.view(torch.uint8)
+        if registration.may_skip_dispatcher(bools)
+        else bools.to(torch.uint8)
+    )
 
 
 def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
@@ -42,7 +46,11 @@ def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
 
 
 def as_bools(values: Tensor) -> Tensor:
-    return values.view(torch.bool) if registration.is_bare(values) else values.to(torch.bool)
+    return (
+        values.view(torch.bool)
+        if registration.may_skip_dispatcher(values)
+        else values.to(torch.bool)
+    )
 
 
 def _opposite(tensor: Tensor) -> Tensor:

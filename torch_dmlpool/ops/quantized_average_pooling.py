@@ -25,7 +25,7 @@ def quantized_linear_average_pooling(
     tensors' values.
     """
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    if not registration.is_bare(input, *tensors):
+    if not registration.may_skip_dispatcher(input, *tensors):
         numbers = tuple(
             parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
         )
@@ -55,7 +55,7 @@ def of_quantized_tensor(
     ``made`` is the integer type of the output and the function that allocates it from its sizes
     and memory format.
     """
-    if not registration.is_bare(input) or input.numel() == 0 or window.taps >= 2**23:
+    if not registration.may_skip_dispatcher(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
     if input.dtype not in backends.serving(input.device.type).quantized_tensors:
         return None
@@ -65,7 +65,7 @@ def of_quantized_tensor(
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
-    """Refuse scales and zero points that are differentiated, and bad scale values on the CPU.
+    """Reject scales and zero points that are differentiated, and bad scale values on the CPU.
 
     ``gradients`` and ``values`` turn the first and the second check on.
     """
@@ -119,7 +119,7 @@ _pooling = registration.Operator(
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
     vmap=_vmap,
-    refuse=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
+    reject=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
 )
 
 

@@ -1,6 +1,6 @@
 """How an operator of this package is registered: schema, backends, fake tensors, derivatives, vmap.
 
-Python code calls an :class:`Operator`. Bare tensors go straight to the backend, or to the
+Python code calls an :class:`Operator`. Ordinary tensors go straight to the backend, or to the
 operator's autograd function; all others through the dispatcher, whose ``Autograd`` key applies that
 function at a single level, as ATen's generated code does. There ``forward`` calls the operator
 again below autograd with the gradient modes switched on, so that the outer levels of ``torch.func``
@@ -49,7 +49,7 @@ WINDOW_SCHEMA = (
 _library = torch.library.Library(NAMESPACE, "DEF")
 before_fake: list[Callable[["Operator"], None]] = []
 """What integrations have called before an operator meets fake tensors: they give a compiler or an
-exporter what it needs, or refuse."""
+exporter what it needs, or raise an error."""
 before_trace: list[Callable[[], None]] = []
 """The same before ``torch.jit``'s tracer records an operator."""
 untaught: dict[str, str] = {}
@@ -69,7 +69,7 @@ class Operator:
 
     schema: str  # with WINDOW for the six window arguments
     types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
-    # refuses arguments that do not fit, and returns the sizes of the results
+    # rejects arguments that do not fit, and returns the sizes of the results
     check: Callable[..., Any]
     # the field of a backend's table that computes it; None for what is made of other operators
     entry: Any = None
@@ -82,10 +82,11 @@ class Operator:
     layout_of: int = 0
     # the operator over batches; None to merge them into the samples
     vmap: Callable[..., Any] | None = None
-    # Of one that is linear in its first tensor: the adjoint, and its arguments after the tensors.
+    # For an operator that is linear in its first tensor: the adjoint, and its arguments after the
+    # tensors.
     adjoint: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    # Of one that returns elements with what it chose: the linear operator that chooses so again,
-    # and its arguments.
+    # For an operator that returns elements and what it chose: the linear operator that chooses the
+    # same again, and its arguments.
     tangent: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
     # of one that chooses without saying what: the operator that says it
     recorded_by: "Operator | None" = None
@@ -93,7 +94,7 @@ class Operator:
     differentiable: Callable[..., Any] | None = None
     # computed so always: derivatives, fake tensors and batches are those of the others
     is_composite: bool = False
-    refuse: Callable[..., None] | None = None  # what asks for a derivative, where there is none
+    reject: Callable[..., None] | None = None  # what asks for a derivative, where there is none
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
@@ -117,7 +118,7 @@ class Operator:
                 _library.impl(self.name, self._recorded, key)
             return
         _library.impl(self.name, self._computed, "CompositeExplicitAutograd")
-        if self.has_derivative or self.refuse is not None:
+        if self.has_derivative or self.reject is not None:
             _library.impl(self.name, self._recorded, "Autograd")
         torch.library.register_fake(self.overload, self._fake, lib=_library)
         torch.library.register_vmap(self.overload, self._mapped, lib=_library)
@@ -130,7 +131,7 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
         tensors = arguments[: self.count]
-        if not is_bare(*tensors):
+        if not may_skip_dispatcher(*tensors):
             at = self.window_at
             if at is not None:
                 arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
@@ -164,14 +165,14 @@ class Operator:
         """The results of the registered operator, for arguments as its schema has them."""
         return call(self.overload, *arguments)
 
-    def _differentiated(self, are_bare: bool, arguments: tuple[Any, ...]) -> Any:
+    def _differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
         recorder = self.recorder
         if recorder is None:
             assert self.differentiable is not None
             return self.differentiable(*arguments)
-        input = arguments[0] if are_bare else with_ordinary_tangent(arguments[0])
-        arguments = (input, recorder, are_bare, recorder is not self, *arguments[1:])
-        if are_bare:
+        input = arguments[0] if skips_dispatcher else with_ordinary_tangent(arguments[0])
+        arguments = (input, recorder, skips_dispatcher, recorder is not self, *arguments[1:])
+        if skips_dispatcher:
             return recorder.apply(*arguments)
         with enable_single_level_autograd_function():
             return recorder.apply(*arguments)
@@ -217,16 +218,19 @@ class Operator:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         if any(tensor.layout is not torch.strided for tensor in tensors):
             self._checked(arguments)
-        if self.refuse is not None:
-            self.refuse(*arguments)
-        are_bare, is_recorded = is_bare(*tensors), self.is_composite or records_gradient(*tensors)
-        if not are_bare and not is_recorded:
+        if self.reject is not None:
+            self.reject(*arguments)
+        skips_dispatcher, is_recorded = (
+            may_skip_dispatcher(*tensors),
+            self.is_composite or records_gradient(*tensors),
+        )
+        if not skips_dispatcher and not is_recorded:
             is_recorded = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
             # A graph being traced may have entered forward mode below Python's own count of levels.
             is_recorded = is_recorded or any(carries_derivative(tensor) for tensor in tensors)
         if is_recorded:
             return self._differentiated(False, self._checked(arguments)[0])
-        if are_bare:  # as in Inductor's code: no second way through the dispatcher
+        if skips_dispatcher:  # as in Inductor's code: no second way through the dispatcher
             return self._computed(*arguments)
         with below_autograd():
             return self.dispatched(*arguments)
@@ -271,10 +275,15 @@ class Derivative:
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, operator: Operator, are_bare: bool, keeps_choice: bool, *rest: Any
+        ctx: Any,
+        input: Tensor,
+        operator: Operator,
+        skips_dispatcher: bool,
+        keeps_choice: bool,
+        *rest: Any,
     ) -> Any:
         # autograd has switched itself off in here
-        if are_bare or is_bare(input, *rest[: operator.count - 1]):
+        if skips_dispatcher or may_skip_dispatcher(input, *rest[: operator.count - 1]):
             output = operator.implementation(input)(input, *rest)
         else:
             with below_autograd():
@@ -295,9 +304,9 @@ class Derivative:
         if chosen:
             ctx.save_for_backward(*chosen)
         ctx.set_materialize_grads(False)
-        shards = None if are_bare else shards_of(input)
+        shards = None if skips_dispatcher else shards_of(input)
         ctx.backwards = adjoint, bool(chosen), adjoint_rest, shards, (None,) * (3 + len(rest))
-        if not are_bare:
+        if not skips_dispatcher:
             ctx.save_for_forward(*chosen)
             ctx.forwards = linear, linear_rest, type(output) is tuple
         return output
@@ -339,9 +348,9 @@ _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 """The keys that a thread includes in every call where no transform, mode or trace is active."""
 
 
-def is_bare(*tensors: Tensor) -> bool:
+def may_skip_dispatcher(*tensors: Tensor) -> bool:
     """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or
-    compilation.
+    compilation. Tensors on every device may; ``backends.aten.is_plain_cpu`` asks about the values.
     """
     if is_dynamo_compiling():
         return False
@@ -389,11 +398,11 @@ def is_readable(tensor: Tensor) -> bool:
     """Whether the numbers in ``tensor`` can be looked at: not in a trace, nor where that would wait
     for a device.
     """
-    return tensor.is_cpu and is_bare(tensor)
+    return tensor.is_cpu and may_skip_dispatcher(tensor)
 
 
 def _require_rules(kind: type[Tensor]) -> None:
-    """Refuse a class of tensors that an integration has still to teach the operators about."""
+    """Reject a class of tensors that an integration has still to teach the operators about."""
     for module, what_to_do in untaught.items():
         if kind.__module__.startswith(module):
             raise TypeError(what_to_do)
@@ -420,14 +429,14 @@ def carries_derivative(tensor: Tensor) -> bool:
     """Whether autograd records a gradient with respect to ``tensor``, or it has a tangent in
     forward mode.
     """
-    # PyTorch refuses to look for the tangent of a tensor made in inference mode, which has none.
+    # A tensor made in inference mode has no tangent, and PyTorch raises an error when asked for it.
     if tensor.is_inference():
         return False
     return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
 
 
 def with_ordinary_tangent(tensor: Tensor) -> Tensor:
-    """A tensor whose tangent, if it has one, is no inference tensor: autograd functions refuse
+    """A tensor whose tangent, if it has one, is no inference tensor: autograd functions reject
     those.
     """
     if forward_ad._current_level >= 0:

@@ -125,7 +125,7 @@ class Program:
             computes = None  # it touches memory or other threads, or the machine refuses it
         text = f"{text} ({line})" if line else text
         size = int(digits[0]) if (digits := re.findall(r"\d+$", found[3])) else 64
-        # Of 32 bits -1 and what narrower types cannot hold mean the same when extended; -128 and
+        # In 32 bits -1 and what narrower types cannot hold mean the same when extended; -128 and
         # -32768 do not.
         extended = (2**64 - 1,), range(2**64 - 2**31, 2**64 - 2**15)
         numbers = [each.value for each in operands if each.what == "number"]
