@@ -58,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="TEXT",
-        help="blocks of known models instead, torch.nn's layers against this package's: all, "
-        "or those named TEXT",
+        help="whole networks of torchvision and timm instead, torch.nn's layers against this "
+        "package's: all, or those named TEXT",
     )
     chosen.add_argument(
         "--masks",

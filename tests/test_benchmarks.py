@@ -132,6 +132,45 @@ def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
     assert report.with_models(page, table) == page
 
 
+def test_whole_networks_are_measured_in_every_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each way is a row with a ratio, the table has a line for each network, and converted networks
+    give what the originals give."""
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5), torch.nn.MaxPool2d(2)
+    small = {
+        "small": (lambda: torch.nn.Sequential(*layers), (1, 3, 12, 12)),
+        "other": (lambda: torch.nn.Sequential(*layers), (1, 3, 12, 12)),
+    }
+    monkeypatch.setattr(models, "MODELS", small)
+    monkeypatch.setattr(models, "_versions", lambda: {"torchvision": "0", "timm": "0"})
+    path = tmp_path / "models.json"
+    assert len(list(models.cases(""))) == 2 * len(list(models.cases("eager"))) == 16
+    assert models.run("small eager", 0.0, path) == 0
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert [(row["training"], row["channels_last"]) for row in results["rows"]] == [
+        (False, False),
+        (False, True),
+        (True, False),
+        (True, True),
+    ]
+    assert all(row["ratio"] == row["original"] / row["converted"] > 0 for row in results["rows"])
+    table = models.markdown(results)
+    assert table in capsys.readouterr().out
+    first = results["rows"][0]["ratio"]
+    assert f"| small | {first:.2f} / " in table
+    assert "| - / - | - / - |" in table  # nothing was compiled
+
+
+@pytest.mark.parametrize(("what", "at"), [("outputs", 0), ("gradients", 1)])
+def test_a_converted_network_that_differs_is_no_row(what: str, at: int) -> None:
+    results = [[torch.ones(4), torch.ones(3), torch.zeros(2)] for _ in range(2)]
+    models.compare(*map(tuple, results))
+    results[1][at] = results[1][at] + 0.1
+    with pytest.raises(AssertionError, match=f"the {what} differ by"):
+        models.compare(*map(tuple, results))
+
+
 def test_masked_pools_are_measured_beside_plain_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
