@@ -50,8 +50,8 @@ struct PlanePlan {
 };
 PlanePlan plan_planes(const Question &question);
 
-// The most planes of one channel that are reduced in one call. Reason: one call for each plane
-// takes 1.1 to 2.3 times as long; request and processor not noted.
+// Planes of one channel are reduced so many in a call, or a multiple. Reason: one call for each
+// plane takes 1.1 to 2.3 times as long; request and processor not noted.
 constexpr int64_t PLANES_A_CALL = 64;
 
 // Blocks of outputs, of ROWS and of BOXES.

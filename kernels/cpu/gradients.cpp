@@ -6,6 +6,7 @@
 //     gradient  | 0   0   5   0   0   7   0   0 |
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "choose.h"
@@ -98,6 +99,44 @@ struct Taps {
     }
 };
 
+// A plane in parts, cut along the first axis that has more than one position. Windows across a
+// border of parts are visited from both sides.
+struct Part {
+    int64_t plane;
+    int64_t first;  // element of the plane
+    int64_t size;
+    Range positions[3];
+    Range outputs[3];  // the windows that may read those positions
+};
+
+struct Parts {
+    const Problem &p;
+    const int64_t most;  // elements of a part, unless windows are large
+
+    const int64_t cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
+    const Axis &axis = p.axes[cut];
+    const int64_t slab = p.plane() / axis.size;
+    const int64_t step =
+        std::clamp<int64_t>(most / slab, std::min(axis.size, 4 * axis.extent()), axis.size);
+    const int64_t count = parts_of(axis.size, step);
+
+    Part of(int64_t number) const {
+        const int64_t start = number % count * step;
+        const int64_t stop = std::min(axis.size, start + step);
+        Part part = {number / count, start * slab, (stop - start) * slab, {}, {}};
+        for (int a = 0; a < 3; ++a) {
+            part.positions[a] = {0, p.axes[a].size};
+            part.outputs[a] = {0, p.axes[a].outputs};
+        }
+        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
+        const int64_t low = before < 0 ? 0 : std::min(before / axis.stride, axis.outputs);
+        const int64_t high = (stop - 1 + axis.padding) / axis.stride + 1;
+        part.positions[cut] = {start, stop};
+        part.outputs[cut] = {low, std::clamp(high, low, axis.outputs)};
+        return part;
+    }
+};
+
 // Many channels: adds what arrives at the windows that an element has won, in the order of the
 // windows. The element is a different tap of each of them.
 template <class T>
@@ -134,6 +173,122 @@ struct ChannelGradient final : WindowOperations {
     }
 };
 
+// Many channels, of windows that share no element: visits window after window. Each tap takes, of a
+// vector of channels that arrives, those channels that it has won, and the others get 0.
+template <class T>
+struct DisjointChannels {
+    using Integer = IntegerOf<T>;
+    static constexpr int64_t n = LANES<T>;
+    static constexpr int64_t PART = 1 << 16;  // elements: two threads share a gradient of 512 KB
+    const Problem &p;
+    const T *const arriving;
+    const uint8_t *const winners;
+    T *const gradient;
+
+    const int64_t channels = p.channels;
+    const Parts parts{p, PART};
+    // Whether every element belongs to a window.
+    const bool is_covered = covers(p.d()) && covers(p.h()) && covers(p.w());
+
+    // Where a tap lies in a part, in elements, and its number. Of a row of taps it is the first
+    // one.
+    struct Tap {
+        int64_t place;
+        int64_t number;
+    };
+
+    static bool covers(const Axis &axis) {
+        return axis.window == axis.stride && axis.dilation == 1 && axis.padding == 0 &&
+               axis.outputs * axis.stride == axis.size;
+    }
+    // The taps of a window that lie at those positions.
+    static Range taps_at(const Axis &axis, int64_t output, const Range &positions) {
+        const int64_t first = axis.first(output);
+        if (first >= positions.begin && first + axis.extent() <= positions.end)
+            return {0, axis.window};
+        const auto before = [&](int64_t position) {
+            return position <= first
+                       ? 0
+                       : std::min(axis.window, parts_of(position - first, axis.dilation));
+        };
+        return {before(positions.begin), before(positions.end)};
+    }
+    void run() const {
+        const double cost = double(parts.step * parts.slab);
+        parallel(p.planes * parts.count, cost, [&](int64_t begin, int64_t end) {
+            std::vector<Tap> rows;
+            std::vector<Tap> taps;
+            for (int64_t number = begin; number < end; ++number)
+                write_part(parts.of(number), rows, taps);
+        });
+    }
+    void write_part(const Part &part, std::vector<Tap> &rows, std::vector<Tap> &taps) const {
+        T *const out = gradient + part.plane * p.plane() + part.first;
+        // Rows are cleared shortly before their windows are visited, while they are cached.
+        int64_t cleared = is_covered ? part.size : 0;
+        const auto clear = [&](int64_t stop) {
+            if (stop > cleared)
+                std::memset(out + cleared, 0, (stop - cleared) * sizeof(T));
+            cleared = std::max(cleared, stop);
+        };
+        for (int64_t od = part.outputs[0].begin; od < part.outputs[0].end; ++od)
+            for (int64_t oh = part.outputs[1].begin; oh < part.outputs[1].end; ++oh) {
+                find_rows(part, od, oh, rows);
+                if (rows.empty())
+                    continue;
+                clear(std::min(part.size, rows.back().place + p.row()));
+                write_windows(part, od, oh, rows, taps, out);
+            }
+        clear(part.size);
+    }
+    // The rows of a part that a row of windows reads.
+    void find_rows(const Part &part, int64_t od, int64_t oh, std::vector<Tap> &rows) const {
+        const Range d = taps_at(p.d(), od, part.positions[0]);
+        const Range h = taps_at(p.h(), oh, part.positions[1]);
+        rows.clear();
+        for (int64_t td = d.begin; td < d.end; ++td)
+            for (int64_t th = h.begin; th < h.end; ++th) {
+                const int64_t z = p.d().first(od) + td * p.d().dilation;
+                const int64_t y = p.h().first(oh) + th * p.h().dilation;
+                rows.push_back({(z * p.h().size + y) * p.row() - part.first,
+                                (td * p.h().window + th) * p.w().window});
+            }
+    }
+    void write_windows(const Part &part, int64_t od, int64_t oh, const std::vector<Tap> &rows,
+                       std::vector<Tap> &taps, T *out) const {
+        const Axis &w = p.w();
+        const int64_t row =
+            ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
+        Range known = {0, 0};
+        taps.clear();
+        for (int64_t ow = part.outputs[2].begin; ow < part.outputs[2].end; ++ow) {
+            const Range read = taps_at(w, ow, part.positions[2]);
+            if (read.begin != known.begin || read.end != known.end) {
+                taps.clear();
+                for (const Tap &each : rows)
+                    for (int64_t tw = read.begin; tw < read.end; ++tw)
+                        taps.push_back({each.place + tw * w.dilation * channels, each.number + tw});
+                known = read;
+            }
+            write_window(row + ow * channels, taps.data(), int64_t(taps.size()),
+                         out + w.first(ow) * channels);
+        }
+    }
+    void write_window(int64_t window, const Tap *taps, int64_t count, T *out) const {
+        const uint8_t *const which = winners + window;
+        const T *const from = arriving + window;
+        for (int64_t begin = 0; begin < channels; begin += n) {
+            const int64_t at = std::min(begin, channels - n);
+            const auto winner = load<Integer, n>(which + at);
+            // -0 becomes 0, as in a sum that begins with 0.
+            const Vector<T, n> all = load<T, n>(from + at) + Vector<T, n>{};
+            for (int64_t k = 0; k < count; ++k)
+                write(winner == Integer(taps[k].number) ? all : Vector<T, n>{},
+                      out + (taps[k].place + at));
+        }
+    }
+};
+
 // Adds what arrives at each window to its winner, in the order of the windows: plane by plane, or
 // part by part of a large plane. Windows across a border of parts are visited from both sides.
 template <class T>
@@ -150,74 +305,44 @@ struct Scatter {
     const int bytes = int(p.bytes);
     const Taps places{p, p.channels, 1};
     const Rows<Sum<L, T>> as_they_are{{}};
-    // Parts are cut along the first axis that has more than one position.
-    const int64_t cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
-    const Axis &axis = p.axes[cut];
-    const int64_t slab = p.plane() / axis.size;
-    const int64_t step =
-        std::clamp<int64_t>(PART / slab, std::min(axis.size, 4 * axis.extent()), axis.size);
-    const int64_t parts = parts_of(axis.size, step);
+    const Parts parts{p, PART};
 
     // A thread's own memory.
     struct Memory {
         std::vector<L> sums;
         std::vector<L> loaded;
     };
-    // A part of a plane, and the windows that read it.
-    struct Part {
-        int64_t plane;
-        int64_t first;  // element of the plane
-        int64_t size;
-        int64_t low[3];
-        int64_t high[3];
-        L *sums;
-    };
-
     void run() const {
         const int64_t block = std::min(BLOCK, p.output_row());
-        parallel(p.planes * parts, 4. * double(step * slab), [&](int64_t begin, int64_t end) {
+        const double cost = 4. * double(parts.step * parts.slab);
+        parallel(p.planes * parts.count, cost, [&](int64_t begin, int64_t end) {
             Memory m;
-            m.sums.resize(is_direct ? 0 : step * slab);
+            m.sums.resize(is_direct ? 0 : parts.step * parts.slab);
             m.loaded.resize(is_direct ? 0 : block);
             for (int64_t number = begin; number < end; ++number)
-                add_part(part_of(number, m), m);
+                add_part(parts.of(number), m);
         });
     }
-    Part part_of(int64_t number, Memory &m) const {
-        const int64_t start = number % parts * step;
-        const int64_t stop = std::min(axis.size, start + step);
-        Part part = {number / parts,
-                     start * slab,
-                     (stop - start) * slab,
-                     {0, 0, 0},
-                     {p.d().outputs, p.h().outputs, p.w().outputs},
-                     m.sums.data()};
-        if constexpr (is_direct)
-            part.sums = gradient + part.plane * p.plane() + part.first;
-        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
-        part.low[cut] = before < 0 ? 0 : std::min(before / axis.stride, axis.outputs);
-        part.high[cut] =
-            std::clamp((stop - 1 + axis.padding) / axis.stride + 1, part.low[cut], axis.outputs);
-        return part;
-    }
     void add_part(const Part &part, Memory &m) const {
-        std::fill_n(part.sums, part.size, L(0));
-        for (int64_t od = part.low[0]; od < part.high[0]; ++od)
-            for (int64_t oh = part.low[1]; oh < part.high[1]; ++oh)
-                add_row(part, od, oh, m);
+        T *const out = gradient + part.plane * p.plane() + part.first;
+        L *sums = m.sums.data();
+        if constexpr (is_direct)
+            sums = out;
+        std::fill_n(sums, part.size, L(0));
+        for (int64_t od = part.outputs[0].begin; od < part.outputs[0].end; ++od)
+            for (int64_t oh = part.outputs[1].begin; oh < part.outputs[1].end; ++oh)
+                add_row(part, od, oh, sums, m);
         if constexpr (!is_direct)
-            divide<T>(part.sums, part.size, 1, nullptr,
-                      gradient + part.plane * p.plane() + part.first);
+            divide<T>(sums, part.size, 1, nullptr, out);
     }
-    void add_row(const Part &part, int64_t od, int64_t oh, Memory &m) const {
+    void add_row(const Part &part, int64_t od, int64_t oh, L *sums, Memory &m) const {
         const int64_t row =
             ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
         const char *const which = numbers + row * bytes;
-        const int64_t first = part.low[2] * p.channels;
-        const int64_t end = part.high[2] * p.channels;
-        const auto add_from = [&part](const L *from) {
-            return [first = part.first, size = part.size, sums = part.sums, from](int64_t i,
-                                                                                  int64_t place) {
+        const int64_t first = part.outputs[2].begin * p.channels;
+        const int64_t end = part.outputs[2].end * p.channels;
+        const auto add_from = [&part, sums](const L *from) {
+            return [first = part.first, size = part.size, sums, from](int64_t i, int64_t place) {
                 const int64_t at = place - first;
                 if (uint64_t(at) < uint64_t(size))
                     sums[at] += from[i];
@@ -240,7 +365,14 @@ struct Scatter {
 };
 
 template <class T>
-void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
+void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient,
+                        bool adds) {
+    if constexpr (std::is_same_v<T, Wide<T>>)
+        if (!adds && p.bytes == 1 && p.channels >= LANES<T>)
+            return DisjointChannels<T>{p, static_cast<const T *>(arriving),
+                                       static_cast<const uint8_t *>(taps),
+                                       static_cast<T *>(gradient)}
+                .run();
     if (gathers_channels(p, sizeof(Wide<T>))) {
         const ChannelGradient<T> op(p, arriving, taps);
         return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of(Windows(p)));
@@ -285,15 +417,15 @@ void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, 
     // sums.
     const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
     if (p.type == 0)
-        gradient_of_maxima<float>(p, arriving, taps, gradient);
+        gradient_of_maxima<float>(p, arriving, taps, gradient, adds);
     else if (p.type == 1)
-        gradient_of_maxima<double>(p, arriving, taps, gradient);
+        gradient_of_maxima<double>(p, arriving, taps, gradient, adds);
     else if (p.type == 2 && adds)
-        gradient_of_maxima<Half>(p, arriving, taps, gradient);
+        gradient_of_maxima<Half>(p, arriving, taps, gradient, adds);
     else if (p.type == 3 && adds)
-        gradient_of_maxima<BFloat16>(p, arriving, taps, gradient);
+        gradient_of_maxima<BFloat16>(p, arriving, taps, gradient, adds);
     else if (p.type == 2 || p.type == 3)
-        gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
+        gradient_of_maxima<int16_t>(p, arriving, taps, gradient, adds);
     else
         refuse("gradients of type", p.type);
 }

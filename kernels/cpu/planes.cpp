@@ -46,7 +46,8 @@ struct PlanePooling {
                 char *const out = output + first * channels * finish.result_size;
                 char *const results = is_in_place ? out : made.data();
                 if (channels == 1)
-                    reduce_planes(first, first + planes, results);
+                    op.reduce_planes(input + first * size * position, size, planes, results,
+                                     end_of_input);
                 else
                     pool_parts(first, first + planes, results);
                 finish(first, 0, 0, 0, planes * channels, results, out);
@@ -59,15 +60,6 @@ struct PlanePooling {
             finish(plane, 0, 0, 0, channels, made.data(),
                    output + plane * channels * finish.result_size);
         }
-    }
-    void reduce_planes(int64_t begin, int64_t end, char *results) const {
-        Run some[PLANES_A_CALL];
-        for (int64_t k = 0; k < PLANES_A_CALL; ++k)
-            some[k] = {k * size, size, 0, 1, 0};
-        for (int64_t k = begin; k < end; k += PLANES_A_CALL)
-            op.reduce_windows(false, {input + k * size * position, 0}, 0, some,
-                              std::min(PLANES_A_CALL, end - k), 1, results + (k - begin) * pitch,
-                              end_of_input);
     }
     // Combines each of the parts [begin, end) of all planes.
     void pool_parts(int64_t begin, int64_t end, char *results) const {

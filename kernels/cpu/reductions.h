@@ -92,6 +92,25 @@ struct Rows final : RowOperations {
         (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(
             row, origin, windows, outputs, step, static_cast<L *>(made), end);
     }
+    void reduce_planes(const char *from, int64_t size, int64_t planes, void *made,
+                       const char *end) const override {
+        constexpr int64_t n = LANES<L>;
+        L *out = static_cast<L *>(made);
+        int64_t done = 0;
+        if constexpr (n > 1 && n <= 16 && !Op::has_numbers)
+            for (; size >= n && planes - done >= n; done += n) {
+                Vector<L, n> vectors[n];
+                for (int64_t k = 0; k < n; ++k)
+                    vectors[k] =
+                        combined_vector<are_plain, n>(from + (done + k) * size * sizeof(T), size);
+                write(folded_each<n, n>(0, [&](int64_t k) { return vectors[k]; }), out + done);
+            }
+        for (; done < planes; ++done) {
+            const Run whole = {0, size, 0, 1, 0};
+            reduce<are_plain>({from + done * size * int64_t(sizeof(T)), 0}, 0, &whole, 1, 1,
+                              out + done, end);
+        }
+    }
 
   private:
     // Vector by vector: GCC keeps copies of whole blocks in memory.
@@ -343,18 +362,24 @@ struct Rows final : RowOperations {
         return Op::of(combined_strided<are_values>(row, half, step, unit),
                       combined_strided<are_values>(rest, count - half, step, unit));
     }
-    // Combines contiguous elements as a tree of vectors: kept[level] is the sum of 8 << level
-    // vectors that waits for as many more.
+    // Combines contiguous elements as a tree.
     template <bool are_values, int64_t n = LANES<L>>
     __attribute__((always_inline)) L combined_run(const char *from, int64_t count) const {
-        using V = Vector<L, n>;
-        using Integer = IntegerOf<L>;
         constexpr int64_t fewer = 16 / sizeof(L);
         if constexpr (n > fewer)
             if (count < n)
                 return combined_run<are_values, fewer>(from, count);
         if (count < n)
             return combined_strided<are_values>({from, 0}, count, 1, 1);
+        return folded(combined_vector<are_values, n>(from, count));
+    }
+    // Combines the vectors of n elements or more as a tree: kept[level] is the sum of 8 << level
+    // vectors that waits for as many more. The lanes of the result are to be combined.
+    template <bool are_values, int64_t n>
+    __attribute__((always_inline)) Vector<L, n> combined_vector(const char *from,
+                                                                int64_t count) const {
+        using V = Vector<L, n>;
+        using Integer = IntegerOf<L>;
         int64_t at = 0;
         int64_t eights = 0;
         const auto take = [&](auto vectors) {
@@ -400,7 +425,7 @@ struct Rows final : RowOperations {
             result = Op::of(result, take(Count<1>()));
         if constexpr (Op::has_numbers && n > 1)
             result -= lane;
-        return folded(result);
+        return result;
     }
     template <bool are_values>
     void reduce(const Row &row, int64_t origin, const Run *windows, int64_t outputs, int64_t step,

@@ -203,6 +203,60 @@ def test_gradients_of_windows_that_share_no_element(
             assert torch.equal(found, cpu.average_pooling_grad(arriving, sizes, made, *counted))
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=samples.name_of
+)
+@pytest.mark.parametrize(
+    ("sizes", "window", "stride", "padding", "dilation"),
+    [
+        ((40, 50), 2, 2, 0, 1),
+        ((41, 51), 2, 2, 1, 1),
+        ((40, 50), 1, 2, 0, 1),
+        ((33, 47), (2, 3), (5, 4), (1, 2), (2, 1)),
+        ((9, 20, 21), (1, 2, 2), (1, 2, 3), 0, 1),
+        ((1, 1800), (1, 2), (1, 3), (0, 1), 1),
+        ((40, 40), 7, 9, 6, 1),
+    ],
+)
+def test_gradients_of_maxima_that_share_no_element(
+    sizes: tuple[int, ...],
+    window: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    dtype: torch.dtype,
+) -> None:
+    """Channels innermost are written in vectors, in several parts: the same bits as of contiguous
+    planes, whose elements are added one by one."""
+    made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
+    image = samples.ties(2, 43, *sizes).to(dtype)
+    _, taps = cpu.max_pooling_with_taps(image, made)
+    arriving = samples.normal(*taps.shape).to(dtype)
+    arriving[:, :, ::2] = -0.0
+    expected = cpu.max_pooling_grad_from_taps(arriving, taps, sizes, made, False)
+    arriving, taps = samples.channels_last(arriving), samples.channels_last(taps)
+    found = cpu.max_pooling_grad_from_taps(arriving, taps, sizes, made, True)
+    assert torch.equal(found, expected)
+    assert torch.equal(found.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=samples.name_of
+)
+@pytest.mark.parametrize("sizes", [(3, 5), (4, 4), (7, 7), (8, 9), (40, 33)])
+def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    """Several whole planes are folded together: each has the bits that it has alone."""
+    image = samples.normal(3, 13, *sizes).to(dtype)
+    made = Window.pytorch(2, sizes)
+    averages = cpu.average_pooling(image, made, False, None)
+    maxima = cpu.max_pooling(image, made)
+    for at in range(39):
+        plane = image.view(1, 39, *sizes)[:, at : at + 1].clone()
+        alone = cpu.average_pooling(plane, made, False, None)
+        assert torch.equal(alone.flatten(), averages.flatten()[at : at + 1])
+        assert cpu.max_pooling(plane, made).item() == maxima.flatten()[at].item()
+
+
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     ("sizes", "window", "stride"),
