@@ -7,7 +7,7 @@
 namespace dmlpool {
 namespace {
 
-// The inverse of a modulo m; they have no common divisor.
+// The number whose product with a is 1 modulo m. Both must have no common divisor.
 int64_t inverse_of(int64_t a, int64_t m) {
     int64_t old_rest = a % m;
     int64_t rest = m;
@@ -21,14 +21,14 @@ int64_t inverse_of(int64_t a, int64_t m) {
     return old_factor < 0 ? old_factor + m : old_factor;
 }
 
-// Outputs whose windows reach past the input are looked at in groups, together with some outputs
-// that follow.
+// `find_runs` joins outputs whose windows reach past the input into runs. It looks at GROUP of them
+// at a time, and at AHEAD more to see whether the last run goes on.
 constexpr int64_t GROUP = 4096;
 constexpr int64_t AHEAD = 2 * RUN_LEAST;
 
-// Joins outputs into runs, from the last output back. An output joins the run after it if both read
-// equally many positions from the same tap on, and the step to the run equals the run's own step.
-// A run of a single output takes any step that is not negative.
+// Joins runs of one output into longer ones, from the last back. An output joins the next run if
+// both read equally many positions from the same tap on, and the step to the run equals the run's
+// own step. A run of a single output takes any step that is not negative.
 void join(std::vector<Run> &group) {
     for (int64_t k = int64_t(group.size()) - 2; k >= 0; --k) {
         Run &run = group[k];
@@ -93,7 +93,6 @@ Windows adjoint_of(const Windows &windows) {
             result.seen[a] = {Seen(axis)};
             step = result.seen[a].front().step;
         }
-        // Bins seen from the input are bins.
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
         if (a < 2)
             result.keep(a);

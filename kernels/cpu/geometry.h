@@ -19,6 +19,7 @@
 #include <numeric>
 #include <vector>
 
+// How many parts of at most `part` elements `count` elements have: the quotient, rounded up.
 inline int64_t parts_of(int64_t count, int64_t part) {
     return (count + part - 1) / part;
 }
@@ -52,6 +53,8 @@ struct Range {
     bool contains(int64_t i) const { return begin <= i && i < end; }
 };
 
+// One spatial axis of the tensor that is pooled, and the windows along it. An axis of bins has
+// `window` 0 and no padding. Its stride and its extent are estimates for plans.
 struct Axis {
     int64_t size;
     int64_t outputs;
@@ -60,11 +63,13 @@ struct Axis {
     int64_t padding;
     int64_t dilation;
 
+    // The position of a window's first tap. It lies before 0 in the padding.
     int64_t first(int64_t output) const { return output * stride - padding; }
+    // The number of positions from a window's first tap to its last one, both included.
     int64_t extent() const { return window == 0 ? stride + 2 : (window - 1) * dilation + 1; }
-    // Input positions that `count` windows in a row span, the first and the last included.
+    // The number of positions from the first tap of a window to the last tap of `count` windows.
     int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
-    // The first tap inside the input, and the one after the last.
+    // The number of a window's first tap inside the input, and 1 + that of its last such tap.
     __attribute__((always_inline)) int64_t low(int64_t output) const {
         return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);
     }
@@ -116,15 +121,16 @@ struct Problem {
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }
     const Axis &w() const { return axes[2]; }
+    // Elements of all channels in a row and in a plane, of the input and of the output.
     int64_t row() const { return w().size * channels; }
     int64_t plane() const { return d().size * h().size * row(); }
+    int64_t output_row() const { return w().outputs * channels; }
+    int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
     // Whether the input is too large for a cache. `element` is the size of an element in bytes.
     // Reason: reading ahead makes channels_last inputs of 16 MB and more 1.4 to 1.7 times faster,
     // and inputs of 6 to 10 MB 1.2 times slower (2/2 and 3/2 over 512 and 1088 channels, float32,
     // Zen 4).
     bool is_large(int64_t element) const { return planes * plane() * element > 12 << 20; }
-    int64_t output_row() const { return w().outputs * channels; }
-    int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
 };
 
 namespace dmlpool {
@@ -145,6 +151,8 @@ struct Seen {
         return {std::min(begin, axis.outputs),
                 place < 0 ? 0 : std::min(axis.outputs, place / axis.stride + 1)};
     }
+    // The outputs whose windows have a tap on position x. Its `begin` and `count` number outputs,
+    // and `tap` is the tap with which the first of them reads x.
     Span span_of(int64_t x) const;
 };
 
@@ -152,10 +160,10 @@ struct Seen {
 // input, and `seen` has the windows that `p` does not describe.
 struct Windows {
     Problem p;
-    // The distance between two elements of a row, as windows along W see it. The positions between
-    // two elements hold zeros.
+    // The distance between two elements of a row for the windows along W. A gradient inserts zeros
+    // between arriving elements, so that its windows have stride 1.
     int64_t spacing = 1;
-    // By axis, one where windows are seen from the input.
+    // An entry for each axis whose windows are seen from the input, else empty.
     std::vector<Seen> seen[3];
     // What each output reads along D and along H. It is kept for at most KEPT_MOST outputs, and
     // only where computing it takes divisions, because every row of every plane asks for it.
@@ -163,6 +171,7 @@ struct Windows {
     static constexpr int64_t KEPT_MOST = 4096;
 
     explicit Windows(const Problem &problem);
+    // What an output reads along an axis (0 for D, 1 for H, 2 for W): as kept, or computed.
     Span at(int axis, int64_t output) const {
         return kept[axis].empty() ? computed(axis, output) : kept[axis][output];
     }
@@ -170,14 +179,15 @@ struct Windows {
         return seen[axis].empty() ? p.axes[axis].span_of(output)
                                   : seen[axis].front().span_of(output);
     }
+    // Fills `kept` for an axis, if it has at most KEPT_MOST outputs.
     void keep(int axis);
-    // Axis W with those zeros.
+    // Axis W whose size counts the inserted zeros.
     Axis spaced_w() const {
         Axis w = p.w();
         w.size = (w.size - 1) * spacing + 1;
         return w;
     }
-    // No window reads outside of this.
+    // A range that has all positions that outputs [output, output + outputs) read.
     Range reach(int axis, int64_t output, int64_t outputs) const;
     // The most positions that an output reads.
     int64_t most(int axis) const;
@@ -187,18 +197,21 @@ struct Windows {
     bool may_repeat(int axis) const;
 };
 
-// The windows seen from the input, along each axis.
+// The windows of a gradient: the outputs become what is read, and the input's positions the
+// outputs. Bins seen from the input are bins again.
 Windows adjoint_of(const Windows &windows);
 
-// The rows along H that read something else than the row before. Where all rows do, `all` and
-// `first` are empty; where there are many, only the row that each tile begins with is kept.
+// The rows of outputs that read other rows of the input than the row of outputs before. They are
+// the distinct rows. The rows of outputs that follow a distinct one and read the same have the same
+// results. Both lists are empty where every row is distinct.
 struct DistinctRows {
     static constexpr int64_t KEPT_MOST = 4096;
-    int64_t count;
-    std::vector<int64_t> all;  // and the end
-    std::vector<int64_t> first;
+    int64_t count;               // distinct rows
+    std::vector<int64_t> all;    // their numbers and then the number of rows, up to KEPT_MOST rows
+    std::vector<int64_t> first;  // of more rows: the number of every tile's first distinct row
 
     DistinctRows(const Windows &windows, bool may_share, int64_t tile);
+    // Whether there are rows with the same results.
     bool are_shared() const { return !all.empty() || !first.empty(); }
     // Returns `some` + 1 row numbers: the distinct rows of the tile that begins with distinct row
     // `number`, and the row after them. `memory` holds them where `all` is empty.
@@ -206,11 +219,14 @@ struct DistinctRows {
                            std::vector<int64_t> &memory) const;
 };
 
-// Fills `runs` with those that outputs along W form from `output` on, and returns where they end:
-// at `end`, or after about RUNS_MOST outputs. Without `are_numbered` the tap of each run is 0.
+// The number of outputs after which `find_runs` stops, so that `runs` stays small.
 constexpr int64_t RUNS_MOST = 1 << 14;
-// The smallest number of outputs in each part of a run that is cut in two.
+// A run that one call begins and the next call goes on with has at least this many outputs in each,
+// because short runs are slow.
 constexpr int64_t RUN_LEAST = 32;
+// Fills `runs` with the runs of the outputs along W from `output` on, and returns the output after
+// the last of them: `end`, or one about RUNS_MOST after `output`. Without `are_numbered` the tap of
+// each run is 0.
 int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                   std::vector<Run> &runs);
 

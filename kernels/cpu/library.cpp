@@ -25,6 +25,7 @@ enum Code : int32_t { DONE, NO_MEMORY, FAILED };
 // Why the last call in this thread FAILED.
 thread_local char message[256];
 
+// Makes the call, and turns what it throws into a Code and a message.
 template <class Call>
 int32_t code_of(const Call &call) noexcept {
     try {
@@ -42,7 +43,8 @@ int32_t code_of(const Call &call) noexcept {
     return FAILED;
 }
 
-// Where a field of a struct lies and how many bytes it has; or the value of a constant.
+// A line of the table that Python compares. A field of a struct has its offset and its bytes. A
+// struct has offset 0 and its bytes. A constant has its value as `offset`, and 0 bytes.
 struct Field {
     const char *name;
     int64_t offset;
@@ -110,21 +112,23 @@ int64_t dmlpool_version() {
     return VERSION;
 }
 
-// A table that ends with a field without a name.
+// The table of `Field`. It ends with a field whose name is null.
 const void *dmlpool_layout() {
     return LAYOUT;
 }
 
+// Why the last call of the calling thread returned FAILED.
 const char *dmlpool_message() {
     return message;
 }
 
+// Takes the two functions of libtorch that parallel.h describes. Python calls it once.
 void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) {
     use_threads(reinterpret_cast<ParallelFor>(torch_parallel_for),
                 reinterpret_cast<GetThreads>(torch_get_num_threads));
 }
 
-// For tests alone: see choose.h.
+// For tests alone, as is `dmlpool_calls_forced`: see `force` and `calls_forced` in choose.h.
 void dmlpool_force(int64_t strategy) {
     force(Strategy(strategy));
 }
@@ -132,6 +136,8 @@ void dmlpool_force(int64_t strategy) {
 int64_t dmlpool_calls_forced() {
     return calls_forced();
 }
+
+// The operators. operators.h says what each of them reads and writes.
 
 int32_t dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {
     return code_of([=] { max_pooling(*p, input, output, winners); });

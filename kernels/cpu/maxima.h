@@ -10,17 +10,17 @@
 namespace dmlpool {
 namespace {
 
-// Data types other than float32 and float64 are compared as signed integers of the same size: their
-// bits are changed so that integers have the order of the numbers. How is known at run time, so
-// that half precision, signed and unsigned integers are one kernel.
+// Data types other than float32 and float64 are compared by keys: signed integers of the same size
+// in the order of the numbers. Fields that are set at run time say how an element becomes a key, so
+// that half precision, signed and unsigned integers share one kernel.
 
 template <class S>
 constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
-// Maxima without winners. Float32 and float64 are compared as they are, others as integers, in
-// which the NaNs of half precision lie above infinity.
+// The Op of maxima without winners (see reductions.h). Float32 and float64 are compared as they
+// are, others by keys. The keys of NaNs of half precision are the greatest.
 template <class S>
 struct Max {
     using Value = S;
@@ -30,8 +30,8 @@ struct Max {
     static constexpr bool has_keys = !std::is_floating_point_v<S>;
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t few = 9;
-    S number_bits = 0;
-    S offset = 0;
+    S number_bits = 0;  // the bits that are inverted in negative elements: all but the sign
+    S offset = 0;       // is subtracted from an element's bits and makes its key wrap around
 
     Max() = default;
     explicit Max(const DataType &type) {
@@ -74,12 +74,14 @@ struct Max {
         else
             return {{difference<S, n>(flipped(element), Vector<S, n>{} + offset)}};
     }
+    // The element of a key.
     S store(S value) const {
         if constexpr (std::is_floating_point_v<S>)
             return value;
         else
             return flipped(difference<S, 1>(value, difference<S, 1>(0, offset)));
     }
+    // Inverts the bits of negative elements of half precision, whose order is reversed.
     template <class V>
     V flipped(V value) const {
         if constexpr (sizeof(S) == 2)
@@ -106,9 +108,10 @@ struct Values final : Finish {
     }
 };
 
-// Maxima and which tap they are, as one integer twice as wide as the element. The upper half orders
-// elements, the lower half is the tap's number counted down, so that the first of equals wins.
-// Zeros of both signs are equal, and so are all NaNs.
+// The Op of maxima with winners (see reductions.h). A value is one integer P, which is wider than
+// the element. Its upper bits are the element's key, a signed integer S. Its lower bits are the
+// number of the tap, counted down from FIRST, so that the first of equal elements wins. Zeros of
+// both signs are equal, and so are all NaNs.
 template <class S, class P>
 struct Winner {
     using Value = P;
@@ -119,11 +122,14 @@ struct Winner {
     static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>;
     static constexpr int64_t few = sizeof(S) == 4 ? 7 : 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
+    // The lower bits of tap 0. FIRST ^ number is FIRST - number, as FIRST has all its bits set, and
+    // cannot overflow.
     static constexpr P FIRST = (P(1) << SHIFT) - 1;
-    static constexpr P HALF = P(1) << (SHIFT - 1);  // a number leaves HALF set
-    // FIRST ^ number is FIRST - number, as FIRST has all its bits set, and cannot overflow.
-    S negative = LOWEST<S>;
-    S infinity = HIGHEST<S>;
+    // The highest of the lower bits. It is set for every tap, as numbers are less than HALF, and
+    // not set in the identity.
+    static constexpr P HALF = P(1) << (SHIFT - 1);
+    S negative = LOWEST<S>;   // elements whose bits are less than this have a key LOWEST - element
+    S infinity = HIGHEST<S>;  // elements whose bits without the sign are greater are NaNs
     S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
 
     explicit Winner(const DataType &type) {
@@ -144,19 +150,20 @@ struct Winner {
     static V renumbered(V values, int64_t number) {
         return values - P(number);
     }
+    // The keys of elements. All NaNs have the greatest key.
     template <int64_t n>
     __attribute__((always_inline)) Vector<S, n> key(Vector<S, n> element) const {
         const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
         return (element & highest) > infinity ? highest : turned<n>(element);
     }
-    // Turns elements into keys whose order as integers is that of the elements, and keys back into
-    // elements.
+    // Turns elements that are no NaNs into keys, and keys back into elements.
     template <int64_t n>
     Vector<S, n> turned(Vector<S, n> element) const {
         return (element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element)
                                    : element) ^
                flip;
     }
+    // The value of a key and the number of its tap.
     static P of_key(S key, int64_t number) {
         return P(key) * (P(1) << SHIFT) | (FIRST ^ P(number));
     }
@@ -168,7 +175,7 @@ struct Winner {
         else
             return packed<n>(keys, [=](int64_t) { return P(number); });
     }
-    // Joins keys with the numbers of their taps.
+    // The values of n keys, where numbers_of(k) has the numbers of the taps of vector k.
     template <int64_t n, class NumbersOf>
     __attribute__((always_inline)) static Block<P, n> packed(const Vector<S, n> &keys,
                                                              const NumbersOf &numbers_of) {
@@ -182,14 +189,16 @@ struct Winner {
                 converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ numbers_of(k));
         return result;
     }
+    // The key of the lowest element of the type.
     S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
+    // The element of a winner. It is the lowest one for a window that reads no element.
     S value(P winner) const { return turned<1>(std::max(S(winner >> SHIFT), lowest())); }
-    // The number of a winner's tap, -1 if there was no element.
+    // The number of a winner's tap, or -1 for a window that reads no element.
     static int64_t number(P winner) {
         return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;
     }
-    // The winner of contiguous elements: each lane keeps its best key and in which vector it found
-    // it.
+    // The winner of contiguous elements. Each lane keeps its greatest key and the number of the
+    // vector that it found it in.
     P winner(const char *from, int64_t count) const {
         constexpr int64_t n = LANES<S>;
         using V = Vector<S, n>;
@@ -197,7 +206,7 @@ struct Winner {
         const Winner op = *this;
         P result = identity();
         int64_t at = 0;
-        while (count - at >= n) {  // as many vectors as their type has numbers
+        while (count - at >= n) {  // HIGHEST vectors at a time, so that S holds their numbers
             const int64_t first = at;
             V best = V{} + LOWEST<S>;
             V vector = {};

@@ -1,4 +1,4 @@
-// Memory that is about to be written or read.
+// Requests to the system and to the processor for memory that is about to be written or read.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace dmlpool {
 
-// Asks for large pages where much new memory is about to be written: the system hands out pages at
-// their first touch, and large ones take a third of the time (gradient of max 3/2, 100 MB).
+// Asks Linux for large pages if a result has 32 MB or more. The system hands out pages when they
+// are first written, and large ones take a third of that time (gradient of max 3/2, 100 MB).
 inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t PAGE = 1 << 21;
@@ -21,12 +21,12 @@ inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t b
 #endif
 }
 
-// Reads ahead what the next rows of outputs need first: the processor's own prefetching stops at
-// the end of a short row. It is inlined, as GCC drops calls of a function that only prefetches.
-// Rows longer than half of the first-level cache are not read ahead: rows of 28 KB made 3/1 in
-// channels_last 1.2 times slower on Zen 3 (and 1.1 times faster on Zen 4). A slow one pauses after
-// each line of memory, as Zen 4 drops prefetches that memory cannot follow: 2/2 and 3/2 are 1.1 to
-// 1.5 times faster with pauses.
+// Prefetches `elements` elements of a row, which the next rows of outputs need first. The
+// processor's own prefetching stops at the end of a short row. This function is inlined, as GCC
+// drops calls of a function that only prefetches. It does nothing for rows longer than half of the
+// first-level cache: rows of 28 KB made 3/1 in channels_last 1.2 times slower on Zen 3 (and 1.1
+// times faster on Zen 4). With `is_slow` it pauses after each cache line, as Zen 4 drops prefetches
+// that come faster than memory: 2/2 and 3/2 are 1.1 to 1.5 times faster with pauses.
 template <bool is_slow = false, class T>
 __attribute__((always_inline)) inline void prefetch(const T *row, int64_t elements) {
     const int64_t bytes = elements * int64_t(sizeof(T));

@@ -10,7 +10,8 @@ namespace dmlpool {
 namespace {
 
 // A number for each element of a row of outputs: number_of(output) + channel * channel_unit. The
-// numbers of a short row are kept, those of a longer row are computed block by block.
+// numbers of a row of at most KEPT_MOST elements are kept. Those of a longer row are computed BLOCK
+// elements at a time.
 struct Columns {
     static constexpr int64_t KEPT_MOST = 1 << 16;
     static constexpr int64_t BLOCK = 512;
@@ -19,8 +20,7 @@ struct Columns {
     std::vector<int64_t> kept;
 
     Columns(const Problem &p, int64_t channel_unit) : p(p), channel_unit(channel_unit) {}
-    // Keeps number_of(output) of every output, if the row is short. It must give the same in
-    // `each`.
+    // Computes and keeps all numbers of a short row. `each` must be given the same `number_of`.
     template <class NumberOf>
     void keep(const NumberOf &number_of) {
         if (p.output_row() > KEPT_MOST)
@@ -28,7 +28,8 @@ struct Columns {
         kept.resize(p.output_row());
         fill(0, p.output_row(), number_of, kept.data());
     }
-    // Calls act(at, n, numbers) for parts of [from, to).
+    // Calls act(at, n, numbers) for parts of elements [from, to): `numbers` has those of elements
+    // [at, at + n).
     template <class NumberOf, class Act>
     void each(int64_t from, int64_t to, const NumberOf &number_of, const Act &act) const {
         if (!kept.empty())
@@ -54,6 +55,7 @@ struct Columns {
     }
 };
 
+// Writes `count` numbers as integers of `bytes` bytes into `numbers`, from index `at` on.
 template <class From>
 void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes,
                    int64_t at) {
@@ -67,13 +69,15 @@ void write_numbers(const From *__restrict from, int64_t count, void *numbers, in
     });
 }
 
+// Turns the winners of outputs into the numbers that the caller asked for (`Problem::numbering`),
+// and writes them.
 struct Numbers {
     static constexpr int64_t PART = 512;  // elements whose numbers are computed at once
     const Problem &p;
     void *numbers;
-    int64_t units[3] = {1, 1, 1};
-    int64_t plane_size;  // positions in a plane for INDICES, else 0
-    Columns columns;     // the part of a number that depends on its place in the row of outputs
+    int64_t units[3] = {1, 1, 1};  // what a step of one tap along each axis adds to a number
+    int64_t plane_size;            // positions in a plane for INDICES, else 0
+    Columns columns;  // the part of a number that depends on its place in the row of outputs
 
     Numbers(const Problem &p, void *numbers)
         : p(p),
@@ -90,10 +94,11 @@ struct Numbers {
         units[2] = p.w().dilation;
         columns.keep([&](int64_t output) { return begin(p.w(), output); });
     }
-    // The position that numbers along an axis count from.
+    // The position of tap 0 of an output along an axis.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);
     }
+    // Writes origin + column + winner for each element, or -1 where the winner is negative.
     template <class N, class Number>
     static void write_positions(const Number *__restrict which, int64_t count, int64_t origin,
                                 const int64_t *__restrict column, N *__restrict out) {
@@ -102,10 +107,10 @@ struct Numbers {
         for (int64_t i = 0; i < count; ++i)
             out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);
     }
-    // What is written for a window without an element.
+    // What `which` has, and what is written, for a window that reads no element.
     int none() const { return p.numbering == TAPS ? 0 : -1; }
-    // Writes the numbers of `count` elements of a row of outputs. `which` has the sum of each
-    // winning tap's coordinates times `units`, or none() for a window without an element.
+    // Writes the numbers of `count` elements of a row of outputs, from element `from` on. `which`
+    // has the sum of each winning tap's coordinates times `units`.
     template <class Number>
     void write(int64_t plane, int64_t od, int64_t oh, int64_t from, int64_t count,
                const Number *__restrict which) const {

@@ -18,8 +18,8 @@
 
 namespace dmlpool {
 
-// The digits of a number that counts up, the lowest first. They are counted, not divided: a
-// division takes as long as to pool a short row.
+// The indices of nested loops, the innermost first, from iteration `number` on. The constructor
+// divides, and ++ only counts, because divisions take as long as to pool a short row.
 template <int n>
 struct Digits {
     int64_t limits[n];
@@ -43,7 +43,7 @@ struct Digits {
     throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
 }
 
-// Calls act with a zero of the integer type that has this many bytes.
+// Calls act with a 0 whose type is the signed integer of `bytes` bytes.
 template <class Act>
 void with_numbers(int bytes, Act act) {
     if (bytes == 1)
@@ -57,21 +57,22 @@ void with_numbers(int bytes, Act act) {
     refuse("integer has this many bytes:", bytes);
 }
 
-// Where elements lie, or the values that were made of them, and the number of their tap: winners
-// need it.
+// A row of elements, or of values that were made of elements. `number` is the number of the tap
+// that reads them. Only operations with winners use it.
 struct Row {
     const char *from;
     int64_t number;
 };
 
-// How often a combination is repeated: each time its rows lie `step` bytes further on, and its
+// How often a combination is repeated. Each time its rows lie `step` bytes further on, and its
 // result `pitch` values further on.
 struct Times {
     int64_t count = 1;
     int64_t step = 0;
     int64_t pitch = 0;
-    bool reads_ahead = false;  // from memory, what the next ones need
+    bool reads_ahead = false;  // prefetches rows that later repetitions read
 
+    // Moves `taps` rows on to repetition t.
     void advance(int64_t t, Row *rows, int64_t taps) const {
         for (int64_t k = 0; t > 0 && k < taps; ++k)
             rows[k].from += step;
@@ -84,16 +85,18 @@ struct Times {
 struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
-    int64_t units[3];             // how far the numbers of taps are from each other along each axis
-    int64_t steps[3];             // between the numbers of successive taps that a window reads
-    bool writes_results = false;  // beside what is made
-    bool is_separable = true;     // what windows share can be combined first
+    int64_t units[3];             // a tap's number is the sum of its coordinates times these
+    int64_t steps[3];             // from the number of a tap that is read to that of the next one
+    bool writes_results = false;  // combine_window writes `result`, too
+    bool is_separable = true;     // rows or columns that windows share can be combined first
 
-    // Combines what each window reads of a row of one channel. The row's first element or value is
-    // at position `origin`; memory can be read until `end`.
+    // Combines what each window reads of a row of one channel, into `made`. `step` is the distance
+    // of two taps. The row's first element or value is at position `origin`. Memory can be read
+    // until `end`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
                                 int64_t outputs, int64_t step, void *made, const char *end) const {}
-    // Combines the taps of a window, elements or values, channel by channel.
+    // Combines the taps of a window, each a row of elements or values of `channels` channels.
+    // Writes a value of each channel to `made`.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
                                 char *made, char *result) const = 0;
 
@@ -109,15 +112,14 @@ struct WindowOperations {
 // What a strategy calls for each row.
 struct RowOperations : WindowOperations {
     bool is_plain;       // elements are values
-    bool is_idempotent;  // what is combined twice changes nothing
+    bool is_idempotent;  // combining a value twice changes nothing
 
-    // Writes the value that changes nothing `count` times, at each of so many places that lie
-    // `pitch` values from each other.
+    // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
-    // Combines rows, one at least, into `out`, as often as `times` says.
+    // Combines `count` rows of `length` elements or values into `out`, as often as `times` says.
     virtual void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
-    // Combines a row of values with what `into` holds; what it holds comes first.
+    // Combines a row of values with the values of `into`, which are the first operand.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
@@ -142,8 +144,8 @@ struct RowOperations : WindowOperations {
 // Turns values into results: `count` of them, from element i of a row of outputs on.
 struct Finish {
     int64_t result_size;  // bytes
-    bool is_uniform;      // whatever row and output they belong to
-    bool is_direct;       // values are results
+    bool is_uniform;      // a result depends on the value alone, not on the output's coordinates
+    bool is_direct;       // values are results, and nothing is left to do
 
     virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
                             const void *values, void *to) const = 0;
@@ -154,8 +156,8 @@ struct Finish {
     ~Finish() = default;
 };
 
-// Lists the rows of a plane that a row of outputs reads, each from position `low` on, and returns
-// how many there are.
+// Lists the rows of a plane that a row of outputs reads, and returns how many there are. `depth`
+// and `height` are what it reads along D and H. Each listed row begins at position `low` along W.
 inline int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input,
                          int64_t plane, const Span &depth, const Span &height, int64_t low,
                          Row *to) {
@@ -190,7 +192,7 @@ void pool_rows(const RowOperations &op, const Finish &finish, const char *input,
                const Windows &windows, const BlockPlan &plan);
 void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,
                 const Windows &windows, const BlockPlan &plan);
-// It serves operations that know no rows, too, and so asks for its plan itself.
+// It asks for its plan itself, because it also works for operations that are not RowOperations.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
                   const Windows &windows);
 

@@ -4,8 +4,9 @@
 
 #include "geometry.h"
 
-// Scales and zero points: vectors of one entry for all channels or one each, and the output type's
-// limits.
+// How a quantized average becomes quantized again. `input_scales` is the length of `input_scale`,
+// and so on for the other three: 1 for all channels, or `channels`. `low` and `high` are the limits
+// of the output's type.
 struct Quantization {
     const float *input_scale;
     const float *output_scale;
@@ -31,28 +32,38 @@ struct Masking {
 
 namespace dmlpool {
 
-// What is written for each winner: the number of its tap, its position in the plane, or its index
-// in the whole tensor.
+// What the number of a winner is: the number of its tap in the window, its position in the plane,
+// or its index in the whole tensor.
 enum Numbering { TAPS, POSITIONS, INDICES };
 
-// Values alone where `winners` is null, and winners alone where `output` is.
+// Writes maxima to `output` and the numbers of their winners to `winners`. Either may be null, and
+// is not written then.
 void max_pooling(const Problem &p, const void *input, void *output, void *winners);
+// Turns the taps that `max_pooling` wrote into indices.
 void max_pooling_indices(const Problem &p, const void *taps, void *indices);
+// The gradient of the input. `arriving` is the gradient of the output.
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient);
 
-// Functions of positions, which are integers of 4 or 8 bytes. The problem's inputs are the elements
-// that positions number. Its outputs are the elements of `positions`. `unique_positions` copies
-// positions, but writes -1 for those outside the plane and for all but the last of equal ones.
+// Functions of positions, which are integers of 4 or 8 bytes. In their problem the larger planes,
+// whose elements positions number, are the input planes. The planes of `positions` are the output
+// planes, whichever of the two a function writes.
+//
+// `unique_positions` copies positions, but writes -1 for those outside the plane and for all but
+// the last of equal ones. `gather_positions` writes the element at each position, or 0 where the
+// position is outside the plane. `scatter_positions` writes zeros and adds each element at its
+// position.
 void unique_positions(const Problem &p, const void *positions, void *unique);
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output);
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output);
 
 void average_pooling(const Problem &p, const void *input, void *output);
+// The gradient of the input. `arriving` is the gradient of the output.
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient);
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q);
 
-// A mask has bytes of 0 and 1.
+// Masks have bytes of 0 and 1. `masked` copies the input and writes `Masking::fill` where the mask
+// is 0.
 void masked(const Masking &m, const void *input, const void *mask, void *output);
 // `masked_divisors` writes what the sum of each window over a mask is divided by, as integers of
 // Problem::bytes, 1 or 4. `masked_average_pooling` reads divisors that lie as the mask does.

@@ -23,13 +23,15 @@ using GetThreads = int32_t (*)(uint32_t *threads);
 
 void use_threads(ParallelFor parallel_for, GetThreads get_threads);
 
-// What `parallel` does, for work of any type. A part has `least` of `count` at least.
+// Calls run(work, begin, end) for parts of [0, count), each of at least `least` iterations, on
+// PyTorch's threads. `parallel` calls it; it is no template, so that it is compiled once.
 void run_parts(int64_t count, int64_t least, const void *work,
                void (*run)(const void *work, int64_t begin, int64_t end));
 
-// Calls work(begin, end) for parts of [0, count). A part is half of what would be a thread's share
-// of the rest, so that a thread reads memory in order, and some 2^15 operations at least. A thread
-// whose core is busy elsewhere takes fewer parts. `cost` is that of one of count, in operations.
+// Calls work(begin, end) for parts of [0, count). `cost` estimates the operations of one iteration.
+// A thread that is free takes the next part. A part has half of a thread's equal share of the
+// iterations that are left, so that a thread reads memory in order, and at least about 2^15
+// operations. A thread whose core is busy elsewhere takes fewer parts.
 template <class Work>
 void parallel(int64_t count, double cost, const Work &work) {
     const int64_t least = std::clamp<int64_t>(int64_t((1 << 15) / std::max(cost, 1.)), 1,

@@ -15,7 +15,7 @@
 namespace dmlpool {
 namespace {
 
-// n values, in as many vectors as they take.
+// n values: one vector, or as many of the processor's width as they fill.
 template <class L, int64_t n>
 struct Block {
     static constexpr int64_t WIDTH = std::min(n, LANES<L>);
@@ -23,10 +23,19 @@ struct Block {
     Vector<L, WIDTH> part[COUNT];
 };
 
-// Operations on rows, made from an Op:
-//     Value, Element, lanes, few, is_idempotent, has_numbers, has_keys, is_plain(), identity(),
-//     of(first, second), renumbered(values, number), load<n>(elements, number); with numbers
-//     winner(elements, count)
+// Operations on rows, made from an Op. It must have:
+//     Value, Element            the types that are combined and that are read
+//     lanes                     elements of a row that are loaded at once
+//     few                       the most rows that one loop combines
+//     is_idempotent             combining a value twice changes nothing
+//     has_numbers               values hold the number of the tap that they come from
+//     has_keys                  elements are made into other bits of the same order
+//     is_plain()                elements are values as they lie in memory
+//     identity()                the value that changes nothing
+//     of(first, second)         combines two values
+//     renumbered(values, k)     adds k to the numbers of their taps
+//     load<n>(elements, k)      n elements as values, of tap k
+//     winner(elements, count)   the value of a row whose tap k is element k, where `has_numbers`
 template <class Op>
 struct Rows final : RowOperations {
     using L = typename Op::Value;
@@ -34,9 +43,10 @@ struct Rows final : RowOperations {
     static constexpr bool are_plain = std::is_same_v<T, L> && !Op::has_keys;  // elements are values
     template <bool are_values>
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
+    // The most rows that one loop combines. Rows of values are the taps of a window, and windows of
+    // more taps are made by doubling (`is_wide` in choose.cpp).
     template <bool are_values>
-    static constexpr int64_t MOST =
-        are_values && Op::has_keys ? 4 : Op::few;  // rows at once: wider windows of values double
+    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::few;
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -113,7 +123,8 @@ struct Rows final : RowOperations {
     }
 
   private:
-    // Vector by vector: GCC keeps copies of whole blocks in memory.
+    // Blocks are read, written and combined vector by vector, as GCC keeps copies of whole blocks
+    // in memory.
     template <class B>
     static B block_at(const L *from) {
         B block;
@@ -136,8 +147,8 @@ struct Rows final : RowOperations {
         return first;
     }
 
-    // Combines n elements, from i on, of rows [from, to) as a tree: the error of a sum then grows
-    // with the logarithm of its terms.
+    // Combines elements [i, i + n) of rows [from, to) as a tree, so that the error of a sum grows
+    // with the logarithm of the number of its terms.
     template <bool are_values, int64_t n, int64_t from, int64_t to>
     static Block<L, n> tree(const Op &op, const Row *rows, int64_t i) {
         constexpr int64_t middle = (from + to + 1) / 2;
@@ -156,9 +167,9 @@ struct Rows final : RowOperations {
         }
     }
 
-    // Combines elements [begin, begin + length) of `count` rows into `out`. With `adds` they are
-    // combined with what `out` holds. Blocks have n elements, and the last one may overlap the one
-    // before.
+    // Combines elements [begin, begin + length) of `count` rows into `out`. With `adds` it combines
+    // the result with what `out` holds. It works on blocks of n elements. The last block may
+    // overlap the one before.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
     void combine_few(const Row *given, int64_t begin, int64_t length, L *out) const {
@@ -175,7 +186,7 @@ struct Rows final : RowOperations {
                        Op::has_numbers ? given[k].number : 0};
         const auto block =
             [&](int64_t i) __attribute__((
-                always_inline)) {  // GCC makes a function of it, as two places call it
+                always_inline)) {  // GCC would not inline it, as it is called in two places
                 const B made = tree<are_values, n, 0, count>(by, rows, i);
                 return adds ? combined(block_at<B>(out + i), made) : made;
             };
@@ -186,11 +197,12 @@ struct Rows final : RowOperations {
         for (int64_t i = 0; i < whole; i += n) {
             store(block(i), out + i);
             if constexpr (n == 1)
-                __asm__("");  // no vectors of these few
+                __asm__("");  // not vectorized: these are fewer elements than a vector has
         }
         if (whole < length)
             store(adds ? last : block(length - n), out + length - n);
     }
+    // Combines any number of rows: by the `combine_few` of that number, or by `combine_many`.
     template <bool are_values, int64_t few = 1>
     __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t begin,
                                                      int64_t length, L *out) const {
@@ -201,8 +213,9 @@ struct Rows final : RowOperations {
         else
             combine_rows<are_values, few + 1>(rows, count, begin, length, out);
     }
-    // Combines more rows than one loop reads at once. Maxima take SEVERAL rows at a time. Sums are
-    // trees: the sums of two halves of the rows are added, PART elements at a time.
+    // Combines no rows, or more than one loop reads at once. Idempotent operations combine SEVERAL
+    // rows at a time with the result so far. Sums are trees: the sums of two halves of the rows are
+    // added, PART elements at a time.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {
@@ -230,7 +243,7 @@ struct Rows final : RowOperations {
         }
     }
 
-    // Combines the lanes of a vector.
+    // Combines the lanes of a vector into one value.
     template <class V>
     static L folded(const V &vector) {
         if constexpr (sizeof(V) == sizeof(L))
@@ -241,9 +254,9 @@ struct Rows final : RowOperations {
             return folded(Op::of(halves[0], halves[1]));
         }
     }
-    // Folds each of n vectors, made by vector_at(k), into one lane of the result. A step folds two
-    // vectors into one that holds a half of each, first across blocks of 16 bytes, then inside
-    // them.
+    // Folds each of n vectors, made by vector_at(k), into one lane of the result. A call folds
+    // `many` of them, the first of which is vector_at(first). A step folds two vectors into one
+    // that holds a half of each, first across blocks of 16 bytes, then inside them.
     template <int64_t n, int64_t many, class VectorAt>
     __attribute__((always_inline)) static Vector<L, n> folded_each(int64_t first,
                                                                    const VectorAt &vector_at) {
@@ -269,9 +282,9 @@ struct Rows final : RowOperations {
             return Op::of(part(Count<0>()), part(Count<1>()));
         }
     }
-    // Reduces windows of `count` contiguous elements, each `step` after the one before. n windows
-    // at a time are read as vectors and folded together; the last n may overlap those before.
-    // Nothing is read from `end` on.
+    // Reduces windows of `count` contiguous elements. Each window begins `step` after the one
+    // before. n windows at a time are read as vectors and folded together. The last n may overlap
+    // those before. Nothing is read from `end` on.
     template <bool are_values, int64_t n>
     __attribute__((noinline)) void reduce_each(const char *from, int64_t count, int64_t step,
                                                int64_t outputs, L *out, const char *end) const {
@@ -427,6 +440,7 @@ struct Rows final : RowOperations {
             result -= lane;
         return result;
     }
+    // Combines what each window reads of a row, run by run (see reduce_windows in operations.h).
     template <bool are_values>
     void reduce(const Row &row, int64_t origin, const Run *windows, int64_t outputs, int64_t step,
                 L *out, const char *end) const {

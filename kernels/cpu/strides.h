@@ -34,7 +34,8 @@ __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int
         std::fill(out + end, out + length, Bits(0));
 }
 
-// Takes `count` values from a row, a stride apart: out[i] = row[i * stride].
+// Takes `count` values from a row, a stride apart: out[i] = row[i * stride]. A stride that is known
+// when the library is compiled is `fixed`, and any other one is `any`. `size` is a value's bytes.
 template <int64_t fixed, class V>
 void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
     const int64_t stride = fixed ? fixed : any;

@@ -12,6 +12,7 @@ const RowOperations &byte_sums();
 
 namespace {
 
+// The Op of sums (see reductions.h): elements T are added as numbers L.
 template <class L, class T>
 struct Sum {
     using Value = L;
@@ -21,7 +22,7 @@ struct Sum {
     static constexpr bool has_keys = false;
     static constexpr int64_t lanes = LANES<L>;
     static constexpr int64_t few =
-        sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;  // int32: of many taps
+        sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;  // 4 for int32 sums
     static bool is_plain() { return std::is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
     template <class V>
@@ -38,8 +39,8 @@ struct Sum {
     }
 };
 
-// Divides: float32 by a product with the inverse, whose error a second product corrects, in half
-// the time of a division.
+// sum / by, where `inverse` is 1 / by. For float32 it multiplies by the inverse, and a second
+// product corrects the error. That is twice as fast as a division.
 inline double quotient(double sum, double by, double) {
     return sum / by;
 }
@@ -49,8 +50,9 @@ inline float quotient(float sum, float by, float inverse) {
     return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
 }
 
-// Divides sums by `divisor`, and each by its entry of `columns` too if there are any, and writes
-// them as elements U. Sums may lie where the results go: each is read before its result is written.
+// Divides sums and writes them as elements U. Each sum is divided by `divisor`, or by `divisor`
+// times its entry of `columns` if that is not null. Sums may lie where the results go, because each
+// is read before its result is written.
 template <class U>
 void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
     using L = Wide<U>;
@@ -90,7 +92,7 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
 }
 
-// Writes sums as elements.
+// Writes sums as elements T, undivided.
 template <class T>
 struct Narrowed final : Finish {
     Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}

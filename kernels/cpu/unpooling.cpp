@@ -1,4 +1,5 @@
-// Max unpooling, and what gathers and scatters by indices: elements by their positions.
+// Max unpooling, gathers and scatters. A position counts the elements of one channel of a plane. A
+// place counts the elements of all channels of a plane: position * channels + channel.
 //
 //     positions  | 3 | 0 |      scatter: elements to places     | b . . a . |
 //     elements   | a | b |      gather: places to elements
@@ -13,7 +14,7 @@
 namespace dmlpool {
 namespace {
 
-// Positions of 4 or 8 bytes in a plane of `size`, or -1.
+// Reads positions of 4 or 8 bytes. Those outside a plane of `size` positions are read as -1.
 struct Positions {
     const void *positions;
     int64_t bytes;
@@ -31,8 +32,8 @@ struct Positions {
     }
 };
 
-// Calls visit(plane, places) for each plane, or for each part of PLACES elements of a larger one:
-// that bounds the memory of what is kept for each place.
+// Calls visit(plane, places) for each plane, or for each part of PLACES places of a larger one. So
+// a caller that keeps a value for each place needs little memory.
 constexpr int64_t PLACES = 1 << 21;
 template <class Visit>
 void for_places(const Problem &p, Visit visit) {
@@ -45,7 +46,8 @@ void for_places(const Problem &p, Visit visit) {
         }
     });
 }
-// Calls act(i, place, position) for each of a plane's positions, with the element's place or -1.
+// Calls act(i, place, position) for entry i of `positions`, for all entries of a plane. Place and
+// position are -1 where the position is outside the plane.
 template <class Act>
 void for_positions(const Problem &p, const Positions &positions, int64_t plane, Act act) {
     const int64_t channels = p.channels;
@@ -54,7 +56,7 @@ void for_positions(const Problem &p, const Positions &positions, int64_t plane, 
         for (int64_t channel = 0; channel < channels; ++channel) {
             const int64_t position = positions[i + channel];
             act(i + channel, position < 0 ? -1 : position * channels + channel, position);
-            __asm__("");  // no vectors of what lies anywhere
+            __asm__("");  // not vectorized, as positions are in no order
         }
 }
 
@@ -80,7 +82,6 @@ void scatter(const T *input, const Positions &positions, T *output, const Proble
 
 }  // namespace
 
-// Copies positions, but writes -1 where a position occurs again later in its plane or lies outside.
 void unique_positions(const Problem &p, const void *positions, void *unique) {
     const Positions all(positions, type_of(p).bytes, p.plane() / p.channels);
     if (p.bytes != 4 && p.bytes != 8)
@@ -93,7 +94,7 @@ void unique_positions(const Problem &p, const void *positions, void *unique) {
                 last[size_t(at - places.begin)] = i;
         });
         for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t position) {
-            // The first part writes what lies nowhere.
+            // The first part of a plane writes -1 for positions outside.
             if (at < 0 ? places.begin > 0 : !places.contains(at))
                 return;
             position = at >= 0 && last[size_t(at - places.begin)] == i ? position : -1;
@@ -137,7 +138,8 @@ void scatter_positions(const Problem &p, const void *input, const void *position
     else if (p.type == 3)
         run(BFloat16());
     else
-        with_numbers(type_of(p).bytes, run);  // one at a position: nothing is added
+        // Integers: no position has two elements, so the elements' bytes can be added to zeros.
+        with_numbers(type_of(p).bytes, run);
 }
 
 }  // namespace dmlpool

@@ -41,9 +41,11 @@ constexpr int64_t BYTES = 16;
 
 namespace {
 
-// Vectors of the processor's width, and of n elements: one element is itself.
+// The lanes of a vector of the processor's width; 1 for integers of 16 bytes, which have no
+// vectors.
 template <class L>
 constexpr int64_t LANES = sizeof(L) > 8 ? 1 : BYTES / int64_t(sizeof(L));
+// Vector<E, n> is a vector of n lanes, and E itself for n = 1.
 template <class E, int64_t n>
 struct VectorOf {
     typedef E Type __attribute__((vector_size(n * sizeof(E))));
@@ -54,12 +56,13 @@ struct VectorOf<E, 1> {
 };
 template <class E, int64_t n>
 using Vector = typename VectorOf<E, n>::Type;
-// As wide as L.
+// The signed integer as wide as L.
 template <class L>
 using IntegerOf =
     std::conditional_t<sizeof(L) == 1, int8_t,
                        std::conditional_t<sizeof(L) == 2, int16_t,
                                           std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>>;
+// A number that is known when the library is compiled, as an argument.
 template <int64_t count>
 using Count = std::integral_constant<int64_t, count>;
 
@@ -79,7 +82,7 @@ inline To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From));
     return read<To>(&from);
 }
-// The lanes that `at` names of two vectors, those of the second after those of the first.
+// A vector whose lane i is lane at(i) of `first`, or lane at(i) - n of `second`.
 template <class L, int64_t n, class At, size_t... i>
 inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &second, At at,
                              std::index_sequence<i...>) {
@@ -89,7 +92,7 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
     return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
 #endif
 }
-// Subtracts modulo 2^bits: the result wraps around, and signed overflow is not undefined.
+// Subtracts and wraps around, where signed overflow would be undefined.
 template <class S, int64_t n>
 inline Vector<S, n> difference(Vector<S, n> first, Vector<S, n> second) {
     using U = Vector<std::make_unsigned_t<S>, n>;
@@ -105,8 +108,8 @@ struct BFloat16 {
     uint16_t bits;
 };
 
-// Elements as numbers to add and compare. Arithmetic on the bits, as compilers make no vectors of
-// casts of _Float16.
+// Converts an element to the type in which it is added: half precision to float, others to
+// themselves. It computes with bits, as compilers do not vectorize casts of _Float16.
 template <class T>
 inline T widen(T value) {
     return value;
@@ -123,7 +126,7 @@ inline float widen(Half value) {
 template <class T>
 using Wide = decltype(widen(T()));
 
-// Rounds to nearest, ties to even.
+// Converts back, and rounds to nearest, ties to even.
 template <class T>
 inline T narrow(Wide<T> value) {
     if constexpr (std::is_same_v<T, BFloat16>) {
@@ -148,6 +151,7 @@ struct DataType {
     int64_t infinity;  // its bits, 0 for integers
     bool is_unsigned;
 };
+// float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64.
 constexpr DataType TYPES[] = {
     {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false},
     {2, 0x7c00, false},     {2, 0x7f80, false},
@@ -203,7 +207,8 @@ inline __m256i widened(Halves halves, int32_t) {
 }
 #endif
 
-// Step by step: GCC takes lanes apart where they become four times as wide.
+// Converts integers to wider ones, each step to twice the width: GCC converts lane by lane where
+// one step makes them four times as wide.
 template <class To, int64_t n, class From>
 inline Vector<To, n> converted(const Vector<From, n> &from) {
     if constexpr (sizeof(To) == sizeof(From) || n == 1)
@@ -220,7 +225,7 @@ inline Vector<To, n> converted(const Vector<From, n> &from) {
         return __builtin_convertvector(from, Vector<To, n>);
 }
 
-// n elements as numbers of type L.
+// Reads n elements and converts them to type L.
 template <class L, int64_t n, class T>
 inline Vector<L, n> load(const T *from) {
     if constexpr (n == 1)
