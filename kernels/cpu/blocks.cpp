@@ -30,7 +30,7 @@ Block BlockPooling::block_at(int64_t plane, int64_t channel_part, int64_t od, in
 }
 
 Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
-    constexpr uintptr_t ALIGNMENT = 64;  // 3/1 takes 0.92 of the time that it takes with 16
+    constexpr uintptr_t ALIGNMENT = 64;  // 3/1 is 1.09 times faster than with 16
     const int64_t size = rows * pitch;
     const int64_t staged = size + vector;
     const bool has_scratch = (channels == 1 && w.stride > 1) || windows.spacing > 1;
@@ -115,7 +115,7 @@ BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t 
     t.is_stored = finish.is_direct && !b.starts && has_all_channels;
     t.to = t.is_stored ? t.out : m.made;
     t.to_pitch = t.is_stored ? p.output_row() : made_row * channels;
-    // Rows that lie one after the other are one.
+    // Rows that lie one after the other are computed as one.
     t.all = (rows - 1) * made_row + b.outputs_w;
     const bool are_one = !t.is_stored || t.is_whole;
     t.runs = are_one ? 1 : rows;
@@ -144,7 +144,6 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
         finish_rows(b, t);
 }
 
-// The taps of each window, or the parts of a wide one.
 void BlockPooling::combine_taps(const Block &b, const char *from, const Target &t,
                                 const Workspace &m) const {
     const int64_t values = (t.rows - 1) * pitch + w.span(b.outputs_w) * channels;
@@ -168,8 +167,6 @@ void BlockPooling::combine_taps(const Block &b, const char *from, const Target &
     }
 }
 
-// Elements a stride from each other become a row: the taps of a window lie in as many rows as the
-// stride has phases.
 void BlockPooling::take_strides(const char *from, int64_t parts, int64_t all,
                                 const Workspace &m) const {
     if (plan.doubles_w) {

@@ -16,39 +16,41 @@
 
 namespace dmlpool {
 
-// Some rows of outputs, some of their columns, and some channels.
+// Some rows of outputs, some of their columns, and some channels. All blocks have the same number
+// of channels, so the last one may begin with channels of the block before.
 struct Block {
     int64_t plane;
     int64_t channel;
-    int64_t new_channels;  // the last so many are in no block before this one
+    int64_t new_channels;  // the number of channels, at the end, that no block before has
     int64_t od;
     int64_t oh;
     int64_t ow;
     int64_t outputs_h;
     int64_t outputs_w;
-    int64_t first;    // the position along W that it reads first
-    int64_t low;      // the first one inside the input
-    int64_t columns;  // how many lie inside the input
-    // Where rows of outputs read the same: the first of each such group, and the end of the last.
+    int64_t first;    // the first position along W that windows read, maybe in the padding
+    int64_t low;      // the first such position inside the input
+    int64_t columns;  // the number of such positions inside the input
+    // Null, or the distinct rows of the block and the row after them (see DistinctRows).
     const int64_t *starts;
 };
 
-// What a thread writes on its way to outputs.
+// A thread's memory. All pointers point into `all_rows` or `memory`.
 struct Workspace {
     std::vector<Row> all_rows;
-    Row *rows;   // that are combined along D and H
-    Row *parts;  // the taps of the first window along W
-    Row *of_h;   // and along H
-    Row *moved;  // the taps of a window after the first
+    Row *rows;   // the rows of the input that a row of outputs reads along D and H
+    Row *parts;  // what the first window along W is combined from: taps, or doubled windows
+    Row *of_h;   // the same along H
+    Row *moved;  // the same of a window after the first
     std::vector<char> memory;
-    char *staged;        // rows that are combined along D and H
-    char *made;          // outputs, before they are finished
-    char *scratch;       // rows without the elements between strides, or before zeros are put in
-    char *sums_of_rows;  // wide sums along W
-    char *box;           // a box that is combined along D
-    char *sums;          // wide sums along H
+    char *staged;        // rows that were combined along D and H
+    char *made;          // values of outputs, before they are finished
+    char *scratch;       // rows of every stride-th value, or rows before zeros are inserted
+    char *sums_of_rows;  // sums of doubled windows along W
+    char *box;           // a box that was combined along D
+    char *sums;          // sums of doubled windows along H
 };
 
+// What RowPooling and BoxPooling have in common.
 struct BlockPooling {
     const RowOperations &op;
     const Finish &finish;
@@ -68,57 +70,64 @@ struct BlockPooling {
     const int64_t channels = plan.channels;
     const bool has_all_channels = channels == p.channels;
     const int64_t tiles_w = parts_of(w.outputs, plan.outputs_w);
-    // Outputs that a row of workspace has room for, and its values.
+    // The number of strides that a row of workspace has room for, and the values of such a row.
     const int64_t made_row = parts_of(w.span(plan.outputs_w), w.stride);
     const int64_t pitch = made_row * w.stride * channels;
-    // The last tap of a window follows the first by so many strides, and so many elements.
+    // The distance from the first to the last tap of a window: whole strides, and the rest.
     const int64_t strides_to_last = (w.extent() - 1) / w.stride;
     const int64_t beside_last = (w.extent() - 1) % w.stride;
     const int64_t phase_step = std::gcd(w.stride, w.dilation);
-    // Rows that a window reads.
+    // The most rows that a window reads along D and H.
     const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
-    // Workspace is written in whole vectors: of elements, but of the wider ones that sums are.
+    // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which
+    // are wider than elements.
     const int64_t vector = 64 / (op.is_idempotent ? element : value);
 
-    // The block at a part of channels, an output along D, tiles along H and W.
+    // The block of a plane at a part of channels, an output along D and tiles along H and W.
     Block block_at(int64_t plane, int64_t channel_part, int64_t od, int64_t tile_h,
                    int64_t tile_w) const;
-    // For blocks of so many rows, and boxes of so many values.
+    // Memory for blocks of `rows` rows, and for boxes of `box_size` values.
     Workspace workspace(int64_t rows, int64_t box_size) const;
 
-    // The taps of the first window along an axis, whose data begin with its first one, n values of
-    // each position; how many there are.
+    // Lists the taps of the first window along an axis, and returns how many there are. `data`
+    // begins with the first tap and has n values at each position. `unit` is the distance of the
+    // numbers of two taps.
     int64_t find_taps(const char *data, int64_t n, const Axis &axis, int64_t unit, Row *taps) const;
-    // Combines windows of 1, 2, 4, ... taps in place. Fills `parts` with what the first window is
-    // combined from, and returns how many parts it has. Sums that no power of two makes are added
-    // up in `sums`.
+    // Combines windows of 1, 2, 4, ... taps in place. Lists in `parts` what the first window is
+    // combined from, and returns how many parts there are. Maxima of two overlapping windows make
+    // any size. Sums add up the powers of two that make the size, in `sums`.
     int64_t double_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
                            int64_t unit, Row *parts) const;
-    // Fills the positions of `rows` rows of workspace that lie outside the input with the value
-    // that changes nothing. The end of a row and the start of the next one are filled together.
+    // Fills what lies outside the input in `rows` rows of workspace with the value that changes
+    // nothing. The end of a row and the start of the next one are filled together.
     void fill_margins(const Block &b, int64_t rows, const Workspace &m) const;
-    // The outputs of so many rows of workspace, which are those of a block from row r on.
+    // Computes the results of rows [r, r + rows) of a block from their rows of workspace at `from`.
     void pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
                       const Workspace &m) const;
 
   private:
-    // Where values and results of some rows of outputs go.
+    // Where the values and the results of some rows of outputs are written.
     struct Target {
-        int64_t row;  // the first one
+        int64_t row;  // the first row
         int64_t rows;
-        char *out;  // its results
+        char *out;  // the results of the first row
         int64_t out_pitch;
-        char *to;  // its values
+        char *to;  // the values of the first row
         int64_t to_pitch;
-        bool is_stored;   // values are results, and lie where those go
-        bool is_whole;    // rows of values lie as rows of results do
-        int64_t all;      // outputs of all rows, as if they were one row
-        int64_t runs;     // rows that are computed one by one
-        int64_t outputs;  // of such a row
+        bool is_stored;   // values are results, and are written where results go
+        bool is_whole;    // rows of values are as long and as far apart as rows of results
+        int64_t all;      // outputs from the first to the last one of all rows, as if one row
+        int64_t runs;     // 1 if all rows are computed as one, else `rows`
+        int64_t outputs;  // of such a run
     };
     Target target_of(const Block &b, int64_t r, int64_t rows, const Workspace &m) const;
+    // Combines the taps of each window, or the doubled windows that make it.
     void combine_taps(const Block &b, const char *from, const Target &t, const Workspace &m) const;
+    // Copies values that lie a stride apart into contiguous rows of `scratch`, and lets `parts`
+    // list taps there. A row of workspace becomes one row for each remainder of positions by the
+    // stride.
     void take_strides(const char *from, int64_t parts, int64_t all, const Workspace &m) const;
+    // Turns values into results, and copies those of distinct rows to the rows that read the same.
     void finish_rows(const Block &b, const Target &t) const;
 };
 

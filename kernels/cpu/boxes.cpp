@@ -50,7 +50,8 @@ struct BoxPooling : BlockPooling {
             pool_along_w(b, r, rows, m.staged, m);
         }
     }
-    // What the rows of a box read along D, combined: `height` rows of `length` values.
+    // Combines what a box reads along D into `height` rows of `length` values. Rows outside the
+    // input get the value that changes nothing.
     void pool_along_d(const Block &b, int64_t height, int64_t length, const Workspace &m) const {
         const Span depth = windows.at(0, b.od);
         const int64_t top = h.first(b.oh);

@@ -27,46 +27,47 @@ constexpr int64_t HUGE_TIMES = 4;
 // better of two ways over 1,092 requests of channels_last tensors; processor not noted.
 constexpr double TAP_BYTES = 128;
 // With vectors of less than 64 bytes ROWS costs less than its estimate, so the estimate of WINDOWS
-// is multiplied by this factor. Reason: 7/7 over 64 channels takes 0.4 of the time, 4/4 over 256
-// channels 0.5, 3/3 0.8, with AVX2; processor not noted.
+// is multiplied by this factor. Reason: with AVX2 7/7 over 64 channels is 2.5 times faster, 4/4
+// over 256 channels 2 times, 3/3 1.25 times; processor not noted.
 constexpr double ROWS_IN_NARROW_VECTORS = 1.6;
 // Windows of one channel with at least this many taps along W use WINDOWS. The limit is
 // LONG_CONVERTED if elements are converted. Reason: windows of 64 taps take as long either way;
-// windows of 20 taps whose elements are converted take 0.7 of the time. Processor not noted.
+// windows of 20 taps whose elements are converted are 1.4 times faster. Processor not noted.
 constexpr double LONG_PLAIN = 64;
 constexpr double LONG_CONVERTED = 16;
 
 // Long rows are pooled in tiles. A tile of one channel has TILE_BYTES, so that what it reads and
-// writes stays in the first-level cache: 1-D 3/3 and 4/4 take 0.65 to 0.75 of the time. A tile of
+// writes stays in the first-level cache: 1-D 3/3 and 4/4 are 1.3 to 1.5 times faster. A tile of
 // several channels has TILE_BYTES_OF_CHANNELS, or half of that if a value has more than 4 bytes.
 // Processor not noted.
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
-// The values of workspace rows that are pooled along W at once. Not measured separately.
+// Rows of workspace are pooled along W together while they have at most this many values. Not
+// measured separately.
 constexpr int64_t WORKSPACE_VALUES = 4096;
 // With at least this stride, each window of one channel reads its own elements, because every fifth
-// element of a row cannot be taken in vectors. Reason: 5/5 to 12/12 of 64x4096 take 0.22 to 0.4 of
-// the time with AVX2; processor not noted.
+// element of a row cannot be taken in vectors. Reason: 5/5 to 12/12 of 64x4096 are 2.5 to 4.5 times
+// faster with AVX2; processor not noted.
 constexpr int64_t STRIDE_WITHOUT_VECTORS = 5;
 // The least number of outputs of a box. Along W it is BOX_OUTPUTS_W divided by the number of
 // channels. Along H it is BOX_OUTPUTS_H for one channel. Not measured separately.
 constexpr int64_t BOX_OUTPUTS_W = 2048;
 constexpr int64_t BOX_OUTPUTS_H = 64;
-// A box holds as many channels as fit into BOX_BYTES. Reason: 31/1 over 512 channels takes a fourth
-// of the time. If there are fewer than FEW_BOXES boxes, a box has BOX_BYTES_OF_FEW, so that there
-// are enough boxes for all threads: with two threads 13/1 on 20x20 takes half the time. Processor
-// not noted.
+// A box holds as many channels as fit into BOX_BYTES. Reason: 31/1 over 512 channels is 4 times
+// faster. If there are fewer than FEW_BOXES boxes, a box has BOX_BYTES_OF_FEW, so that there are
+// enough boxes for all threads: with two threads 13/1 on 20x20 is 2 times faster. Processor not
+// noted.
 constexpr int64_t BOX_BYTES = 1 << 23;
 constexpr int64_t BOX_BYTES_OF_FEW = 1 << 18;
 constexpr int64_t FEW_BOXES = 16;
-constexpr int64_t BOX_CHANNELS = 64;  // at least, and a multiple of it
+constexpr int64_t BOX_CHANNELS = 64;  // a box has at least this many channels, or a multiple of it
 
-// Planes of more elements are combined in parts, which depend on nothing but a plane's size, so
-// that bits do not depend on threads. Not measured separately.
+// Planes of more elements are combined in parts. Parts depend on a plane's size alone, so that the
+// bits of results do not depend on the number of threads. Not measured separately.
 constexpr int64_t PART_ELEMENTS = 1 << 18;
 // With fewer than FEW_CHANNELS channels, several positions are combined as one row. The row has at
 // most ROW_ELEMENTS elements and ROW_POSITIONS positions.
-// Reason: long rows take 0.8 of the time over 32 channels; processor not noted.
+// Reason: long rows are 1.25 times faster over 32 channels; processor not noted.
 constexpr int64_t FEW_CHANNELS = 256;
 constexpr int64_t ROW_ELEMENTS = 2048;
 constexpr int64_t ROW_POSITIONS = 64;
@@ -82,22 +83,23 @@ constexpr int64_t WINDOWS_BYTES = 65536;
 // times as long. The numbers are not measured separately.
 constexpr int64_t SHARED_ROWS = 8;
 constexpr int64_t SHARED_CHANNELS = 64;
-// Up to so large a stride the next window's elements are read ahead. Reason: 2/2 takes half the
-// time on memory, and a tenth more in a cache; 7/7 and bins take a tenth more. Processor not noted.
+// Up to this stride the elements of the next window are prefetched. Reason: 2/2 is 2 times faster
+// on tensors in memory and 1.1 times slower on tensors in a cache; 7/7 and bins are 1.1 times
+// slower. Processor not noted.
 constexpr int64_t AHEAD_STRIDE = 4;
 
-// Winners of channels are compared if the taps of a window cost less than COMPARED times what they
-// cost by rows that windows share. Reason: with AVX2, 5/1 takes 0.6 of the time with 3 in place of
-// 2; processor not noted.
+// Winners of channels are compared (see `compares_channels`) if the taps of a window cost less than
+// COMPARED times what they cost by rows that windows share. Reason: with AVX2, 5/1 is 1.7 times
+// faster with 3 in place of 2; processor not noted.
 constexpr double COMPARED = BYTES == 64 ? 2 : 3;
 constexpr double COMPARED_OF_8_BYTES = 8;
-// Numbers of more taps are not measured.
+// Windows of more taps are never compared that way. Not measured separately.
 constexpr double COMPARED_TAPS = 1 << 14;
 
-// Nanoseconds of the gradient of maxima. Gathering reads, for each position, all windows that may
-// have won it: GATHER_START, and GATHER_VECTOR for each vector of each window. Scattering adds each
-// window to its winner: SCATTER_WINDOW for a window, SCATTER_ELEMENT for an element. Reason: fitted
-// to 14x14 to 112x112 over 8 to 256 channels; requests and processor not noted.
+// Costs of the gradient of maxima in nanoseconds. Gathering reads, for each position, all windows
+// that may have won it: GATHER_START, and GATHER_VECTOR for each vector of each window. Scattering
+// adds each window to its winner: SCATTER_WINDOW for a window, SCATTER_ELEMENT for an element.
+// Reason: fitted to 14x14 to 112x112 over 8 to 256 channels; requests and processor not noted.
 constexpr double GATHER_START = 18;
 constexpr double GATHER_VECTOR = 1.3;
 constexpr double SCATTER_WINDOW = 1.5;
@@ -108,11 +110,11 @@ constexpr int64_t ZEROS_STRIDE = 8;
 constexpr int64_t ZEROS_WINDOW = 16;
 constexpr int64_t ZEROS_EXTENT = 256;
 
-// Planes are turned if they have at most TURNED_MOST elements. Windows may have TURNED_TAPS taps if
-// rows have at most TURNED_NARROW elements, and TURNED_FEW taps up to TURNED_WIDTH.
-// Averages and gradients of 65,536 elements, Zen 4: 2.2x to 5.8x on 8x8, 1.6x to 3.3x on 14x14 with
-// 3/2 and 3/1, 12x on 4x4x4 with 2/2; 0.6x on 16x16 with 7/1 and 20x20 with 3/1, which are
-// therefore not turned.
+// Planes are transposed (see `are_turned`) if they have at most TURNED_MOST elements. Windows may
+// have up to TURNED_TAPS taps if rows have at most TURNED_NARROW elements, and up to TURNED_FEW
+// taps if rows have at most TURNED_WIDTH elements. Averages and gradients of 65,536 elements, Zen
+// 4: 2.2x to 5.8x on 8x8, 1.6x to 3.3x on 14x14 with 3/2 and 3/1, 12x on 4x4x4 with 2/2; 0.6x on
+// 16x16 with 7/1 and 20x20 with 3/1, which are therefore not turned.
 constexpr int64_t TURNED_MOST = 1024;
 constexpr int64_t TURNED_NARROW = 12;
 constexpr int64_t TURNED_TAPS = 64;
@@ -122,7 +124,8 @@ constexpr int64_t TURNED_FEW = 16;
 std::atomic<int64_t> forced = AUTOMATIC;
 std::atomic<int64_t> forced_calls = 0;
 
-// Bins, or windows of which little lies inside what is pooled: nothing may cost what they span.
+// Whether an axis has bins, or windows that reach so far past the input that no work may grow with
+// their extent.
 bool is_huge(const Axis &axis) {
     return axis.window == 0 ||
            std::max(axis.extent(), axis.stride) > HUGE_BESIDE + HUGE_TIMES * axis.size;
@@ -147,7 +150,7 @@ bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
 }
 
 // Whether combining rows along D and then along H costs less than combining all rows of a window at
-// once: 3x3x3 takes 0.7 of the time, with indices 0.6.
+// once: 3x3x3 is 1.4 times faster, with indices 1.7 times.
 bool is_separate(const Axis &d, const Axis &h) {
     return double(d.window + 1) * double(h.stride) + double(h.window) < double(d.window * h.window);
 }
@@ -170,13 +173,14 @@ bool costs_less_by_rows(const Question &question) {
            (BYTES == 64 ? 1 : ROWS_IN_NARROW_VECTORS) * rows * window * (bytes + TAP_BYTES);
 }
 
-// Outputs along an axis of a box: enough that boxes share little of what they read.
+// The outputs of a box along an axis: at least `least`, and so many that neighbouring boxes share
+// little of what they read.
 int64_t box_outputs(const Axis &axis, int64_t least) {
     const int64_t wanted = std::max(least, 2 * axis.extent() / axis.stride);
     return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / wanted));
 }
 
-// Values of a row of workspace.
+// The number of values in a row of workspace.
 int64_t row_values(const Axis &w, const BlockPlan &plan) {
     return parts_of(w.span(plan.outputs_w), w.stride) * w.stride * plan.channels;
 }
@@ -295,7 +299,8 @@ bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t elem
         taps *= window_of(p.axes[a]);
         last += (window_of(p.axes[a]) - 1) * double(units[a]);
     }
-    // Channels fill vectors, and hold the numbers of all taps.
+    // Channels must fill a vector, and integers as wide as an element must hold the numbers of
+    // taps.
     if (p.channels < n || taps > COMPARED_TAPS || last >= std::ldexp(1., 8 * element_size - 1))
         return false;
     const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);

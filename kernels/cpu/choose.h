@@ -1,5 +1,5 @@
-// Which strategy makes the results of a problem: a pure function of the problem. Strategies carry
-// out what it says.
+// Which strategy computes a problem, and how it cuts the problem into tiles. All of these functions
+// are pure functions of the problem. The numbers that were tuned are in choose.cpp.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,31 @@ namespace dmlpool {
 
 enum Strategy : int64_t {
     AUTOMATIC,  // what `choose` says
-    PLANES,     // one window over each plane
-    ROWS,       // rows of outputs
-    BOXES,      // blocks of rows that are pooled along one axis after the other
-    WINDOWS,    // each window for itself
-    TURNED,     // each window for itself, of several small planes at once
+    PLANES,     // one window over each plane: planes.cpp
+    ROWS,       // rows of outputs: rows.cpp
+    BOXES,      // blocks of the input, pooled along one axis after the other: boxes.cpp
+    WINDOWS,    // each window by itself: windows.cpp
+    TURNED,     // WINDOWS over small planes that are transposed first: turned.h
 };
 
 // What the choice depends on.
 struct Question {
     const Windows &windows;
-    bool is_idempotent;    // what is combined twice changes nothing: maxima, not sums
-    bool has_numbers;      // values say which tap they are
-    bool is_uniform;       // results depend on values alone, not on the row and the output
+    bool is_idempotent;    // combining a value twice changes nothing: maxima, not sums
+    bool has_numbers;      // values hold the number of the tap that they come from
+    bool is_uniform;       // results depend on values alone, not on the output's coordinates
     int64_t element_size;  // bytes
     int64_t value_size;
 };
 
 Strategy choose(const Question &question);
-// Whether TURNED computes an average. `windows` are the windows of the problem, or the windows seen
-// from the input. A call for which TURNED is forced is counted.
+// Whether TURNED computes an average or its gradient. `windows` are the windows of the problem, or
+// for a gradient the windows seen from the input. A call for which TURNED is forced is counted.
 bool are_turned(const Problem &p, const Windows &windows);
-// Whether windows share no element, so that the gradient of averages copies what arrives. It is
+// Whether windows share no element, so that disjoint.h computes the gradient of averages. It is
 // false for bins, and while a strategy is forced.
 bool are_spread(const Problem &p);
+// Whether a strategy other than TURNED can compute the problem.
 bool can_serve(Strategy strategy, const Question &question);
 
 // For tests alone: every call that a strategy can serve is served by it, until AUTOMATIC is forced.
@@ -41,7 +42,7 @@ void force(Strategy strategy);
 // The number of calls that a forced strategy has served since the last `force`.
 int64_t calls_forced();
 
-// How a strategy cuts a problem into pieces of work. Each is a pure function of the problem.
+// How a strategy cuts a problem into pieces of work.
 
 struct PlanePlan {
     int64_t part;       // positions of a part of a plane, which becomes one value per channel
@@ -59,25 +60,26 @@ struct BlockPlan {
     int64_t channels;
     int64_t outputs_h;
     int64_t outputs_w;
-    int64_t rows;    // of workspace that are pooled along W at once
-    bool doubles_h;  // windows of 1, 2, 4, ... taps, each from two of those before
-    bool doubles_w;
-    bool reduces_w;  // each window reads its elements, without vectors over windows
+    int64_t rows;  // of workspace that are pooled along W at once
+    bool
+        doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two of half the size
+    bool doubles_w;  // the same along W
+    bool reduces_w;  // each window reads its own elements along W, without vectors over windows
 };
 BlockPlan plan_rows(const Question &question);
 BlockPlan plan_boxes(const Question &question);
 
 struct WindowPlan {
     int64_t outputs_w;    // of a tile
-    bool shares_columns;  // the columns that windows share are combined first
-    bool reads_ahead;     // elements of the next window
+    bool shares_columns;  // combines the rows of a tile first, whose columns windows share
+    bool reads_ahead;     // prefetches elements of the next window
 };
 WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
                         bool is_separable);
 
-// Whether winners of channels are found by comparing elements and the numbers of their taps, each
-// in a vector of its own, and not by combining integers that hold both. The numbers of taps count
-// `units` along each axis.
+// Whether maxima with winners, of several channels, keep elements and the numbers of their taps in
+// vectors of their own (`ChannelWinners`), and do not combine integers that hold both (`Winner`). A
+// tap's number is the sum of its coordinates times `units`.
 bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t element_size);
 // Whether a gradient of maxima of channels reads, for each element, the windows that it may have
 // won, and does not add what arrives at each window to its winner.
@@ -85,8 +87,10 @@ bool gathers_channels(const Problem &p, int64_t value_size);
 // Whether a gradient of averages pools rows of arriving elements with zeros between them.
 bool puts_zeros_between(const Axis &axis);
 
-// The operations that a row costs, however short it is. Reason: calls of 10,000 to 400,000 elements
-// take 0.88 of the time with it; request and processor not measured separately.
+// The operations that a row costs, however short it is. ROWS adds it to the cost that `parallel` is
+// given. Reason: calls of
+// 10,000 to 400,000 elements are 1.14 times faster with it; request and processor not measured
+// separately.
 constexpr double ROW_COST = 64;
 
 }  // namespace dmlpool

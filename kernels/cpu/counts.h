@@ -9,8 +9,8 @@
 namespace dmlpool {
 namespace {
 
-// The counts of outputs along an axis are kept where there are at most so many, and else computed
-// in blocks.
+// The counts along an axis are kept for at most KEPT_MOST outputs, and else computed for
+// BLOCK_OUTPUTS outputs at a time.
 constexpr int64_t KEPT_MOST = 1 << 16;
 constexpr int64_t BLOCK_OUTPUTS = 1024;
 
@@ -20,12 +20,12 @@ struct TapCount {
     int64_t read;
 };
 
-// What windows read, and how many taps an average counts.
+// What windows read, and how many taps of each an average counts.
 struct Geometry : Windows {
-    bool are_read;           // whether the number of taps that windows read matters
-    bool is_uniform = true;  // whether all windows agree
-    int64_t divisor_of_all = 0;
-    std::vector<TapCount> counts[3];  // by axis, where windows differ and outputs are few
+    bool are_read;                    // whether the caller asks for TapCount::read
+    bool is_uniform = true;           // whether all windows have the same counts
+    int64_t divisor_of_all = 0;       // if they have
+    std::vector<TapCount> counts[3];  // along each axis, if they have not; else empty
 
     Geometry(const Problem &problem, bool are_read) : Windows(problem), are_read(are_read) {
         for (int a = 0; a < 3; ++a)
@@ -40,6 +40,7 @@ struct Geometry : Windows {
     Geometry(Windows &&adjoint, int64_t divisor)
         : Windows(std::move(adjoint)), are_read(false), divisor_of_all(divisor) {}
 
+    // The counts of output o along axis a: computed, and below it, as kept or computed.
     TapCount count_of(int a, int64_t o) const {
         const Axis &axis = p.axes[a];
         const Counting &counting = p.counting;
@@ -64,9 +65,11 @@ struct Geometry : Windows {
     bool agree(const TapCount &one, const TapCount &other) const {
         return one.counted == other.counted && (!are_read || one.read == other.read);
     }
+    // Whether all windows agree along an axis.
     bool all_agree(int a) const {
         const Axis &axis = p.axes[a];
         const TapCount first = count_of(a, 0);
+        // Such counts never grow along an axis, so that the first and the last one decide.
         const bool falls = p.counting.divisor != 0 || (p.counting.include_padding && axis.window);
         if (falls && !are_read)
             return agree(first, count_of(a, axis.outputs - 1));
@@ -80,13 +83,14 @@ struct Geometry : Windows {
         return true;
     }
 
+    // The taps that a row of outputs counts along D and H, and that an output counts in all.
     int64_t rows_divisor(int64_t d, int64_t h) const {
         return known_count(0, d).counted * known_count(1, h).counted;
     }
     int64_t divisor(int64_t d, int64_t h, int64_t w) const {
         return rows_divisor(d, h) * known_count(2, w).counted;
     }
-    // The divisor of the window that counts most.
+    // The divisor of the window that counts the most taps.
     double largest_divisor() const {
         double largest = 1;
         for (int a = 0; a < 3; ++a)
@@ -95,8 +99,8 @@ struct Geometry : Windows {
                            : double(std::max<int64_t>(most(a), 1));
         return largest;
     }
-    // Calls act(at, n, o) for parts of `count` elements, from element i of a row on, whose windows
-    // read and count as many taps.
+    // Calls act(at, n, o) for parts [at, at + n) of `count` elements from element i of a row of
+    // outputs on. The windows of a part have the same counts as output o.
     template <class Act>
     void for_runs(int64_t i, int64_t count, Act act) const {
         if (is_uniform)
@@ -112,7 +116,7 @@ struct Geometry : Windows {
             act(at, n, output);
         }
     }
-    // Calls act(at, n, counts) for blocks of `count` outputs along W from output o on.
+    // Calls act(at, n, counts) for blocks [at, at + n) of `count` outputs along W from output o on.
     template <class Act>
     void for_columns(int64_t o, int64_t count, Act act) const {
         if (!counts[2].empty())
@@ -127,8 +131,9 @@ struct Geometry : Windows {
     }
 };
 
-// Sums over the windows that read an element, divided by the same number. Along W small windows
-// with a stride are windows with a stride of 1 over rows of outputs with zeros between them.
+// The gradient of averages as sums over the windows that read an element, all divided by `divisor`.
+// Small windows with a stride along W become windows with stride 1 over rows of outputs with zeros
+// inserted between them.
 Geometry adjoint_sums(const Windows &windows, int64_t divisor) {
     Geometry result(adjoint_of(windows), divisor);
     for (int a = 0; a < 3; ++a) {

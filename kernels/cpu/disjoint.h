@@ -1,5 +1,5 @@
-// The gradient of averages over windows that share no element: each element gets the share of its
-// window, or nothing.
+// The gradient of averages over windows that share no element. A share is what arrives at a window
+// divided by the taps that it counts. Each element gets the share of its window, or 0.
 //
 //     shares    | 5 | 7 |                    one row of windows makes the rows of its elements: the
 //                 |   +-------+              first from the shares, the others are copies of it
@@ -18,10 +18,11 @@
 namespace dmlpool {
 namespace {
 
-// Elements of a row of shares that are made at once: they stay in the first-level cache.
+// The most elements of a row of shares that are made at once, so that they stay in the first-level
+// cache.
 constexpr int64_t SHARES_AT_ONCE = 4096;
 
-// make_shares(plane, d, h, i, count, to) writes the shares of so many elements of a row of windows,
+// make_shares(plane, d, h, i, count, to) writes the shares of `count` elements of a row of outputs,
 // from element i on.
 template <class MakeShares>
 struct DisjointGradient {
@@ -57,7 +58,7 @@ struct DisjointGradient {
             }
         });
     }
-    // All rows of the gradient that belong to a row of windows, between those columns.
+    // Writes all rows of the gradient that belong to a row of windows, below outputs `columns`.
     void write_rows(int64_t plane, int64_t od, int64_t oh, const Range &columns,
                     const char *shares) const {
         const Axis &d = p.d();
@@ -79,6 +80,7 @@ struct DisjointGradient {
                 }
             }
     }
+    // Writes `positions` of a row of the gradient.
     void write_row(const Range &positions, const Range &columns, const char *shares,
                    char *out) const {
         if (p.channels == 1)
@@ -95,6 +97,7 @@ struct DisjointGradient {
                 std::memcpy(out, shares + (span.begin - columns.begin) * position, position);
         }
     }
+    // The same for one channel.
     template <class E>
     void write_elements(const Range &positions, const Range &columns, const E *__restrict shares,
                         E *__restrict out) const {
@@ -120,7 +123,7 @@ struct DisjointGradient {
             for (int64_t k = 0; k < count; ++k)
                 for (int64_t tap = 0; tap < w.window; ++tap)
                     inside[k * w.stride + tap * w.dilation] = from[k];
-        // Windows that reach past the row.
+        // The windows that reach past the row.
         for (int64_t o = columns.begin; o < columns.end; ++o) {
             if (o == first && count > 0)
                 o = last;

@@ -61,7 +61,7 @@ struct PlanePooling {
                    output + plane * channels * finish.result_size);
         }
     }
-    // Combines each of the parts [begin, end) of all planes.
+    // Combines each of the parts [begin, end), which are counted over all planes.
     void pool_parts(int64_t begin, int64_t end, char *results) const {
         std::vector<char> folded((together + 1) * pitch);
         for (int64_t number = begin; number < end; ++number, results += pitch) {
@@ -83,6 +83,7 @@ struct PlanePooling {
             }
         }
     }
+    // Combines `count` rows of `length` elements or values, `step` bytes apart.
     void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
                  char *to) const {
         std::vector<Row> rows(count);

@@ -1,9 +1,9 @@
-// Small planes turned: positions become rows of as many channels as there are planes in a block, so
-// that a vector holds one position of several planes.
+// Small planes are turned, that is transposed: the planes of a block become the channels of one
+// channels_last plane, so that a vector holds one position of several planes.
 //
 //     planes   | a0 a1 a2 a3 |            | a0 b0 c0 |   position 0
-//              | b0 b1 b2 b3 |   turned   | a1 b1 c1 |   position 1    windows over channels make
-//              | c0 c1 c2 c3 |   ----->   | a2 b2 c2 |   position 2    results that are turned back
+//              | b0 b1 b2 b3 |   turned   | a1 b1 c1 |   position 1    are pooled as channels;
+//              | c0 c1 c2 c3 |   ----->   | a2 b2 c2 |   position 2    results are turned back
 //                                         | a3 b3 c3 |   position 3
 #pragma once
 
@@ -37,9 +37,10 @@ __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) 
     }
 }
 
-// Planes of `size` elements, and the same positions side by side: `channels` of them, of which the
-// first `planes` are used. Both are worked on in squares, the last of which begin inside those
-// before; squares of small planes hold positions of the next ones.
+// Turns `planes` planes of `size` elements into `size` rows of `channels` elements, of which the
+// first `planes` are used, and back. Both ways go square by square. The last square of a plane
+// begins inside the one before. A square of a plane of fewer than n elements also holds the first
+// elements of the next planes.
 template <class E>
 struct Turned {
     static constexpr int64_t n = std::min<int64_t>(16, LANES<E>);
@@ -49,6 +50,7 @@ struct Turned {
     const int64_t size;
     const int64_t channels;
 
+    // Where the last square of a plane begins.
     int64_t last() const { return std::max<int64_t>(size - n, 0); }
     // Nothing is read from `end` on.
     void turn(const E *from, const E *end, E *to) const {
@@ -96,23 +98,24 @@ struct Turned {
     }
 };
 
-// A block of planes has so many elements: it stays in the first-level cache, and what a window
-// costs beside its elements is shared by many planes.
+// The elements of a block of planes. A block stays in the first-level cache, and has many planes,
+// which share the cost of finding what windows read.
 constexpr int64_t TURNED_ELEMENTS = 8192;
 
-// The problem of a block of planes.
+// The problem of a block of planes: one plane whose channels are the planes of the block.
 inline Problem turned_problem(const Problem &p) {
     const int64_t size = std::max(p.plane(), p.output_plane());
     const int64_t vectors = std::clamp<int64_t>(TURNED_ELEMENTS / size / 16, 1, 32);
     Problem result = p;
     result.planes = 1;
-    // An odd number of lines, so that a column of them fills all of a cache.
+    // Rows have an odd number of cache lines, so that a column of them uses all sets of a cache.
     result.channels = std::min(vectors | 1, parts_of(p.planes, 16)) * 16;
     return result;
 }
 
-// Calls work(from, to) for each block of planes, turned, of elements of so many bytes: planes of
-// `size` of them make planes of `results`.
+// Calls work(from, to) for each block of `channels` planes. `from` has the turned planes, of `size`
+// elements of `bytes` bytes. `work` writes turned planes of `results` elements to `to`, and these
+// are turned back.
 template <class Work>
 void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, int64_t results,
                  const void *input, void *output, const Work &work) {
