@@ -1,7 +1,8 @@
-// Averages of windows, adaptive ones too, and their gradients.
+// Averages of windows and of bins, and their gradients.
 //
-// A strategy adds the elements of windows, which are then divided. The gradient pools what arrives:
-// the windows that read an element are a window over the outputs.
+// A strategy adds the elements of each window, and then the sum is divided. The gradient is a sum,
+// too: the windows that read an element are a window over the outputs. A share is what arrives at
+// an output divided by the taps that its window counts.
 
 #include <cstring>
 #include <memory>
@@ -17,12 +18,13 @@
 namespace dmlpool {
 namespace {
 
+// Divides sums by the taps that their windows count, and writes them as elements.
 struct Divide final : Finish {
     const Geometry &g;
-    int64_t sum;  // bytes
+    int64_t sum;  // bytes of a sum
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
-    std::vector<double> columns;
+    std::vector<double> columns;  // the taps that outputs count along W, if windows differ
 
     Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
@@ -71,15 +73,14 @@ void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
         std::memcpy(memory + done, memory, std::min({done, page, all - done}));
 }
 
-// Gradients: sums over the windows that read an element, divided once where all divide by the same
-// number, else before.
-
+// Sums of elements U.
 template <class U>
 const RowOperations &sums_of() {
     static const Rows<Sum<Wide<U>, U>> operations({});
     return operations;
 }
-// Sums that are the same bits for any number of channels, as windows share no columns.
+// The same for turned planes. Windows share no columns, so that bits do not depend on the number of
+// channels, which is the number of planes in a block.
 template <class U>
 const RowOperations &sums_of_windows() {
     static const auto operations = [] {
@@ -89,6 +90,7 @@ const RowOperations &sums_of_windows() {
     }();
     return operations;
 }
+// What the averages of a data type are computed with.
 struct Kernels {
     const RowOperations &sums;
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
@@ -98,7 +100,7 @@ template <class U>
 Kernels kernels_for(bool are_turned) {
     return {are_turned ? sums_of_windows<U>() : sums_of<U>(), divide<U>};
 }
-// Float data types by their numbers in backends/plans.py.
+// The same for a data type by its number in backends/plans.py.
 Kernels kernels_of(int type, bool are_turned = false) {
     if (type == 0)
         return kernels_for<float>(are_turned);
@@ -111,8 +113,8 @@ Kernels kernels_of(int type, bool are_turned = false) {
     refuse("averages of type", type);
 }
 
-// The most values that are divided at once. Arriving elements are divided before they are added
-// where windows divide by different numbers. The limit bounds the memory for the quotients.
+// The most shares that are kept at once. Where windows divide by different numbers, the gradient
+// needs the shares of all windows before it adds them.
 constexpr int64_t SHARES_MOST = 1 << 21;
 
 // Several planes, or a range of positions of one plane along an axis, and the outputs that read it.
@@ -124,6 +126,7 @@ struct Part {
     Range outputs;
 };
 
+// Cuts a gradient into parts that are read by at most about SHARES_MOST outputs each.
 std::vector<Part> parts_of_gradient(const Problem &p) {
     const auto is_plain = [&](int a) { return p.axes[a].size == 1 && p.axes[a].outputs == 1; };
     const int a = !is_plain(0) ? 0 : !is_plain(1) ? 1 : 2;
@@ -156,7 +159,7 @@ std::vector<Part> parts_of_gradient(const Problem &p) {
 struct AverageGradient {
     const Geometry &g;
     const Kernels kernels;
-    const Kernels of_shares;  // of what has been divided
+    const Kernels of_shares;  // for shares, which have the type of sums
     const Strategy strategy;
     const char *const arriving;
     char *const gradient;
@@ -165,17 +168,20 @@ struct AverageGradient {
     const int64_t element = kernels.sums.element_size;
     const int64_t value = kernels.sums.value_size;
 
+    // Converts arriving elements [first, first + count) to the type of sums.
     void load(int64_t first, int64_t count, char *values) const {
         Row row = {arriving + first * element, 0};
         kernels.sums.combine(false, &row, 1, count, values);
     }
+    // Writes the sums of the values, shares or arriving elements, of the windows that read each
+    // element, divided by `divisor`.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
                      int64_t divisor, char *to) const {
         const Geometry adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
         pool(op, by, shares, to, adjoint, strategy);
     }
-    // One window over each plane, which gives each element the same.
+    // The gradient of one window over each plane: all elements of a channel are its share.
     void repeat_planes() const {
         const Divide by(g, value, element, kernels.divide);
         const int64_t channels = p.channels;
@@ -197,6 +203,7 @@ struct AverageGradient {
             }
         });
     }
+    // The gradient of windows that share no element.
     void spread_shares() const {
         const Divide by(g, value, element, kernels.divide);
         const auto make_shares = [&](int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
@@ -214,7 +221,7 @@ struct AverageGradient {
         };
         DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
     }
-    // What arrives at the outputs of a part, divided.
+    // Writes the shares of the outputs of a part. `q` is the problem of that part.
     void divide_part(const Part &part, const Problem &q, char *shares) const {
         const Divide by(g, value, value, of_shares.divide);
         constexpr int64_t COLUMNS = 4096;

@@ -1,14 +1,14 @@
-// How many elements of each window a mask keeps, and padding where it counts: what averages under
-// the mask are divided by.
+// The divisors of averages under a mask: how many elements of each window the mask keeps, and its
+// padding if that counts.
 //
-// Windows of few taps are counted over whole planes at once, as if they were one row. What crosses
-// the end of a row is of no window:
+// Windows of few taps are counted over a whole plane at once, as if it were one row. A count that
+// crosses the end of a row belongs to no window and is not used:
 //
 //     mask, 2 rows of 4, windows 2x3      added along W        along H      rows
 //     | 1 0 1 1 | 1 1 0 1 |         ->   | 2 2 3 3 2 2 . . |  ->  | 4 4 . . |  ->  | 4 4 |
 //
-// Padding, and rows whose length is no multiple of the stride, become zeros of a copy. All other
-// windows are pooled as numbers are.
+// If there is padding, or if the length of rows is no multiple of the stride, the plane is copied
+// with zeros around it. Windows of more taps are pooled as sums of the mask's bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +24,8 @@
 namespace dmlpool {
 namespace {
 
-// Adds the padding that counts to each window's sum of the mask, and writes 1 where the result is
-// less. Sums have type S and counts type N. They may share memory if both types are the same.
+// Adds the padding that counts to each window's sum of the mask, and writes the result, or 1 if it
+// is 0. Sums have type S and counts type N. They may share memory if both types are the same.
 template <class S, class N>
 struct Counted final : Finish {
     const Geometry &g;
@@ -58,13 +58,15 @@ struct Counted final : Finish {
     }
 };
 
-// Windows of few taps over planes that a cache holds. Reason: faster than to pool bytes row by row,
-// 2.1x on 3/2 and 3.1x on 3/1 (1x64x56x56, one thread, Zen 4).
+// Counts windows of few taps over planes that a cache holds. Reason: 2.1x on 3/2 and 3.1x on 3/1
+// over pooling bytes row by row (1x64x56x56, one thread, Zen 4).
 struct FlatCounting {
-    // More taps, and larger planes, are pooled. Not measured separately.
+    // The most taps of a window along an axis, and the most elements of a plane. Not measured
+    // separately.
     static constexpr int64_t MOST_TAPS = 16;
     static constexpr int64_t MOST_PLANE = 1 << 18;
-    // So many bytes are counted together: they stay in a cache with what is made of them.
+    // The bytes of planes that are counted at a time, so that they and their counts stay in a
+    // cache.
     static constexpr int64_t TOGETHER = 1 << 14;
 
     const Problem &p;
@@ -73,11 +75,11 @@ struct FlatCounting {
     uint8_t *const divisors;
 
     const int64_t channels = p.channels;
-    // Elements that are taken side by side are of one channel.
+    // Of one channel, the counts of every stride-th element are copied to contiguous memory first.
     const int64_t every = channels == 1 ? p.w().stride : 1;
     const bool is_copied = !lies_inside(p.d()) || !lies_inside(p.h()) || !lies_inside(p.w()) ||
                            p.w().size % every != 0;
-    // What windows read, with the padding that they read.
+    // The sizes of the plane, or of its copy with all padding that windows read.
     const int64_t depth = is_copied ? p.d().span(p.d().outputs) : p.d().size;
     const int64_t height = is_copied ? p.h().span(p.h().outputs) : p.h().size;
     const int64_t width =
@@ -116,7 +118,7 @@ struct FlatCounting {
             }
         });
     }
-    // A plane's elements inside zeros, which are there already.
+    // Copies a plane to where it lies between the zeros of padding, which are there already.
     void copy_plane(const uint8_t *from, uint8_t *to) const {
         const Axis &d = p.d();
         const Axis &h = p.h();
@@ -129,7 +131,8 @@ struct FlatCounting {
                             from + (z * h.size + y) * w.size * channels, count);
             }
     }
-    // The counts of windows that begin at each element, or at each that a window may begin with.
+    // Returns the counts of windows that begin at each element, or at every stride-th one. They are
+    // written to `to` or to `other`.
     const uint8_t *count(const uint8_t *from, int64_t length, uint8_t *to, uint8_t *other) const {
         const int64_t steps[3] = {height * row, row, channels};
         for (int a = 2; a >= 0; --a) {
@@ -147,6 +150,7 @@ struct FlatCounting {
         take_each(1, every, from, parts_of(length, every), to);
         return to;
     }
+    // Adds `taps` elements, `step` apart, from each of `count` elements on.
     static void add_taps(const uint8_t *from, int64_t taps, int64_t step, int64_t count,
                          uint8_t *to) {
         const auto add = [=](auto number, int64_t i) {
@@ -162,6 +166,7 @@ struct FlatCounting {
         for (; i < count; ++i)
             add(Count<1>(), i);
     }
+    // Copies the counts of the windows of plane `number`, and finishes them.
     void take_windows(const uint8_t *counts, int64_t number) const {
         const Axis &d = p.d();
         const Axis &h = p.h();

@@ -1,4 +1,4 @@
-// The gradient of maxima: what arrives at each window is added to its winner, which a tap says.
+// The gradient of maxima: what arrives at each window is added to its winner, whose tap was saved.
 //
 //     arriving  | 5 | 7 |      taps  | 2 | 0 |
 //                 |   +--------------------+
@@ -18,17 +18,18 @@
 namespace dmlpool {
 namespace {
 
-// Where the taps of windows lie in a plane, in units: `unit` for each position and `channel_unit`
-// for each channel. Taps come from the caller: one that no window has is NOWHERE.
+// Where the taps of windows lie in a plane. The place of a tap is position * unit + channel *
+// channel_unit. Taps come from the caller, so some may be numbers that no window has. Their place
+// is NOWHERE.
 struct Taps {
-    // Less than any place; the sum of three does not overflow.
+    // It is less than any place, and the sum of three of them does not overflow.
     static constexpr int64_t NOWHERE = std::numeric_limits<int64_t>::min() / 4;
     const Problem &p;
     const int64_t unit;
-    const int64_t taps;
-    Columns columns;  // from the first tap of the first window on
-    // How far each tap lies from its window's first one, where there are few taps. There is an
-    // entry for every number of one byte, so that taps of one byte need no check.
+    const int64_t taps;  // of a window
+    Columns columns;     // places of the first taps of a row of windows, from that of window 0 on
+    // The distance of each tap's place from that of tap 0, if there are few taps, else empty. There
+    // is an entry for every number of one byte, so that taps of one byte need no check.
     std::vector<int64_t> offsets;
 
     __attribute__((noinline)) Taps(const Problem &p, int64_t unit, int64_t channel_unit)
@@ -44,6 +45,7 @@ struct Taps {
         for (int64_t tap = 0; tap < taps; ++tap)
             offsets[tap] = computed_offset(tap);
     }
+    // What `columns` holds, and what `offsets` holds.
     int64_t column(int64_t output) const {
         return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
     }
@@ -54,8 +56,8 @@ struct Taps {
         const int64_t y = row / p.h().window * p.d().dilation * p.h().size + th * p.h().dilation;
         return (y * p.w().size + tw * p.w().dilation) * unit;
     }
-    // Calls visit(i, place) for elements [from, to) of a row of outputs. The place counts from the
-    // plane's first element; it is below 0 if the window is empty or has no such tap.
+    // Calls visit(i, place) for elements [from, to) of a row of outputs, whose taps are `which`, of
+    // `bytes` bytes each. The place is below 0 if the window is empty or has no such tap.
     template <class Visit>
     void each(const void *which, int bytes, int64_t od, int64_t oh, int64_t from, int64_t to,
               Visit visit) const {
@@ -99,27 +101,29 @@ struct Taps {
     }
 };
 
-// A plane in parts, cut along the first axis that has more than one position. Windows across a
-// border of parts are visited from both sides.
+// A part of a plane, and the windows that may read it.
 struct Part {
     int64_t plane;
-    int64_t first;  // element of the plane
-    int64_t size;
+    int64_t first;  // the first element, counted in the plane
+    int64_t size;   // elements
     Range positions[3];
-    Range outputs[3];  // the windows that may read those positions
+    Range outputs[3];
 };
 
+// Cuts planes into parts along the first axis that has more than one position. A window that reads
+// two parts is visited for each of them.
 struct Parts {
     const Problem &p;
     const int64_t most;  // elements of a part, unless windows are large
 
     const int64_t cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
     const Axis &axis = p.axes[cut];
-    const int64_t slab = p.plane() / axis.size;
+    const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
     const int64_t step =
         std::clamp<int64_t>(most / slab, std::min(axis.size, 4 * axis.extent()), axis.size);
-    const int64_t count = parts_of(axis.size, step);
+    const int64_t count = parts_of(axis.size, step);  // of a plane
 
+    // Part `number`, counted over all planes.
     Part of(int64_t number) const {
         const int64_t start = number % count * step;
         const int64_t stop = std::min(axis.size, start + step);
@@ -137,8 +141,8 @@ struct Parts {
     }
 };
 
-// Many channels: adds what arrives at the windows that an element has won, in the order of the
-// windows. The element is a different tap of each of them.
+// Gathers, for several channels: the gradient of an element is the sum of what arrives at the
+// windows that it has won, in the order of the windows. The element is a different tap of each.
 template <class T>
 struct ChannelGradient final : WindowOperations {
     using L = Wide<T>;
@@ -190,8 +194,7 @@ struct DisjointChannels {
     // Whether every element belongs to a window.
     const bool is_covered = covers(p.d()) && covers(p.h()) && covers(p.w());
 
-    // Where a tap lies in a part, in elements, and its number. Of a row of taps it is the first
-    // one.
+    // A tap, or the first tap of a row of them: its element, counted in the part, and its number.
     struct Tap {
         int64_t place;
         int64_t number;
@@ -201,7 +204,7 @@ struct DisjointChannels {
         return axis.window == axis.stride && axis.dilation == 1 && axis.padding == 0 &&
                axis.outputs * axis.stride == axis.size;
     }
-    // The taps of a window that lie at those positions.
+    // The taps of a window that lie in `positions`.
     static Range taps_at(const Axis &axis, int64_t output, const Range &positions) {
         const int64_t first = axis.first(output);
         if (first >= positions.begin && first + axis.extent() <= positions.end)
@@ -290,7 +293,7 @@ struct DisjointChannels {
 };
 
 // Adds what arrives at each window to its winner, in the order of the windows: plane by plane, or
-// part by part of a large plane. Windows across a border of parts are visited from both sides.
+// part by part of a large plane.
 template <class T>
 struct Scatter {
     using L = Wide<T>;
@@ -304,7 +307,7 @@ struct Scatter {
 
     const int bytes = int(p.bytes);
     const Taps places{p, p.channels, 1};
-    const Rows<Sum<L, T>> as_they_are{{}};
+    const Rows<Sum<L, T>> as_they_are{{}};  // converts elements
     const Parts parts{p, PART};
 
     // A thread's own memory.
@@ -364,6 +367,7 @@ struct Scatter {
     }
 };
 
+// Chooses among the three ways. `adds` says whether windows may share elements.
 template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient,
                         bool adds) {
@@ -384,7 +388,6 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 
 }  // namespace
 
-// Converts the taps of winners to positions in a plane or to indices in the tensor.
 void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
     constexpr int64_t BLOCK = 4096;
     const int tap_bytes = type_of(p).bytes;
@@ -413,8 +416,8 @@ void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
     expect_all(gradient, p.planes * p.plane() * type_of(p).bytes);
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
-    // Whether an element may be read by several windows; else nothing is added, and halves need no
-    // sums.
+    // Whether several windows may read an element. If not, nothing is added, and elements of half
+    // precision are copied as integers.
     const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
     if (p.type == 0)
         gradient_of_maxima<float>(p, arriving, taps, gradient, adds);

@@ -1,13 +1,13 @@
-// Under a mask: an element where it is false is not there. A mask has bytes of 0 and 1.
+// Pooling under a mask: elements where the mask is false do not count. A mask has bytes of 0 and 1.
 //
 //     mask      | 1 0 1 0 0 |
 //     input     | a b c d e |   0 where the mask is false   ->  masked    | a 0 c 0 0 |
 //     masked    | a 0 c 0 0 |   windows of 2, added         ->  sums      | a c c 0 |
 //     divisors  | 1 1 1 1 |     from counting.cpp           ->  averages  | a/1 c/1 c/1 0/1 |
 //
-// PyTorch's `where` makes no vectors on a CPU: with a mask for all channels it takes 2.5 times as
-// long as to copy the elements, with a random one for each element 7 times (8x64x112x112, float32,
-// Zen 4).
+// PyTorch's `where` is not vectorized on a CPU: with a mask for all channels it takes 2.5 times as
+// long as a copy of the elements, with a random mask for each element 7 times (8x64x112x112,
+// float32, Zen 4).
 
 #include <algorithm>
 #include <cstdint>
@@ -22,18 +22,19 @@ namespace {
 
 constexpr int64_t BLOCK = 1 << 14;  // elements of one part
 
-// Planes of a large tensor are masked so many bytes at a time, and pooled from a cache. Reason:
-// faster than to mask the whole tensor first, 1.4x on 3/2 and 1.2x on 3/1 (averages of
-// 8x64x112x112, float32, one thread, Zen 4).
+// The bytes of a large tensor that are masked at a time. They are pooled before the next ones,
+// while they are in a cache. Reason: 1.4x on 3/2 and 1.2x on 3/1 over masking the whole tensor
+// first (averages of 8x64x112x112, float32, one thread, Zen 4).
 constexpr int64_t CACHED = 1 << 18;
 
-// Where the mask of an element lies.
+// The index in the mask of what an element is masked by.
 int64_t place_of(const Masking &m, int64_t element) {
     const int64_t loop = element / m.sizes[2];
     return loop / m.sizes[1] * m.steps[0] + loop % m.sizes[1] * m.steps[1] +
            element % m.sizes[2] * m.steps[2];
 }
 
+// Masks `count` elements by as many entries of the mask, or with `is_same` all by its first entry.
 template <class T>
 void mask_elements(const T *input, const uint8_t *mask, bool is_same, T fill, int64_t count,
                    T *output) {
@@ -71,7 +72,8 @@ void mask_range(const Masking &m, const void *input, const void *mask, int64_t b
     });
 }
 
-// Calls pool(q, masked, first) for planes of p from `first` on, of which q has so many.
+// Masks planes of p and calls pool(q, masked, first) for them: `masked` has the q.planes planes of
+// p from plane `first` on.
 template <class Pool>
 void pool_masked(const Problem &p, const Masking &m, const void *input, const void *mask,
                  const Pool &pool) {
@@ -94,8 +96,9 @@ void pool_masked(const Problem &p, const Masking &m, const void *input, const vo
     });
 }
 
-// Sums over as many divisors, in vectors: compilers make longer ones of bytes than rows are. Sums
-// may lie where the quotients go.
+// Divides each sum by its divisor. Sums may lie where the quotients go. The vectors are written
+// out, because compilers would vectorize over as many divisors of a byte as fill a vector, and rows
+// are shorter.
 template <class L, class N>
 void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
     constexpr int64_t n = LANES<L>;
@@ -115,7 +118,7 @@ void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
     write(last, out + count - n);
 }
 
-// As elements U.
+// Divides each sum by its divisor and writes elements U.
 template <class U, class N>
 void divide_each(const Wide<U> *sums, const N *divisors, int64_t count, U *out) {
     if constexpr (std::is_same_v<U, Wide<U>>)
@@ -129,13 +132,13 @@ void divide_each(const Wide<U> *sums, const N *divisors, int64_t count, U *out) 
     }
 }
 
-// Elements U, divisors N.
+// Divides the sums of windows by their divisors of type N and writes elements U.
 template <class U, class N>
 struct DivideByCounts final : Finish {
     const Problem &p;
     const Masking &m;
     const N *const divisors;
-    const int64_t first;  // plane
+    const int64_t first;  // the number of plane 0 in the whole tensor
 
     DivideByCounts(const Problem &p, const Masking &m, const void *divisors, int64_t first)
         : Finish(sizeof(U), false, false),
@@ -148,7 +151,7 @@ struct DivideByCounts final : Finish {
         using L = Wide<U>;
         const L *const from = static_cast<const L *>(sums);
         U *const out = static_cast<U *>(to);
-        // Divisors lie as the mask does: planes, and channels of their own or for all of them.
+        // Divisors lie as the mask does: each plane has its own, and each channel its own or not.
         const int64_t begin = place_of(m, (first + plane) * p.plane()) / (p.plane() / p.channels) *
                               (p.output_plane() / p.channels);
         const int64_t row = (d * p.h().outputs + h) * p.w().outputs;

@@ -1,7 +1,8 @@
-// Max pooling: values, and the taps or positions of the winners.
+// Max pooling: values, and the taps, positions or indices of the winners.
 //
-// Where channels fill vectors, and windows share little, each window's elements are compared
-// channel by channel; elsewhere winners are combined as integers, by the strategy that is chosen.
+// Where channels fill vectors and windows share little, `ChannelWinners` compares the elements of
+// each window in vectors of channels. Elsewhere `Winner` makes an integer of each element and its
+// tap, and a strategy finds the greatest one.
 
 #include "maxima.h"
 
@@ -12,6 +13,7 @@
 namespace dmlpool {
 namespace {
 
+// Writes the elements and the numbers of winners that are integers.
 template <class S, class P>
 struct Winners final : Finish {
     const Numbers &numbers;
@@ -44,10 +46,9 @@ struct Winners final : Finish {
     }
 };
 
-// Windows over many channels, each compared as a whole: the numbers of winning taps are in channels
-// as wide as elements.
-
-// E: float32 as it is, others by their keys.
+// Finds the winners of a window in vectors of channels. The numbers of taps are integers as wide as
+// elements. E is float for float32, whose elements are compared as they are. It is S for all
+// others, which are compared by keys.
 template <class E, class S, class P>
 struct ChannelWinners final : WindowOperations {
     static constexpr int64_t n = LANES<S>;
@@ -66,6 +67,7 @@ struct ChannelWinners final : WindowOperations {
         is_separable = false;
     }
 
+    // The elements of a tap from channel `at` on, as they are compared.
     V load(const Row &tap, int64_t at) const {
         const V element = read<V>(tap.from + at * sizeof(E));
         if constexpr (std::is_same_v<E, S>)

@@ -1,9 +1,11 @@
-// Quantized averages: r = sum * input scale / (divisor * output scale), rounded half to even as if
-// it were exact.
+// Quantized averages. Each is sum * input scale / (divisor * output scale), and it is rounded half
+// to even as if it were computed exactly.
 //
-//     sums (int16 or int32)  ->  less the zero points of what was read  ->  times a scale in
-//     float32
-//     ->  rounded  ->  where float32 cannot tell a half, once more exactly  ->  int8 or uint8
+//     sums (int16 or int32)
+//       ->  minus the zero points of all elements that were read
+//       ->  times a scale in float32
+//       ->  rounded, and once more exactly where float32 may have made a half
+//       ->  int8 or uint8
 
 #include <cmath>
 
@@ -14,20 +16,20 @@
 namespace dmlpool {
 namespace {
 
-// The ratio of two scales.
+// The ratio of two scales: the input's above the output's.
 struct Ratio {
     double above;
     double below;
 
-    // Results are multiples of 1 / (parts * divisor) where both scales are a power of two apart;
-    // for other ratios nothing is known, and parts is infinite.
+    // Unrounded averages are multiples of 1 / (parts * divisor) if the ratio is a power of two. For
+    // other ratios nothing is known, and `parts` is infinite.
     double parts() const {
         int exponent;
         return std::frexp(above / below, &exponent) == .5 ? std::max(1., below / above) : HUGE_VAL;
     }
-    // Rounds sum * ratio / divisor, which lies next to `whole` + 1/2: twice the sum times `above`
-    // is compared with (2 whole + 1) * divisor times `below`, exactly, as two products and their
-    // errors.
+    // Rounds sum * ratio / divisor, which is close to `whole` + 1/2. It compares twice the sum
+    // times `above` with (2 whole + 1) * divisor times `below`. The comparison is exact, because it
+    // takes the errors of both products into account.
     int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
         const double twice = 2 * double(sum);
         const double counted = double((2 * whole + 1) * divisor);
@@ -39,23 +41,25 @@ struct Ratio {
     }
 };
 
-// How many taps each window of a row counts and reads along W, where windows differ; else null.
+// The taps that each window of a row counts and reads along W. All are null if windows do not
+// differ.
 struct Columns {
     const float *inverses;  // 1 / counted
     const int32_t *counted;
     const int32_t *read;
 };
 
+// Scales and zero points, and how sums become quantized averages by them.
 struct Requantization {
     static constexpr int64_t BLOCK = LANES<float>;  // 16 with AVX2 takes 1.3 to 3.6 times as long
-    int64_t channels;                               // 1: all are alike
-    std::vector<Ratio> ratios;                      // these of each channel
+    int64_t channels;  // entries of the following: one for each channel, or one for all
+    std::vector<Ratio> ratios;
     std::vector<float> scales;
     std::vector<int32_t> input_zeros;
     std::vector<int32_t> output_zeros;
     int32_t low;
     int32_t high;
-    bool are_certain;  // whether float32 tells halves from what lies next to them
+    bool are_certain;  // whether float32 rounds right, as numbers next to halves cannot occur
 
     Requantization(const Quantization &q, double largest_divisor)
         : low(int32_t(q.low)), high(int32_t(q.high)) {
@@ -87,10 +91,12 @@ struct Requantization {
                                        Vector<uint8_t, BLOCK>);
     }
 
-    // Requantizes sums of one channel, or of the channels from `channel` on, in whole blocks, the
-    // last of which may overlap the one before. It computes in float32, whose error below 400 is
-    // less than 2^-12, and rounds to a grid of 2^-11 first: a true half is then a half again. With
-    // `checks_halves` a half on the grid may be a number next to it, and Ratio::rounded decides.
+    // Requantizes at least BLOCK sums: all of channel `channel`, or with `of_channels` one of each
+    // channel from `channel` on. Windows read `inside` elements and divide by `divisor`, each times
+    // its entry of `columns`. It computes whole blocks, the last of which may overlap the one
+    // before. It computes in float32, whose error below 400 is less than 2^-12, and rounds to a
+    // multiple of 2^-11 first, so that a true half becomes a half. With `checks_halves` another
+    // number may become a half, too, and Ratio::rounded decides.
     template <bool checks_halves, class L>
     void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
                    int64_t divisor, Columns columns, uint8_t *to) const {
@@ -168,6 +174,7 @@ struct Requantization {
                 }
         }
     }
+    // The same for any number of sums.
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
                int64_t divisor, Columns columns, uint8_t *to) const {
@@ -185,12 +192,13 @@ struct Requantization {
     }
 };
 
+// Writes sums as quantized averages.
 struct Requantize final : Finish {
     const Geometry &g;
     int64_t size;  // bytes of a sum
     Requantization by;
 
-    // For each output along W, where outputs differ and are few; padded to whole vectors.
+    // Counts of each output along W, if `g` keeps them, and then some more to fill a vector.
     std::vector<float> inverses;
     std::vector<int32_t> counted;
     std::vector<int32_t> read;
@@ -210,8 +218,8 @@ struct Requantize final : Finish {
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        // Whether values that follow each other are of different channels, or of different windows
-        // of one.
+        // Whether values that follow each other belong to different channels with zero points or
+        // scales of their own, and not to windows of one channel.
         const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = g.rows_divisor(d, h);
@@ -267,7 +275,7 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
         refuse("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;
     const Geometry g(p, true);
-    double most = 255;  // sums, from the taps that windows read
+    double most = 255;  // the largest sum of the most taps that a window reads
     for (int a = 0; a < 3; ++a)
         most *= double(g.most(a));
     const auto run = [&](auto sum) {
