@@ -70,12 +70,15 @@ Call = tuple[Callable[..., Any], Sequence[object]]
 """An operator and its arguments."""
 
 
+calls_of_the_case = functools.cache(functools.partial(calls_of, CASE))
+
+
 @functools.cache
 def by_name(name: str) -> Call:
     """A right call of an operator, with tensors that nothing is known of."""
     arguments = tuple(
         lazy.plain(argument) if isinstance(argument, Tensor) else argument
-        for argument in calls_of(CASE)[name]
+        for argument in calls_of_the_case()[name]
     )
     return getattr(operators, name).default, arguments
 

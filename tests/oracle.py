@@ -51,11 +51,16 @@ class Reading:
     """The input positions of the same taps."""
     taps_in_box: int
 
-    @property
+    @functools.cached_property
     def elements(self) -> tuple[object, ...]:
         """Index that takes a tensor's elements at these positions into a last dimension, in the
         taps' order."""
-        return (..., *zip(*self.positions, strict=True))
+        return (..., *np.array(self.positions).T)
+
+    @functools.cached_property
+    def tap_numbers(self) -> np.ndarray:
+        """``taps`` as an array."""
+        return np.array(self.taps)
 
 
 def tap_positions(pooling: Pooling, axis: int, output: int) -> list[int]:
@@ -326,8 +331,8 @@ def _extremum(
             elements, where = values[window.elements], (..., *window.output)
             are_there = mask[window.elements]
             first = _first(choose, elements, are_there)
-            is_any, numbers = are_there.any(-1), np.array(window.taps)
-            places = np.ravel_multi_index(tuple(zip(*window.positions, strict=True)), sizes)
+            is_any, numbers = are_there.any(-1), window.tap_numbers
+            places = np.ravel_multi_index(window.elements[1:], sizes)
             chosen = np.take_along_axis(elements, first[..., None], -1)[..., 0]
             best[where] = np.where(is_any, chosen, best[where])
             taps[where] = np.where(is_any, numbers[first], 0)

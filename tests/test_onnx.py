@@ -348,7 +348,7 @@ def test_the_older_exporter() -> None:
     for image in (input, samples.normal(3, 3, 17, 16)):
         for result, expected in zip(exported.run(image), network(image), strict=True):
             torch.testing.assert_close(result, expected.detach())
-    for case in FEW[:3]:
+    for case in FEW[:1]:
         image = samples.ties(2, 3, *case.sizes)
         check(case, image, older(Model([all_of(case)]), image).run(image))
 
