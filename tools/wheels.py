@@ -124,7 +124,10 @@ def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str
         }
         # The first is the library's own name.
         needed = {one.name for one in library.libraries} - {library.libraries[0].name}
-        oldest = ".".join(map(str, library.build_version.minos[:2]))
+        # Libraries for systems before 10.14 have the older load command.
+        is_older = library.has_version_min
+        version = library.version_min.version if is_older else library.build_version.minos
+        oldest = ".".join(map(str, version[:2]))
         asked = ".".join(platform.split("_")[1:3])
         if oldest != asked:
             yield f"asks for macOS {oldest}, not {asked}"
