@@ -13,8 +13,8 @@ from torch_dmlpool.backends.interface import Backend
 
 
 def chosen(device_type: str) -> tuple[Backend, str | None]:
-    """The backend for tensors on ``device_type`` (rule E7); for a CPU without a compiled
-    library, why there is none, and what to do.
+    """The backend for tensors on ``device_type`` (rule E7). On a CPU without a compiled library
+    the second result says why there is none and what to do; else it is None.
     """
     # Triton's interpreter alone runs the kernels on CPU tensors, and it must be chosen before
     # triton is imported.
@@ -37,7 +37,7 @@ def chosen(device_type: str) -> tuple[Backend, str | None]:
 
 @functools.cache
 def serving(device_type: str) -> Backend:
-    """The backend for tensors on ``device_type``; warns once where the CPU has no library."""
+    """The backend for tensors on ``device_type``. It warns once if the CPU has no library."""
     backend, missing = chosen(device_type)
     if missing is not None:
         fallbacks.warn_of_slowness(

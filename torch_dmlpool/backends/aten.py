@@ -1,5 +1,5 @@
-"""ATen's pools, for the plain PyTorch backend: where a plain tensor on the CPU asks for what ATen
-answers by the same rules.
+"""ATen's pools, for the plain PyTorch backend: they compute plain CPU tensors wherever their answer
+is the same by the rules.
 
 ATen has no uneven padding and none above half a window, takes the last of several NaN where rule
 M3 takes the first, and adds the elements of a window one after the other, so that windows of more
@@ -22,15 +22,15 @@ from torch_dmlpool._private import _len_torch_dispatch_stack
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_TABLE = 2**16
-"""Entries: one for each place from a window's first tap to its last, and one for each tap of the
-windows that reach past the input."""
+"""The most entries of a table: one for each place from a window's first tap to its last, or one for
+each tap of the windows that reach past the input."""
 
 
 def is_plain_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a plain one on the CPU whose values may be read and written.
+    """Whether ``tensor`` is a plain CPU tensor and nothing is traced, so that values can be read.
 
-    Nothing is traced. ``registration.may_skip_dispatcher`` asks for transforms and modes above a
-    backend.
+    Transforms and modes above a backend are checked before, by
+    ``registration.may_skip_dispatcher``.
     """
     return (
         type(tensor) is Tensor
@@ -41,7 +41,7 @@ def is_plain_cpu(tensor: Tensor) -> bool:
 
 
 def maxima(input: Tensor, window: Window) -> Tensor | None:
-    """ATen's maxima where channels lie innermost and it is faster than slices; None elsewhere."""
+    """ATen's maxima of channels_last tensors, where it is faster than slices; None elsewhere."""
     if not (is_plain_cpu(input) and _is_atens(window, input) and operands.is_channels_last(input)):
         return None
     return _pool(input, window)[0]
@@ -60,11 +60,12 @@ def winners(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
 
 
 LONGEST_SUM = 3
-"""Elements that ATen adds up in as many roundings as a tree has levels."""
+"""The most elements that ATen, adding one after the other, rounds no more often than rule E6
+allows."""
 
 
 def sums(input: Tensor, window: Window) -> Tensor | None:
-    """ATen's sums of windows where channels lie innermost and it is faster than slices; None
+    """ATen's sums of windows of channels_last tensors, where it is faster than slices; None
     elsewhere.
     """
     if not (is_plain_cpu(input) and operands.is_channels_last(input) and _are_added(window, input)):
@@ -95,10 +96,10 @@ def gradients_of_sums(gradient: Tensor, sizes: Sequence[int], window: Window) ->
 
 
 def _are_added(window: Window, tensor: Tensor) -> bool:
-    """Whether ATen computes the sums of ``window``; False unless it has two spatial dimensions.
+    """Whether ATen computes the sums of ``window``: only with two spatial dimensions.
 
-    For volumes slices take half of ATen's time (averages of 1x64x16x16x16 with windows of 2, in
-    channels_last), and ATen takes 3.7 times that for the three axes in turn.
+    For volumes slices are 2 times faster than ATen (averages of 1x64x16x16x16 with windows of 2, in
+    channels_last), and ATen is slower still for one axis after the other.
     """
     return (
         window.rank == 2
@@ -109,7 +110,7 @@ def _are_added(window: Window, tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _in_turn(window: Window) -> list[tuple[list[int], list[int], list[int]]]:
-    """The windows, strides and paddings of one call, or of one for each axis."""
+    """The window, strides and padding of each call of ATen: one call, or one for each axis."""
     axes = window.axes
     if window.taps <= 4:
         whole = [axis.window for axis in axes], [axis.stride for axis in axes]
@@ -123,6 +124,7 @@ def _in_turn(window: Window) -> list[tuple[list[int], list[int], list[int]]]:
 
 
 def _pool(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """ATen's maxima and their positions in planes."""
     if window.rank == 3:
         return _POOL_3D(input, *_arguments(window))
     if window.rank == 2:
@@ -138,7 +140,7 @@ _GRADIENT_3D = torch.ops.aten.max_pool3d_with_indices_backward.default
 
 
 def _is_atens(window: Window, tensor: Tensor) -> bool:
-    """Whether ATen has such windows and none of them is empty."""
+    """Whether ATen's max pooling takes this window and tensor, and no window is empty."""
     return tensor.is_floating_point() and 0 not in tensor.shape and _has_atens_form(window)
 
 
@@ -154,7 +156,7 @@ def _has_atens_form(window: Window) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _arguments(window: Window) -> tuple[list[int], list[int], list[int], list[int], bool]:
-    """The window as ATen's pools take it; nobody writes into these lists."""
+    """The window as the arguments of ATen's max pooling. Nobody writes into these lists."""
     axes: list[Axis | None] = [*([None] if window.rank == 1 else []), *window.axes]
     return (
         [axis.window if axis else 1 for axis in axes],
@@ -172,7 +174,7 @@ def gradient_from_taps(
     window: Window,
     channels_last: bool,
 ) -> Tensor | None:
-    """ATen's gradient of maxima with these winners, or None where it has none."""
+    """ATen's gradient of maxima whose winners are ``taps``, or None where ATen has none."""
     if not (is_plain_cpu(gradient) and is_plain_cpu(taps) and _is_atens(window, gradient)):
         return None
     positions = positions_at(taps, sizes, window)
@@ -188,21 +190,22 @@ def gradient_from_taps(
 
 
 class _Places(NamedTuple):
-    """Where windows and their taps lie in a plane, whose elements are numbered in order."""
+    """Where windows and their taps lie in a plane. A place is an index into the flattened plane."""
 
-    first: Tensor  # the place of each window's first tap, negative where that is padding
-    after: Tensor  # how far after it each tap lies
-    taps: Tensor  # the tap that lies so far after it
+    first: Tensor  # the place of each window's first tap; in the padding it may be negative
+    after: Tensor  # for each tap, its distance from the first tap
+    taps: Tensor  # for each such distance, the tap
     reaching: Tensor  # the windows that reach past the input
-    flags: Tensor  # a row for each of those: which of its taps lie inside the input
-    rows: Tensor  # where each row begins
+    flags: Tensor  # for each of those and each tap, whether the tap lies inside the input
+    rows: Tensor  # where the flags of each of those begin
 
 
 @functools.lru_cache(maxsize=64)
 def _places(window: Window, sizes: tuple[int, ...], outputs: tuple[int, ...]) -> _Places | None:
-    """The places of these windows; None where taps may share one, or where tables were large.
+    """The places of these windows; None if two taps may have the same distance from the first one,
+    or if tables were too large.
 
-    To make them takes longer than to pool a small tensor.
+    They are cached, because to make them takes longer than to pool a small tensor.
     """
     first, after, reach = _integers([0])[0], _integers([0]), 1
     are_reaching = first.to(torch.bool)
@@ -249,23 +252,25 @@ def _looked_up(table: Tensor, at: Tensor) -> Tensor:
 
 
 def taps_at(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor | None:
-    """The tap of each window that lies at its position in the plane, none of which is -1.
+    """The tap of each window that lies at its position in the plane, or None where ``_places`` has
+    no tables. No position may be -1.
 
-    Where that is not None, ``positions`` are written over: their memory is new and still in the
-    cache.
+    Unless it returns None it overwrites ``positions``, whose memory is still in a cache.
     """
     places = _places(window, tuple(sizes), tuple(positions.shape[2:]))
     return None if places is None else _looked_up(places.taps, positions.sub_(places.first))
 
 
 def positions_at(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor | None:
-    """The position in the plane of each window's tap; None where a tap lies outside the input."""
+    """The position in the plane of each window's tap; None where ``_places`` has no tables, or a
+    tap lies outside the input.
+    """
     places = _places(window, tuple(sizes), tuple(taps.shape[2:]))
     if places is None:
         return None
     try:
         after = _looked_up(places.after, taps.to(torch.int32))
-    except IndexError:  # no tap of the window
+    except IndexError:  # not the number of a tap
         return None
     if places.reaching.numel():
         at = taps.flatten(2).index_select(2, places.reaching) + places.rows

@@ -37,8 +37,10 @@ def _filled(
     numbers: Tensor | None = None,
     *more: int | None,
 ) -> Tensor:
-    """Calls a function of the library, which computes ``output`` from ``source``, the ``numbers``
-    of winners and more arguments; returns the output.
+    """Call a function of the library and return ``output``, which it fills.
+
+    It gets the plan's problem, ``source`` and, if they are given, the ``numbers`` (taps or
+    positions), or after the output ``more`` addresses.
     """
     if plan.is_empty:
         return output.zero_()
@@ -84,8 +86,8 @@ def _with_winners(
     numbering: int,
     only_winners: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Maxima, or the input itself where they are not wanted, and which element of each window they
-    are.
+    """Maxima and the numbers of their winners. With ``only_winners`` no maxima are computed, and
+    the first result is the input.
     """
     plan = planned(
         input.shape, input.stride(), input.dtype, window, None, None, (winner_dtype, numbering)
@@ -94,7 +96,7 @@ def _with_winners(
         values, winners = _with_winners(
             input.to(plan.wider), window, winner_dtype, numbering, only_winners
         )
-        # the least of this type, not of the wider one, where a window is empty
+        # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
             values = values.clamp(min=torch.iinfo(input.dtype).min)
         return values.to(input.dtype), winners
@@ -126,7 +128,7 @@ def max_pooling_indices(
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient to the winners, which are found again from the input."""
+    """The gradient of the input. The winners are found again."""
     _, taps = _with_winners(input, window, None, TAPS, only_winners=True)
     return max_pooling_grad_from_taps(
         input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input)
@@ -140,7 +142,7 @@ def max_pooling_grad_from_taps(
     window: Window,
     channels_last: bool,
 ) -> Tensor:
-    """Each window's gradient, added to its winner's."""
+    """The gradient of the input: each window's gradient is added to its winner's."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
     dtype, rest = (
         input_gradient.dtype,
@@ -197,9 +199,7 @@ def scatter_positions(
 
 
 def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
-    """Averages of windows; what is ``counted``: whether padding is, and the divisor where that is
-    given.
-    """
+    """Averages of windows. ``counted``: whether padding counts, and the divisor or None."""
     plan = planned(input.shape, input.stride(), input.dtype, window, counted)
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
     return _filled(output, library.dmlpool_average_pooling, plan, input)
@@ -212,9 +212,7 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Windows, *counted: Any
 ) -> Tensor:
-    """The adjoint of the average for an input of ``spatial_sizes``, in the layout of
-    ``input_gradient``.
-    """
+    """The gradient of an input of ``spatial_sizes``, in the memory format of ``input_gradient``."""
     dtype = input_gradient.dtype
     plan = planned(
         input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes)
@@ -232,11 +230,12 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 def quantized_linear_average_pooling(
     input: Tensor, *arguments: Any, empty: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Averages of integers, or of a quantized tensor into one that ``empty`` makes of sizes and a
-    memory format.
+    """Quantized averages of integers, or of a quantized tensor.
+
+    For the latter ``empty(sizes, memory_format)`` allocates the result.
     """
     *parameters, window, include_padding, output_dtype = arguments
-    # rejects bad windows
+    # This raises an error if a window does not fit.
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
     if window.taps >= 1 << 23:  # their sums do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
@@ -275,7 +274,7 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
 def masked_average_pooling(
     input: Tensor, mask: Tensor, window: Window, include_padding: bool
 ) -> tuple[Tensor, Tensor]:
-    """Averages of what is there, and what the sums were divided by, which broadcasts to them."""
+    """Averages of the elements that the mask keeps, and their divisors, which broadcast to them."""
     number_dtype = torch.uint8 if window.taps < 1 << 8 else torch.int32
     numbered = number_dtype, TAPS
     shape, dtype = input.shape, input.dtype
@@ -304,7 +303,7 @@ def masked_average_pooling(
 
 
 def _over_planes(mask: Tensor, input: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """The mask with the input's spatial sizes, laid out as it is."""
+    """The mask expanded to the input's spatial sizes, in ``memory_format``."""
     whole = mask.expand(*mask.shape[:2], *input.shape[2:])
     return whole.contiguous(memory_format=memory_format)
 
@@ -317,8 +316,8 @@ def _masking(
     memory_format: torch.memory_format,
     fills_lowest: bool,
 ) -> tuple[Any, tuple[int, ...]]:
-    """The struct for an input of ``shape`` and a mask with the samples and channels of ``batch``,
-    and the strides of the result.
+    """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``, and the
+    strides of the result.
     """
     samples, channels, plane = *shape[:2], math.prod(shape[2:])
     of_sample, of_channel = (batch[0] > 1) * batch[1] * plane, int(batch[1] > 1)

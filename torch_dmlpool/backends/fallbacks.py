@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 SWITCH = "TORCH_DMLPOOL_TRITON"
-"""An environment variable: ``0`` has GPU tensors pooled by plain PyTorch."""
+"""An environment variable. If it is ``0``, plain PyTorch pools GPU tensors."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -28,10 +28,10 @@ class KernelError(RuntimeError):
 
 
 class MissingKernel:
-    """Stands for a kernel that could not be compiled, so that nothing tries to again."""
+    """Takes the place of a kernel that could not be compiled, so that nothing tries it again."""
 
     def __init__(self, name: str, error: Exception) -> None:
-        # Not the error itself, whose frames would keep tensors alive.
+        # The text, and not the error itself, whose frames would keep tensors alive.
         self.why = f"Triton cannot compile {name} ({type(error).__name__}: {str(error).strip()})"
 
     def __getitem__(self, grid: object) -> Any:
@@ -46,7 +46,7 @@ def is_turned_off() -> bool:
 
 
 def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """A function of the Triton backend; where a kernel cannot be compiled, the reference's
+    """Decorate a function of the Triton backend: if a kernel cannot be compiled, the reference's
     ``alternative`` is called.
     """
 
@@ -80,7 +80,7 @@ _warned: list[str] = []
 
 
 def warn_of_slowness(message: str) -> None:
-    """Give the warning where the call that pools was written: outside this package and PyTorch."""
+    """Warn with the line of the caller that is outside this package and PyTorch."""
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and _is_inside(frame.f_globals):
         level, frame = level + 1, frame.f_back
@@ -88,4 +88,5 @@ def warn_of_slowness(message: str) -> None:
 
 
 def _is_inside(names: dict[str, object]) -> bool:
+    """Whether a frame with these global names is code of this package or PyTorch."""
     return str(names.get("__name__")).split(".")[0] in ("torch", "torch_dmlpool", "contextlib")

@@ -32,8 +32,9 @@ class Backend(NamedTuple):
     adaptive_average_pooling: Function
     adaptive_average_pooling_grad: Function
     quantized_linear_average_pooling: Function
-    masked: Function  # what pooling under a mask is made of, beside operators
+    masked: Function  # the input with a fill where the mask is False
     masked_average_pooling: Function | None = None
-    """Averages and their divisors; None where other operators make them."""
+    """Averages under a mask and their divisors. If it is None, ``ops`` composes them of the other
+    operators."""
     quantized_tensors: tuple[torch.dtype, ...] = ()
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""

@@ -17,21 +17,23 @@ import torch
 from torch_dmlpool import kernels
 
 VERSION = 1
-"""``VERSION`` in kernels/cpu/library.cpp: of what the functions and numbers mean."""
+"""``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
-"""The libraries that suit a processor, the fastest first, by what PyTorch says that it can do."""
+"""The libraries that run on a processor, the fastest first, by the processor's capability as
+PyTorch names it."""
 ENDING = "dll" if sys.platform == "win32" else "so"
 TORCH_CPU = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
     sys.platform, "libtorch_cpu.so"
 )
 """PyTorch's own library, whose threads the kernels use."""
 TAPS, POSITIONS, INDICES = range(3)
-"""What a winner is written as: ``Numbering`` in kernels/cpu/operators.h."""
+"""What the number of a winner is: ``Numbering`` in kernels/cpu/operators.h."""
 DONE, NO_MEMORY, FAILED = range(3)
 """What a function returns: ``Code`` in kernels/cpu/library.cpp."""
 
 
 def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
+    """A class of structs with these fields and their types."""
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
@@ -39,13 +41,13 @@ _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 Axis = _struct(
     "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
 )
-"""``Axis`` of kernels/cpu/geometry.h, as are the next two."""
+"""``Axis`` of kernels/cpu/geometry.h, which also has the next two."""
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
 _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
 Problem = _struct(
     "Problem", planes=_NUMBER, channels=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
 )
-"""The next two are of kernels/cpu/operators.h."""
+"""The next two structs are those of kernels/cpu/operators.h."""
 Quantization = _struct(
     "Quantization",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
@@ -97,7 +99,7 @@ def layout() -> dict[str, tuple[int, int]]:
 
 
 def _difference(library: Any) -> str | None:
-    """In what a library does not fit this package."""
+    """The first difference between what a library says of itself and this package, or None."""
     if not hasattr(library, "dmlpool_version"):
         return "it says no version"
     library.dmlpool_version.restype = _NUMBER
@@ -116,7 +118,7 @@ def _difference(library: Any) -> str | None:
 
 
 def find(levels: tuple[str, ...]) -> Path | None:
-    """The first library of these levels that was built."""
+    """The path of the first of these libraries that was built, or None."""
     paths = [
         Path(folder) / f"cpu_{level}.{ENDING}" for folder in kernels.__path__ for level in levels
     ]
@@ -169,7 +171,7 @@ library, missing = _load()
 
 
 def error_of(function: Any, code: int) -> Exception:
-    """What is raised where a function of the library returned another code than DONE."""
+    """The exception for the code of a function that did not return DONE."""
     operator = function.__name__.removeprefix("dmlpool_")
     if code == NO_MEMORY:
         return MemoryError(

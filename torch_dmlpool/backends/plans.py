@@ -38,15 +38,15 @@ DATA_TYPES = {
 }
 """The numbers of the data types in kernels/cpu/vectors.h."""
 QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
-"""Types of quantized tensors, which are taken as they are: to take one apart and make one takes a
-third of a small call."""
+"""Types of quantized tensors. The kernels read and write them as they are: ``int_repr`` and making
+a quantized tensor of integers would take a third of a small call."""
 DATA_TYPES.update(
     zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
 )
 
 KEPT_OUTPUTS = 1 << 16
-"""``Columns::KEPT_MOST`` in kernels/cpu/numbers.h: of longer rows what winners need for each output
-is computed again for each row."""
+"""``Columns::KEPT_MOST`` in kernels/cpu/numbers.h. For rows of more outputs the kernels compute the
+numbers of winners anew for each row, so :func:`_join_tiled_rows` makes no longer rows."""
 
 
 class Plan(NamedTuple):
@@ -56,14 +56,14 @@ class Plan(NamedTuple):
     memory_format: torch.memory_format
     is_laid_out: bool  # whether the tensor that the plan was made for is in this format
     is_empty: bool
-    number_dtype: torch.dtype  # of winners
-    # in which elements are compared where their type has no room for the winners' numbers
+    number_dtype: torch.dtype  # of taps, positions or indices
+    # the type to which the input must be converted first, None if it need not be (``_wider``)
     wider: torch.dtype | None
-    sizes: tuple[int, ...]  # of what the plan's windows read, and its strides in this format
+    sizes: tuple[int, ...]  # of the tensor that windows read, and its strides in the memory format
     strides: tuple[int, ...]
-    output_sizes: tuple[int, ...]  # of what they give, likewise
+    output_sizes: tuple[int, ...]  # the same of a tensor with an element for each window
     output_strides: tuple[int, ...]
-    struct: Any  # kept as long as its address
+    struct: Any  # keeps the memory at the address ``problem``
 
 
 @functools.lru_cache(maxsize=4096)
@@ -79,11 +79,15 @@ def planned(
 ) -> Plan:
     """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
 
-    ``window``: what pools; or the output sizes of bins, or of positions in planes. ``counted``: of
-    averages whether padding counts, and the divisor. ``spatial_sizes``: of what the windows read,
-    where the tensor is what they give; None where they read the tensor. ``numbered``: the data type
-    of winners, taps or positions, None for the one that holds the window's taps, and what they
-    count. ``memory_format``: of the results, None for the one that PyTorch suggests.
+    Forward operators give a tensor that windows read. Gradients and functions of taps or positions
+    give a tensor with an element for each window, and the ``spatial_sizes`` of what windows read.
+
+    - ``window``: the window, or the output sizes of bins. Functions of positions give the spatial
+      sizes of the positions.
+    - ``counted``: for averages whether padding counts, and the divisor or None.
+    - ``numbered``: the data type of taps, positions or indices (None for the one that holds the
+      window's taps), and which of these three they are.
+    - ``memory_format``: that of the results; None for the one that PyTorch suggests.
     """
     given = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     memory_format = memory_format or operands.suggested_memory_format(given)
@@ -136,7 +140,7 @@ _Axis = tuple[int, int, int, int, int, int]
 def _axes_of(
     window: Windows, sizes: Sequence[int], are_averaged: bool
 ) -> tuple[Sequence[int], list[_Axis], list[int]]:
-    """The output sizes of a window or of bins, its axes, and the padding after each."""
+    """The output sizes of a window or of bins, its axes, and the end padding of each."""
     if not isinstance(window, Window):
         axes = [_bins(size, count, are_averaged) for size, count in zip(sizes, window, strict=True)]
         return window, axes, [0] * len(axes)
@@ -149,7 +153,7 @@ def _axes_of(
 
 
 def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
-    """An axis of bins, whose window is 0. Averages of bins of one size are those of a window."""
+    """An axis of bins, whose window is 0. For averages, bins of one size are made a window."""
     step, rest = divmod(size, max(1, count))
     if not are_averaged:
         return size, count, 0, max(1, step), 0, 1
@@ -157,8 +161,9 @@ def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
 
 
 def _join_rows(axes: list[_Axis], ends: list[int]) -> None:
-    """Joins the last two axes while windows take whole rows: such a window is one along the axis
-    before, whose elements are rows. Taps keep their numbers.
+    """Merge the last two axes into one while each window reads whole rows.
+
+    A row of n elements then counts as n positions of the merged axis. Taps keep their numbers.
     """
     while len(axes) > 1:
         rows, outputs, row_taps, stride, row_padding, row_dilation = axes[-2]
@@ -181,8 +186,8 @@ def _is_tiled(axis: _Axis) -> bool:
 def _join_tiled_rows(axes: list[_Axis], ends: list[int], most: int | None) -> None:
     """Merge the last two axes into one where windows of one row each tile that row.
 
-    The new axis has at most ``most`` outputs. The gradient of maxima of 2048x2x2x4 by 1x1x2 takes
-    half the time, the maxima themselves a tenth.
+    The new axis has at most ``most`` outputs. Maxima of 2048x2x2x4 by 1x1x2 are 10 times faster,
+    and their gradient 2 times.
     """
     while len(axes) > 1:
         rows, row_outputs, row_taps, row_stride, row_padding, _ = axes[-2]
@@ -195,10 +200,10 @@ def _join_tiled_rows(axes: list[_Axis], ends: list[int], most: int | None) -> No
 
 
 def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
-    """In which type elements are compared, where theirs has no room for the winners' numbers.
+    """The float type to convert the input to if the kernel cannot hold the numbers of its winners.
 
-    The kernel numbers winners in the lower half of integers of twice an element's size, of four
-    bytes at least.
+    ``Winner`` in kernels/cpu/maxima.h makes one integer of an element and a number. It has room for
+    2**15 numbers beside an element of two bytes, and for 2**31 beside one of four.
     """
     reach = 0
     for size, _, taps, _, _, dilation in axes:
@@ -212,7 +217,7 @@ def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, i
     """Merge all planes into one along the first axis, where windows tile that axis.
 
     Returns the number of planes and the winners' numbering, which becomes TAPS where one window
-    is the whole plane. Maxima of many small planes take a tenth of the time.
+    is the whole plane. Maxima of many small planes are 10 times faster.
     """
     size, count, taps, stride, *_ = axes[0]
     is_tiled = _is_tiled(axes[0])
@@ -226,7 +231,9 @@ def _join_planes(axes: list[_Axis], planes: int, numbering: int) -> tuple[int, i
 
 
 def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """The strides of a new tensor. To make a tensor of sizes and strides takes half the time."""
+    """The strides of a new tensor. Plans keep them, because to allocate by strides is 2 times
+    faster than by a memory format.
+    """
     return torch.empty(
         sizes, dtype=torch.uint8, device="meta", memory_format=memory_format
     ).stride()
@@ -235,8 +242,9 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
 def quantization(
     channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
 ) -> tuple[Any, Any]:
-    """The struct of scales and zero points, the input's and then the output's, and what holds their
-    entries.
+    """The struct of scales and zero points, and the objects whose memory it points to.
+
+    ``parameters``: the input's scale and zero point, and then the output's.
     """
     build = _remembered if operands.are_numbers(parameters) else _quantization
     return build(channels, output_dtype, *parameters)
@@ -253,14 +261,15 @@ def _quantization(
 
 
 _remembered = functools.lru_cache(maxsize=256)(_quantization)
-"""For scales and zero points that are numbers: to write them down takes a third of a small call."""
+"""Keeps the structs of scales and zero points that are numbers, because to make one takes a third
+of a small call."""
 
 
 def _vector(
     parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]
 ) -> tuple[int, int, Any]:
-    """One scale or zero point for all channels, or one for each: where its entries are, how many
-    there are, and what holds them.
+    """The address of a scale or zero point, how many entries it has (1 or one for each channel),
+    and the object whose memory they are in.
     """
     if isinstance(parameter, Tensor):
         entries = parameter.to(dtype).contiguous()

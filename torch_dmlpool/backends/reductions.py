@@ -1,10 +1,10 @@
 """Reductions over windows and bins in plain PyTorch, one axis at a time, for any device and
 symbolic sizes.
 
-Along an axis a window, a bin, and the windows that read an element are alike: elements at equal
-steps. They are combined in blocks of 1, 2, 4, ... elements. So time and memory grow with the
-input, the results and the logarithm of the window, whatever padding and dilation are, and sums are
-as deep as trees.
+Along an axis a window, a bin, and the windows that read an element are all the same: a number of
+elements at equal steps (:class:`Steps`). They are combined in blocks of 1, 2, 4, ... elements. So
+time and memory grow with the input, the results and the logarithm of the window, whatever padding
+and dilation are, and sums have the depth of trees.
 
 The last dimensions of a tensor are spatial; dimensions are counted from the end. What is reduced is
 a tuple of tensors of one shape: values alone, or values with their positions.
@@ -23,16 +23,15 @@ Tensors: TypeAlias = tuple[Tensor, ...]
 Windows: TypeAlias = Window | Sequence[int]
 """A window, or how many adaptive bins there are along each spatial dimension."""
 NOWHERE = 2**63 - 1
-"""The position of what fills padding: after all others."""
+"""The position of padding, which is greater than all others."""
 
 
 class Reduction(NamedTuple):
-    """What a window does with its elements."""
+    """How the elements of a window become one."""
 
-    fills: tuple[float, ...]  # the element that never counts
-    combine: Callable[[Tensors, Tensors], Tensors]  # elements with others, one by one
-    # all elements along a dimension, which keeps the size 1
-    whole: Callable[[Tensors, int], Tensors]
+    fills: tuple[float, ...]  # the identity: what padding is filled with, for each tensor
+    combine: Callable[[Tensors, Tensors], Tensors]  # combines two tuples elementwise
+    whole: Callable[[Tensors, int], Tensors]  # reduces a dimension to the size 1
 
 
 SUM = Reduction(
@@ -56,7 +55,7 @@ def maximum(dtype: torch.dtype) -> Reduction:
 
 
 def first_maximum(dtype: torch.dtype) -> Reduction:
-    """The greatest integer with its position, of several alike the lowest."""
+    """The greatest integer with its position; of several equal ones the lowest position."""
 
     def combine(some: Tensors, others: Tensors) -> Tensors:
         wins = (others[0] > some[0]) | ((others[0] == some[0]) & (others[1] < some[1]))
@@ -70,8 +69,8 @@ def first_maximum(dtype: torch.dtype) -> Reduction:
 
 
 class Steps(NamedTuple):
-    """What each result along an axis is made of: ``counts`` elements from ``starts`` on, ``most``
-    at most.
+    """What each result along an axis is made of: ``counts`` elements from ``starts`` on, ``step``
+    apart. No result has more than ``most``.
     """
 
     starts: Tensor
@@ -81,10 +80,10 @@ class Steps(NamedTuple):
 
 
 def is_known(condition: bool) -> bool:
-    """Whether a condition on sizes holds, for sure where they are symbolic."""
+    """Whether a condition on sizes holds. On symbolic sizes it must hold for all their values."""
     if type(condition) is bool:
         return condition
-    # takes long to import, and is there then
+    # This import takes long, and has been done where sizes are symbolic.
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -115,7 +114,7 @@ def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
 
 
 def parts(windows: Windows) -> Sequence[Axis | int]:
-    """What there is along each spatial dimension: an axis of windows, or how many bins."""
+    """The axis of windows, or the number of bins, along each spatial dimension."""
     return windows.axes if isinstance(windows, Window) else windows
 
 
@@ -143,7 +142,8 @@ def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
 
 
 def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Steps:
-    """The windows that read each of ``size`` elements; the bins that read one are bins again."""
+    """The windows, or the bins, that read each of ``size`` elements."""
+    # The bins that read an element are bins again.
     if not isinstance(axis, Axis):
         return read_by(size, outputs, like)
     # Among consecutive windows every ``step``-th has a tap at the same element.
@@ -163,7 +163,7 @@ def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Ste
 def reduced(tensors: Tensors, dim: int, steps: Steps, reduction: Reduction) -> Tensors:
     """The reduction of the elements of each result along ``dim``."""
     size = tensors[0].shape[dim]
-    # One element more, the one that never counts, stands for all that lie outside.
+    # One more element, the identity, stands for all elements outside.
     level = tuple(
         torch.cat((tensor, torch.full_like(tensor.narrow(dim, 0, 1), fill)), dim)
         for tensor, fill in zip(tensors, reduction.fills, strict=True)
@@ -186,7 +186,7 @@ def _taken(tensors: Tensors, dim: int, positions: Tensor) -> Tensors:
 
 
 def covers(axis: Axis, size: int) -> bool:
-    """Whether there is one window, which is the whole dimension without padding."""
+    """Whether one window is the whole dimension, without padding."""
     unpadded = (
         are_ints(axis.start_padding, axis.end_padding)
         and axis.start_padding == axis.end_padding == 0

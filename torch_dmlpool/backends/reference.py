@@ -1,9 +1,8 @@
-"""Every operator in plain PyTorch, for any device: used where neither the compiled CPU file nor
-Triton does.
+"""Every operator in plain PyTorch, for any device. It is used where neither the CPU library nor
+Triton can be.
 
-The same functions take exported programs apart into ATen's operators: batch and image sizes may be
-symbolic. Positions count from 0 inside a plane in row-major order; negative ones stand for no
-element.
+The same functions decompose exported programs into ATen's operators, so batch and image sizes may
+be symbolic. A position is an index into the flattened plane. Negative positions mean no element.
 """
 
 import math
@@ -21,8 +20,8 @@ from torch_dmlpool.window import Axis, Window
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` in a memory format, with the very strides of a new tensor where sizes are
-    known.
+    """``tensor`` in a memory format. Where sizes are known it has the strides of a new tensor, of
+    dimensions of size 1 too.
     """
     if are_ints(*tensor.shape):
         return operands.settled(tensor, memory_format)
@@ -37,25 +36,23 @@ def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32 if it is float16 or bfloat16, as it is summed in (rule A4)."""
+    """``tensor`` in the type that sums are computed in: float32 for half precision (rule A4)."""
     return (
         tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
     )
 
 
 def _reject_sizes(input: Tensor, windows: Windows) -> None:
-    """Reject an input that windows leave no output of (rule G5): callers leave that to the backend.
+    """Raise an error if windows leave no output (rule G5), which callers leave to the backend.
 
-    What symbolic sizes must be, programs have been told when they were traced.
+    Symbolic sizes were checked when the program was traced.
     """
     if isinstance(windows, Window) and are_ints(*input.shape[2:]):
         windows.output_sizes(input.shape[2:])
 
 
 def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
-    """Sums of windows, divided once; what is ``counted``: whether padding is, and the divisor where
-    that is given.
-    """
+    """Averages of windows or bins. ``counted``: whether padding counts, and the divisor or None."""
     _reject_sizes(input, windows)
     wide = _wide(input)
     sums = aten.sums(wide, windows) if isinstance(windows, Window) else None
@@ -72,8 +69,8 @@ adaptive_average_pooling = average_pooling
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
 ) -> Tensor:
-    """The exact adjoint (rule A6): each element's sum of the divided gradients of the windows that
-    read it.
+    """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
+    the windows that read it.
     """
     wide = _wide(input_gradient)
     shares = wide / slices.divisor(windows, spatial_sizes, wide, *counted)
@@ -101,7 +98,7 @@ def average_pooling_grad(
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The same of bins."""
+    """The same for bins."""
     return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:])
 
 
@@ -149,7 +146,8 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
 def _on_its_side_of_a_half(
     real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor
 ) -> Tensor:
-    """``real``, where quotients near a half are moved to the side on which the exact ones lie.
+    """``real``, with quotients near a half moved to the side of the half on which the exact
+    quotients lie.
 
     Integers decide the side: twice the distance to the half times the denominator is an integer.
     """
@@ -170,22 +168,22 @@ def _on_its_side_of_a_half(
 
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Wide unsigned integers, for which PyTorch has few operators, and the types of the same bits."""
+"""Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 FLOAT_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def _signed(tensor: Tensor) -> Tensor:
-    """The same bits in a type that PyTorch computes with."""
+    """A view of wide unsigned integers as signed ones; other tensors as they are."""
     return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype))
 
 
 def _flipped(tensor: Tensor) -> Tensor:
-    """Bits of wide unsigned integers as signed integers in the same order, or back."""
+    """The sign bit inverted: unsigned integers, viewed as signed, in their order, or back."""
     return tensor ^ torch.iinfo(tensor.dtype).min
 
 
 def _ordered(source: Tensor) -> Tensor:
-    """Signed integers in the order of the values: NaN is the greatest, zeros are alike."""
+    """Signed integers in the order of the values. NaN is the greatest, and zeros are equal."""
     if source.dtype in SIGNED:
         return _flipped(_signed(source))
     if not source.dtype.is_floating_point:
@@ -196,8 +194,8 @@ def _ordered(source: Tensor) -> Tensor:
 
 
 def _winners(input: Tensor, windows: Windows) -> Tensor:
-    """The position of the first greatest element or first NaN of each window or bin; -1 of padding
-    alone.
+    """The position of the first greatest element, or of the first NaN, of each window or bin; -1
+    for a window of padding alone.
     """
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
@@ -213,6 +211,7 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
 
 
 def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
+    """The elements at positions; where there is none, the lowest value."""
     fill = 0 if input.dtype in SIGNED else reductions.lowest(input.dtype)
     return _laid_out_like(_elements(input, positions, fill), input)
 
@@ -220,11 +219,11 @@ def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
 def _scattered(
     source: Tensor, positions: Tensor, sizes: Sequence[int], are_unique: bool = False
 ) -> Tensor:
-    """Zeros of ``sizes`` with each element added at its position: half precision in float32, in the
-    elements' order.
+    """Zeros of ``sizes`` with each element added at its position, in the elements' order. Half
+    precision is added in float32.
     """
     flat, wide, plane = positions.flatten(2), _wide(_signed(source)).flatten(2), math.prod(sizes)
-    # One element more takes what has no position.
+    # Elements without a position are added to one more element, which is cut off.
     total = wide.new_zeros((*flat.shape[:2], plane + 1))
     add = (
         torch.Tensor.scatter
@@ -257,7 +256,7 @@ def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Te
 
 
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
-    """Each axis from the last to the first: its size, and where each window's first tap lies."""
+    """Each axis, from the last to the first, its size, and where each window's first tap lies."""
     for later, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
         yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * later)
 
@@ -272,7 +271,7 @@ def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
 
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
-    """The position of each window's winning tap, -1 where it lies outside: the window is empty."""
+    """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
     rest, step = taps.to(torch.int64), 1
     positions, inside = torch.zeros_like(rest), (rest >= 0) & (rest < window.taps)
     for axis, size, first in _axes(window, sizes, taps):
@@ -326,7 +325,9 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
 def max_pooling_with_indices(
     input: Tensor, windows: Windows, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
-    """Maxima and their indices, of a data type, in the whole tensor or per plane."""
+    """Maxima and their indices. ``numbering``: the indices' data type, and whether they count in
+    each plane (else in the whole tensor).
+    """
     _reject_sizes(input, windows)
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
     if found is not None:
@@ -348,7 +349,7 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
 def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any
 ) -> Tensor:
-    """Indices that tap numbers stand for."""
+    """The indices of taps. ``numbering``: as in :func:`max_pooling_with_indices`."""
     return _laid_out_like(
         _numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps
     )
@@ -366,7 +367,9 @@ def max_pooling_grad_from_taps(
     window: Window,
     channels_last: bool,
 ) -> Tensor:
-    """Each window's gradient added to its winner's, in the order of the windows."""
+    """The gradient of the input: each window's gradient is added to its winner's, in the order of
+    the windows.
+    """
     wide = _wide(input_gradient)
     found = aten.gradient_from_taps(wide, taps, spatial_sizes, window, channels_last)
     if found is not None:
@@ -376,19 +379,20 @@ def max_pooling_grad_from_taps(
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The same straight from the input, whose winners are found again."""
+    """The same without taps: the winners are found again in the input."""
     return _laid_out_like(
         _scattered(input_gradient, _winners(input, window), input.shape[2:]), input
     )
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
+    """Positions, with -1 for those outside a plane of so many elements."""
     positions = positions.to(torch.int64)
     return positions.where((positions >= 0) & (positions < plane), -1)
 
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """Positions inside the plane; of several alike the one that comes last, the others -1."""
+    """Positions with -1 for those outside the plane, and for all but the last of equal ones."""
     plane = math.prod(spatial_sizes)
     flat = _inside(positions, plane).flatten(2)
     order = numbers(flat.shape[-1], flat).expand(flat.shape)
@@ -399,8 +403,8 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
-    """The element at each position, 0 where there is none; whether ``bins`` chose them is for its
-    adjoint alone.
+    """The element at each position, 0 where there is none. ``bins`` is unused: its gradient reads
+    it.
     """
     return _laid_out_like(
         _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
@@ -410,7 +414,9 @@ def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Te
 def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
 ) -> Tensor:
-    """Zeros with each element at its position; those of bins may coincide and then add up."""
+    """Zeros with each element at its position. With ``bins`` positions may be equal, and their
+    elements are added.
+    """
     total = _scattered(
         input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins
     )
@@ -418,7 +424,7 @@ def scatter_positions(
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """The value that nothing is below (rule M1)."""
+    """The lowest value of a data type, -inf for floats (rule M1)."""
     if dtype.is_floating_point:
         return -math.inf
     return int(torch.iinfo(dtype).min) if dtype.is_signed else 0
@@ -432,19 +438,19 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
 
 
 def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
-    """``tensor`` or a number elsewhere, of wide unsigned types too; it has a derivative."""
+    """``torch.where`` with a number, for wide unsigned types too. It has a derivative."""
     if tensor.dtype in SIGNED:
         return torch.where(condition, _signed(tensor), other).view(tensor.dtype)
     return torch.where(condition, tensor, other)
 
 
 def is_lowest(values: Tensor) -> Tensor:
-    """Where values are the lowest of their type."""
+    """Whether each value is the lowest of its type."""
     return (_signed(values) if values.dtype in SIGNED else values) == lowest(values.dtype)
 
 
 def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
-    """The taps of each window that count, padding included (rules A1 and A2)."""
+    """The number of taps that each window counts, padding included (rules A1 and A2)."""
     return slices.counts(window, sizes, like, True)
 
 

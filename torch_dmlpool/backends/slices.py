@@ -1,5 +1,5 @@
-"""Windows as slices of a tensor, for the plain PyTorch backend: the ways that suit known, small
-sizes.
+"""Windows as slices of a tensor, for the plain PyTorch backend, where sizes are known and windows
+small.
 
     input along an axis   0 1 2 3 4 5 6     window 3, stride 2
     tap 0                 0   2   4         input[0::2]
@@ -24,19 +24,19 @@ from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, Windows, 
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_WINDOW = 32
-"""Above this the passes over tables of ``reductions.reduced``, whose number is a logarithm, are
+"""For larger windows ``reductions.reduced``, whose passes grow with the logarithm of the window, is
 as fast: 31/1 on 8x64x64x64 takes the same time either way (Zen 4, one thread)."""
 
 MANY = 128
-"""Elements of a sum from which eight are first added in float32: 256 sums of 4,096 in float64 take
-320 us, that way 140 (Zen 4, one thread)."""
+"""Sums of at least as many elements first add eight at a time in float32, then in float64: 256 sums
+of 4,096 elements take 140 us, and in float64 alone 320 us (Zen 4, one thread)."""
 HUGE = 2**15
-"""Elements of a sum from which 16 are first added in float32."""
+"""Sums of at least as many elements first add 16 at a time in float32."""
 
 
 def tile(part: Axis | int, size: int) -> int:
-    """The elements of each window or bin where they lie side by side and fill the known size; 0
-    where they do not.
+    """The length of windows or bins that lie side by side and fill the known size; 0 if they do
+    not.
     """
     if not isinstance(part, Axis):
         return size // part if are_ints(size, part) and part > 0 and size % part == 0 else 0
@@ -48,7 +48,7 @@ def tile(part: Axis | int, size: int) -> int:
 
 
 def is_sliceable(axis: Axis, size: int) -> bool:
-    """Whether the windows along an axis are better taken as slices than found by tables."""
+    """Whether slices are faster than :func:`reductions.reduced` for the windows along an axis."""
     if not are_ints(size, axis.window, axis.stride, axis.start_padding, axis.end_padding):
         return False
     padded = size + axis.start_padding + axis.end_padding
@@ -56,7 +56,7 @@ def is_sliceable(axis: Axis, size: int) -> bool:
 
 
 def sliced(tensors: Tensors, dim: int, axis: Axis, reduction: Reduction) -> Tensors:
-    """The reduction of every window along ``dim``, as deep as a tree."""
+    """The reduction of every window along ``dim``. Sums have the depth of a tree."""
     size = tensors[0].shape[dim]
     outputs = axis.output_size(size)
     tensors = tuple(
@@ -69,7 +69,7 @@ def sliced(tensors: Tensors, dim: int, axis: Axis, reduction: Reduction) -> Tens
         end = first + (outputs - 1) * axis.stride + 1
         return tuple(_slice(each, dim, first, end, axis.stride) for each in level)
 
-    # Either each tap is a slice, or levels of 1, 2, 4, ... taps are made at every position.
+    # Either each tap is a slice, or windows of 1, 2, 4, ... taps are made at every position.
     passes = (axis.window.bit_length() - 1) * axis.stride + axis.window.bit_count() - 1
     if axis.window - 1 <= passes:
         return _tree([taps(tensors, tap) for tap in range(axis.window)], reduction)
@@ -102,7 +102,7 @@ def _slice(tensor: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
 
 
 def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> Tensor:
-    """``tensor`` with what never counts at both ends, as far as windows reach."""
+    """``tensor`` padded with ``fill`` at both ends, as far as windows reach."""
     size = tensor.shape[dim]
     after = (outputs - 1) * axis.stride + axis.extent - axis.start_padding - size
     if axis.start_padding <= 0 and after <= 0:
@@ -120,7 +120,7 @@ def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
     """Every window, or every bin, in the way that suits its sizes."""
     parts = reductions.parts(windows)
     sizes, rank = tensors[0].shape[2:], len(parts)
-    # Passes are over memory in order: channels are the last dimension where they lie innermost.
+    # Channels become the last dimension in channels_last, so that passes read memory in order.
     moves = are_ints(*tensors[0].shape) and operands.is_channels_last(tensors[0])
     if moves:
         tensors = tuple(each.movedim(1, -1) for each in tensors)
@@ -158,7 +158,7 @@ def _whole(tensors: Tensors, rank: int, dim: int, reduction: Reduction) -> Tenso
 
 
 def covers_all(windows: Windows, sizes: Sequence[int]) -> bool:
-    """Whether there is one window, which is the whole of known sizes."""
+    """Whether one window or bin is the whole plane, of known sizes."""
     if not are_ints(*sizes) or 0 in sizes:
         return False
     if isinstance(windows, Window):
@@ -167,10 +167,10 @@ def covers_all(windows: Windows, sizes: Sequence[int]) -> bool:
 
 
 def sum_of(tensor: Tensor, dim: int) -> Tensor:
-    """The sum along ``dim``, which has the size 1 then, within rule E6.
+    """The sum along ``dim``, which keeps the size 1, within the error of rule E6.
 
-    It does not depend on the batch or on the number of threads: PyTorch's ``sum`` is asked for
-    more than one result.
+    Its bits depend neither on the batch nor on the number of threads, because PyTorch's ``sum`` is
+    never asked for a single result, which it would split among threads.
     """
     count = tensor.shape[dim]
     if not tensor.is_floating_point():
@@ -183,8 +183,8 @@ def sum_of(tensor: Tensor, dim: int) -> Tensor:
     rest = count
     total = None
     if count >= MANY:
-        # So many rows in float32 with one addition less; the tree of as many elements has as many
-        # levels at least.
+        # ``rows`` elements are added in float32 by rows - 1 additions. A tree over all elements has
+        # at least as many levels.
         rows = 16 if count >= HUGE else 8
         part, rest = divmod(count, rows)
         whole = tensor.narrow(dim, 0, count - rest) if rest else tensor
@@ -197,7 +197,7 @@ def sum_of(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _sum_in_pairs(tensor: Tensor, dim: int) -> Tensor:
-    """The sum as a binary tree, which any device and data type has."""
+    """The sum as a binary tree, for any device and data type."""
     count = tensor.shape[dim]
     while count > 1:
         half = (count + 1) // 2
@@ -246,7 +246,9 @@ def divisor(
     include_padding: bool = False,
     override: int | None = None,
 ) -> Any:
-    """What sums of windows are divided by: the taps that count, at least 1 (rules A3 and A5)."""
+    """What sums of windows are divided by: ``override``, or the taps that count, at least 1 (rules
+    A3 and A5). It is a number or a tensor.
+    """
     if override is not None:
         return override
     if isinstance(windows, Window) and aten.is_plain_cpu(like):
@@ -258,7 +260,7 @@ def divisor(
 def _kept_divisor(
     window: Window, sizes: tuple[int, ...], dtype: torch.dtype, include_padding: bool
 ) -> Any:
-    """The same on the CPU: to count takes longer than to pool a small tensor."""
+    """The same on the CPU, cached, because to count takes longer than to pool a small tensor."""
     like = torch.empty((), dtype=dtype, device="cpu")
     return _counted(window, sizes, like, include_padding)
 
@@ -272,10 +274,10 @@ def _counted(windows: Windows, sizes: Sequence[int], like: Tensor, include_paddi
 
 
 def spread(gradients: Tensor, dim: int, axis: Axis | int, size: int) -> Tensor | None:
-    """The sums of what arrives at each of ``size`` elements along ``dim``, or None where tables
-    are as fast.
+    """For each of ``size`` elements along ``dim`` the sum of ``gradients`` of the windows that read
+    it, or None where :func:`reductions.reduced` is as fast.
 
-    Windows are added one tap after the other, so few may overlap: three additions are a tree's.
+    It adds one tap after the other, which rule E6 allows where at most three windows overlap.
     """
     length = tile(axis, size)
     if length > 0:
