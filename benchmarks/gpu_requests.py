@@ -183,16 +183,20 @@ SLIDING: list[tuple[Any, ...]] = [
     ("taps", (32, 64, 110, 110), F32, ROWS, 5),
     ("avg", IMAGE, F32, BOTH, 7),
     ("max", SMALL, F16, ROWS, 9, 1, 4),
-    ("max grad", SMALL, F32, ROWS, 9, 1, 4),
+    ("max grad", SMALL, F32, BOTH, 9, 1, 4),
+    ("max grad", IMAGE, F32, BOTH, 9, 1, 4),
+    ("avg grad", IMAGE, F32, BOTH, 9, 1, 4),
     ("max", SMALL, F32, BOTH, 13, 1, 6),
     ("max", (1, 512, 20, 20), F16, ROWS, 13, 1, 6),
     ("avg", (8, 64, 128, 128), F32, BOTH, 31, 1, 15),
+    ("avg grad", (8, 64, 128, 128), F32, BOTH, 31, 1, 15),
     ("taps", (8, 64, 128, 128), F16, ROWS, 31, 2, 15),
     ("max", (8, 64, 512, 512), F32, BOTH, 64),
     ("avg", (8, 64, 512, 512), F16, BOTH, 64),
     ("avg grad", (8, 64, 512, 512), F16, ROWS, 64),
     ("max grad", (8, 64, 512, 512), F32, ROWS, 64),
     ("avg", (32, 64, 8192), F32, ROWS, 64, 1),
+    ("avg grad", (32, 64, 8192), F32, ROWS, 64, 1),
     ("max", (32, 64, 65536), F16, ROWS, 64),
 ]
 ADAPTIVE: list[tuple[Any, ...]] = [
@@ -200,7 +204,7 @@ ADAPTIVE: list[tuple[Any, ...]] = [
     ("adaptive avg", (64, 256, 224, 224), F16, ROWS, 6, 6),
     ("adaptive avg", (256, 2048, 7, 7), F32, BOTH, 1, 1),
     ("adaptive max", (256, 512, 7, 7), F32, ROWS, 1, 1),
-    ("adaptive grad", (32, 512, 13, 13), F32, ROWS, 7, 7),
+    ("adaptive grad", (32, 512, 13, 13), F32, BOTH, 7, 7),
     ("adaptive grad", (256, 2048, 7, 7), F32, ROWS, 1, 1),
 ]
 

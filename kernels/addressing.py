@@ -110,16 +110,6 @@ def inside(mask, position, size, NEEDED):
 
 
 @triton.jit
-def place_along(lane, INNER, groups):
-    """``(position, inner, outer)`` of a lane's element in a dense tensor.
-
-    ``groups`` is the number of positions along the axis, INNER the distance between neighbours.
-    """
-    q = lane // INNER
-    return q % groups, lane % INNER, (q // groups).to(tl.int64)
-
-
-@triton.jit
 def first_vector(first, channel, strides, FORM):
     """``(offset, step)``: where vector number ``first`` of a row lies, and how far the next is.
 
@@ -272,16 +262,19 @@ def counted_taps(first, size, END, K, D, INCLUDE):
 
 
 @triton.jit
-def first_covering(shifted, S, D, G, INVERSE):
+def first_covering(shifted, common, tap_step, step, INVERSE):
     """``(tap, output, exists)``: the least tap that lies on position ``shifted - start padding``.
 
     ``output`` is the window of that tap, and ``exists`` says whether any tap can lie there. The
-    others are ``tap + m * (S / G)`` of window ``output - m * (D / G)``; ``G`` is gcd(S, D) and
-    ``INVERSE`` the inverse of ``D / G`` modulo ``S / G``. The output may lie outside the range of
-    windows: the caller masks.
+    others are ``tap + m * tap_step`` of window ``output - m * step``; see ``launch.covering``. The
+    first two divided by the third are stride and dilation; all are dividers. The output may
+    lie outside the range of windows: the caller masks.
     """
-    tap = (shifted // G) % (S // G) * INVERSE % (S // G)
-    return tap, (shifted - tap * D) // S, shifted % G == 0
+    part = over(shifted, common)
+    tap = (part - over(part, tap_step) * tap_step[0]) * INVERSE
+    tap -= over(tap, tap_step) * tap_step[0]
+    output = over(part + (tap_step[0] - tap) * step[0], tap_step) - step[0]
+    return tap, output, part * common[0] == shifted
 
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))

@@ -267,37 +267,50 @@ def sum_tile(
 
 @addressing.launched(2)
 def sum_axis(
-    source, target, lengths, axis, reach, COUNT: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr
+    source,
+    target,
+    lengths,
+    inner,
+    size,
+    axis,
+    common,
+    tap_step,
+    step,
+    COUNT: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
 ):
     """One axis of the gradient of windows of any size, in a loop: an element adds up the gradients
     of the windows that cover it, at most ``bound``.
 
-    Both are dense, with INNER elements between neighbours along the axis. Sums are divided by
-    ``divisor`` (COUNT 0), or each gradient by its window's own along this axis.
+    Both are dense, with ``inner`` elements between neighbours along the axis. Sums are divided by
+    ``divisor`` (COUNT 0), or each gradient by its window's own along this axis. Dividers
+    (``launch.divider``): ``inner``, ``size``, and those of ``addressing.first_covering``.
     """
-    lanes, INNER, windows, size, bound, divisor = lengths
-    K, S, P, _, D = axis
-    G, INVERSE = reach
+    lanes, windows, bound, divisor, inverse = lengths
     ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    position, within, outer = addressing.place_along(lane, INNER, size)
-    base = source + (outer * windows * INNER + within)
-    tap, output, exists = addressing.first_covering(position + P, S, D, G, INVERSE)
+    q = addressing.over(lane, inner)
+    outer = addressing.over(q, size)
+    base = source + (outer.to(tl.int64) * windows * inner[0] + (lane - q * inner[0]))
+    position = q - outer * size[0] + axis[2]
+    tap, output, exists = addressing.first_covering(position, common, tap_step, step, inverse)
     # windows past the last
-    skipped = tl.maximum(output - windows + (D // G), 0) // (D // G)
-    first = output - skipped * (D // G)
-    left = tl.where(live & exists, (K - tap + S // G - 1) // (S // G) - skipped, 0)
+    skipped = addressing.over(tl.maximum(output - windows + step[0], 0), step)
+    first = output - skipped * step[0]
+    left = addressing.over(tl.maximum(axis[0] - 1 - tap + tap_step[0], 0), tap_step) - skipped
+    left = tl.where(live & exists, left, 0)
     total = tl.zeros([B], ACC)
     error = tl.zeros([B], ACC)
     for m in range(0, bound, 8):
         terms = ()
         for i in tl.static_range(8):
-            place = first - (m + i) * (D // G)
+            place = first - (m + i) * step[0]
             inside = (m + i < left) & (place >= 0) & (place < windows)
-            term = addressing.widened(tl.load(base + place * INNER, mask=inside, other=0), ACC)
+            term = addressing.widened(tl.load(base + place * inner[0], mask=inside, other=0), ACC)
             if COUNT != CONSTANT:
-                own = sums.divisor_along(place, size, axis, COUNT, ACC)
+                own = sums.divisor_along(place, size[0], axis, COUNT, ACC)
                 term = sums.quotient(term, own, 1.0 / own)
             terms = terms + (term,)
         total, error = sums.with_group(total, error, sums.tree(terms, 0, 1, 8))

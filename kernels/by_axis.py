@@ -7,10 +7,11 @@ lengths are numbers, and a block is one of few.
 
 from collections.abc import Callable
 from math import prod
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from . import launch
-from .launch import Along, Axis, Block, Launch, Part, Request
+from .launch import Along, Axis, Block, Launch, Mode, Part, Request
 
 SUM, GREATEST, FIRST_GREATEST = range(3)  # what ``folding.fold`` makes of a window
 WHOLE, WINDOWS, BINS = range(3)  # what an axis is covered by
@@ -18,15 +19,15 @@ ANY = 2**63
 # The block of a window or bin of at most so many elements. A thread that adds up more than six
 # elements of a float sum compensates (rule E6).
 ROWS = {
-    4: Block(True, 256, 4, 1),
+    4: Block(True, 512, 1, 2),
     96: Block(True, 64, 16, 2),
     768: Block(True, 8, 128, 2),
     ANY: Block(True, 1, 1024, 2, True),
 }
 COLUMNS = {
-    4: Block(False, 256, 4, 1),
+    4: Block(False, 512, 1, 2),
     16: Block(False, 128, 8, 1),
-    192: Block(False, 32, 32, 2),
+    96: Block(False, 64, 16, 2),
     ANY: Block(False, 32, 32, 2, True),
 }
 # Whole axes of more elements are folded twice, first into slices of so many: enough programs run.
@@ -38,6 +39,7 @@ SHARED = ((8, 1), (8, 2), (4, 4), (2, 8))
 # Windows of at least SLIDES_FROM elements along rows slide over a block of STRETCHES instead.
 SHARES_FROM, SHARES_OVER, SLIDES_FROM = 9, 4, 48
 STRETCHES = (Block(True, 4, 256, 1), Block(True, 1, 1024, 1))
+INPUTS = 8  # of a lane that asks windows which of them they chose
 SPREAD = 1024  # elements of a program: with 16 of each thread registers leave fewer warps
 EXACT_FROM = 2**20  # taps from which a quotient may be rounded to a half that it is not
 Kinds = tuple[int, ...]
@@ -46,13 +48,10 @@ Kinds = tuple[int, ...]
 class Step(NamedTuple):
     """What ``folding.fold`` does along one axis; see there."""
 
-    operation: int
-    count: int = 0
+    mode: Mode
     divisor: int = 1
     below: int = 1
     shift: int = 0
-    numbered: bool = False
-    kinds: Kinds = (0, 0, 0, 0)
 
 
 def folds(
@@ -65,10 +64,12 @@ def folds(
     """
     launches: list[Launch] = []
     below = 1
+    taps = prod(axis.window for axis in request.axes)
+    exact = request.element_size == 1 and taps > EXACT_FROM
     for along in launch.one_axis_at_a_time(request, innermost_first=operation != SUM):
         count, divisor = _divisor_along(request, along, counting)
         numbered = not along.first and (operation == FIRST_GREATEST or count > 0)
-        step = Step(operation, count, divisor, below, 0, numbered, kinds)
+        step = Step(Mode(operation, count, numbered, kinds, exact), divisor, below)
         slice_from, size = SLICES[along.inner == 1]
         if along.part.is_whole and along.source > slice_from and count == 0:
             slices = launch.divided(along.source, size)
@@ -79,7 +80,8 @@ def folds(
             along = along._replace(
                 source=slices, part=Part(slices, 1, Axis(slices), False), first=False
             )
-            step = step._replace(below=0, numbered=operation == FIRST_GREATEST)
+            mode = step.mode._replace(numbered=operation == FIRST_GREATEST)
+            step = step._replace(mode=mode, below=0)
         launches.append((_overlapping(request, along, operation) or _fold)(request, along, step))
         below *= along.source if along.part.bins else along.axis.window
     return tuple(launches)
@@ -191,11 +193,7 @@ def _of_windows(
     farthest = max(reach, along.source) + axis.start + axis.end
     largest = max(lanes + launch.LANES, along.results, farthest * along.inner)
     constants = {
-        "OP": step.operation,
-        "COUNT": step.count,
-        "NUMBERED": step.numbered,
-        "KINDS": step.kinds,
-        "EXACT": request.element_size == 1 and request.window.taps > EXACT_FROM,
+        "MODE": step.mode,
         "WIDE": largest >= launch.WIDE_FROM,
         **constants,
     }
@@ -218,7 +216,6 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     if bins:
         largest += [(along.targets + 1) ** 2, (along.source + 1) ** 2 if request.adjoint else 0]
     planes = 1 if request.channels_last else along.results // (batch * channels)
-    taps = prod(each.window for each in request.axes)
     sizes = (
         (along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
         launch.divider(along.source),
@@ -231,13 +228,9 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         launch.divider(channels),
     )
     constants = {
-        "OP": step.operation,
+        "MODE": step.mode,
         "KIND": BINS if bins else WHOLE if part.is_whole else WINDOWS,
         "ADJOINT": request.adjoint,
-        "COUNT": step.count,
-        "NUMBERED": step.numbered,
-        "KINDS": step.kinds,
-        "EXACT": request.element_size == 1 and taps > EXACT_FROM,
         "BLOCK": block,
         "WIDE": max(largest) >= launch.WIDE_FROM,
     }
@@ -288,15 +281,43 @@ def spread(
     return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
 
 
-def _reach(along: Along) -> tuple[int, tuple[int, int], int]:
-    """The most windows that cover one element, what ``addressing.first_covering`` takes, and the
-    largest number in its arithmetic.
+def _reach(along: Along, inputs: int = 1) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
+    """The most windows that reach any of some inputs of a lane; what ``addressing.first_covering``
+    takes: the inverse, and dividers; and the largest number in its arithmetic.
     """
-    reach = launch.covering(along.axis)
-    bound = min(reach.count, launch.divided(along.source, reach.output_step))
-    largest = max(along.results, (max(along.source, along.targets) + bound + 8) * along.inner)
-    largest = max(largest, launch.farthest(along.targets, along.source, along.axis))
-    return bound, (reach.gcd, reach.inverse), largest
+    axis, reach = along.axis, launch.covering(along.axis)
+    tap_step = axis.stride // reach.gcd
+    bound = launch.divided(axis.window + inputs - 1, tap_step)
+    bound = min(bound, launch.divided(along.source, reach.output_step))
+    largest = launch.farthest(along.targets + inputs * axis.dilation, along.source, axis)
+    largest += max(axis.stride, bound + 8) * axis.dilation
+    dividers = tuple(map(launch.divider, (reach.gcd, tap_step, reach.output_step)))
+    return bound, reach.inverse, dividers, max(largest * along.inner, along.results)
+
+
+def mirrored(request: Request, counting: tuple[int, int]) -> Request | None:
+    """The averages of gradients that the gradient of averages of stride 1 is: the windows that
+    reach an element are neighbours. None where windows have a stride, or divisors of their own.
+    """
+    count, divisor = counting
+    axes = request.axes[-request.rank :]
+    starts = [axis.extent - 1 - axis.start for axis in axes]
+    ends = [axis.extent - 1 - axis.end for axis in axes]
+    if count != 0 or min(starts + ends) < 0 or any(axis.stride > 1 for axis in axes):
+        return None
+    window = SimpleNamespace(
+        axes=[
+            SimpleNamespace(
+                window=axis.window,
+                stride=1,
+                start_padding=start,
+                end_padding=end,
+                dilation=axis.dilation,
+            )
+            for axis, start, end in zip(axes, starts, ends, strict=True)
+        ]
+    )
+    return request._replace(window=window, adjoint=False, divisor_override=divisor)
 
 
 def sum_axes(request: Request, counting: tuple[int, int]) -> tuple[Launch, ...]:
@@ -306,9 +327,14 @@ def sum_axes(request: Request, counting: tuple[int, int]) -> tuple[Launch, ...]:
     count, divisor = counting
     launches = []
     for along in launch.one_axis_at_a_time(request):
-        bound, reach, largest = _reach(along)
-        lengths = (along.results, along.inner, along.source, along.targets, bound)
-        sizes = ((*lengths, divisor if along.last else 1), along.axis, reach)
+        bound, inverse, dividers, largest = _reach(along)
+        sizes = (
+            (along.results, along.source, bound, divisor if along.last else 1, inverse),
+            launch.divider(along.inner),
+            launch.divider(along.targets),
+            along.axis,
+            *dividers,
+        )
         constants = {"COUNT": count, "WIDE": largest >= launch.WIDE_FROM, "B": launch.LANES}
         programs = launch.divided(along.results, launch.LANES)
         launches.append(
@@ -324,12 +350,29 @@ def grad_axes(request: Request) -> tuple[Launch, ...]:
     below = prod(axis.window for axis in request.axes)
     launches = []
     for along in launch.one_axis_at_a_time(request):
-        below //= along.axis.window
-        bound, reach, largest = _reach(along)
-        lengths = (along.results, along.inner, along.source, along.targets, bound)
-        constants = {"LAST": along.last, "WIDE": largest >= launch.WIDE_FROM, "B": launch.LANES}
-        programs = launch.divided(along.results, launch.LANES)
-        sizes = ((*lengths, below), along.axis, reach)
+        axis = along.axis
+        below //= axis.window
+        bound, inverse, dividers, largest = _reach(along, INPUTS)
+        classes = min(axis.dilation, along.targets)
+        groups = launch.divided(along.targets, INPUTS * axis.dilation)
+        lanes = along.outer * groups * classes * along.inner
+        sizes = (
+            (lanes, along.source, along.targets, bound, inverse),
+            launch.divider(along.inner),
+            launch.divider(classes),
+            launch.divider(groups),
+            launch.divider(below),
+            (axis.window, axis.start, axis.dilation),
+            *dividers,
+        )
+        constants = {
+            "G": INPUTS,
+            "ROWS": along.inner * axis.dilation == 1,
+            "LAST": along.last,
+            "WIDE": max(largest, lanes + launch.LANES) >= launch.WIDE_FROM,
+            "B": launch.LANES,
+        }
+        programs = launch.divided(lanes, launch.LANES)
         launches.append(
             Launch.of("max_pooling_grad.grad_axis", programs, along.results, sizes, **constants)
         )

@@ -25,7 +25,7 @@ from . import addressing, requantization, sums
 SUM = tl.constexpr(0)
 GREATEST = tl.constexpr(1)
 FIRST_GREATEST = tl.constexpr(2)
-"""OP: what becomes of a window's elements; the last gives a number as well."""
+"""``MODE.operation``: what becomes of a window's elements; the last gives a number as well."""
 WHOLE = tl.constexpr(0)
 WINDOWS = tl.constexpr(1)
 BINS = tl.constexpr(2)
@@ -156,11 +156,9 @@ def window_of(o, size, outputs, axis, dilation, KIND):
 
 
 @triton.jit
-def summed(source, limit, apart, steps, zero, gradients, TYPE, BLOCK):
-    """The sums of a tile's windows, whose elements lie ``apart``.
-
-    From integers ``zero`` is subtracted. ``gradients`` is empty, or ``(first bin, bins, targets)``
-    where elements are gradients of bins over so many targets.
+def summed(source, limit, apart, steps, gradients, TYPE, BLOCK):
+    """The sums of a tile's windows, whose elements lie ``apart``. ``gradients`` is empty, or
+    ``(first bin, bins, targets)`` where elements are gradients of bins over so many targets.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     T: tl.constexpr = BLOCK.positions
@@ -172,14 +170,11 @@ def summed(source, limit, apart, steps, zero, gradients, TYPE, BLOCK):
     for _ in range(steps):
         terms = ()
         for _ in tl.static_range(LOADS):
-            inside = k < limit
-            term = addressing.load_filled(source + k * apart, inside, 0, TYPE)
+            term = addressing.load_filled(source + k * apart, k < limit, 0, TYPE)
             if len(gradients) > 0:
                 _, shares = bin_of(gradients[0] + k, gradients[2], gradients[1])
                 shares = tl.maximum(shares, 1).to(TYPE)
                 term = sums.quotient(term, shares, 1.0 / shares)
-            if not TYPE.is_floating():
-                term = tl.where(inside, term - zero, 0)
             terms = terms + (term,)
             k += T
         group = sums.tree(terms, 0, 1, LOADS)
@@ -189,7 +184,10 @@ def summed(source, limit, apart, steps, zero, gradients, TYPE, BLOCK):
             total += group
     if COMPENSATED:
         total = sums.compensated(total, error)
-    return tl.sum(total, AXIS)
+    if T == 1:
+        return tl.reshape(total, [BLOCK.results])
+    else:
+        return tl.sum(total, AXIS)
 
 
 @triton.jit
@@ -223,7 +221,9 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
                 best = tl.where(v > value, k, best)
                 value = greater(value, v)
             k += T
-    if OP == GREATEST:
+    if T == 1:
+        return tl.reshape(value, [BLOCK.results]), tl.reshape(best, [BLOCK.results])
+    elif OP == GREATEST:
         return tl.reduce(value, AXIS, greater), 0
     else:
         return first_of_tile(value, best, AXIS)
@@ -246,31 +246,28 @@ def store_taps(codes, numbers, r, live, found, tap, winner, below, least, NUMBER
 
 
 @triton.jit
-def zero_of(x, given, channel, KINDS):
-    """What is subtracted from each element of a channel before it is added up: of 8 bits the zero
-    point.
+def finished_sum(tensors, r, live, result, first, count, counted, divisor, channel, MODE):
+    """Sums of ``count`` elements without their channels' zero points, which those of 8 bits have;
+    divided, or requantized to ``y`` of 8 bits.
+
+    How many elements an integer sum counts goes to ``codes`` where another axis follows, multiplied
+    by what ``numbers`` has at its ``first`` element.
     """
-    zero = tl.zeros_like(channel).to(tl.int32)
+    x, numbers, y, codes, given = tensors
     if x.dtype.element_ty.primitive_bitwidth == 8:
-        zero += requantization.parameter(given[1], channel, KINDS[1], tl.int32)
-    return zero
-
-
-@triton.jit
-def quotients(y, codes, r, live, result, counted, divisor, channel, given, COUNT, KINDS, EXACT):
-    """Sums divided, or requantized to ``y`` of 8 bits. How many elements an integer sum counts goes
-    to ``codes`` where another axis follows.
-    """
+        zero = requantization.parameter(given[1], channel, MODE.kinds[1], tl.int32)
+        result -= count.to(result.dtype) * zero
+    if MODE.count > 0 and MODE.numbered and not result.dtype.is_floating():
+        counted *= tl.load(numbers + first, mask=live & (count > 0), other=0)
+    own = tl.zeros_like(r) + (tl.maximum(counted, 1) if MODE.count > 0 else divisor)
     if result.dtype.is_floating():
-        own = tl.maximum(counted, 1) if COUNT > 0 else tl.zeros_like(r) + divisor
-        own = (tl.zeros_like(r) + own).to(result.dtype)
+        own = own.to(result.dtype)
         result = sums.quotient(result, own, 1.0 / own)
     elif y.dtype.element_ty.primitive_bitwidth == 8:
-        own = tl.maximum(counted, 1) if COUNT > 0 else divisor
         result = requantization.quotients(
-            result, tl.zeros_like(r) + own, channel, given, KINDS, EXACT, y.dtype.element_ty
+            result, own, channel, given, MODE.kinds, MODE.exact, y.dtype.element_ty
         )
-    elif COUNT > 0:
+    elif MODE.count > 0:
         tl.store(codes + r, (tl.zeros_like(r) + counted).to(codes.dtype.element_ty), mask=live)
     return result
 
@@ -294,13 +291,9 @@ def fold(
     numbering,
     planes,
     channels,
-    OP: tl.constexpr,
+    MODE: tl.constexpr,
     KIND: tl.constexpr,
     ADJOINT: tl.constexpr,
-    COUNT: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    KINDS: tl.constexpr,
-    EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -308,18 +301,20 @@ def fold(
     Neighbours along the axis lie ``inner`` elements apart.
 
     ``length``, ``inner``, ``outputs``, ``dilation``, ``planes`` and ``channels`` are dividers
-    (``launch.divider``). Sums of floats are divided by ``divisor`` (COUNT 0), or by the elements of
-    the window inside the input (1) or the padded input (2); ADJOINT ones are sums of the gradients
-    of bins, each divided by its bin's elements. Sums of integers leave out the zero point, and are
-    requantized into targets of 8 bits; how many elements they count goes from axis to axis through
-    ``codes`` and ``numbers`` where COUNT is not 0. FIRST_GREATEST gives ``codes``: ``(tap + shift *
-    window) * below``, and what ``numbers`` has at the winner where it is NUMBERED, by the axes
-    further in; -1 for a window without elements, but no less than ``least``.
+    (``launch.divider``). Sums of floats are divided by ``divisor`` (``MODE.count`` 0), or by the
+    elements of the window inside the input (1) or the padded input (2); ADJOINT ones are sums of
+    the gradients of bins, each divided by its bin's elements. Sums of integers leave out the zero
+    point, and are requantized into targets of 8 bits; how many elements they count goes from axis
+    to axis through ``codes`` and ``numbers`` where ``MODE.count`` is not 0. FIRST_GREATEST gives
+    ``codes``: ``(tap + shift * window) * below``, and what ``numbers`` has at the winner, by the
+    axes further in, where it is ``MODE.numbered``; -1 for a window without elements, but no less
+    than ``least``.
     """
     results, steps, divisor = sizes
     below, shift, least = numbering
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
-    TYPE: tl.constexpr = accumulated(x.dtype.element_ty, OP, EXACT)
+    OP: tl.constexpr = MODE.operation
+    TYPE: tl.constexpr = accumulated(x.dtype.element_ty, OP, MODE.exact)
     r = addressing.lane_numbers(BLOCK.results, WIDE)
     live = r < results
     q = r if BLOCK.rows else addressing.over(r, inner)
@@ -341,24 +336,21 @@ def fold(
         if OP == FIRST_GREATEST:
             tap = tap + o * shift + winner
             found = live & (count > 0)
-            store_taps(
-                codes, numbers, r, live, found, tap, base + winner * apart, below, least, NUMBERED
-            )
+            at = base + winner * apart
+            store_taps(codes, numbers, r, live, found, tap, at, below, least, MODE.numbered)
     elif ADJOINT:
         gradients = (tl.expand_dims(start, AXIS), length, outputs[0])
-        result = summed(source, limit, apart, steps, 0, gradients, TYPE, BLOCK)
+        result = summed(source, limit, apart, steps, gradients, TYPE, BLOCK)
     else:
+        result = summed(source, limit, apart, steps, (), TYPE, BLOCK)
         counted = count
-        if COUNT == 2:
+        if MODE.count == 2:
             counted = taps_before(o * axis[1] - axis[2], length[0] + axis[3], axis[0], dilation)
         channel = addressing.over(r, planes)
         channel -= addressing.over(channel, channels) * channels[0]
         given = (input_scale, input_zero, output_scale, output_zero)
-        zero = tl.expand_dims(zero_of(x, given, channel, KINDS), AXIS)
-        result = summed(source, limit, apart, steps, zero, (), TYPE, BLOCK)
-        if COUNT > 0 and NUMBERED and not TYPE.is_floating():
-            counted *= tl.load(numbers + base, mask=live & (count > 0), other=0)
-        result = quotients(
-            y, codes, r, live, result, counted, divisor, channel, given, COUNT, KINDS, EXACT
+        tensors = (x, numbers, y, codes, given)
+        result = finished_sum(
+            tensors, r, live, result, base, count, counted, divisor, channel, MODE
         )
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)

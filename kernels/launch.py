@@ -150,6 +150,16 @@ class Block(NamedTuple):
     compensated: bool = False  # adds up so many that their roundings are kept
 
 
+class Mode(NamedTuple):
+    """What ``fold``, ``share`` and ``slide`` make of a window: see ``folding.fold``."""
+
+    operation: int  # ``folding.SUM``, ``GREATEST`` or ``FIRST_GREATEST``
+    count: int = 0
+    numbered: bool = False
+    kinds: tuple[int, ...] = (0, 0, 0, 0)
+    exact: bool = False
+
+
 class Form(NamedTuple):
     """How the lanes of a tile kernel lie over tensors: see ``tile_launch``."""
 

@@ -60,7 +60,12 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     spread = by_axis.spread(request, counted)
     if spread is None and request.window is None:
         return by_axis.folds(request, by_axis.SUM)
-    return spread or by_axis.sum_axes(request, counted)
+    if spread is not None:
+        return spread
+    mirrored = by_axis.mirrored(request, counted)
+    if mirrored is not None:
+        return average_launches(mirrored)
+    return by_axis.sum_axes(request, counted)
 
 
 def is_one_window(request: Request) -> bool:
@@ -70,13 +75,17 @@ def is_one_window(request: Request) -> bool:
 
 def sum_tile(request: Request) -> Tile | None:
     """The first tile that fits; None where none fits, where a plane has one window, or where
-    windows overlap much and the tile shares nothing.
+    windows overlap much and the tile shares nothing along an axis.
     """
     if request.window is None or is_one_window(request):
         return None
     tile = next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
-    if tile is not None and prod(tile.sizes) == 1 and by_axis.overlaps(request):
+    if tile is None:
         return None
+    if any(part == 1 < axis.window for part, axis in zip(tile.sizes, request.axes, strict=True)):
+        shared = by_axis.mirrored(request, counting(request)) if request.adjoint else request
+        if shared is not None and by_axis.overlaps(shared):
+            return None
     return tile
 
 
@@ -203,6 +212,7 @@ SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 EXTENT = 64  # positions that one unrolled window may span
 # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
 GRADIENT_STEPS = 512
+GRADIENT_WINDOWS = 49  # that may reach an input: of more, one axis after the other reads less
 DECODED = 16  # outputs for which a lane that looks up taps finds its place once
 
 
@@ -323,7 +333,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
 
 def grad_tile(request: Request) -> Tile | None:
     """The rows and columns of windows whose inputs a lane owns; None where the window is too large
-    for straight-line code, or where a plane has one window.
+    for straight-line code, or overlaps too much, or where a plane has one window.
     """
     axes, vector = request.axes, request.vector
     if is_one_window(request) or any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
@@ -336,7 +346,10 @@ def grad_tile(request: Request) -> Tile | None:
             2 if broad == 1 else 1,
             steps // CHANNEL_STEP,
         )
-    of_row = deep * high * prod(launch.covering(axis).count for axis in axes) * columns * broad
+    windows = prod(launch.covering(axis).count for axis in axes)
+    if windows > GRADIENT_WINDOWS:
+        return None
+    of_row = deep * high * windows * columns * broad
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
     while rows > 1 and (

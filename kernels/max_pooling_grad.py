@@ -6,8 +6,6 @@ written twice and nothing needs zeroing first, so results are the same run after
 without a tap inside the input has tap 0, which then lies outside: it sends nothing.
 """
 
-# ruff: noqa: E741  (I and O are an axis' sizes)
-
 import triton
 import triton.language as tl
 
@@ -179,53 +177,122 @@ def at_taps(
     tl.store(y + own, result.to(y.dtype.element_ty), mask=live)
 
 
+AT_ONCE = tl.constexpr(4)
+"""Windows that are read at once."""
+FAR = tl.constexpr(2**31 - 1)
+"""A tap of no window."""
+
+
+@triton.jit
+def with_window(totals, further_in, number, value, code, LAST, G):
+    """The totals of a lane's G inputs, and the taps further in of the windows that they won, with a
+    window that chose input ``number``: none of them where that is no number of an input.
+    """
+    new = ()
+    new_codes = ()
+    for i in tl.static_range(G):
+        wins = number == i
+        new = new + (tl.where(wins, totals[i] + value, totals[i]),)
+        if not LAST:
+            new_codes = new_codes + (tl.where(wins, code, further_in[i]),)
+    return new, new_codes
+
+
 @addressing.launched(4)
 def grad_axis(
-    g, t, dx, rest, lengths, axis, reach, LAST: tl.constexpr, WIDE: tl.constexpr, B: tl.constexpr
+    g,
+    t,
+    dx,
+    rest,
+    sizes,
+    inner,
+    classes,
+    groups,
+    below,
+    axis,
+    common,
+    tap_step,
+    step,
+    G: tl.constexpr,
+    ROWS: tl.constexpr,
+    LAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
 ):
-    """One axis of the gradient, for windows too large to unroll: O windows' gradients to I inputs
+    """One axis of the gradient, for windows too large to unroll: their gradients to ``size`` inputs
     along that axis.
 
-    A tap is k * below + what the inner axes' taps are; the inputs' gradients go to dx, and what is
-    left of the taps of those that won there, all alike, to ``rest`` unless this axis is the LAST.
-    All are dense, with INNER elements between neighbours along the axis; ``bound`` is the most
-    windows that reach one input.
+    A lane owns G inputs that lie a dilation apart, and reads each window that reaches any of them
+    once, ``bound`` at most. ``classes``: how many lanes begin side by side before the inputs of the
+    first go on. A tap is ``k * below`` and what the inner axes' taps are; what is left of the taps
+    of the windows that an input won, all alike, goes to ``rest`` unless this axis is the LAST. All
+    are dense, with ``inner`` elements between neighbours along the axis. Dividers
+    (``launch.divider``): ``inner``, ``classes``, ``groups``, ``below``, and those of
+    ``addressing.first_covering``.
     """
-    lanes, INNER, O, I, bound, below = lengths
-    K, S, P, _, J = axis
-    COMMON, INVERSE = reach
+    lanes, windows, size, bound, inverse = sizes
+    K, P, J = axis
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
-    position, within, outer = addressing.place_along(lane, INNER, I)
-    gradients = g + (outer * O * INNER + within)
-    taps = t + (outer * O * INNER + within)
-    # The window numbers fall as the taps rise; those past the last window are stepped over at once.
-    tap_number, o, exists = addressing.first_covering(position + P, S, J, COMMON, INVERSE)
-    tap_step = S // COMMON
-    step = J // COMMON
-    skipped = tl.maximum(o - O + step, 0) // step
-    tap_number += skipped * tap_step
-    o -= skipped * step
+    q = lane if ROWS else addressing.over(lane, inner)
+    within = lane - q * inner[0]
+    of_class = addressing.over(q, classes)
+    outer = addressing.over(of_class, groups)
+    first = (of_class - outer * groups[0]) * G * J + q - of_class * classes[0]
+    source = outer.to(tl.int64) * windows * inner[0] + within
+    # The windows' numbers fall as the taps on the first input rise; taps below 0 reach the others.
+    tap, o, exists = addressing.first_covering(first + P, common, tap_step, step, inverse)
+    others = addressing.over(tap + (G - 1), tap_step)
+    # Those past the last window are stepped over at once.
+    skipped = addressing.over(tl.maximum(o + (others + 1) * step[0] - windows, 0), step) - others
+    tap += skipped * tap_step[0]
+    o -= skipped * step[0]
     # As many as both progressions have left: taps below K, windows from 0 on.
-    windows = tl.minimum(
-        tl.maximum(K + tap_step - 1 - tap_number, 0) // tap_step, tl.maximum(o + step, 0) // step
+    left = tl.minimum(
+        addressing.over(tl.maximum(K - 1 - tap + tap_step[0], 0), tap_step),
+        addressing.over(tl.maximum(o + step[0], 0), step),
     )
-    windows = tl.where(live & exists, windows, 0)
-    at = o * INNER
-    first_tap = tap_number * below
-    total = tl.zeros([B], SUM)
-    left = tl.zeros([B], tl.int32)
-    for m in range(0, bound):
-        tap = tl.load(taps + at, mask=m < windows, other=-1).to(tl.int32)
-        inner_tap = tap - first_tap
-        wins = (m < windows) & (tap >= 0) & (inner_tap >= 0) & (inner_tap < below)
-        # The gradients of windows won elsewhere are not even read.
-        total += addressing.widened(tl.load(gradients + at, mask=wins, other=0.0), SUM)
-        left = tl.where(wins, inner_tap, left).to(tl.int32)
-        first_tap += tap_step * below
-        at -= step * INNER
-    own = outer * I * INNER + within + position.to(tl.int64) * INNER
-    tl.store(dx + own, addressing.rounded(total, dx.dtype.element_ty), mask=live)
-    if not LAST:
-        tl.store(rest + own, left.to(rest.dtype.element_ty), mask=live)
+    left = tl.where(live & exists, left, 0)
+    at = source + o.to(tl.int64) * inner[0]
+    back = (tl.zeros((), tl.int64) + step[0]) * inner[0]
+    further = tap_step[0]
+    totals = (tl.zeros([B], SUM),) * G
+    further_in = (tl.zeros([B], tl.int32),) * (0 if LAST else G)
+    for first_of_turn in range(0, bound, AT_ONCE):
+        codes = ()
+        values = ()
+        for i in tl.static_range(AT_ONCE):
+            ok = first_of_turn + i < left
+            codes = codes + (tl.load(t + at, mask=ok, other=0).to(tl.int32),)
+            values = values + (addressing.widened(tl.load(g + at, mask=ok, other=0.0), SUM),)
+            at -= back
+        for i in tl.static_range(AT_ONCE):
+            code = codes[i]
+            own_tap = tl.where(first_of_turn + i < left, tap, FAR).to(tl.int32)
+            k = code if LAST else addressing.over(code, below)
+            if not LAST:
+                code -= k * below[0]
+            totals, further_in = with_window(
+                totals, further_in, k - own_tap, values[i], code, LAST, G
+            )
+            tap += further
+    own = outer.to(tl.int64) * size * inner[0] + within
+    if ROWS:  # neighbours leave through shared memory
+        position = first[:, None] + tl.arange(0, G)[None, :]
+        own = own[:, None] + position
+        ok = live[:, None] & (position < size)
+        total = addressing.join_columns(totals, 0, 1, B, G)
+        tl.store(dx + own, addressing.rounded(total, dx.dtype.element_ty), mask=ok)
+        if not LAST:
+            code = addressing.join_columns(further_in, 0, 1, B, G)
+            tl.store(rest + own, code.to(rest.dtype.element_ty), mask=ok)
+    else:
+        position = first
+        for i in tl.static_range(G):
+            ok = live & (position < size)
+            each = own + position.to(tl.int64) * inner[0]
+            tl.store(dx + each, addressing.rounded(totals[i], dx.dtype.element_ty), mask=ok)
+            if not LAST:
+                tl.store(rest + each, further_in[i].to(rest.dtype.element_ty), mask=ok)
+            position += J

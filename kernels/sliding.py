@@ -77,7 +77,7 @@ def until(parts, FIRST, STEP, COUNT, OP):
 
 
 @triton.jit
-def read(base, position, length, apart, live, zero, OP, TYPE):
+def read(base, position, length, apart, live, OP, TYPE):
     """The element at a ``position`` of a line as a part of a window; what lies outside loses, or
     adds 0. Before the line lies the number of its first element: a window of nothing but the lowest
     value names it.
@@ -85,15 +85,13 @@ def read(base, position, length, apart, live, zero, OP, TYPE):
     FILL: tl.constexpr = neutral(base.dtype.element_ty, OP)
     inside = live & (position >= 0) & (position < length)
     v = addressing.load_filled(base + position * apart, inside, FILL, TYPE)
-    if OP == folding.SUM and not TYPE.is_floating():
-        v = tl.where(inside, v - zero, 0)
-    elif OP == folding.FIRST_GREATEST and TYPE.is_floating():
+    if OP == folding.FIRST_GREATEST and TYPE.is_floating():
         v = folding.greater(tl.full(v.shape, FILL, TYPE), v + 0.0)
     return v, tl.maximum(position, 0)
 
 
 @triton.jit
-def core(base, first, turns, end, length, apart, live, zero, OP, TYPE):
+def core(base, first, turns, end, length, apart, live, OP, TYPE):
     """What the positions from ``first`` to ``end`` make, eight in each turn. Sums keep what is
     rounded away.
     """
@@ -105,7 +103,7 @@ def core(base, first, turns, end, length, apart, live, zero, OP, TYPE):
         parts = ()
         for i in tl.static_range(EIGHT):
             ok = live & (first + i < end)
-            parts = parts + (read(base, first + i, length, apart, ok, zero, OP, TYPE),)
+            parts = parts + (read(base, first + i, length, apart, ok, OP, TYPE),)
         group = until(parts, 0, 1, EIGHT, OP)[EIGHT - 1]
         if OP == folding.SUM and TYPE.is_floating():
             value, error = sums.with_group(value, error, group[0])
@@ -118,45 +116,29 @@ def core(base, first, turns, end, length, apart, live, zero, OP, TYPE):
 
 
 @triton.jit
-def finished(
-    tensors,
-    part,
-    place,
-    axis,
-    numbering,
-    divisor,
-    channel,
-    OP: tl.constexpr,
-    COUNT: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    KINDS: tl.constexpr,
-    EXACT: tl.constexpr,
-):
+def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
     """Stores what a window has made. ``place``: its result's, its line's first element, the
     distance between neighbours, its first position, and whether it exists.
     """
-    numbers, y, codes, input_scale, input_zero, output_scale, output_zero = tensors
+    _, numbers, y, codes, _ = tensors
     r, base, apart, start, live = place
     length, window, end = axis
     result, winner = part
     begin = tl.maximum(start, 0)
     count = tl.maximum(tl.minimum(start + window, length) - begin, 0)
-    if OP == folding.FIRST_GREATEST:
+    if MODE.operation == folding.FIRST_GREATEST:
         tap = (winner - start).to(r.dtype)
         at = base + winner * apart
         below, least = numbering
         found = live & (count > 0)
-        folding.store_taps(codes, numbers, r, live, found, tap, at, below, least, NUMBERED)
-    elif OP == folding.SUM:
+        folding.store_taps(codes, numbers, r, live, found, tap, at, below, least, MODE.numbered)
+    elif MODE.operation == folding.SUM:
         counted = count
-        if COUNT == 2:
+        if MODE.count == 2:
             counted = tl.maximum(tl.minimum(start + window, length + end) - start, 0)
-        if COUNT > 0 and NUMBERED and not result.dtype.is_floating():
-            at = base + begin * apart
-            counted = counted * tl.load(numbers + at, mask=live & (count > 0), other=0)
-        given = (input_scale, input_zero, output_scale, output_zero)
-        result = folding.quotients(
-            y, codes, r, live, result, counted, divisor, channel, given, COUNT, KINDS, EXACT
+        first = base + begin * apart
+        result = folding.finished_sum(
+            tensors, r, live, result, first, count, counted, divisor, channel, MODE
         )
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)
 
@@ -178,11 +160,7 @@ def share(
     numbering,
     planes,
     channels,
-    OP: tl.constexpr,
-    COUNT: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    KINDS: tl.constexpr,
-    EXACT: tl.constexpr,
+    MODE: tl.constexpr,
     SHARED: tl.constexpr,
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -200,7 +178,8 @@ def share(
     length, outputs, window, stride, start, end = axis
     G: tl.constexpr = SHARED[0]
     EDGE: tl.constexpr = SHARED[1]
-    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty, OP, EXACT)
+    OP: tl.constexpr = MODE.operation
+    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty, OP, MODE.exact)
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
     q = lane if ROWS else addressing.over(lane, inner)
@@ -210,8 +189,8 @@ def share(
     base = outer.to(tl.int64) * length * inner[0] + within
     channel = addressing.over(outer * inner[0] + within, planes)
     channel -= addressing.over(channel, channels) * channels[0]
-    tensors = (numbers, y, codes, input_scale, input_zero, output_scale, output_zero)
-    zero = folding.zero_of(x, tensors[3:], channel, KINDS)
+    given = (input_scale, input_zero, output_scale, output_zero)
+    tensors = (x, numbers, y, codes, given)
     source = x + base
     first = o * stride - start
     last = first + window  # past the first window
@@ -223,16 +202,15 @@ def share(
         edge = first + g * stride
         for i in tl.static_range(EDGE):
             ok = live & (edge + i < edge + stride)
-            edges = edges + (read(source, edge + i, length, inner[0], ok, zero, OP, TYPE),)
+            edges = edges + (read(source, edge + i, length, inner[0], ok, OP, TYPE),)
             position = last + g * stride + i
-            ends = ends + (read(source, position, length, inner[0], ok, zero, OP, TYPE),)
+            ends = ends + (read(source, position, length, inner[0], ok, OP, TYPE),)
         before = before + (until(edges, 0, 1, EDGE, OP)[EDGE - 1],)
         after = after + (until(ends, 0, 1, EDGE, OP)[EDGE - 1],)
     before = until(before, G - 2, -1, G - 1, OP)
     after = until(after, 0, 1, G - 1, OP)
-    middle = core(
-        source, first + (G - 1) * stride, turns, last, length, inner[0], live, zero, OP, TYPE
-    )
+    opening = first + (G - 1) * stride
+    middle = core(source, opening, turns, last, length, inner[0], live, OP, TYPE)
     results = ()
     winners = ()
     for g in tl.static_range(G):
@@ -257,39 +235,13 @@ def share(
         exists = live[:, None] & (o[:, None] + number < outputs)
         start = first[:, None] + number * stride
         place = (r[:, None] + number, base[:, None], 1, start, exists)
-        channel = channel[:, None]
-        finished(
-            tensors,
-            part,
-            place,
-            ends,
-            numbering,
-            divisor,
-            channel,
-            OP,
-            COUNT,
-            NUMBERED,
-            KINDS,
-            EXACT,
-        )
+        finished(tensors, part, place, ends, numbering, divisor, channel[:, None], MODE)
     else:
         for g in tl.static_range(G):
             exists = live & (o + g < outputs)
             place = (r + g * inner[0], base, inner[0], first + g * stride, exists)
-            finished(
-                tensors,
-                (results[g], winners[g]),
-                place,
-                ends,
-                numbering,
-                divisor,
-                channel,
-                OP,
-                COUNT,
-                NUMBERED,
-                KINDS,
-                EXACT,
-            )
+            part = results[g], winners[g]
+            finished(tensors, part, place, ends, numbering, divisor, channel, MODE)
 
 
 @triton.jit
@@ -364,11 +316,7 @@ def slide(
     numbering,
     planes,
     channels,
-    OP: tl.constexpr,
-    COUNT: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    KINDS: tl.constexpr,
-    EXACT: tl.constexpr,
+    MODE: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -383,8 +331,9 @@ def slide(
     length, outputs, window, start, end = axis
     X: tl.constexpr = BLOCK.results
     N: tl.constexpr = BLOCK.positions
+    OP: tl.constexpr = MODE.operation
     HAS_KEYS: tl.constexpr = OP == folding.FIRST_GREATEST
-    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty, OP, EXACT)
+    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty, OP, MODE.exact)
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
@@ -397,10 +346,10 @@ def slide(
     channel -= addressing.over(channel, channels) * channels[0]
     place = tl.arange(0, N)[None, :]
     position = first_output * stride[0] - start + place
-    tensors = (numbers, y, codes, input_scale, input_zero, output_scale, output_zero)
-    zero = folding.zero_of(x, tensors[3:], channel, KINDS)
+    given = (input_scale, input_zero, output_scale, output_zero)
+    tensors = (x, numbers, y, codes, given)
     ALONE: tl.constexpr = folding.GREATEST if HAS_KEYS else OP
-    v, _ = read(x + base, position, length, 1, live, zero, ALONE, TYPE)
+    v, _ = read(x + base, position, length, 1, live, ALONE, TYPE)
     if HAS_KEYS:
         NEVER: tl.constexpr = -(2**63)
         own = tl.where(live & (position >= 0) & (position < length), place, folding.NOWHERE)
@@ -415,17 +364,6 @@ def slide(
     number = addressing.over(place, stride)
     o = first_output + number
     live = live & (number * stride[0] == place) & (number < fit) & (o < outputs)
-    finished(
-        tensors,
-        (result, winner),
-        (line * outputs + o, base, 1, position, live),
-        (length, window, end),
-        numbering,
-        divisor,
-        channel,
-        OP,
-        COUNT,
-        NUMBERED,
-        KINDS,
-        EXACT,
-    )
+    place = (line * outputs + o, base, 1, position, live)
+    ends = (length, window, end)
+    finished(tensors, (result, winner), place, ends, numbering, divisor, channel, MODE)

@@ -67,7 +67,7 @@ def test_a_pooling_at_the_speed_of_memory_is_no_cliff(traced: dict[str, Any]) ->
 
 def test_requests_are_those_of_the_table_of_kernelbench_and_of_models() -> None:
     table, models = list(gpu_requests.table()), list(gpu_requests.models())
-    assert len({each.name for each in table}) == len(table) == 96
+    assert len({each.name for each in table}) == len(table) == 105
     assert len(list(gpu_requests.kernelbench())) == 6
     assert len(models) == 2 * 167
     assert {each.shape[0] for each in models} == {32, 256}

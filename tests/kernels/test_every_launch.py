@@ -50,7 +50,7 @@ class Made(NamedTuple):
     def form(self) -> Hashable:
         """The types of all that it works on, and every choice that decides which of a kernel's code
         runs."""
-        modes = ("OP", "KIND", "COUNT", "KINDS", "RANK")
+        modes = ("KIND", "COUNT", "RANK")
         given = dict(self.launch.constants)
         for group in ("FORM", "MODE"):
             given |= given.pop(group)._asdict() if group in given else {}

@@ -334,10 +334,9 @@ def max_pooling_grad_from_taps(
     if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
         launch(plan.launches[0], source, taps, gradient)
     elif plan.launches:
-        left = torch.empty(0, dtype=torch.int32, device=taps.device)  # the last pass leaves no taps
-        _in_turn(
-            plan.launches, (source, taps), (gradient, left), (_sum_type(source.dtype), torch.int32)
-        )
+        left = taps.new_empty(0)  # the last pass leaves no taps
+        between = _sum_type(source.dtype), taps.dtype
+        _in_turn(plan.launches, (source, taps), (gradient, left), between)
     return gradient
 
 
@@ -427,8 +426,8 @@ def _averages(
             between = [_sum_type(source.dtype)]
             if dtype is not None:
                 # Beside sums of integers goes how many elements they count, where that differs.
-                how = dict(plan.launches[0].constants)
-                between = [torch.int64 if how["EXACT"] else torch.int32] * (1 + (how["COUNT"] > 0))
+                mode = dict(plan.launches[0].constants)["MODE"]
+                between = [torch.int64 if mode.exact else torch.int32] * (1 + (mode.count > 0))
             _in_turn(plan.launches, [source] * 2, [target] * 2, between, parameters)
     return target
 
