@@ -81,11 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def versions() -> Iterator[tuple[str, str]]:
+    """Names of what is installed, each with its version."""
     yield "torch_dmlpool", dmlpool.__version__
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield "torch", torch.__version__
     try:
-        # Asked without an import, which would load a compiler.
+        # The version is asked for without an import, which would load a compiler.
         yield "triton", importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         yield "triton", "not installed: GPUs run plain PyTorch operations"
@@ -140,13 +141,14 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
     for name, (compute, expected) in examples.items():
         try:
             found = compute().cpu()[0, 0].tolist()
-        except Exception as error:  # whatever goes wrong is what the check is for
+        except Exception as error:  # the check is there to report any failure
             yield name, f"{type(error).__name__}: {error}"
         else:
             yield name, None if found == expected else f"expected {expected}, got {found}"
 
 
 def median(module: Any, name: str, device: torch.device) -> float:
+    """The median seconds of ``module``'s function in the contest ``name``."""
     function, window, statement = CONTESTS[name]
     image = torch.randn(
         SHAPE, dtype=torch.float32, device=device, requires_grad=statement is TRAINING

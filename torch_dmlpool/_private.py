@@ -79,13 +79,15 @@ from torch.nn.modules.pooling import _MaxUnpoolNd as _MaxUnpoolNd
 _is_zerotensor = Tensor._is_zerotensor
 
 _CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
-"""Read where they are needed; here they are missed when PyTorch has them no more."""
+"""The two names are read where they are needed. They stand here too, so that the import fails where
+PyTorch has removed one."""
 
 # The functions beneath torch.nn.functional's maxima, which some models call.
 NN_FUNCTIONS: Any = torch._C._nn
 
 
 def _empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor on the CPU, where PyTorch lacks the faster function below."""
     return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
 
 
@@ -99,7 +101,7 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
 
 
 def empty_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:
-    """A quantized tensor of one scale and zero point, whose integers are still to be written."""
+    """A quantized tensor of one scale and zero point, with uninitialised integers."""
     return torch._empty_affine_quantized(*arguments, **rest)
 
 

@@ -20,7 +20,8 @@ _DYNAMIC = (
     "quantized_linear_average_pooling",
     "quantized_linear_average_pooling_of_numbers",
 )
-"""Operators of which image sizes may be dynamic; batch sizes may be of all."""
+"""Operators that are decomposed even where image sizes are dynamic. Batch sizes may be dynamic for
+all operators."""
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
@@ -49,13 +50,17 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     return {
         operator.overload: operator.composed
         if operator.is_composite
-        else functools.partial(_taken_apart, operator)
+        else functools.partial(_decomposed, operator)
         for operator in registration.OPERATORS
     }
 
 
-def _taken_apart(operator: registration.Operator, *arguments: Any, **_: str) -> Any:
-    # The reference reads the bits of elements, which a lazily negated view does not show.
+def _decomposed(operator: registration.Operator, *arguments: Any, **_: str) -> Any:
+    """The results of the reference backend for a call of ``operator``. NotImplemented, which keeps
+    the call, if image sizes are dynamic and the operator is not one of ``_DYNAMIC``.
+    """
+    # The reference reads the bits of elements, and the bits of a lazily negated view lack the
+    # negation.
     arguments = tuple(
         argument.resolve_neg() if isinstance(argument, Tensor) else argument
         for argument in arguments

@@ -1,5 +1,6 @@
-"""Compilers, exporters and classes of tensors that need more of the operators than their
-registration: each is told to ``ops.registration``, and loaded when it is first needed.
+"""What compilers, exporters and DTensors need beyond the registered operators.
+
+``ops.registration`` gets a function of each, which loads the integration when it is first needed.
 """
 
 import sys
@@ -11,11 +12,13 @@ from torch_dmlpool.ops import registration
 
 
 def lower_for_inductor(operator: registration.Operator) -> None:
-    """Give Inductor its lowerings; reject what AOTInductor of PyTorch 2.11 and 2.12 misreads."""
+    """Register the lowerings with Inductor; reject operators with arguments that AOTInductor of
+    PyTorch 2.11 and 2.12 misreads.
+    """
     inductor.register()
     virtualized = sys.modules.get("torch._inductor.virtualized")
-    # They number data types otherwise where a package calls an operator: an int64 arrives as a
-    # float16.
+    # Packages of these versions number data types differently when they call an operator: it gets
+    # float16 in place of int64.
     version = torch.torch_version.TorchVersion(torch.__version__)
     if "ScalarType" not in operator.schema or version >= "2.13" or virtualized is None:
         return
@@ -29,7 +32,9 @@ def lower_for_inductor(operator: registration.Operator) -> None:
 
 
 def require_translations(_: registration.Operator) -> None:
-    """Say what ``torch.onnx.export`` lacks, where nobody has imported the translations."""
+    """Raise an error that says what ``torch.onnx.export`` needs if nobody has imported the
+    translations.
+    """
     onnx = sys.modules.get("torch.onnx")
     if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
         table = "custom_translation_table=torch_dmlpool.onnx.translations()"

@@ -40,16 +40,17 @@ def suggestion(
 
 def operator(function: _F) -> _F:
     """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's."""
-    return _answering(function, function.__name__, DIRECTMLS_FOR_PYTORCHS)
+    return _with_suggestions(function, function.__name__, DIRECTMLS_FOR_PYTORCHS)
 
 
 def layer(constructor: _F) -> _F:
     """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's."""
     name = constructor.__qualname__.removesuffix(".__init__")
-    return _answering(constructor, name, PYTORCHS_FOR_DIRECTMLS)
+    return _with_suggestions(constructor, name, PYTORCHS_FOR_DIRECTMLS)
 
 
-def _answering(function: _F, name: str, meant: Mapping[str, str]) -> _F:
+def _with_suggestions(function: _F, name: str, meant: Mapping[str, str]) -> _F:
+    """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`."""
     accepted = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -66,7 +67,8 @@ def _answering(function: _F, name: str, meant: Mapping[str, str]) -> _F:
 
 
 def missing(name: str, public: Mapping[str, Sequence[str]]) -> str:
-    """What to say of a ``name`` that torch_dmlpool lacks: where it is, or which one is like it.
+    """The error message for a ``name`` that torch_dmlpool lacks: it says where the name is, or
+    which name is similar.
 
     ``public`` has the names of each module by its path, which begins below torch_dmlpool.
     """

@@ -31,10 +31,10 @@ INTEGER_TYPES = tuple(
 MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
 AVERAGED_TYPES = FLOAT_TYPES + COMPLEX_TYPES
-ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # of maxima and minima; kernels get bools as bytes
+ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # maxima and minima take these; kernels get bools as bytes
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
-_NUMBERS = {int, float, type(None)}
+_NUMBERS = {int, float, type(None)}  # types of scales and zero points that are no tensors
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
@@ -74,7 +74,10 @@ def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
 
 
 def check_type(name: str, tensor: Tensor, dtype: torch.dtype, whose: str) -> None:
-    """Reject a tensor of another data type than it must share (rules G8 and Q3)."""
+    """Reject a tensor whose data type is not ``dtype`` (rules G8 and Q3).
+
+    ``whose`` says in the error which tensor has that data type.
+    """
     if tensor.dtype is not dtype:
         raise TypeError(
             f"{name} must have the {whose} data type {name_of(dtype)}, got {name_of(tensor.dtype)}"
@@ -88,8 +91,10 @@ def check_sizes(
     input: Tensor | None = None,
     whose: str = "forward output's",
 ) -> None:
-    """Reject a tensor of other ``sizes`` than the forward output's (rule G8), or that is not where
-    ``input`` is.
+    """Reject a tensor whose shape is not ``sizes`` (rule G8), or that is not on the device of
+    ``input``.
+
+    ``whose`` says in the error which tensor has that shape.
     """
     if input is not None:
         check_device(name, tensor, input)
@@ -127,7 +132,7 @@ def checked_mask(mask: Tensor | None, input: Tensor) -> Tensor | None:
 
 
 def check_divisor(divisor_override: int | None) -> None:
-    """Reject a divisor that is no int or that nothing can be divided by (rule A5)."""
+    """Reject a divisor that is 0 or no int of 64 bits (rule A5)."""
     if divisor_override is None:
         return
     if isinstance(divisor_override, bool) or not isinstance(divisor_override, (int, torch.SymInt)):
@@ -160,7 +165,8 @@ def checked_output_size(
     the input's size.
     """
     if type(sizes[0]) is not int and torch.jit.is_tracing():
-        # which stands for sizes that are tensors: the operator looks at them
+        # In a trace of torch.jit sizes are tensors. -1 stands for the input's size, and the
+        # operator reads that size when it runs.
         sizes = (-1,) * len(sizes)
     elif 0 in sizes:
         check_spatial_sizes("the input", sizes, len(sizes))
@@ -188,7 +194,8 @@ def check_norm(name: str, p: float) -> None:
         raise wrong_type(name, "a number", p)
     if not p >= 1:
         raise ArgumentError(f"{name} must be at least 1, got {p}")
-    # A compiler's trace, where the comparison would tie the graph to one p, knows no such ints.
+    # A compiler's trace has no ints above the range of floats, and there the comparison would
+    # specialize the graph on one p.
     if not torch.compiler.is_compiling() and sys.float_info.max < p < math.inf:
         raise ArgumentError(f"{name} must be at most {sys.float_info.max}, or infinite, got {p}")
 
@@ -265,7 +272,8 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         return parameter
     if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
         raise wrong_type(name, "a number or a tensor", parameter)
-    # The operator has it rounded where it becomes a tensor; a compiler's trace knows no ctypes.
+    # A compiler's trace knows no ctypes. There the operator rounds the scale when it makes a tensor
+    # of it.
     rounded = float(parameter) if torch.compiler.is_compiling() else ctypes.c_float(parameter).value  # type: ignore[arg-type]
     if not 0 < rounded < math.inf:
         raise ArgumentError(f"{name} must be finite and above 0 in float32, got {parameter}")
@@ -285,7 +293,7 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
 def check_output_type(
     output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES
 ) -> None:
-    """Reject what the result of a quantized average cannot be (rule Q3)."""
+    """Reject a data type that a quantized average cannot have (rule Q3)."""
     if output_dtype is not None and output_dtype not in types:
         raise TypeError(
             f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}"
@@ -311,8 +319,9 @@ def checked_quantization(
 
 
 def are_numbers(parameters: Sequence[Any]) -> bool:
-    """Whether scales and zero points are plain numbers, all of them, or None."""
-    return _NUMBERS.issuperset(map(type, parameters))  # a third of the time of looking for tensors
+    """Whether all scales and zero points are plain numbers or None."""
+    # This takes a third of the time of a search for tensors.
+    return _NUMBERS.issuperset(map(type, parameters))
 
 
 @remembering
@@ -333,7 +342,7 @@ def check_scale_values(name: str, scales: Tensor) -> None:
     if scales.numel() == 0:
         return
     least, most = scales.aminmax()
-    # A comparison with NaN, which both of them are if any is, fails.
+    # If any scale is NaN both of these are NaN, and a comparison with NaN is False.
     if least.item() > 0 and most.item() < math.inf:
         return
     channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
@@ -344,7 +353,7 @@ def check_scale_values(name: str, scales: Tensor) -> None:
 
 
 def position_dtype(plane: int) -> torch.dtype:
-    """The integer type that holds the positions in a plane of that many elements, and -1."""
+    """The integer type that holds -1 and all positions in a plane of ``plane`` elements."""
     return torch.int32 if plane < 2**31 else torch.int64
 
 
@@ -356,9 +365,9 @@ def is_channels_last(tensor: Tensor) -> bool:
     if len(strides) == 3:
         return False
     if type(strides[-1]) is int and type(strides[1]) is int and strides[-1] < strides[1]:
-        return False  # without a look at the rest
+        return False  # decided by two strides alone
     if not torch.compiler.is_compiling():
-        with contextlib.suppress(TypeError):  # symbolic sizes are no keys
+        with contextlib.suppress(TypeError):  # symbolic sizes cannot be keys of a cache
             return _are_like_channels_last(tensor.shape, strides)
     return suggest_memory_format(tensor) is not torch.contiguous_format
 
@@ -394,8 +403,10 @@ def empty(
     )
 
 
-def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` with the very strides that :func:`empty` gives, dimensions of size 1 included."""
+def with_exact_strides(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """``tensor``, or a clone of it if its strides are not the very ones that :func:`empty` gives,
+    dimensions of size 1 included.
+    """
     # The dimensions from the innermost to the outermost.
     dims = list(range(tensor.dim()))[::-1]
     if memory_format is not torch.contiguous_format:
@@ -403,7 +414,7 @@ def settled(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     stride, strides = 1, tensor.stride()
     for dim in dims:
         if strides[dim] != stride:
-            # A clone, as decomposed programs must not write in place.
+            # It is a clone because decomposed programs must not write in place.
             return tensor.clone(memory_format=memory_format)
         stride *= max(tensor.shape[dim], 1)
     return tensor
@@ -426,4 +437,5 @@ def name_of(value: object) -> str:
 
 
 def names_of(types: tuple[torch.dtype, ...]) -> str:
+    """The names of data types, joined by commas."""
     return ", ".join(map(name_of, types))

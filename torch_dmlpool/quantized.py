@@ -104,8 +104,10 @@ def average(
     include_padding: bool,
     *output: Any,
 ) -> Tensor:
-    """:func:`quantized_average_pooling` over a window, of what :func:`check_quantized` gave these
-    types for.
+    """The quantized average pooling of ``input`` over a window.
+
+    ``plain_types`` is what :func:`check_quantized` returned for ``input``. ``output`` is the
+    output's scale, zero point and data type; None stands for the input's.
     """
     scale, zero_point, output_dtype = output
     operands.check_flag("include_padding", include_padding)
@@ -125,8 +127,8 @@ def average(
         pooled = of_quantized_tensor(input, numbers, window, include_padding, output_type, empty)
         if pooled is not None:
             return pooled
-    # A single channel has vectors of one element, which alone would not tell that it is quantized
-    # per channel.
+    # With a single channel the vectors have one element, so their length does not tell that the
+    # input is quantized per channel.
     per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)
     per_channel |= any(
         isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given
@@ -144,7 +146,9 @@ def average_of_integers(
     include_padding: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The integer operator with zero points of any integer type."""
+    """The operator of plain integers for zero points of any integer type, which are
+    narrowed first.
+    """
     scale, zero_point, output_scale, output_zero_point = parameters
     zero_point = narrowed("input_zero_point", zero_point, input.dtype)
     output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
@@ -269,8 +273,9 @@ def quantized_max_pooling(
 
 
 def of_integers(input: Tensor, pool: Callable[[Tensor], Any]) -> Any:
-    """What ``pool`` makes of the integers of ``input``, quantized as ``input`` is; or a pair of
-    that and more.
+    """Pool the integers of ``input`` by ``pool``; the result is quantized as ``input`` is.
+
+    If ``pool`` returns values and indices, the indices are returned too, as they are.
     """
     pooled = pool(_integers(input, check_quantized(input)[input.dtype]))
     quantization = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
@@ -280,7 +285,7 @@ def of_integers(input: Tensor, pool: Callable[[Tensor], Any]) -> Any:
 
 
 def zero_point_of(input: Tensor) -> int | Tensor:
-    """A number, or one for each channel in the shape of what it is subtracted from."""
+    """The zero point: a number, or one for each channel in a shape that broadcasts to ``input``."""
     _, zero_point = _parameters(input)
     if not isinstance(zero_point, Tensor):
         return zero_point
@@ -349,7 +354,7 @@ def _empty(
     sizes: Sequence[int],
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """A quantized tensor, whose integers are still to be written."""
+    """A quantized tensor with uninitialised integers."""
     _hide_the_warning()
     given: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
     return empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **given)
@@ -358,7 +363,7 @@ def _empty(
 def _packed(
     integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool
 ) -> Tensor:
-    """``integers`` as a quantized tensor, which takes their memory over."""
+    """``integers`` as a quantized tensor that shares their memory."""
     given: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
         _hide_the_warning()
@@ -380,11 +385,12 @@ def _packed(
 
 @functools.cache
 def _hide_the_warning() -> None:
-    """Have PyTorch give its warning, once per process, where nobody hears it: who pools such a
-    tensor has met it.
+    """Provoke PyTorch's warning about quantized tensors here, where it is hidden.
+
+    PyTorch gives it once per process, and who made a quantized tensor has seen it already.
     """
-    # Not around every call: the filters of warnings belong to the whole process, other threads
-    # included.
+    # The filters of warnings belong to the whole process, other threads included, so they are not
+    # changed around every call.
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="torch.quantize_per_tensor, torch.quantize_per_channel and other"

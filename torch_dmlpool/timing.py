@@ -1,4 +1,6 @@
-"""How long calls take beside one another: in turn, so that a change of the machine meets all."""
+"""Times of calls that are compared: they run in turn, so that a change of the machine
+affects all.
+"""
 
 import os
 import time
@@ -9,11 +11,11 @@ import torch
 
 Call = Callable[[], object]
 _BATCH = 1e-3
-"""Seconds that a sample takes at least: short calls are repeated in it."""
+"""The least seconds of a sample: short calls are repeated in it."""
 
 
 class Times(NamedTuple):
-    """Seconds of a call: the median, and the quartiles below and above."""
+    """Seconds of a call: the lower quartile, the median and the upper quartile."""
 
     lower: float
     median: float
@@ -33,7 +35,7 @@ def in_turn(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end, rounds = time.monotonic() + seconds, 0
     while rounds < least or time.monotonic() < end:
-        # Each goes first as often as the others.
+        # Every second round runs backwards, so that no call always goes first.
         order = list(calls) if rounds % 2 == 0 else list(calls)[::-1]
         for name in order:
             samples[name].append(clock(calls[name], repeats[name], device) / repeats[name])
@@ -49,7 +51,9 @@ def verdict(ours: Times, theirs: Times) -> str:
 
 
 def load() -> str | None:
-    """What else the machine does, if it leaves less than half of its processors alone."""
+    """A sentence about the machine's load if less than half of its processors are idle,
+    else None.
+    """
     try:
         wanted = os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -63,12 +67,15 @@ def load() -> str | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that ``device`` has been given to do."""
+    """Wait until ``device`` has finished all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def _repeats(call: Call, device: torch.device, clock: Callable[..., float]) -> int:
+    """The number of calls in a sample, so that it takes about ``_BATCH`` seconds or has 1,000
+    calls.
+    """
     call()
     synchronize(device)
     repeats = 1
@@ -78,6 +85,7 @@ def _repeats(call: Call, device: torch.device, clock: Callable[..., float]) -> i
 
 
 def _wall_seconds(call: Call, repeats: int, device: torch.device) -> float:
+    """Seconds of ``repeats`` calls by the clock."""
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(repeats):
@@ -87,6 +95,7 @@ def _wall_seconds(call: Call, repeats: int, device: torch.device) -> float:
 
 
 def _gpu_seconds(call: Call, repeats: int, device: torch.device) -> float:
+    """Seconds of ``repeats`` calls between two events of a CUDA stream."""
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

@@ -19,11 +19,12 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-# one for every spatial dimension, or one each in D, H, W order
+# One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
 Integers: TypeAlias = int | Sequence[int]
-# likewise; None keeps the input's size
+# The forms are the same; None keeps the input's size.
 OutputSize: TypeAlias = int | Sequence[int | None] | None
-# torch.nn's: of both ends, or pairs of start and end, or a word
+# As in torch.nn, ints pad both ends. Pairs are the start and the end of a dimension, and a word
+# stands for padding that is computed.
 Padding: TypeAlias = (
     int | Sequence[int] | Sequence[Sequence[int]] | Literal["same", "valid", "causal"]
 )
@@ -57,19 +58,20 @@ class Axis:
 
     @property
     def extent(self) -> int:
-        """Positions from the first tap to the last, both counted (rule G2)."""
+        """The number of positions from the first tap to the last, both included (rule G2)."""
         return (self.window - 1) * self.dilation + 1
 
     def output_size(self, size: int) -> int:
-        """Windows along this axis for ``size`` input elements (rule G3); below 1 where none
-        fits.
+        """The number of windows along this axis for ``size`` input elements (rule G3); below 1
+        where none fits.
         """
         room = size + self.start_padding + self.end_padding - self.extent
         whole = room // self.stride + 1
         if not self.ceil_mode:
             return whole
-        # At most one window more, and only if it starts before the end of the input. Symbolic sizes
-        # want no branch, and a sum, as PyTorch cannot prove that a greatest number is positive.
+        # ceil_mode adds at most one window, and only if it starts before the end of the input. The
+        # size may be symbolic: so there is no branch, and the result is a sum, because PyTorch
+        # cannot prove of a maximum that it is positive.
         ceiling = -(-room // self.stride) + 1
         starting_inside = -(-(size + self.start_padding) // self.stride)
         return whole + torch.sym_max(0, torch.sym_min(ceiling, starting_inside) - whole)
@@ -86,7 +88,7 @@ class Axis:
         return max(0, min(self.window, below))
 
     def empty_windows(self, size: int) -> list[int]:
-        """Windows of which no tap lies inside the input."""
+        """The numbers of the windows that have no tap inside the input."""
         return [
             at
             for at in range(self.output_size(size))
@@ -95,10 +97,12 @@ class Axis:
 
 
 def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Cache the results of ``make`` by its marshalled arguments, whose checks take microseconds.
+    """Let ``make`` return a cached result for arguments that it had before: to check them again
+    takes microseconds.
 
-    The bytes distinguish 1, True and 1.0, and a later change of a list does not affect them.
-    ``make`` runs in every call if marshal rejects the arguments or ``make`` itself raises.
+    The key of the cache is the marshalled arguments. Its bytes distinguish 1, True and 1.0, and a
+    later change of a list does not affect them. ``make`` runs in every call if marshal rejects the
+    arguments or ``make`` itself raises.
     """
 
     @functools.wraps(make)
@@ -115,6 +119,7 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @functools.lru_cache(maxsize=2048)
 def _remembered(make: Callable[..., _R], written: bytes) -> _R:
+    """The result of ``make`` for marshalled arguments."""
     args, kwargs = marshal.loads(written)
     if bytes in map(type, (*args, *kwargs.values())):
         raise TypeError("an array is written without its type")
@@ -131,7 +136,7 @@ class Window:
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        # A window is the key of caches that every call asks: it hashes its numbers once.
+        # Every call looks its window up in caches, so the hash of the numbers is computed once.
         if self._hash is None:
             object.__setattr__(self, "_hash", hash(self.axes))
         return self._hash  # type: ignore[return-value]
@@ -208,7 +213,7 @@ class Window:
             )
         else:
             if isinstance(padding, (tuple, list)) and len(padding) == 2 * rank:
-                # as torch.nn.functional.pad has it: for each dimension a start and an end
+                # torch.nn.functional.pad takes such a list: a start and an end for each dimension.
                 raise ArgumentError(_meant_pairs(padding, rank))
             starts = ends = entries("padding", shared(padding), rank, 0)
         return _window(ceil_mode, windows, strides, starts, ends, dilations)
@@ -221,7 +226,7 @@ class Window:
     def taps(self) -> int:
         """Taps in one window, padding counted."""
         taps = 1
-        for axis in self.axes:  # half the time of math.prod
+        for axis in self.axes:  # This loop takes half the time of math.prod.
             taps *= axis.window
         return taps
 
@@ -252,18 +257,23 @@ class Window:
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
+    """A window of checked ints, one sequence per field of :class:`Axis`; rejects a ``ceil_mode``
+    that is no bool.
+    """
     check_flag("ceil_mode", ceil_mode)
     return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))  # type: ignore[call-arg]
 
 
 def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
-    """``value`` as one int per spatial dimension; rejects anything else by argument, dimension and
-    number (G5, G6).
+    """``value`` as one int per spatial dimension; the error for anything else names the argument,
+    the dimension and the number (G5, G6).
     """
-    # Plain ints first: a compiled graph looks at whatever a trace has looked at, in every call.
+    # Plain ints are returned at once: whatever the code below looks at in a trace becomes a guard
+    # that a compiled graph checks in every call.
     if type(value) is int and least <= value <= LARGEST_ARGUMENT:
         return (value,) * rank
-    # What has no order, or is read as one thing, is no list of numbers: it is rejected below.
+    # Sets have no order, and strings, tensors and mappings are read as one value: none of them is a
+    # list of numbers. ``integer`` decides about them below.
     is_list = isinstance(value, Iterable) and not isinstance(
         value, (str, bytes, torch.Tensor, Set, Mapping)
     )
@@ -301,7 +311,7 @@ def is_sure(condition: bool) -> bool:
     """
     if not is_exporting():
         return condition
-    # takes long to import, and is there then
+    # The import takes long, but torch.export has loaded the module already.
     from torch.fx.experimental.symbolic_shapes import (
         statically_known_true,
     )
@@ -348,14 +358,14 @@ def shared(value: Any) -> Any:
 
 
 def _pairs(rank: int) -> str:
-    """How different padding at the start and at the end is written."""
+    """The form of padding that differs at the start and at the end, for error messages."""
     if rank == 1:
         return "one pair ((start, end),)"
     return f"{rank} pairs (start, end), one each for {', '.join(AXIS_NAMES[rank])}"
 
 
 def _meant_pairs(padding: Sequence[Any], rank: int) -> str:
-    """The error for a start and an end that are not written as a pair."""
+    """The error message for starts and ends in a flat list, which must be pairs."""
     if rank == 1:
         start, end = padding
         return (
@@ -386,10 +396,11 @@ def _padding_in_a_word(
 
 
 def _same_padding(window: int, stride: int, dilation: int, size: int) -> int:
-    """Padding, both sides together, that makes ``ceil(size / stride)`` windows."""
+    """The padding, start and end added up, that makes ``ceil(size / stride)`` windows."""
     extent = (window - 1) * dilation + 1
     total = (-(-size // stride) - 1) * stride + extent - size
-    # Where windows leave no gaps it is never negative, and symbolic sizes need not be told so.
+    # Where windows leave no gaps the total is never negative, so symbolic sizes get no maximum with
+    # 0.
     return (
         total
         if type(stride) is type(extent) is int and extent >= stride

@@ -24,7 +24,7 @@ def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     dimensions of size 1 too.
     """
     if are_ints(*tensor.shape):
-        return operands.settled(tensor, memory_format)
+        return operands.with_exact_strides(tensor, memory_format)
     return tensor.contiguous(memory_format=memory_format)
 
 
