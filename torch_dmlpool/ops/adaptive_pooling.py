@@ -30,8 +30,8 @@ def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tens
 
 
 def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering: Any) -> Any:
-    """Maximum of every bin, and its index if a data type is given and whether to count in each
-    plane.
+    """The maximum of every bin. With ``numbering``, an index type and whether indices count in each
+    plane, their indices are returned too.
     """
     output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
@@ -86,10 +86,10 @@ def bins(
 
 
 def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
-    """The window that the bins are, where that is sure: a guess about symbolic sizes would be
-    compiled in.
+    """The window whose positions are the bins, or None. Symbolic sizes must be known to divide: a
+    guess would become part of the compiled graph.
     """
-    # a window would hold the sizes of the traced image
+    # A window would hold the sizes of the image that torch.jit traces.
     if type(sizes[0]) is not int and torch.jit.is_tracing():
         return None
     steps = []
@@ -98,7 +98,7 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
             return None
         divides = size % output == 0
         if type(divides) is not bool or torch.compiler.is_compiling():
-            # whose import takes long
+            # It is imported here because that takes long.
             from torch.fx.experimental.symbolic_shapes import statically_known_true
 
             divides = statically_known_true(divides)
@@ -115,7 +115,9 @@ def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
 
 
 def _with_sizes(input: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-    """-1 stands for the input's size in a trace of torch.jit, where that is a tensor."""
+    """The arguments with -1, which stands for a size that is a tensor in a trace of torch.jit,
+    replaced by the input's size.
+    """
     if len(sizes) != input.dim() - 2:  # rejected by the check
         return input, sizes
     asked = zip(sizes, input.shape[2:], strict=True)

@@ -1,12 +1,12 @@
 """Pooling under a mask: an element where it is False is not there (rules K1 to K6). Made of the
 operators that exist, with all their derivatives.
 
-What a mask takes away becomes 0 in sums, which are divided by pooled masks, and the lowest value in
-maxima. There an element that is the lowest itself, minus infinity, would tie with it: the first
-element of a window that the mask keeps is the winner then.
+Masked elements become 0 in sums, which are divided by pooled masks, and the lowest value in maxima.
+There an element that has the lowest value itself, minus infinity, would tie with them: then the
+winner is the first element of the window that the mask keeps.
 
-Bare tensors, of which nothing but autograd asks, have shorter ways to the same bits: averages in
-one call of a backend that has it, and a gradient that goes through the mask once.
+Calls that need not go through the dispatcher take shorter ways to the same bits: averages in one
+call of a backend that has it, and a gradient that is masked once.
 """
 
 from typing import Any, NamedTuple
@@ -40,7 +40,9 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
 
 
 class _Kept(torch.autograd.Function):
-    """With a gradient in reverse mode, the only kind where the dispatcher is skipped."""
+    """``kept`` with a gradient in reverse mode: calls that use another mode go through the
+    dispatcher.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
@@ -59,12 +61,14 @@ def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Half precision is summed in float32 and rounded once."""
+    """Half precision as float32, so that sums are rounded once."""
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
 
 
 class _Averages(torch.autograd.Function):
-    """Averages that a backend makes at once, with a gradient as ``_Kept`` has it."""
+    """Averages by one call of a backend, with a gradient in reverse mode alone, as ``_Kept`` has
+    it.
+    """
 
     @staticmethod
     def forward(
@@ -85,7 +89,9 @@ class _Averages(torch.autograd.Function):
 
 
 def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
-    """Whether a backend averages ordinary tensors in one call; its divisors have 32 bits."""
+    """Whether one call of a backend makes the averages. It takes ordinary tensors, and its divisors
+    have 32 bits.
+    """
     if not registration.may_skip_dispatcher(input, mask) or window.taps >= 1 << 31:
         return False
     return backends.serving(input.device.type).masked_average_pooling is not None
@@ -106,7 +112,7 @@ def _averages(
     sums = average_pooling.average_pooling(summed, window, False, 1)
     present = _over_planes(mask, input)
     if include_padding:
-        # of the taps in the padded box those are not counted that the mask takes away
+        # The taps in the padded box are counted, less those that the mask takes away.
         taken = average_pooling.average_pooling((~present).to(summed.dtype), window, False, 1)
         taps = reference.window_counts(window, input.shape[2:], summed)
         counts = registration.beside(taps, summed) - taken
@@ -118,14 +124,17 @@ def _averages(
 class _Winners(NamedTuple):
     values: Tensor
     places: Tensor
-    """Numbers of taps, or positions."""
+    """The winners' tap numbers or positions."""
     are_there: Tensor
     """Whether a window has an element; broadcasts to the values."""
 
 
 def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
-    """What wins of the elements that are there, by a ``pool`` that returns maxima with places."""
-    # Where nobody asks for derivatives, a graph that is traced may still have them later.
+    """The winners of the elements that the mask keeps. ``pool`` returns maxima and their tap
+    numbers or positions.
+    """
+    # The input is detached only where the values are gathered again: a traced graph may be
+    # differentiated later even if nobody asks for derivatives now.
     is_chosen_again = _is_chosen_again(input)
     values, places = pool(kept(input.detach() if is_chosen_again else input, mask, True))
     any_there, first_there = pool(as_bytes(_over_planes(mask, input)))
@@ -139,7 +148,7 @@ def _is_chosen_again(input: Tensor) -> bool:
 
 
 def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
-    """The values of winners, with their derivatives where these may be asked for."""
+    """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
     if not _is_chosen_again(input):
         return winners.values
     return reference.where(
@@ -148,8 +157,10 @@ def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
 
 
 class _Maxima(torch.autograd.Function):
-    """Maxima and the taps of their winners, with a gradient as ``_Kept`` has it: what reaches the
-    winner of a window without an element is taken away by the mask.
+    """Maxima and the taps of their winners, with a gradient in reverse mode alone, as ``_Kept`` has
+    it.
+
+    The winner of a window without an element is masked, and so the mask removes its gradient.
     """
 
     @staticmethod
@@ -190,9 +201,8 @@ def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
 
 
 def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor, Any]:
-    """Maxima, the taps of their winners, and a function that returns a mask of windows.
-
-    The mask is True for windows that have an element.
+    """Maxima, the taps of their winners, and a function. It returns a mask of windows, which is
+    True for windows that have an element.
     """
     if registration.may_skip_dispatcher(input, mask) and registration.records_gradient(input):
         there = as_bytes(_over_planes(mask, input))
@@ -272,8 +282,8 @@ def averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
 
 
 def maxima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Any:
-    """Maxima, under a mask if there is one, and their indices if a data type is given and whether
-    to count in each plane.
+    """Maxima, under a mask if there is one. With ``numbering``, an index type and whether indices
+    count in each plane, their indices are returned too.
     """
     if mask is None:
         return max_pooling.maxima(input, window, *numbering)
@@ -297,7 +307,7 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
     if window is not None:
         return masked_average_pooling(input, mask, window, False, None)
     wide = _wide(kept(input, mask))
-    # Both are divided by the whole bin, and so their quotient is not.
+    # Both averages are divided by the size of the whole bin, which cancels in their quotient.
     shares = adaptive_pooling.bin_averages(_over_planes(mask, input).to(wide.dtype), sizes)
     averages = adaptive_pooling.bin_averages(wide, sizes)
     return (averages / torch.where(shares == 0, 1, shares)).to(input.dtype)
@@ -306,8 +316,8 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
 def adaptive_maxima(
     input: Tensor, mask: Tensor | None, output_size: Any, rank: int, *numbering: Any
 ) -> Any:
-    """Maximum of every bin, under a mask if there is one, and its index if a data type is given and
-    whether to count in each plane.
+    """The maximum of every bin, under a mask if there is one. With ``numbering``, an index type and
+    whether indices count in each plane, their indices are returned too.
     """
     if mask is None:
         return adaptive_pooling.adaptive_max_pooling(input, output_size, rank, *numbering)

@@ -67,7 +67,9 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
 
 
 def maxima(input: Tensor, window: Window, *numbering: Any) -> Any:
-    """Maxima, and their indices if a data type is given and whether to count in each plane."""
+    """Maxima. With ``numbering``, an index type and whether indices count in each plane, their
+    indices are returned too.
+    """
     return (
         max_pooling_with_indices(input, window, *numbering)
         if numbering

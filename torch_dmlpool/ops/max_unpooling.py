@@ -24,8 +24,8 @@ from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 def max_unpooling(
     input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
 ) -> Tensor:
-    """``input`` at ``indices`` of zeros of ``spatial_sizes``; operands are checked already, but not
-    each index.
+    """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
+    checked already, but the values of the indices are not.
     """
     if registration.may_skip_dispatcher(input, indices):
         return _unpooled(
@@ -37,7 +37,7 @@ def max_unpooling(
 def _unpooled(
     input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
 ) -> Tensor:
-    """The same; ``rejects`` says whether an index outside its plane is an error."""
+    """The same by a scatter; ``rejects`` says whether an index outside its plane is an error."""
     if indices.dtype is torch.uint64:
         indices = indices.view(torch.int64)
     elif indices.dtype is torch.uint32:
@@ -132,8 +132,8 @@ unique_positions: Operator = Operator(
     Backend.unique_positions,
     dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
-"""``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of
-several alike."""
+"""``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
+ones."""
 gather_positions: Operator = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch_dmlpool.ops import registration
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Types of the same bits, of those for which PyTorch has few operators."""
+"""Signed types with the same bits, for the types that have few operators in PyTorch."""
 
 
 def as_bytes(bools: Tensor) -> Tensor:
-    """``bools`` as uint8: the same memory, but where a program is traced."""
+    """``bools`` as uint8. They share memory, except where a program is traced."""
     return (
         bools.view(torch.uint8)
         if registration.may_skip_dispatcher(bools)
@@ -26,19 +26,21 @@ def as_bytes(bools: Tensor) -> Tensor:
 
 
 def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
-    """The maxima of ``input``, bools too, by a ``pool`` that takes those of numbers (rule N1)."""
+    """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
     return _with_values(as_bools, pool(as_bytes(input)))
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
-    """The minima of ``input``, by a ``pool`` that takes the maxima of numbers (rule N2)."""
+    """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
     return _with_values(_back, maxima(pool, _opposite(input)))
 
 
 def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
-    """Results, values alone or with indices, with a change of the values."""
+    """The results of a pool, values alone or with indices, with ``change`` applied to the
+    values.
+    """
     if isinstance(results, Tensor):
         return change(results)
     values, indices = results
@@ -46,6 +48,7 @@ def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
 
 
 def as_bools(values: Tensor) -> Tensor:
+    """The inverse of :func:`as_bytes`."""
     return (
         values.view(torch.bool)
         if registration.may_skip_dispatcher(values)
@@ -54,7 +57,7 @@ def as_bools(values: Tensor) -> Tensor:
 
 
 def _opposite(tensor: Tensor) -> Tensor:
-    """The same elements in the opposite order."""
+    """Elements whose order is the opposite of that in ``tensor``."""
     if tensor.dtype.is_floating_point:
         return -tensor
     signed = _SIGNED.get(tensor.dtype)
@@ -62,7 +65,7 @@ def _opposite(tensor: Tensor) -> Tensor:
 
 
 def _back(values: Tensor) -> Tensor:
-    """Elements of the opposite order as they were; a zero is never negative, of which maxima may
-    have lost the sign.
+    """The elements whose ``_opposite`` are ``values``. A zero comes back positive, as maxima may
+    have lost its sign.
     """
     return 0 - values if values.dtype.is_floating_point else _opposite(values)

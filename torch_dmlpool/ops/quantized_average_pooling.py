@@ -32,8 +32,8 @@ def quantized_linear_average_pooling(
         if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
             rest = *window.arguments, include_padding, output_dtype
             return _pooling_of_numbers.dispatched(input, *numbers, *rest)
-        # The operator of tensors takes no numbers: tensors are filled on the device, without
-        # waiting for it.
+        # The operator of tensors takes no numbers, so tensors are filled on the device, which does
+        # not wait for it.
         vectors = list(parameters)
         for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
             if vectors[at] is not None and not isinstance(vectors[at], Tensor):
@@ -50,10 +50,11 @@ def quantized_linear_average_pooling(
 def of_quantized_tensor(
     input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *made: Any
 ) -> Tensor | None:
-    """The average pooling of a quantized tensor; None where no backend takes its data type.
+    """The average pooling of a quantized tensor by a backend that reads its integers itself; None
+    where none can.
 
-    ``made`` is the integer type of the output and the function that allocates it from its sizes
-    and memory format.
+    ``made`` is the integer type of the output and the function that allocates it from its sizes and
+    memory format.
     """
     if not registration.may_skip_dispatcher(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
@@ -77,7 +78,7 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
                 f"quantized_linear_average_pooling has no gradient, but {name} requires one: "
                 "detach it"
             )
-        # elsewhere it would wait for the device
+        # On other devices than the CPU the check would wait for the device.
         if values and parameter.is_floating_point() and parameter.is_cpu:
             operands.check_scale_values(name, parameter)
 

@@ -41,6 +41,8 @@ from torch_dmlpool.ops import revision
 from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
+# A seventh argument would change Window.arguments, sharding.WINDOW_ARGUMENTS and each slice of
+# six window arguments in the package.
 WINDOW_SCHEMA = (
     "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, "
     "SymInt[] dilations, "
@@ -48,14 +50,15 @@ WINDOW_SCHEMA = (
 )
 _library = torch.library.Library(NAMESPACE, "DEF")
 before_fake: list[Callable[["Operator"], None]] = []
-"""What integrations have called before an operator meets fake tensors: they give a compiler or an
-exporter what it needs, or raise an error."""
+"""Functions of integrations that are called before an operator meets fake tensors: they give a
+compiler or an exporter what it needs, or raise an error."""
 before_trace: list[Callable[[], None]] = []
-"""The same before ``torch.jit``'s tracer records an operator."""
+"""Functions that are called before ``torch.jit``'s tracer records an operator."""
 untaught: dict[str, str] = {}
-"""Modules whose tensors an integration has still to teach the operators about, and what to do."""
+"""Modules of tensors that the operators do not know until an integration is imported, with an error
+message that says which."""
 OPERATORS: list["Operator"] = []
-"""All that are registered."""
+"""All registered operators."""
 
 
 @dataclass(eq=False)
@@ -67,40 +70,43 @@ class Operator:
     Tensors come first.
     """
 
-    schema: str  # with WINDOW for the six window arguments
-    types: Sequence[tuple[torch.dtype, ...]]  # that each tensor may have
+    schema: str  # WINDOW in it stands for the six window arguments
+    types: Sequence[tuple[torch.dtype, ...]]  # the data types that each tensor may have
     # rejects arguments that do not fit, and returns the sizes of the results
     check: Callable[..., Any]
     # the field of a backend's table that computes it; None for what is made of other operators
     entry: Any = None
     _: KW_ONLY
-    # the arguments as the backend takes them
+    # turns the arguments of the schema, with a Window, into those that the backend takes
     complete: Callable[..., tuple[Any, ...]] | None = None
-    # of each result; None for one of the first tensor's
+    # the data type of each result; None for one result with the first tensor's data type
     dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
-    # the tensor whose layout results have, where no argument says whether they are channels_last
+    # the number of the tensor whose memory format results have, unless the schema ends in
+    # channels_last
     layout_of: int = 0
-    # the operator over batches; None to merge them into the samples
+    # the vmap rule; None to merge the mapped dimension into the samples
     vmap: Callable[..., Any] | None = None
     # For an operator that is linear in its first tensor: the adjoint, and its arguments after the
     # tensors.
     adjoint: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    # For an operator that returns elements and what it chose: the linear operator that chooses the
-    # same again, and its arguments.
+    # For an operator that returns elements of its input and their numbers: the linear operator that
+    # gathers by such numbers, and its arguments after the tensors.
     tangent: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    # of one that chooses without saying what: the operator that says it
+    # For an operator that returns elements alone: the operator that returns their numbers too. It
+    # is called in its place where a gradient is recorded.
     recorded_by: "Operator | None" = None
-    # the result by other operators, where a derivative is wanted
+    # computes the results by other operators, where a derivative is wanted
     differentiable: Callable[..., Any] | None = None
-    # computed so always: derivatives, fake tensors and batches are those of the others
+    # whether ``differentiable`` computes it always: then it has no fake and no vmap rule of its own
     is_composite: bool = False
-    reject: Callable[..., None] | None = None  # what asks for a derivative, where there is none
+    # raises an error where a derivative is wanted and the operator has none
+    reject: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
         OPERATORS.append(self)
-        # Inductor hands tensors over in the layout that it has: what comes out is laid out by what
-        # goes in.
+        # flexible_layout lets Inductor pass tensors in any layout: the layout of the results
+        # follows from it.
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
         arguments, results = self.schema.replace("WINDOW", WINDOW_SCHEMA).split(") -> ")
         _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
@@ -145,8 +151,8 @@ class Operator:
         return self.implementation(arguments[0])(*arguments)
 
     def implementation(self, tensor: Tensor) -> Callable[..., Any]:
-        """What computes the operator on the device of ``tensor``; profilers see it, as a call skips
-        the dispatcher.
+        """The function that computes the operator on the device of ``tensor``. A running profiler
+        records it, as it would not see a call that skips the dispatcher.
         """
         # Asking for the device's name takes four times as long.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
@@ -166,6 +172,9 @@ class Operator:
         return call(self.overload, *arguments)
 
     def _differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
+        """The results by the autograd function of the recorder, or by ``differentiable`` where
+        there is no recorder.
+        """
         recorder = self.recorder
         if recorder is None:
             assert self.differentiable is not None
@@ -194,6 +203,7 @@ class Operator:
         return arguments, self.check(*arguments)
 
     def _computed(self, *arguments: Any, **_: str) -> Any:
+        """The implementation below autograd."""
         return self.implementation(arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
@@ -214,6 +224,7 @@ class Operator:
         return made if len(made) > 1 else made[0]
 
     def _recorded(self, *arguments: Any, **_: str) -> Any:
+        """The implementation for the key ``Autograd``, and for all keys of a composite operator."""
         revision.sign_traced_call(self.overload)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         if any(tensor.layout is not torch.strided for tensor in tensors):
@@ -230,17 +241,18 @@ class Operator:
             is_recorded = is_recorded or any(carries_derivative(tensor) for tensor in tensors)
         if is_recorded:
             return self._differentiated(False, self._checked(arguments)[0])
-        if skips_dispatcher:  # as in Inductor's code: no second way through the dispatcher
+        if skips_dispatcher:  # Inductor's code: the dispatcher is not needed again
             return self._computed(*arguments)
         with below_autograd():
             return self.dispatched(*arguments)
 
     def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> tuple[Any, Any]:
+        """The vmap rule that is registered."""
         return (self.vmap or self.over_batches)(info, dimensions, *arguments)
 
     def over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
-        """The results, and the dimension of them that vmap maps over: it is merged into the samples
-        in between.
+        """The vmap rule that merges the mapped dimension into the samples: the results, and each
+        one's mapped dimension.
         """
         size, folded = info.batch_size, []
         for tensor, dimension in zip(arguments[: self.count], dimensions, strict=False):
@@ -260,7 +272,7 @@ class Operator:
 
 def call(overload: OpOverload, *arguments: Any) -> Any:
     """Call a registered operator, with the revision where a graph for torch.compile is traced."""
-    # Dynamo's graph is signed where the operator's own code runs.
+    # Dynamo's graph gets its revision where the fake implementation runs.
     if is_dynamo_compiling():
         return overload(*arguments)
     return overload(*arguments, **revision.arguments())
@@ -269,8 +281,8 @@ def call(overload: OpOverload, *arguments: Any) -> Any:
 class Derivative:
     """The methods of each operator's autograd function, whose name the graph's nodes show.
 
-    ``backward`` calls the adjoint operator. ``jvp`` calls the linear operator, which is the
-    operator itself or, for maxima, the gather at what they chose.
+    ``backward`` calls the adjoint operator. ``jvp`` calls the linear operator: that is the operator
+    itself or, for maxima, the gather at the winners.
     """
 
     @staticmethod
@@ -279,10 +291,10 @@ class Derivative:
         input: Tensor,
         operator: Operator,
         skips_dispatcher: bool,
-        keeps_choice: bool,
+        returns_values_only: bool,
         *rest: Any,
     ) -> Any:
-        # autograd has switched itself off in here
+        # In here autograd has switched itself off.
         if skips_dispatcher or may_skip_dispatcher(input, *rest[: operator.count - 1]):
             output = operator.implementation(input)(input, *rest)
         else:
@@ -297,7 +309,7 @@ class Derivative:
         else:
             linear, linear_rest = operator.tangent(input, *rest)
             output, *chosen = output
-            if not keeps_choice:
+            if not returns_values_only:
                 output = output, *chosen
                 ctx.mark_non_differentiable(*chosen)
         adjoint, adjoint_rest = linear.adjoint(input, *chosen, *linear_rest)  # type: ignore[misc]
@@ -316,12 +328,13 @@ class Derivative:
         adjoint, has_choice, rest, shards, nothing = ctx.backwards
         if gradient is not None:
             if shards is not None:
-                # One that is replicated is cut where it lies. What was not sharded before need not
-                # be now: a gradient may be, or be a sum over ranks that is still to be made.
+                # The gradient is sharded as the input is: a replicated one is cut without
+                # communication. Where the input is not sharded it stays as it is, which may be
+                # sharded or a sum over ranks that is still to be made.
                 placements = zip(shards, gradient.placements, strict=True)  # type: ignore[attr-defined]
                 wanted = [old if old.is_shard() else new for old, new in placements]
                 gradient = gradient.redistribute(placements=wanted)  # type: ignore[attr-defined]
-            # to ask for saved tensors takes half a microsecond where there are none too
+            # Asking for saved tensors takes half a microsecond even if there are none.
             chosen = ctx.saved_tensors if has_choice else ()
             gradient = adjoint(gradient, *chosen, *rest)
         return gradient, *nothing
@@ -402,7 +415,9 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def _require_rules(kind: type[Tensor]) -> None:
-    """Reject a class of tensors that an integration has still to teach the operators about."""
+    """Raise an error for a class of tensors that the operators do not know until an integration is
+    imported.
+    """
     for module, what_to_do in untaught.items():
         if kind.__module__.startswith(module):
             raise TypeError(what_to_do)
@@ -414,7 +429,7 @@ def shards_of(tensor: Tensor) -> Any:
 
 
 def beside(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` for arithmetic with ``like``: if that is a DTensor, one that all ranks have."""
+    """``tensor`` for arithmetic with ``like``: as a replicated DTensor if that is a DTensor."""
     if shards_of(like) is None:
         return tensor
     return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]

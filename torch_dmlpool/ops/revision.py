@@ -32,10 +32,10 @@ def revision(package: Path = PACKAGE) -> str:
 
 
 def is_compiled_now() -> bool:
-    """Whether what is called is traced for torch.compile.
+    """Whether the caller is being traced for torch.compile.
 
-    Exported programs outlive a revision, and so do the packages that AOTInductor makes of them: the
-    caches have neither.
+    Exported programs and AOTInductor's packages are not: they outlive a revision and are in no
+    cache.
     """
     if TracingContext.try_get() is None or torch.compiler.is_exporting():
         return False
@@ -44,12 +44,14 @@ def is_compiled_now() -> bool:
 
 
 def arguments() -> dict[str, str]:
-    """The keyword arguments of a call: ``revision`` under torch.compile, none elsewhere."""
+    """The keyword arguments of an operator's call: ``revision`` under torch.compile, none
+    elsewhere.
+    """
     return {"revision": revision()} if is_compiled_now() else {}
 
 
 def sign_traced_call(overload: Any) -> None:
-    """Write the argument into the call that Dynamo is tracing, whoever wrote that call.
+    """Add ``revision`` to the call that Dynamo is tracing, whoever wrote that call.
 
     Dynamo runs an operator's fake implementation for each call that it has added to its graph.
     """
