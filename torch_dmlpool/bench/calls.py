@@ -31,7 +31,9 @@ class Call(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """How many calls were equal, what was wrong with others, and which were not begun."""
+    """How many calls were equal, what was wrong with the others, and which were left out for lack
+    of time.
+    """
 
     equal: int
     wrong: dict[str, str]
@@ -68,7 +70,7 @@ def averages(backend: Backend, input: Tensor, window: Window) -> Any:
 
 
 def gradient_of_averages(backend: Backend, input: Tensor, window: Window) -> Any:
-    sizes = [  # of an input whose averages these are
+    sizes = [  # the sizes of an input that has as many averages
         (size - 1) * axis.stride + axis.extent - axis.start_padding - axis.end_padding
         for size, axis in zip(input.shape[2:], window.axes, strict=True)
     ]
@@ -111,7 +113,7 @@ ROW = Window.directml(1, 5, 2, 2, 1)
 LONG_ROW = Window.directml(1, 65, 2, 2, 1)
 VOLUME = Window.directml(3, (2, 3, 3), 2, 0, 1)
 PLANES, ODD = (2, 16, 24, 32), (2, 5, 25, 33)
-# A line for each family: what is computed, of which window, data type, layout and sizes.
+# Each line says what is computed, the window, the data type, the layout and the input's sizes.
 REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
     (maxima, STEM, FLOAT, "NCHW", PLANES),
     (maxima, STEM, HALF, "NHWC", PLANES),
@@ -157,6 +159,7 @@ REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
 
 
 def calls() -> Iterator[Call]:
+    """The forty, with inputs that are the same in every run."""
     generator = torch.Generator().manual_seed(0)
     for compute, window, dtype, layout, shape in REQUESTS:
         input = torch.randint(0, 90, shape, generator=generator, dtype=torch.int64, device="cpu")
@@ -184,7 +187,7 @@ def check(device: torch.device, end: float) -> Checked:
             expected = call.compute(reference.BACKEND, call.input, call.window)
             found = call.compute(backend, call.input.to(device), call.window)
             differs = difference(expected, found)
-        except Exception as error:  # whatever goes wrong is what the check is for
+        except Exception as error:  # the check is there to report any failure
             differs = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if differs:
             wrong[call.name] = differs

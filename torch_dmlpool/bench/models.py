@@ -18,7 +18,7 @@ BEFORE, AFTER = "as it is", "converted"
 
 
 class Comparison(NamedTuple):
-    """Times of the model as it is and converted, or why there are none."""
+    """Times of the model as it is and converted, or the reason why they are missing."""
 
     mode: str
     times: tuple[Times, Times] | None
@@ -67,7 +67,7 @@ def loaded(path: str, device: torch.device) -> tuple[Module, tuple[Any, ...]]:
 
 
 def measure(path: str, device: torch.device, seconds: float) -> Result:
-    """Every mode in turn, each for a share of ``seconds``."""
+    """The result for a model: every mode is measured for an equal share of ``seconds``."""
     model, inputs = loaded(path, device)
     conversion = nn.convert(model, inplace=False)
     other = conversion.model
@@ -137,7 +137,7 @@ def _training(model: Module, inputs: tuple[Any, ...]) -> Callable[[], object]:
 
 
 def _total(output: Any) -> Tensor:
-    """A number that all of a model's results are part of."""
+    """The sum of all tensors in a model's output."""
     if isinstance(output, Tensor):
         return output.float().sum()
     entries = output.values() if isinstance(output, dict) else output

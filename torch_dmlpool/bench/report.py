@@ -11,7 +11,9 @@ MEANINGS = {"faster": "faster", "slower": "slower", "cannot tell": "neither, as 
 
 
 def verdict(rows: list[Measured], rival: str, load: str | None) -> str:
-    """Where this package pays beside a rival, in words."""
+    """A sentence that says in which rows this package is faster than a rival, and in which
+    slower.
+    """
     measured = [row for row in rows if rival in row.pairs]
     if not measured:
         return f"Beside {rival}: not measured ({rows[0].missing[rival] if rows else 'no time'})."

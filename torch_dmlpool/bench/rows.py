@@ -15,7 +15,7 @@ ATEN, COMPILED = "torch.nn", "torch.compile"
 
 
 class Row(NamedTuple):
-    """A call: names of the function, of where networks have it, and its arguments."""
+    """A call: the network that has it, the function, its arguments and the input's sizes."""
 
     network: str
     function: str
@@ -36,7 +36,7 @@ class Row(NamedTuple):
         return ", ".join(words)
 
     def dtype(self, device: torch.device) -> torch.dtype:
-        """Half precision is what the device's networks use."""
+        """The data type of the row; half precision is the type that networks on the device use."""
         half = torch.float16 if device.type == "cuda" else torch.bfloat16
         return half if self.is_half else torch.float32
 
@@ -65,7 +65,9 @@ class Measured:
         self.missing: dict[str, str] = {}
 
     def verdict(self, rival: str) -> str:
-        """What ours is beside a rival, in a word or two."""
+        """``faster``, ``slower`` or ``cannot tell`` for ours beside a rival, or ``not
+        measured``.
+        """
         return timing.verdict(*self.pairs[rival]) if rival in self.pairs else "not measured"
 
     def speed_up(self, rival: str) -> float:
@@ -90,7 +92,7 @@ class Measured:
 def measure(device: torch.device, end: float, compiles: bool = True) -> Iterator[Measured]:
     """Every row beside PyTorch's own functions, then beside torch.compile's while time is left.
 
-    A row comes when it is measured with the first, and changes when it is measured with the second.
+    A row is yielded after the first comparison. The second one is added to it later.
     """
     rows = [Measured(row, device) for row in ROWS]
     room = (end - time.monotonic()) * (0.4 if compiles else 1.0)
@@ -105,7 +107,7 @@ def measure(device: torch.device, end: float, compiles: bool = True) -> Iterator
             break
         try:
             row.run(COMPILED, min(room / len(rows), 2.0))
-        except Exception as error:  # no C++ compiler, say: then no row has one
+        except Exception as error:  # such as a missing C++ compiler, which no row can do without
             why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             for each in rows:
                 each.missing[COMPILED] = why

@@ -1,11 +1,11 @@
-"""Spatial dimensions that are split over a mesh: what each rank fetches of the others, and keeps of
-what it computed.
+"""Spatial dimensions that are split over a mesh: what each rank fetches from the others, and what
+it keeps of its results.
 
 A rank that owns some windows reads the elements that they span; a rank that owns some elements of a
 gradient reads the windows that cover them. Both are the same :class:`Portion`: windows, the
-elements they span, and the window's geometry as it looks from those elements, in which every
-divisor, tap number and empty window is what it is in the whole. Before halos are moved the ranks
-make sure that they speak of the same request.
+elements they span, and an axis for these elements alone, on which every divisor, tap number and
+empty window is what it is in the whole tensor. Before halos are moved the ranks make sure that they
+make the same request.
 """
 
 import functools
@@ -26,20 +26,21 @@ from torch_dmlpool import operands
 from torch_dmlpool.window import Axis
 
 Side = Literal["input", "output", "channels"]
-"""Whose sizes a tensor has: the forward input's, the forward output's, or one entry for all
-channels or one each."""
+"""The sizes that a tensor has: the forward input's, the forward output's, or those of a scale or
+zero point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What one rank computes along one axis, in the whole tensor's numbers."""
+    """What one rank computes along one axis, in positions of the whole tensor."""
 
-    # that it computes; more than it owns only where those it owns read no element at all
+    # the windows that it computes: more than it owns only if those that it owns read no element
     windows: range
-    elements: range  # of the input, from the first to the last that these windows can read
-    axis: Axis  # that gives exactly these windows for an input of these elements alone
+    elements: range  # the input's elements from the first to the last that the windows can read
+    axis: Axis  # with an input of these elements alone it has exactly these windows
 
     def of(self, side: Side) -> range:
+        """The elements or the windows, by the side of a tensor."""
         return self.elements if side == "input" else self.windows
 
 
@@ -55,8 +56,8 @@ def shards(size: int, parts: int) -> tuple[range, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def portions(axis: Axis, size: int, parts: int, of_elements: bool) -> tuple[Portion, ...]:
-    """For each of ``parts`` ranks, the windows that it owns; ``of_elements``, those that cover an
-    element it owns.
+    """The portion of each of ``parts`` ranks: the windows that it owns or, with ``of_elements``,
+    the windows that cover an element that it owns.
     """
     outputs = axis.output_size(size)
     owned = shards(size if of_elements else outputs, parts)
@@ -66,7 +67,7 @@ def portions(axis: Axis, size: int, parts: int, of_elements: bool) -> tuple[Port
 
 
 def overlap(first: range, second: range) -> range:
-    """The numbers in both ranges."""
+    """The positions in both ranges."""
     start = max(first.start, second.start)
     return range(start, max(start, min(first.stop, second.stop)))
 
@@ -76,6 +77,7 @@ def contains(outer: range, inner: range) -> bool:
 
 
 def _covering(axis: Axis, outputs: int, elements: range) -> range:
+    """The windows that span one of ``elements``."""
     if not elements:
         return range(0)
     low = -(-(elements.start + axis.start_padding - axis.extent + 1) // axis.stride)
@@ -85,22 +87,23 @@ def _covering(axis: Axis, outputs: int, elements: range) -> range:
 
 
 def _portion(axis: Axis, size: int, windows: range) -> Portion:
+    """The portion with ``windows``, to which others are added if they read no element."""
     if not windows:
         return Portion(range(0), range(0), axis)
     first = axis.first_position(windows.start)
     stop = axis.first_position(windows.stop - 1) + axis.extent
     if stop <= 0:
-        # All in the start padding. An operator needs an element, so windows are added until one may
-        # be read.
+        # All windows are in the start padding. An operator needs an element, so windows are added
+        # until one may be read.
         alone = replace(axis, start_padding=-first, end_padding=0)
         return Portion(range(windows.start, windows.start + alone.output_size(1)), range(1), alone)
     elements = range(min(max(first, 0), size - 1), min(stop, size))
     if first >= size:
-        # All past the input: windows are added in front, down to one that may read the last
-        # element.
+        # All windows are past the input: others are added in front, down to one that may read the
+        # last element.
         added = -(-(first - elements.start) // axis.stride)
         windows, first = range(windows.start - added, windows.stop), first - added * axis.stride
-    # What lies past the counted padding is left over for ceil_mode, here as in the whole.
+    # What lies past the counted padding is the overhang of ceil_mode, as in the whole tensor.
     end_padding = min(stop, size + axis.end_padding) - elements.stop
     return Portion(
         windows,
@@ -111,8 +114,8 @@ def _portion(axis: Axis, size: int, windows: range) -> Portion:
 
 @dataclass(frozen=True)
 class ShardedAxis:
-    """An axis of the window, the mesh dimension it is split over, and which way the operator
-    goes.
+    """An axis of the window, the mesh dimension that it is split over, and whether the operator's
+    result is on the input's side.
     """
 
     dimension: int  # its number in a tensor of samples, channels and spatial dimensions
@@ -134,41 +137,45 @@ class ShardedAxis:
 
     @property
     def _coordinate(self) -> int:
+        """The position of this rank along the mesh dimension."""
         return (self.mesh.get_coordinate() or ())[self.mesh_dimension]
 
     def _owned(self, side: Side) -> tuple[range, ...]:
+        """What each rank owns of a tensor of that side."""
         size = self.size if side == "input" else self.axis.output_size(self.size)
         return shards(size, self.mesh.size(self.mesh_dimension))
 
     def _wanted(self, side: Side) -> tuple[range, ...]:
-        # Forwards, a rank's windows are its own.
+        """What each rank's portion reads of a tensor of that side."""
+        # In the forward direction a rank reads only windows that it owns.
         is_own = side == "output" and not self.to_input
         return self._owned(side) if is_own else tuple(portion.of(side) for portion in self.portions)
 
     def exchanges(self, side: Side) -> bool:
-        """Whether any rank needs another's elements of a tensor of that side; all of them come to
-        the same answer.
+        """Whether any rank needs what another owns of a tensor of that side; all ranks get the same
+        answer.
         """
         return not all(map(contains, self._owned(side), self._wanted(side)))
 
     def fetched(self, local: Tensor, side: Side) -> Tensor:
-        """What this rank's portion reads of a tensor of which it holds ``local``; the rest comes
+        """What this rank's portion reads of a tensor: its own part is ``local``, and the rest comes
         from other ranks.
         """
         pieces = [(local, self._owned(side)[self._coordinate])]
         if self.exchanges(side):
             pieces += self._received(local, side)
-        # Windows that are computed beside the rank's own are dropped again; any tap number will do
-        # them.
+        # Tap numbers of windows that were added to the rank's own are zeros here. Any number is
+        # right for them, as ``kept`` drops their results.
         return assembled(pieces, self.dimension, self.portion.of(side))
 
     def _received(self, local: Tensor, side: Side) -> list[tuple[Tensor, range]]:
-        """What other ranks own of what this rank wants: in one exchange of all, each owner sends an
-        element once.
+        """The parts that other ranks own of what this rank wants, each with its positions.
+
+        All ranks take part in one all-to-all, in which an element comes from its owner alone.
         """
         owned, wanted, dimension = self._owned(side), self._wanted(side), self.dimension
         own, want = owned[self._coordinate], wanted[self._coordinate]
-        # Groups are in the order of global ranks, a mesh need not be.
+        # A group is in the order of global ranks, but a mesh need not be.
         index: list[Any] = list(self.mesh.get_coordinate() or ())
         index[self.mesh_dimension] = slice(None)
         with unset_fake_temporarily():
@@ -183,10 +190,10 @@ class ShardedAxis:
             overlap(owned[other], want) if other != self._coordinate else range(0)
             for other in others
         ]
-        # Moved as bytes: no backend of torch.distributed knows every data type.
+        # The elements are moved as bytes: no backend of torch.distributed takes every data type.
         across = math.prod(size for number, size in enumerate(local.shape) if number != dimension)
-        # Views alone: compilers drop an exchange that repeats another, and must do so on every rank
-        # or on none.
+        # The list has views alone, on every rank: compilers drop an exchange that repeats another,
+        # and must do so on every rank or on none.
         pieces = torch.cat([_part(local, dimension, own, part).reshape(-1) for part in sent])
         arriving, leaving = (
             [len(part) * across * local.itemsize for part in parts] for parts in (received, sent)
@@ -217,8 +224,8 @@ class ShardedAxis:
 
 
 def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: range) -> Tensor:
-    """The numbers ``wanted`` along a dimension, of which each piece holds a range; zeros where none
-    does.
+    """A tensor of the positions ``wanted`` along a dimension. Each piece holds a range of
+    positions; where none holds one there are zeros.
     """
     first, held = pieces[0]
     memory_format = operands.suggested_memory_format(first)
@@ -239,7 +246,7 @@ def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: ra
 
 
 def _part(tensor: Tensor, dimension: int, held: range, part: range) -> Tensor:
-    """The numbers ``part`` of a tensor that holds the numbers ``held`` along ``dimension``."""
+    """The positions ``part`` of a tensor that holds the positions ``held`` along ``dimension``."""
     return tensor.narrow(dimension, part.start - held.start if part else 0, len(part))
 
 
@@ -262,7 +269,8 @@ def agree(
     number = int.from_bytes(
         hashlib.blake2b((mistake or request).encode(), digest_size=7).digest(), "little"
     )
-    # The largest number and the largest negated one: all numbers are equal if the two are.
+    # This gives the maximum of all numbers and that of all negated ones. Their sum is 0 only if all
+    # numbers are equal.
     extremes = torch.tensor([number, -number], dtype=torch.int64, device=like.device)
     for mesh_dimension in mesh_dimensions:
         extremes = collectives.all_reduce(extremes, "max", mesh.get_group(mesh_dimension))

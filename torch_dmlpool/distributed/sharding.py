@@ -26,8 +26,8 @@ from torch_dmlpool.window import AXIS_NAMES, Window
 
 
 class Rule(NamedTuple):
-    """How one registered operator behaves on shards: its tensors, its results, and the tensor that
-    it is linear in.
+    """How one registered operator behaves on shards: the sides of its tensors and of its results,
+    and the tensor that it is linear in.
     """
 
     arguments: Mapping[str, Side]
@@ -61,8 +61,8 @@ RULES = {
     "scatter_positions": Rule({"input": "output", "positions": "output"}, ("input",), "input"),
     "unique_positions": Rule({"positions": "output"}, ("output",)),
 }
-"""By the operator's name in the namespace ``dmlpool``. Those without a window know no halo: they
-gather D, H, W."""
+"""A rule for each operator, by its name in the namespace ``dmlpool``. Operators without a window
+have no halo: shards of D, H and W are gathered for them."""
 
 WINDOW_ARGUMENTS = (
     "window_size",
@@ -75,8 +75,8 @@ WINDOW_ARGUMENTS = (
 
 
 def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """The rule's work: what PyTorch calls in place of ``operator`` when a tensor among its
-    arguments is a DTensor.
+    """The function that PyTorch calls in place of ``operator`` when a tensor among its arguments is
+    a DTensor.
     """
     names = [argument.name for argument in operator._schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
@@ -103,7 +103,7 @@ class _Request:
         self.sizes = self._sizes()
 
     def _sizes(self) -> dict[Side, list[int]]:
-        """The whole input's sizes and the whole output's."""
+        """The sizes of the whole input and of the whole output."""
         sizes = {self.sides[name]: list(tensor.shape) for name, tensor in self.tensors.items()}
         both = next(iter(sizes.values()))[:2]
         if "input" not in sizes:
@@ -117,6 +117,7 @@ class _Request:
         return sizes
 
     def _common_mesh(self) -> DeviceMesh:
+        """The mesh of all tensors; rejects a tensor that is no DTensor or is on another mesh."""
         for name, tensor in self.tensors.items():
             if not isinstance(tensor, DTensor):
                 raise TypeError(
@@ -129,11 +130,11 @@ class _Request:
         return meshes[0]
 
     def _place(self) -> list[Placement]:
-        """Place the tensors so that no rank needs another but for halos; returns the placements of
-        the results.
+        """Redistribute the tensors so that a rank needs nothing of another but halos; returns the
+        placements of the results.
 
-        What an operator is not linear in stays where it is, and the tensor that it is linear in
-        comes to it.
+        Where placements differ, the tensor that the operator is linear in takes those of the
+        others.
         """
         linear_in = self.rule.linear_in
         results: list[Placement] = []
@@ -170,13 +171,14 @@ class _Request:
         return wrapped if len(wrapped) > 1 else wrapped[0]
 
     def _own_results(self) -> list[Tensor]:
+        """The parts of the results that this rank owns."""
         axes = self._sharded_axes()
         held = {name: _local(tensor) for name, tensor in self.tensors.items()}
         self._agree(held, axes)
         for axis in axes:
             held = {name: axis.fetched(tensor, self.sides[name]) for name, tensor in held.items()}
         if not all(axis.portion.windows for axis in axes):
-            # Nothing to compute, but the others may have needed what this rank owns.
+            # This rank has nothing to compute, but others may have needed what it owns.
             sides = zip(self._nothing(), self.rule.results, strict=True)
             return [
                 nothing.new_zeros([len(part) for part in self._owned(side)])
@@ -190,6 +192,7 @@ class _Request:
         return results
 
     def _sharded_axes(self) -> list[ShardedAxis]:
+        """The axes of the window that are split over a mesh dimension."""
         if self.window is None:
             return []
         mesh_dimensions: dict[int, int] = {}
@@ -222,7 +225,7 @@ class _Request:
         ]
 
     def _owned(self, side: Side) -> list[range]:
-        """What this rank owns of a tensor of that side, in every dimension."""
+        """The positions that this rank owns of a tensor of that side, in every dimension."""
         owned = [range(size) for size in self.sizes[side]]
         along = zip(self.placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True)
         for placement, ranks, coordinate in along:
@@ -232,8 +235,8 @@ class _Request:
         return owned
 
     def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
-        """Reject local tensors that are not the shards they should be; before an exchange, on all
-        ranks together.
+        """Reject local tensors that are not the shards that they should be. If tensors are
+        exchanged, all ranks raise the error together.
         """
         mistake = None
         for name, tensor in held.items():
@@ -260,7 +263,9 @@ class _Request:
             raise ValueError(mistake)
 
     def _run(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> list[Tensor]:
-        """The operator on what this rank holds, over the window as it looks from there."""
+        """The results of the operator on what this rank holds, with the axes of this rank's
+        portions.
+        """
         arguments = {**self.arguments, **held}
         arguments.update(self._of_channels(self._owned("input")[1]))
         if self.has_indices:
@@ -277,6 +282,7 @@ class _Request:
         return self._called(arguments)
 
     def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:
+        """The results of the operator as a list."""
         results = registration.call(
             self.operator,
             *(
@@ -288,7 +294,7 @@ class _Request:
         return [results] if isinstance(results, Tensor) else list(results)
 
     def _nothing(self) -> list[Tensor]:
-        """Empty results, of the data types that the operator gives."""
+        """Empty results of the data types that the operator gives: it is called without samples."""
         empty_sizes = {name: (0, *self.sizes[self.sides[name]][1:]) for name in self.tensors}
         empty = {
             name: _local(tensor).new_empty(empty_sizes[name])
@@ -300,9 +306,7 @@ class _Request:
         ]
 
     def _of_channels(self, channels: range) -> dict[str, Tensor | None]:
-        """The tensors of one entry for all channels or one each, of which these ``channels`` are at
-        hand.
-        """
+        """Scales and zero points, cut to ``channels`` if they have one entry for each channel."""
         found = {name: self.arguments[name] for name in operands.PARAMETERS if name in self.sides}
         for name, parameter in found.items():
             if isinstance(parameter, DTensor):
@@ -314,13 +318,14 @@ class _Request:
         return found
 
     def _numbered(self, positions: Tensor, axes: Sequence[ShardedAxis]) -> Tensor:
-        """Positions in the planes at hand as the indices that were asked for (rule M4); -1 stays
-        -1.
+        """Positions in this rank's part of the planes as the indices that were asked for (rule M4);
+        -1 stays -1.
         """
         per_plane, sizes = self.arguments["per_plane"], self.sizes["input"]
         if not axes and per_plane:
             return positions.to(self.arguments["index_dtype"])
-        # The part of every dimension that is at hand: owned of N and C, read of the others.
+        # This is the part that ``positions`` count in: what the rank owns of N and C, and what it
+        # reads of the others.
         held = [*self._owned("output")[:2], *map(range, sizes[2:])]
         for axis in axes:
             held[axis.dimension] = axis.portion.elements
@@ -334,6 +339,7 @@ class _Request:
         return torch.where(positions < 0, positions, whole).to(self.arguments["index_dtype"])
 
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
+        """A result's part ``local`` as a DTensor."""
         sizes = torch.Size(self.sizes[side])
         memory_format = operands.suggested_memory_format(next(iter(self.tensors.values())))
         if "channels_last" in self.arguments:
@@ -349,5 +355,6 @@ class _Request:
 
 
 def _local(tensor: DTensor) -> Tensor:
+    """The local part of a DTensor, once it has arrived."""
     local = tensor.to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local

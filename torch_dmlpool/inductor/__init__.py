@@ -1,5 +1,5 @@
-"""Inductor's view of the operators: under torch.compile small windows become expressions that fuse
-with neighbours.
+"""Lowerings for Inductor: under torch.compile small windows become expressions that fuse with
+neighbours.
 
 Inductor computes what stands before and after such a window in the window's own loop, forward and
 backward. Windows of more taps, and whatever an expression would compute otherwise than the
@@ -31,13 +31,13 @@ def lower(enabled: bool = True) -> None:
 
 
 def is_lowering() -> bool:
-    """Whether torch.compile sees through the operators that it compiles from now on."""
+    """Whether torch.compile uses the lowerings in what it compiles from now on."""
     return _OFF not in torch.compiler.config.cache_key_tag.split()
 
 
 def register() -> None:
-    """Give Inductor the lowerings once it is loaded; one that lacks a name which they take calls
-    the operators.
+    """Give Inductor the lowerings once it is loaded. If it lacks a name that they import, compiled
+    graphs call the operators.
     """
     if "torch._inductor.lowering" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):

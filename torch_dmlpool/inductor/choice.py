@@ -1,4 +1,6 @@
-"""Whether maxima are faster as an expression or by the operator, with what was measured."""
+"""Whether maxima are faster as an expression or by a call of the operator, with what was
+measured.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +13,9 @@ from torch_dmlpool.inductor.geometry import is_sure, small_window
 from torch_dmlpool.window import Window
 
 MOST_TAPS, CHEAPEST_CALL = 16, 2**14
-"""On a CPU: the taps of the largest window of maxima at stride 1, in rows or with taps, that is an
-expression (for 25 the operator takes half of the time), and the taps in all that are computed in
-less time than a call takes."""
+"""On a CPU: the most taps of a window of maxima that is an expression, at stride 1, in rows or with
+tap numbers (with 25 the operator takes half of the time); and the taps, of all windows together,
+that an expression reads in less time than a call takes."""
 
 
 _LARGEST_NARROW = {
@@ -22,14 +24,15 @@ _LARGEST_NARROW = {
     (2, False): 2**16,
     (2, True): 2**16,
 }
-"""The most taps, on a CPU, that an expression reads in less time than a call of the operator takes:
-for maxima of integers of one or two bytes, in channels_last or not. Bytes matter at stride 1 alone.
-Inductor makes poor vectors of them: 3/1 on 8x192x28x28 takes 22.6 ms as an expression and 1.4 ms
-with a call (uint8, contiguous), .33 and .14 (channels_last), int16 2.7 and .83, 2.6 and .27; 2/2 of
-int16 in channels_last .30 and .12 (Zen 4, one thread)."""
+"""By the bytes of an integer, and whether the layout is channels_last: the most taps, of all
+windows together, that an expression of maxima on a CPU reads in less time than a call of the
+operator takes. Integers of one byte matter at stride 1 alone. Inductor makes poor vectors of these
+types: 3/1 on 8x192x28x28 takes 22.6 ms as an expression and 1.4 ms with a call (uint8, contiguous),
+0.33 and 0.14 ms (channels_last), for int16 2.7 and 0.83 ms, 2.6 and 0.27 ms; 2/2 of int16 in
+channels_last takes 0.30 and 0.12 ms (Zen 4, one thread)."""
 
 
-def _is_narrow_and_many(x: TensorBox, window: Window, windows: Sequence[Any]) -> bool:
+def _is_narrow_and_many(x: TensorBox, window: Window, outputs: Sequence[Any]) -> bool:
     """Whether the operator is faster because Inductor has no good vectors of the data type."""
     dtype = x.get_dtype()
     if dtype.is_floating_point or dtype.itemsize > 2:
@@ -38,39 +41,38 @@ def _is_narrow_and_many(x: TensorBox, window: Window, windows: Sequence[Any]) ->
     if dtype.itemsize == 1 and not is_dense:
         return False
     limit = _LARGEST_NARROW[dtype.itemsize, _has_channels_innermost(x)]
-    return not is_sure(math.prod(windows) * window.taps <= limit)
+    return not is_sure(math.prod(outputs) * window.taps <= limit)
 
 
 def window_of_maxima(
     x: TensorBox,
     sizes: Sequence[Any],
     arguments: Sequence[Any],
-    windows: Sequence[Any],
+    outputs: Sequence[Any],
     with_taps: bool = True,
 ) -> Window | None:
-    """The small window, unless a CPU's operator is faster; ``windows`` are their numbers along each
-    axis.
+    """The window if it is small, else None; on a CPU also None where the operator is faster.
 
-    Inductor makes no vectors of a loop that reads every other element of a row: a product and 3/2
-    in 64x112x112 take 3.7 ms forward, the operator 0.8, ATen's in Inductor 1.6. Averages and maxima
-    of one dimension are no slower.
+    ``outputs`` are all sizes of the output. Inductor makes no vectors of a loop that reads every
+    other element of a row: a product and 3/2 in 64x112x112 take 3.7 ms forward, the operator 0.8,
+    ATen's in Inductor 1.6. Averages and maxima of one dimension are no slower.
     """
     window = small_window(x, sizes, arguments)
     if window is None or x.get_device_or_error().type != "cpu":
         return window
-    if _is_narrow_and_many(x, window, windows):
+    if _is_narrow_and_many(x, window, outputs):
         return None
     is_short = window.taps <= MOST_TAPS * math.prod(axis.stride for axis in window.axes)
     is_vector = not with_taps and (window.rank == 1 or (is_short and _has_channels_innermost(x)))
-    if is_vector or is_sure(math.prod(windows) * window.taps <= CHEAPEST_CALL):
+    if is_vector or is_sure(math.prod(outputs) * window.taps <= CHEAPEST_CALL):
         return window
     is_strided = window.axes[-1].stride > 1 and not _has_channels_innermost(x)
     return None if is_strided or window.taps > MOST_TAPS else window
 
 
 def _has_channels_innermost(x: TensorBox) -> bool:
-    """Whether Inductor has or is going to have ``x`` in channels_last, which convolutions may
-    choose for themselves.
+    """Whether ``x`` is in channels_last, or will be once Inductor has decided on its layout: a
+    convolution may choose it.
     """
     inner: Any = getattr(x.data, "data", None)
     loops = (

@@ -1,4 +1,6 @@
-"""What lowerings are written with: sums as trees, reductions, and how a lowering is registered."""
+"""Functions that lowerings are written with: sums as trees, reductions, and the registration of a
+lowering.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +29,7 @@ def results() -> list[tuple[list[Any], torch.dtype]]:
 
 
 def tree(terms: Sequence[Any]) -> Any:
-    """A sum in as few steps one after another as can be (rule E6)."""
+    """A sum whose chain of dependent additions is as short as possible (rule E6)."""
     while len(terms) > 1:
         terms = [
             ops.add(*terms[i : i + 2]) if i + 1 < len(terms) else terms[i]
@@ -39,6 +41,7 @@ def tree(terms: Sequence[Any]) -> Any:
 def pointwise(
     x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]
 ) -> TensorBox:
+    """An expression on the device of ``x`` whose element at each index is ``value(index)``."""
     converted = lambda index: ops.to_dtype(value(index), dtype)  # noqa: E731
     return Pointwise.create(
         device=x.get_device_or_error(), dtype=dtype, inner_fn=converted, ranges=list(sizes)
@@ -48,16 +51,19 @@ def pointwise(
 def reduced_over(
     x: TensorBox, covered: Sequence[bool], kind: Any, result: torch.dtype
 ) -> TensorBox:
-    """A reduction of the dimensions that are covered, each of which stays with one element."""
+    """``x`` with each covered spatial dimension reduced to one element."""
     axes = [axis for axis, is_covered in enumerate(covered, 2) if is_covered]
     return make_reduction(kind, result)(x, axes, True, dtype=result if kind == "sum" else None)
 
 
 def register_as(operation: OpOverload, lowering: Callable[..., Any]) -> None:
+    """Register a lowering. If it returns None, or lowerings are turned off, the operator is
+    called.
+    """
     call = fallback_handler(operation, add_to_fallback_set=False)
 
     def lowered(*arguments: Any, **named: Any) -> Any:
-        # What is named is the revision, which tells graphs apart and computes nothing.
+        # The named argument is the revision, which tells graphs apart and computes nothing.
         expression = lowering(*arguments) if is_lowering() else None
         return call(*arguments, **named) if expression is None else expression
 

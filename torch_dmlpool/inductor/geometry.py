@@ -1,5 +1,5 @@
-"""What lowerings know of a window: where its taps lie, which of them may lie outside the input, how
-many count.
+"""What lowerings know of a window: where its taps lie, which of them may lie outside the input, and
+how many count.
 """
 
 import functools
@@ -17,9 +17,9 @@ from torch_dmlpool import operands
 from torch_dmlpool.window import Window
 
 LARGEST_FUSED = 25
-"""Taps of the largest window that is an expression. Each tap is computed from what stands before it
-once more, which is cheaper than a pass over memory for as many taps as Inductor unrolls of ATen's
-pools. No GPU has measured it yet."""
+"""The taps of the largest window that is an expression. For each tap the operations before the
+window are computed once more. That is cheaper than a pass over memory for this number of taps, to
+which Inductor unrolls ATen's pools. It was not measured on a GPU yet."""
 
 
 all_hold = functools.partial(functools.reduce, ops.and_)
@@ -29,17 +29,19 @@ _TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int
 
 
 def is_sure(condition: Any) -> bool:
+    """Whether a condition on sizes, which may be symbolic, is known to hold."""
     return condition is True or (
         condition is not False and V.graph.sizevars.statically_known_true(condition)
     )
 
 
 def _is_served(x: TensorBox) -> bool:
+    """Whether lowerings take the data type and the device of ``x``."""
     return x.get_dtype() in _TYPES and x.get_device_or_error().type in ("cpu", "cuda")
 
 
 def is_never_empty(window: Window, sizes: Sequence[Any]) -> bool:
-    """Whether a tap of the window at least is inside the input wherever it lies."""
+    """Whether at least one tap is inside the input wherever the window lies."""
     for axis, size in zip(window.axes, sizes, strict=True):
         # Taps farther apart than the input is wide may step over it.
         is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
@@ -49,7 +51,7 @@ def is_never_empty(window: Window, sizes: Sequence[Any]) -> bool:
 
 
 def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
-    """The window, if it has few taps and is never empty."""
+    """The window, if it has at most ``LARGEST_FUSED`` taps and is never empty, else None."""
     numbers = [number for entry in arguments[:5] for number in entry]
     if not _is_served(x) or not all(isinstance(number, (int, sympy.Integer)) for number in numbers):
         return None
@@ -59,8 +61,8 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
-    """For each dimension, whether the window covers it in one, if it covers some and leaves the
-    others alone.
+    """For each dimension, whether the window covers all of it. None if it covers no dimension, or
+    if it does more than leave the others as they are.
     """
     windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
     if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):
@@ -74,7 +76,7 @@ def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
 
 
 def index_type(*sizes: Any) -> torch.dtype:
-    """int32 where everything near an axis' ends is sure to fit."""
+    """int32 if positions near the ends of an axis are known to fit, else int64."""
     return torch.int32 if all(is_sure(size < 2**30) for size in sizes) else torch.int64
 
 
@@ -89,36 +91,39 @@ class Geometry:
         self.overlaps = any(axis.window > axis.stride for axis in window.axes)
 
     def position(self, dimension: int, output: Any, tap: Any) -> Any:
+        """The input's position of a tap along a dimension."""
         axis = self.axes[dimension]
         return output * axis.stride + (tap * axis.dilation - axis.start_padding)
 
     def conditions(
-        self, dimension: int, output: Any, tap: Any, counted: int | None = None
+        self, dimension: int, output: Any, tap: Any, counted_padding: int | None = None
     ) -> list[Any]:
-        """What must hold for a tap to read the input, or to count where padding does; nothing where
-        it always does.
+        """The conditions under which a tap reads the input; none where it always does.
+
+        With ``counted_padding``, the end padding of the dimension, they are those under which the
+        tap counts.
         """
-        axis, size = self.axes[dimension], self.sizes[dimension] + (counted or 0)
+        axis, size = self.axes[dimension], self.sizes[dimension] + (counted_padding or 0)
         position, offset, dtype = (
             self.position(dimension, output, tap),
             tap * axis.dilation,
             index_type(size),
         )
         conditions = []
-        if counted is None and not is_sure(offset >= axis.start_padding):
+        if counted_padding is None and not is_sure(offset >= axis.start_padding):
             conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))
         last = self.position(dimension, self.outputs[dimension] - 1, tap)
         is_inside = not axis.ceil_mode and is_sure(
-            offset + axis.end_padding - (counted or 0) < axis.extent
+            offset + axis.end_padding - (counted_padding or 0) < axis.extent
         )
         if not is_inside and not is_sure(last < size):
             conditions.append(ops.lt(ops.index_expr(position, dtype), ops.index_expr(size, dtype)))
         return conditions
 
     def loader(self, x: TensorBox, fill: Any) -> Callable[..., Any]:
-        """What reads a tap of ``x``, or ``fill`` where it lies outside."""
+        """A function that reads a tap of ``x``, or ``fill`` where the tap is outside the input."""
         x.realize_hint()
-        if self.overlaps:  # what is dear to compute is not computed again for each window
+        if self.overlaps:  # expensive input is not computed again for each window
             x.mark_reuse(len(self.taps))
         load = x.make_loader()
 
@@ -137,7 +142,7 @@ class Geometry:
         return tap_of
 
     def counted(self, index: Sequence[Any], include_padding: bool, dtype: torch.dtype) -> Any:
-        """How many taps of a window count (rules A1 and A2)."""
+        """The number of taps that a window counts (rules A1 and A2)."""
         one, none, along = ops.constant(1.0, dtype), ops.constant(0.0, dtype), []
         for i, axis in enumerate(self.axes):
             padding = axis.end_padding if include_padding else None
@@ -151,6 +156,6 @@ class Geometry:
 
 
 def number_of(taps: Sequence[Any], windows: Sequence[Any]) -> Any:
-    """The number of a tap, row by row (rule M6)."""
+    """The number of a tap, counted row by row (rule M6)."""
     along = zip(taps, windows, strict=True)
     return functools.reduce(lambda number, axis: number * axis[1] + axis[0], along, sympy.S.Zero)

@@ -32,7 +32,7 @@ from torch_dmlpool.inductor.geometry import (
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_TREE = 8
-"""Elements that a CPU adds in float32 before it adds in float64: then that costs half at most."""
+"""The most elements that a CPU adds in float32, as a tree, before it adds such sums in float64."""
 
 
 SUM_TYPES = {
@@ -41,13 +41,14 @@ SUM_TYPES = {
 
 
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
+    """Maxima over windows as a reduction, which Inductor unrolls if they are small."""
     device, dtype, windows = (
         x.get_device_or_error(),
         x.get_dtype(),
         [axis.window for axis in geometry.axes],
     )
     tap_of = geometry.loader(x, Reduction.default_accumulator("max", dtype))
-    # where more taps were measured to be faster in a loop
+    # More taps than MOST_TAPS were measured to be faster in a loop there.
     is_looped = device.type == "cpu" and len(windows) > 1
     with config.patch(unroll_reductions_threshold=1 + (MOST_TAPS if is_looped else LARGEST_FUSED)):
         maxima: Any = Reduction.create(
@@ -85,7 +86,7 @@ def _winners(
                 wins = ops.and_(ops.logical_not(ops.le(value, best)), ops.eq(best, best))
             best, number = ops.where(wins, value, best), ops.where(wins, numbered(taps), number)
         if any(axis.start_padding for axis in geometry.axes):
-            # Where nothing is above the padding, the first tap inside wins.
+            # If no element is above the padding, the first tap inside the input wins.
             alike = ops.eq(best, ops.constant(lowest, x.get_dtype()))
             inside = list(map(first_inside, geometry.axes, index[2:]))
             number = ops.where(alike, ops.masked(alike, lambda: numbered(inside), 0), number)
@@ -95,7 +96,9 @@ def _winners(
 
 
 def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
-    """Maxima, and where the operator returns them the numbers of their taps."""
+    """Maxima and, where the operator returns them, the numbers of their taps; None where the
+    operator must be called.
+    """
     (outputs, dtype), *taps = results()
     sizes = x.get_size()[2:]
     window, covered = (
@@ -121,8 +124,10 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
 def _readers(
     gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None
 ) -> Any:
-    """A function that lists the windows that read an element, if there is one: place, reading tap
-    and conditions.
+    """A function that lists the windows that read an element: each one's place, the tap that reads
+    it, and the conditions under which it does.
+
+    None where the operator must be called.
     """
     covered, outputs = covered_axes(gradient, sizes, arguments), gradient.get_size()[2:]
     if covered is None and (
@@ -135,7 +140,7 @@ def _readers(
             return [(sympy.S.Zero, element, []) if covered[number] else (element, 0, [])]
         axis, size, count = window.axes[number], sizes[number], outputs[number]  # type: ignore[union-attr]
         dtype, padded, found = index_type(size), element + axis.start_padding, []
-        # how many windows before the last one that reads it
+        # ``back`` counts windows back from the last one that reads the element.
         for back in range((axis.window - 1) // axis.stride + 1):
             output, conditions = FloorDiv(padded, axis.stride) - back, []
             tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride
@@ -163,7 +168,7 @@ def _readers(
 def _gathered(
     gradient: TensorBox, readers: Callable[..., Any], term: Callable[..., Any]
 ) -> TensorBox:
-    """The sum of every element's terms."""
+    """For each element, the sum of ``term`` over the windows that read it."""
     sizes, dtype = results()[0]
 
     def total(index: Sequence[Any]) -> Any:
@@ -179,6 +184,9 @@ def _gathered(
 def _max_pooling_grad_from_taps(
     gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any
 ) -> Any:
+    """Each element's sum of the gradients of windows that it won; None where the operator must be
+    called.
+    """
     window = window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
     readers = _readers(gradient, sizes, arguments[:-1], window)
     if readers is None:
@@ -208,8 +216,8 @@ def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:
 
 
 def _in_trees(x: TensorBox, axis: int, dtype: torch.dtype) -> TensorBox:
-    """Sums of a few elements along an axis, as many as divide it: there are fewer for float64 to
-    add.
+    """Sums of a few elements along an axis, each made as a tree, so that fewer elements are left to
+    add in float64. The number of elements in a sum divides the axis.
     """
     sizes, load = list(x.get_size()), x.make_loader()
     few = max(count for count in range(1, LARGEST_TREE + 1) if sizes[axis] % count == 0)
@@ -226,13 +234,16 @@ def _in_trees(x: TensorBox, axis: int, dtype: torch.dtype) -> TensorBox:
 
 
 def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
+    """Averages of a small window or over whole dimensions; None where the operator must be
+    called.
+    """
     *window_arguments, include_padding, divisor = arguments
     sizes, (outputs, dtype), summed = x.get_size(), results()[0], SUM_TYPES[x.get_dtype()]
     window = small_window(x, sizes[2:], window_arguments)
     if window is None:
         covered = covered_axes(x, sizes[2:], window_arguments)
-        # A CPU adds in a row, which is exact enough for float32 alone, and in float64 (rule E6); a
-        # GPU adds as a tree.
+        # On a CPU Inductor adds elements one after another. To be exact enough (rule E6) float32 is
+        # added in float64, and float64 is left to the operator. A GPU adds as a tree.
         is_in_a_row = x.get_device_or_error().type == "cpu"
         if covered is None or (is_in_a_row and summed is torch.float64):
             return None
@@ -256,6 +267,7 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
 def _average_pooling_grad(
     gradient: TensorBox, sizes: Sequence[Any], *arguments: Any
 ) -> TensorBox | None:
+    """The gradient of the same averages; None where the operator must be called."""
     *window_arguments, include_padding, divisor = arguments
     window, dtype = small_window(gradient, sizes, window_arguments), SUM_TYPES[gradient.get_dtype()]
     readers = _readers(gradient, sizes, window_arguments, window)
@@ -276,7 +288,7 @@ def _average_pooling_grad(
         )
 
     share_of: Callable[..., Any] = share
-    # each window is divided once, not by every element that it reads
+    # Each window's gradient is divided once, not again for every element that it reads.
     if geometry and geometry.overlaps:
         shares = pointwise(gradient, gradient.get_size(), dtype, share)
         shares.realize()

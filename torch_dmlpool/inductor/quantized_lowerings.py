@@ -27,13 +27,15 @@ from torch_dmlpool.inductor.geometry import (
 )
 
 CHEAPEST_CALL = 2**18
-"""On a CPU: taps in all that an expression reads in less time than a call of the operator takes.
-Averages of 8x128x8x8 uint8, window 2/2, take 95 us as an expression and 114 us with a call,
-8x32x64x64 504 and 271 (channels_last, Zen 4, one thread)."""
+"""The most taps, of all windows together, that an expression on a CPU reads in less time than a
+call of the operator takes. Averages of 8x128x8x8 uint8, window 2/2, take 95 us as an expression and
+114 us with a call, 8x32x64x64 504 and 271 (channels_last, Zen 4, one thread)."""
 
 
 def average_of_numbers(x: TensorBox, *arguments: Any) -> TensorBox | None:
-    """The average of few windows, or over whole dimensions."""
+    """The averages of a small window or over whole dimensions; None where the operator must be
+    called.
+    """
     *numbers, include_padding, _ = arguments
     window_arguments, sizes, (outputs, _) = numbers[4:], x.get_size(), results()[0]
     window = small_window(x, sizes[2:], window_arguments)
@@ -70,7 +72,10 @@ def _requantized(
     total: Callable[..., Any],
     count: Callable[..., Any],
 ) -> TensorBox:
-    """The results from sums of as many ``taps`` each, of which padding is the zero point."""
+    """The output from a window's sum, ``total(index)``, and its divisor, ``count(index)``.
+
+    Each sum is of ``taps`` integers, with the zero point in place of padding.
+    """
     (outputs, dtype), wide = results()[0], torch.float64
     zero_point, output_zero_point = int(numbers[1]), float(numbers[3])
     scale, step = (

@@ -1,5 +1,5 @@
-"""Models whose pooling becomes this package's: layers change their class where they stand, calls go
-elsewhere.
+"""Conversion of models to this package's pooling: layers change their class in place, and calls of
+functions are rerouted.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
     ),
     ("timm.layers.pool2d_same", "MaxPool2dSame"): (layers.MaxPool2d, {"padding": "same"}),
 }
-"""A class by its module and name, which need not be imported: ours for it, and attributes that say
-what it did."""
+"""What replaces a class, which is known by its module and name as it need not be imported: our
+class, and the attributes that make it behave in the same way."""
 
 _ROUTES = {
     getattr(module, name): (
@@ -45,8 +45,8 @@ _ROUTES = {
         operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES,
     )
     for name in functional.__all__
-    # Some models call the maxima beneath; the averages there are torch.nn.functional's, adaptive
-    # maxima have indices.
+    # Some models call the functions beneath torch.nn.functional's maxima. The averages there are
+    # torch.nn.functional's own, and adaptive maxima there return indices.
     for module in (
         (torch.nn.functional, torch, NN_FUNCTIONS)
         if name.startswith("max")
@@ -228,14 +228,16 @@ def _become(layer: Module, kind: type[Module], attributes: dict[str, Any]) -> No
 
 
 def _counterpart_of(layer: Module) -> Module:
-    """A copy of a torch.nn layer that is this package's, and shares what the layer has."""
+    """A shallow copy of a torch.nn layer, whose class is this package's."""
     kind, counterpart = type(layer), copy.copy(layer)
     _become(counterpart, *_COUNTERPARTS[kind.__module__, kind.__qualname__])
     return counterpart
 
 
 def _functions_called(modules: Iterable[Module]) -> list[str]:
-    """The pooling functions that the ``forward`` of models, but for PyTorch's own, names."""
+    """The names of pooling functions that the ``forward`` of modules uses; PyTorch's own modules
+    are left out.
+    """
     names = {function.__name__ for function in _ROUTES}
     found: set[str] = set()
     for module in modules:
@@ -261,7 +263,7 @@ def _effect(layer: Any) -> str:
     """
     family = type(layer).__name__[:-2]
     if family == "AdaptiveAvgPool" and set(_listed(layer.output_size)) == {1}:
-        return "no difference"  # PyTorch's is a mean
+        return "no difference"  # PyTorch computes a mean, which saves no tensor either
     if family == "MaxPool":
         size = operands.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
         return f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input"
@@ -316,10 +318,13 @@ def _why_left(module: Module, original: str) -> str | None:
 
 
 def _listed(value: Any) -> Any:
+    """``value``, or a tuple of it alone if it is no tuple or list."""
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
 class _Region(TorchFunctionMode, contextlib.ContextDecorator):
+    """The mode that replaces PyTorch's pooling functions in the calls that this package takes."""
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -19,8 +19,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def of_rank(rank: int, types: tuple[torch.dtype, ...]) -> Callable[[_F], _F]:
-    """Have a function, which takes batches of ``rank`` spatial dimensions, take unbatched inputs
-    too; of these data types.
+    """Make a function of batches with ``rank`` spatial dimensions take unbatched inputs too, and
+    reject data types that are not in ``types``.
 
     Its errors name torch.nn's arguments. ``torch.fx.symbolic_trace`` keeps its calls whole.
     """
@@ -54,7 +54,9 @@ def of_rank(rank: int, types: tuple[torch.dtype, ...]) -> Callable[[_F], _F]:
 
 
 def public(function: _F) -> _F:
-    """Have a function say where users find it, for pickles, traced graphs and pages."""
+    """Give a function the module where users find it: pickles, traced graphs and documentation show
+    it.
+    """
     function.__module__ = "torch_dmlpool.nn.functional"
     return function
 
@@ -62,8 +64,9 @@ def public(function: _F) -> _F:
 def with_batch(
     function: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...]
 ) -> tuple[Tensor, int | None]:
-    """``input`` as it is pooled, and the dimension that was added to it: 0 for the batch, 2 for the
-    height of rows.
+    """``input`` as it is pooled, and the number of the dimension that was added to it, if any.
+
+    Dimension 0 is a batch of one. Dimension 2 is the height of 1 that makes images of rows.
     """
     operands.check_dense("input", input, types)
     added, dimensions = None, input.dim()
@@ -74,8 +77,8 @@ def with_batch(
             and not input.is_contiguous()
             and input.is_contiguous(memory_format=torch.channels_last_3d)
         ):
-            # The batch's stride is what says that channels lie innermost, and PyTorch keeps that
-            # layout.
+            # PyTorch tells channels_last by the batch's stride too, which unsqueeze(0) would make
+            # too small.
             input = volume.movedim(0, -1).unsqueeze(0).movedim(-1, 1)
     elif dimensions != rank + 2:
         axes, shape = ", ".join(AXIS_NAMES[rank]), tuple(input.shape)

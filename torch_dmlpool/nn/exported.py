@@ -169,7 +169,7 @@ def _replace_maximum(pool: fx.Node, constants: dict[str, Tensor]) -> str:
 
 
 def _maximum_of(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> fx.Node | str:
-    """The integer operator for a max pool before it, or why there is none."""
+    """Insert the integer operator before a max pool and return it, or return why there is none."""
     name, rank, arguments = _name(pool), len(sizes), _arguments(pool)
     if name == "aten::amax":
         if not _is_over_all(arguments, rank):
@@ -228,7 +228,7 @@ def _undo(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
 
 
 def _is_pooled(node: fx.Node) -> bool:
-    """Whether these are maxima of integers, perhaps without their spatial dimensions."""
+    """Whether ``node`` has maxima of integers; their spatial dimensions may be gone."""
     while node.target in (operator.getitem, _aten.squeeze.dims):
         node = cast(fx.Node, node.args[0])
     return _name(node) in ("dmlpool::max_pooling", "dmlpool::adaptive_max_pooling")
@@ -243,8 +243,8 @@ def _replace_average(pool: fx.Node, constants: dict[str, Tensor]) -> str:
     integers = _input(dequantize, _DEQUANTIZE)
     if integers is None:
         return "left: its input is not dequantized"
-    # Where somebody needs the average itself it stays, and to pool the integers too would be work
-    # done twice.
+    # Where the program uses the average itself the pool stays. To pool the integers too would be
+    # work done twice.
     if not pool.users or any(_name(user) not in _QUANTIZE for user in pool.users):
         return "left: its result is not quantized"
     real = dequantize.meta["val"]
@@ -276,8 +276,10 @@ def _average_of(
     window: tuple[Any, ...],
     squeezed: int | None,
 ) -> None:
-    """Make of ``quantize`` the integer average, without its spatial dimensions where these are
-    ``squeezed``.
+    """Turn the node ``quantize`` into the average of ``integers``.
+
+    ``first`` and ``output`` are what :func:`_quantization` says of the input and of the output.
+    ``squeezed`` is the number of spatial dimensions to take away, or None.
     """
     dtype, limits = output[2:]
     parameters = [*first[:2], *output[:2]]
@@ -315,8 +317,8 @@ def _is_over_all(arguments: dict[str, Any], rank: int) -> bool:
 
 
 def _window(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The window of an average, and whether padding counts, if the integer operator can have
-    them.
+    """The window arguments and ``include_padding`` for an average, or None if the integer operator
+    has no such window.
     """
     name, rank, arguments = _name(pool), len(sizes), _arguments(pool)
     if arguments.get("divisor_override") is not None:
@@ -350,8 +352,8 @@ def _are_ordinary(side: Any, constants: dict[str, Tensor]) -> bool:
 
 
 def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> Any:
-    """Scale and zero point (numbers or nodes), type and limits of ``real``, if rules Q3 and Q4
-    allow them.
+    """Scale and zero point (numbers or nodes), type and limits of the integers, or None if rules Q3
+    and Q4 do not allow them. ``real`` is the fake value of what they stand for.
     """
     arguments = _arguments(node)
     dtype, axis = arguments["dtype"], arguments.get("axis", quantized.CHANNEL_AXIS)
@@ -379,9 +381,7 @@ def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> 
 
 
 def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
-    """The numbers that an argument stands for; none where they are not known before the program
-    runs.
-    """
+    """The numbers that an argument holds; none if they are not known before the program runs."""
     if not isinstance(argument, fx.Node):
         return [argument]
     constant = constants.get(argument.name)
@@ -391,7 +391,7 @@ def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
 def _as_tensor(
     before: fx.Node, parameter: Any, dtype: torch.dtype, device: torch.device
 ) -> fx.Node | None:
-    """A scale or zero point as the operator takes it, which has no numbers among its arguments."""
+    """A node with the scale or zero point as a tensor: the operator takes no numbers."""
     if parameter is None:
         return None
     if not isinstance(parameter, fx.Node):
@@ -404,12 +404,13 @@ def _as_tensor(
 
 
 def _without_spatial(before: fx.Node, pooled: fx.Node, rank: int) -> fx.Node:
+    """``pooled`` without its ``rank`` spatial dimensions, whose size is 1."""
     return _insert(before, _aten.squeeze.dims, pooled, list(range(2, rank + 2)))
 
 
 def _insert(before: fx.Node, target: Any, *arguments: Any, **rest: Any) -> fx.Node:
-    """A call of ``target`` with the origin of the node that it is ``before`` and with its own fake
-    value.
+    """A call of ``target`` at the graph's insertion point, with the metadata of the node ``before``
+    and a fake value of its own.
     """
     node = before.graph.call_function(target, arguments, rest)
     node.meta = dict(before.meta)

@@ -82,7 +82,7 @@ class MinPool(MaxPool[Result]):
 
 
 class AvgPool(Pool):
-    # What some of torch's own layers lack.
+    # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
 
@@ -129,7 +129,7 @@ class LPPool(Pool):
         padding: Padding = 0,
         dilation: Integers = 1,
     ) -> None:
-        # first: PyTorch 2.14 checks it too, in other words
+        # This comes first because PyTorch 2.14 checks it too, with another message.
         operands.check_norm("norm_type", norm_type)
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         self.padding, self.dilation = padding, dilation

@@ -11,13 +11,13 @@ from torch.nn import Module
 from torch_dmlpool import timing
 
 SECONDS = 0.3
-"""How long each call of a layer is measured, beside its counterpart."""
+"""Seconds for which a call of a layer and its counterpart are measured."""
 TOLERATED = 1.02
-"""What ours may take of torch.nn's time, for what cannot be told apart."""
+"""The ratio of our time to torch.nn's up to which the two cannot be told apart."""
 
 
 class LayerTimes(NamedTuple):
-    """Seconds that a layer's calls take together, the medians of each: here and in torch.nn."""
+    """The median seconds of a layer's calls, added up: ours and torch.nn's."""
 
     ours: float
     theirs: float
@@ -65,7 +65,9 @@ def measured(
 
 @contextmanager
 def _evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode for a while, so that statistics of batches stay what they are."""
+    """Put a model into evaluation mode for a while, so that its running statistics do not
+    change.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -82,6 +84,7 @@ def _times(
     kwargs: dict[str, Any],
     training: bool,
 ) -> LayerTimes:
+    """The median seconds of a call of a layer and of its counterpart."""
     device = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
     calls = {
         "ours": _call(counterpart, args, kwargs, training),
@@ -117,7 +120,7 @@ def _call(
 
 
 def _signature(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What a call's time depends on, as text."""
+    """A text of all that a call's time depends on."""
     given = [
         (tuple(each.shape), each.stride(), each.dtype, each.device)
         if isinstance(each, Tensor)

@@ -37,17 +37,17 @@ from torch_dmlpool.window import (
 def window_of(
     rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Window:
-    """The window of torch.nn's arguments for what is pooled."""
+    """The Window of torch.nn's arguments; of two dimensions for rows that were made images."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
     if rank > 1 or batched.dim() == 3:
         return window
-    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # of rows with a height
+    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # rows that have a height of 1
 
 
 def _numbers(sizes: Sequence[int]) -> list[int]:
-    """Tensors, which sizes are in a trace of torch.jit, become constants of the trace, and PyTorch
-    warns of it.
+    """Sizes as ints. In a trace of torch.jit they are tensors, which become constants with a
+    warning of PyTorch's.
     """
     return [int(size) if isinstance(size, Tensor) else size for size in sizes]
 
@@ -113,7 +113,7 @@ def min_pool(
     *,
     mask: Tensor | None = None,
 ) -> Pooled:
-    """Minima over windows, likewise."""
+    """Minima over windows, with ``return_indices`` a pair with their indices."""
     operands.check_flag("return_indices", return_indices)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
@@ -158,7 +158,7 @@ def adaptive_max_pool(
     *,
     mask: Tensor | None = None,
 ) -> Pooled:
-    """Maxima over ``output_size`` windows, with ``return_indices`` a pair."""
+    """Maxima over ``output_size`` windows, with ``return_indices`` a pair with their indices."""
     operands.check_flag("return_indices", return_indices)
     asked = (shared(output_size), rank, *((torch.int64, True) if return_indices else ()))
     return min_pooling.maxima(
@@ -174,7 +174,7 @@ def adaptive_min_pool(
     *,
     mask: Tensor | None = None,
 ) -> Pooled:
-    """Minima over ``output_size`` windows, likewise."""
+    """Minima over ``output_size`` windows, with ``return_indices`` a pair with their indices."""
     operands.check_flag("return_indices", return_indices)
     output_size = shared(output_size)
     operands.checked_output_size(output_size, tuple(input.shape[-rank:]))

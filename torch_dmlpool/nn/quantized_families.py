@@ -26,7 +26,7 @@ from torch_dmlpool.window import (
 
 
 class _Averages(Pool):
-    # What layers with scales and zero points share; the window is the layer's own.
+    """What layers with scales and zero points share; a subclass has its own window."""
 
     input_scale: Tensor
     input_zero_point: Tensor
@@ -55,7 +55,7 @@ class _Averages(Pool):
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        # also on a PyTorch without quantized tensors
+        # getattr, as a later PyTorch may have no quantized tensors
         is_quantized = getattr(input, "is_quantized", False)
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
         batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
@@ -66,6 +66,9 @@ class _Averages(Pool):
         return pooled if added is None else dimensions.without(pooled, added)
 
     def _pooled(self, batched: Tensor, is_quantized: bool) -> Tensor:
+        """Averages of a batched input; a quantized tensor is pooled with its own input scale and
+        zero point.
+        """
         window, counted = self._window(batched)
         output = self.output_scale, self.output_zero_point
         if is_quantized:
@@ -81,11 +84,11 @@ class _Averages(Pool):
         return quantized.average_of_integers(batched, (*own, *inherited), window, counted, dtype)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
-        """One entry for all channels or one each: a scale in float32, a zero point in int64,
-        PyTorch's type for it.
+        """A checked parameter as a vector of one entry or of one for each channel: a scale in
+        float32, a zero point in int64, PyTorch's type for it.
 
-        Which type a zero point must fit is known with the input; here it must fit the output's or
-        one of the two.
+        The input's type is not known here, so a zero point must fit ``output_dtype`` if it is the
+        output's, else int8 or uint8.
         """
         is_tensor, dtype = (
             isinstance(parameter, Tensor),
@@ -94,7 +97,7 @@ class _Averages(Pool):
         count, device = (
             (parameter.numel(), parameter.device) if is_tensor else (1, torch.device("cpu"))
         )
-        # What it is checked against is an input with as many channels as it has entries.
+        # It is checked against an empty input that has a channel for each of its entries.
         like = torch.empty(0, count, *(1,) * self._rank, dtype=torch.int8, device=device)
         if is_tensor and dtype is torch.int64 and parameter.dtype in operands.INTEGER_TYPES:
             parameter = parameter.to(torch.int64)
@@ -116,8 +119,7 @@ class _Averages(Pool):
         scales = {name: getattr(self, name) for name in ("input_scale", "output_scale")}
         super()._apply(fn, recurse)
         for name, scale in scales.items():
-            # A model turned to half precision keeps its scales in float32: they follow to another
-            # device alone.
+            # Scales stay float32 where a model is turned to half precision, but move to its device.
             if scale is not None and getattr(self, name).dtype is not scale.dtype:
                 setattr(self, name, scale.to(getattr(self, name).device))
         return self
@@ -125,8 +127,8 @@ class _Averages(Pool):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        """Take over what was saved as it is: the layer may have been built with another number of
-        entries, or none.
+        """Load scales and zero points with any number of entries: the layer may have been built
+        with another number, or with none.
         """
         for name in operands.PARAMETERS:
             saved = state_dict.get(prefix + name)

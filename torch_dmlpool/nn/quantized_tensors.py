@@ -44,7 +44,9 @@ def accepting(function: Callable[..., Any], family: str, rank: int) -> Callable[
 def _extremes(
     function: Callable[..., Any], _: int, input: Tensor, *arguments: Any, **keywords: Any
 ) -> Any:
-    """The order of the integers is that of the numbers."""
+    """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
+    order.
+    """
     return quantized.of_integers(input, lambda plain: function(plain, *arguments, **keywords))
 
 
@@ -80,7 +82,9 @@ def _adaptive_averages(
         return quantized.average(input, types, window, True, None, None, None)
 
     def exactly(plain: Tensor) -> Tensor:
-        """Sums of integers and a quotient in float64, whose only halves are true ones."""
+        """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half
+        only if the true one is.
+        """
         zero_point: Any = quantized.zero_point_of(input)
         average = function(plain.to(torch.float64) - zero_point, output_size)
         limits = torch.iinfo(plain.dtype)

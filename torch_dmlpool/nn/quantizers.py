@@ -63,7 +63,7 @@ def pooling_quantizer(quantizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _under_names_of_pytorch(graph: fx.Graph) -> Iterator[None]:
-    """Inside, pools of this package have the targets and origins of torch.nn's."""
+    """Inside, nodes of this package's pools have the targets and sources of torch.nn's."""
     shown = [(node, _as_pytorch(node)) for node in graph.nodes]
     pools = [(node, names) for node, names in shown if names is not None]
     kept = [(node, node.target, node.meta.get(_SOURCES)) for node, _ in pools]

@@ -97,12 +97,15 @@ def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
 
 
 LEAST_OPSET = 18
-"""The first in which the nodes that the translations write take axes as inputs."""
+"""The first opset in which nodes that the translations write take axes as inputs."""
 
 
 def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[..., Any]:
-    """The translation of adaptive pooling, which a trace records whole: ``whole`` of a window,
-    where there is one.
+    """The translation of adaptive pooling for PyTorch's older exporter, whose traces keep the
+    operator.
+
+    It calls ``whole`` with a window if the bins are one, else ``bins``. A trace has -1 for a size
+    that is the input's.
     """
 
     def translate(emit: Emitter, input: Any, output_sizes: Sequence[int]) -> Any:
@@ -124,7 +127,9 @@ def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[.
 
 
 def _unpooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    """The translation of unpooling, whose output's sizes a trace records as numbers."""
+    """The translation of unpooling for PyTorch's older exporter, whose traces have the output's
+    sizes as numbers.
+    """
     if None in spatial_sizes(input):
         raise ValueError(
             "the output's sizes of max_unpooling depend on dynamic sizes, which a trace has not: "
@@ -163,6 +168,9 @@ def register() -> None:
 
 
 def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
+    """The symbolic function of the operator ``name``: it records the nodes of the translation, then
+    writes them to ``graph``.
+    """
     if name not in _TRANSLATIONS:
         raise ValueError(
             f"dmlpool::{name} cannot be written for ONNX: torch_dmlpool.onnx.translations says "
@@ -201,8 +209,8 @@ def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
 
 
 def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any:
-    """A value of the exporter's graph as the translations ask for it: constants as Python has
-    them.
+    """An argument as the translations take it, made of a value of the older exporter's graph: a
+    tensor, or a constant as Python has it. ``written`` gets the value of each tensor.
     """
     if value.node().mustBeNone():
         return None
@@ -227,8 +235,8 @@ def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any
 
 
 def _written(graph: Any, node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of ``node`` in the exporter's graph, which has the type's letter in the names of
-    attributes.
+    """Write ``node`` to the older exporter's graph, which wants a letter of the type at the end of
+    an attribute's name, and return its outputs.
     """
     if (
         node.op_type == "Squeeze"

@@ -1,4 +1,6 @@
-"""Nodes in the graph that is exported, and windows in the words that every runtime reads alike."""
+"""Nodes in the graph that is exported, and windows in a form that every runtime reads in the same
+way.
+"""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -11,9 +13,9 @@ from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 class Emitter:
     """Writes nodes to the graph that is being exported.
 
-    The exporter's values have Python's operators, and where a node takes int64, or no type of the
-    input's, numbers and lists of numbers and values stand for constants. Constants of all other
-    types are written out.
+    The exporter's values have Python's operators. Numbers, and lists of numbers and values, may be
+    passed to a node for constants where it takes int64, or a type that is not the input's.
+    Constants of all other types are made by :meth:`constant`.
     """
 
     def __init__(self, exact: bool) -> None:
@@ -25,21 +27,23 @@ class Emitter:
         """ONNX's operators in the version that is exported."""
 
     def constant(self, values: Any, dtype: Any) -> Any:
+        """A constant of the ONNX type ``dtype``."""
         return self.op.Constant(value=self.ir.tensor(values, dtype=dtype))
 
     def cast(self, value: Any, before: Any, after: Any) -> Any:
+        """``value``, which has type ``before``, in type ``after``."""
         return value if before == after else self.op.Cast(value, to=after)
 
     def reduced(self, kind: str, tensor: Any, axes: Any = None, keepdims: int = 0) -> Any:
         """The Reduce node of this ``kind``, over all dimensions or ``axes``."""
         result = getattr(self.op, f"Reduce{kind}")(tensor, axes, keepdims=keepdims)
-        # The exporter writes it out although it has its default. Before opset 18 there is no such
-        # attribute, and what converts models to older opsets leaves it where it is.
+        # The exporter writes this attribute although it has its default value. Opsets before 18
+        # lack it, and tools that convert models to them leave it in.
         result.producer().attributes.pop("noop_with_empty_axes", None)
         return result
 
     def widened(self, input: Any) -> tuple[Any, Any]:
-        """``input`` and its type, in float32 instead of half precision (rule A4)."""
+        """``input`` in float32 instead of half precision, and its type then (rule A4)."""
         types = self.ir.DataType
         dtype = types.FLOAT if input.dtype in (types.FLOAT16, types.BFLOAT16) else input.dtype
         return self.cast(input, input.dtype, dtype), dtype
@@ -51,7 +55,9 @@ def spatial_sizes(input: Any) -> list[Any]:
 
 
 def _is_whole(entry: Any, size: Any) -> bool:
-    """Whether a window's size is the input's own, known before the model runs or not."""
+    """Whether a window's size is the input's own size, also if both are known only when the model
+    runs.
+    """
     if entry is size or isinstance(entry, int) or isinstance(size, int):
         return bool(entry == size)
     origin = entry.producer()
@@ -63,6 +69,9 @@ def _is_whole(entry: Any, size: Any) -> bool:
 
 
 def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
+    """``entries`` of the argument ``name``; rejects those that are known only when the
+    model runs.
+    """
     for entry, dimension in zip(entries, AXIS_NAMES[len(entries)], strict=True):
         if not isinstance(entry, int):
             raise ValueError(
@@ -75,7 +84,7 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
 
 
 class Pool:
-    """A window over an input, put in the words that every runtime reads alike: without
+    """A window over an input, in a form that every runtime reads in the same way: without
     ``ceil_mode``.
     """
 
@@ -87,7 +96,9 @@ class Pool:
         reduced: Sequence[bool] = (),
         source: Any = None,
     ) -> None:
-        """``source`` is ``input`` with dimensions ``reduced`` to one element already."""
+        """``reduced`` says which dimensions a reduction has already taken to one element;
+        ``source`` is its result, None if there was none.
+        """
         window_size, strides, starts, ends, dilations, ceil_mode = arguments
         self.emit, self.sizes = emit, spatial_sizes(input)
         self.input = input if source is None else source
@@ -101,7 +112,7 @@ class Pool:
         windows, steps, gaps = (
             _numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True)
         )
-        # Padding alone may be computed in the graph, as "same" has it: then a Pad node does it.
+        # Only padding may be computed in the graph, as that of "same" is: then a Pad node pads.
         self.start, self.after = list(starts), list(ends)
         before, after = (
             [pad if isinstance(pad, int) else 0 for pad in side] for side in (starts, ends)
@@ -140,7 +151,7 @@ class Pool:
         )
 
     def counts_padding(self, include_padding: bool) -> bool:
-        """Whether ``include_padding`` makes a difference."""
+        """Whether ``include_padding`` is True and there is padding to count."""
         return include_padding and any(
             not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after)
         )
@@ -175,10 +186,11 @@ class Pool:
     def pad(
         self, tensor: Any, start: Sequence[Any], end: Sequence[Any], fill: Any, dtype: Any
     ) -> Any:
+        """``tensor`` with ``fill`` around it."""
         op, pads = self.emit.op, [0, 0, 0, *start, 0, 0, 0, *end]
-        # ONNX Runtime merges a Pad node of zeros into the pooling node after it, however much it
-        # pads and even if that takes maxima. A dimension that is put before and taken away, at no
-        # cost, keeps the two apart.
+        # ONNX Runtime merges a Pad node of zeros into the pooling node after it, whatever it pads
+        # and even if that node takes maxima. A leading dimension that is added and removed again,
+        # at no cost, keeps the two apart.
         return op.Squeeze(
             op.Pad(op.Unsqueeze(tensor, [0]), pads, self.emit.constant(fill, dtype)), [0]
         )
@@ -218,7 +230,7 @@ class Pool:
         return self.emit.op.Not(inside > 0.0)
 
     def counts(self, include_padding: bool, dtype: Any) -> Any:
-        """The taps that each window counts, at least 1 (rules A1 to A3)."""
+        """The number of taps that each window counts, at least 1 (rules A1 to A3)."""
         op, float32 = self.emit.op, self.emit.ir.DataType.FLOAT
         mask, start, end = self.ones(), self.start, self.end
         if include_padding:
@@ -232,15 +244,16 @@ class Pool:
         )
 
     def shares(self, tensor: Any, dtype: Any) -> Any:
-        """Sums over windows divided by the number of taps."""
+        """Sums over windows, divided by the number of taps of the whole window."""
         return self.run("AveragePool", tensor, 0.0, dtype, count_include_pad=1)
 
     def sums(self, tensor: Any, dtype: Any) -> Any:
+        """Sums over windows."""
         return self.shares(tensor, dtype) * self.emit.constant(float(self.window.taps), dtype)
 
 
 def _overhang(axis: Axis, size: int | None) -> int:
-    """End padding that makes up for ``ceil_mode``; for dynamic sizes as much as may be needed."""
+    """The end padding that stands for ``ceil_mode``; for dynamic sizes the most that it can be."""
     if not axis.ceil_mode:
         return 0
     if size is None:
@@ -250,6 +263,7 @@ def _overhang(axis: Axis, size: int | None) -> int:
 
 
 def _may_be_empty(axis: Axis, size: int | None) -> bool:
+    """Whether a window may read no element along an axis."""
     if size is not None:
         return bool(axis.empty_windows(size))
     reach = (axis.window - 1) * axis.dilation
@@ -258,8 +272,8 @@ def _may_be_empty(axis: Axis, size: int | None) -> bool:
 
 
 def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
-    """Dimensions that the window covers from end to end: there it may be as long as a size that is
-    dynamic.
+    """For each dimension, whether the window covers it from end to end. Then a reduction takes the
+    place of the window, and the size may be dynamic.
     """
     window_size, _, starts, ends, dilations, _ = arguments
     along = zip(window_size, input.shape[2:], starts, ends, dilations, strict=True)

@@ -11,8 +11,8 @@ from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
-"""The most taps with which a sum still survives its average in float32, the product with the taps,
-and rounding."""
+"""The most taps with which a sum of 8-bit integers is found exactly: by its average in float32,
+multiplied by the taps and rounded."""
 _TAPS = ("torch_dmlpool", "Taps")
 """A node that no runtime has: it holds the indices that taps stand for until an operator asks for
 them."""
@@ -28,14 +28,14 @@ def _averages(
 ) -> Any:
     """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
 
-    ``apart`` is for quantized averages that ONNX Runtime has no kernel for: of an AveragePool alone
-    between quantization nodes it makes a QLinearAveragePool all the same, and then rejects it.
+    ``apart`` keeps a quantized average from being one AveragePool: between quantization nodes ONNX
+    Runtime makes a QLinearAveragePool of that, even if it has no kernel for it and rejects it then.
     """
     *window_arguments, include_padding, divisor = arguments
     op = emit.op
     if divisor is not None and not isinstance(divisor, int):
         raise ValueError("divisor_override depends on dynamic sizes, but must be a number for ONNX")
-    if divisor is not None and _is_whole(input, window_arguments):
+    if divisor is not None and _is_dynamic_plane(input, window_arguments):
         axes = list(range(2, len(input.shape)))
         return emit.reduced("Sum", wide, axes, keepdims=1) / emit.constant(float(divisor), dtype)
     reduced = reducible(input, window_arguments) if divisor is None else [False]
@@ -62,7 +62,7 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     *window_arguments, p = arguments
     op = emit.op
     wide, dtype = emit.widened(input)
-    if _is_whole(input, window_arguments):
+    if _is_dynamic_plane(input, window_arguments):
         return emit.cast(_whole_norms(emit, wide, dtype, p), dtype, input.dtype)
     pool = Pool(emit, input, window_arguments)
     if p == math.inf:
@@ -77,6 +77,7 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
 
 
 def _whole_norms(emit: Emitter, wide: Any, dtype: Any, p: float) -> Any:
+    """Norms of whole planes."""
     op = emit.op
     if p == math.inf:
         return op.GlobalMaxPool(op.Abs(wide))
@@ -126,13 +127,16 @@ def quantized_linear_average_pooling_of_numbers(emit: Emitter, input: Any, *argu
 
 
 def _is_scalar(parameter: Any) -> bool:
+    """Whether a scale or zero point has one entry for all channels."""
     return parameter is None or parameter.shape[0] == 1
 
 
 def _parameters(
     emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any
 ) -> tuple[Any, ...]:
-    """A scale and a zero point of one shape: scalars, or one entry per channel each."""
+    """A scale and a zero point of equal shapes: two scalars, or two vectors of one entry per
+    channel.
+    """
     op = emit.op
     alone = [_is_scalar(scale), _is_scalar(zero_point)]
     pair = [scale, emit.constant([0], dtype) if zero_point is None else zero_point]
@@ -187,19 +191,19 @@ def _exactly(
 
 
 def max_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    if _is_whole(input, arguments) and input.dtype.is_floating_point() and not emit.exact:
+    if _is_dynamic_plane(input, arguments) and input.dtype.is_floating_point() and not emit.exact:
         wide, dtype = emit.widened(input)
         return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
     return _maxima(emit, input, arguments, False)[0]
 
 
-def _is_whole(input: Any, arguments: Sequence[Any]) -> bool:
-    """Whether the window is the whole plane, and longer than can be known before the model runs."""
+def _is_dynamic_plane(input: Any, arguments: Sequence[Any]) -> bool:
+    """Whether the window is a whole plane whose size is known only when the model runs."""
     return None in spatial_sizes(input) and all(reducible(input, arguments))
 
 
 def _whole_maxima(emit: Emitter, input: Any) -> tuple[Any, Any]:
-    """Values, and indices into the whole tensor."""
+    """Maxima of whole planes, and their indices into the whole tensor."""
     op, dtype = emit.op, _pooled_type(emit, input.dtype, True)
     planes = op.Reshape(emit.cast(input, input.dtype, dtype), [0, 0, -1])
     values, positions = _greatest(emit, planes, dtype, input.dtype.is_floating_point())
@@ -226,13 +230,15 @@ def _greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple
 
 
 def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
-    """The type in which maxima of ``dtype`` are taken: one that the nodes have and that holds every
-    number. ``more_nodes`` says whether one MaxPool node is not all, as there are indices or empty
+    """The type in which maxima of ``dtype`` are taken: the nodes take it, and it holds every number
+    of ``dtype``.
+
+    ``more_nodes`` says whether other nodes follow one MaxPool node, for indices or for empty
     windows.
     """
     types = emit.ir.DataType
-    # Some runtimes number no 8-bit integer that is its type's lowest, choose between no int8, and
-    # reduce no float16.
+    # Some runtimes give no index to an 8-bit integer that is its type's lowest, have no Where of
+    # int8, and no reduction of float16.
     if dtype in (
         types.FLOAT,
         types.DOUBLE,
@@ -253,14 +259,14 @@ def _maxima(
     emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: bool
 ) -> tuple[Any, Any]:
     """Values of the input's type and indices into the whole tensor; both right in empty windows."""
-    if _is_whole(input, arguments):
+    if _is_dynamic_plane(input, arguments):
         return _whole_maxima(emit, input)
     pool = Pool(emit, input, arguments)
     op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices or pool.may_be_empty)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
     lowest = -math.inf if is_float else int(input.dtype.min)
-    # Padding that is written out must not be taken for an element: integers are above its -inf,
-    # floats may be alike.
+    # The -inf of a Pad node must not win over an element. Integers are above it, floats may be
+    # equal to it.
     if is_float and (emit.exact or (with_indices and pool.is_padded)):
         values, indices = _exact_maxima(emit, tensor, dtype, pool)
     else:
@@ -365,11 +371,11 @@ def max_pooling_indices(
 def _bins(
     emit: Emitter, input: Any, wide: Any, output_sizes: Sequence[Any]
 ) -> tuple[Any, list[list[int]], list[int]]:
-    """Each bin's elements of ``wide``, ``(N, C, bins, elements)``, their positions, and how many
-    are its own.
+    """The elements of ``wide`` in each bin, as ``(N, C, bins, elements)``, their positions, and how
+    many elements each bin has.
 
-    ONNX has no bins of uneven sizes: elements stand side by side, filled up with the bin's first,
-    to be reduced.
+    ONNX has no bins of uneven sizes. Here the elements of a bin lie along the last axis, to be
+    reduced, and a short bin is filled up with its first element.
     """
     sizes = spatial_sizes(input)
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
@@ -397,7 +403,9 @@ def _bins(
 
 
 def _shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
-    # One -1, because PyTorch's older exporter fails on shapes that copy sizes and have none.
+    """``flat``, which has one axis of bins, with the output's spatial sizes."""
+    # The shape has a -1, because PyTorch's older exporter fails on shapes that copy sizes and have
+    # none.
     return emit.op.Reshape(flat, [0, -1, *output_sizes])
 
 
@@ -431,7 +439,8 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any])
 def max_unpooling(
     emit: Emitter, input: Any, indices: Any, output_sizes: Sequence[Any], per_plane: bool
 ) -> Any:
-    """Every plane as a row with one place more, where elements without an index of the plane go.
+    """Unpooling as a scatter into one row for each plane, which has one place more: elements
+    without an index of the plane are written there.
 
     A MaxUnpool node would have no place for index -1, and runtimes read its indices differently
     where the size of the output is given.
@@ -456,15 +465,16 @@ def max_unpooling(
         places = _last_of_several(emit, places, sizes)
     zeros = op.ConstantOfShape(sizes, value=emit.ir.tensor([0], dtype=input.dtype))
     rows = op.ScatterElements(zeros, places, op.Reshape(input, [0, 0, -1]), axis=2)
-    # Numbers where they are known: PyTorch's older exporter finds others of what is copied.
+    # Sizes are numbers if they are known: PyTorch's older exporter takes copied ones for other
+    # numbers.
     known = [size if isinstance(size, int) else -1 for size in input.shape[:2]]
     leading = known if known.count(-1) < 2 else [0, -1]
     return op.Reshape(op.Slice(rows, [0], listed(plane), [2]), [*leading, *output_sizes])
 
 
 def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
-    """``places`` with -1 for all but the last of several that are alike, whatever order a runtime
-    writes in.
+    """``places`` with -1 for all but the last of equal ones, so that the order in which a runtime
+    writes does not matter.
     """
     op = emit.op
     number = op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1)
