@@ -89,6 +89,7 @@ docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation in
 
 examples: $(LIBRARY)  ## every example in full, a few minutes
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+	$(BIN)/python tools/notebook.py examples/*.ipynb
 
 wheel: $(INSTALLED)  ## build this platform's wheel into dist/ as it is handed out, with zig, and check it
 	$(BIN)/python tools/wheels.py --own

@@ -1,18 +1,24 @@
-"""What torch.nn's pools refuse or get wrong, beside this package's answers, and what both cost:
-beyond_torch.png.
+"""What torch.nn's pools cannot do or get wrong, beside this package's answers, and what both cost;
+draws beyond_torch.png.
 """
 
 import statistics
+import textwrap
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 
 import torch
 from matplotlib import pyplot
+from torch import Tensor
 from torch.nn import functional as theirs
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.nn import functional as ours
 
+BOTH = theirs, ours
 image, point = torch.arange(64.0).view(1, 1, 8, 8), torch.ones(1, 1, 1, 1)
 REQUESTS = {
     "padding that differs at start and end": lambda pools: (
@@ -29,7 +35,7 @@ REQUESTS = {
 }
 
 
-def wrong_integers(pools) -> float:  # type: ignore[no-untyped-def]
+def wrong_integers(pools: ModuleType) -> float:
     """The share of averages of uint8 that differ from the exact ones, rounded half to even."""
     integers = torch.randint(
         0, 256, (1, 16, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -45,18 +51,25 @@ def wrong_integers(pools) -> float:  # type: ignore[no-untyped-def]
     return (averages != exact).double().mean().item()
 
 
-def saved_mebibytes(pools, images: torch.Tensor) -> float:  # type: ignore[no-untyped-def]
+def saved_bytes(pool: Callable[[Tensor], Tensor], images: Tensor) -> int:
     """What the backward pass keeps beside the input, which the layer before keeps anyway."""
     saved: dict[int, int] = {}
-    note = lambda kept: saved.update({kept.data_ptr(): kept.nbytes}) or kept  # noqa: E731
+
+    def note(kept: Tensor) -> Tensor:
+        saved[kept.data_ptr()] = kept.nbytes
+        return kept
+
     with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
-        pools.max_pool2d(images, 3, 2, 1)
-    return sum(size for address, size in saved.items() if address != images.data_ptr()) / 2**20
+        pool(images)
+    return sum(size for address, size in saved.items() if address != images.data_ptr())
 
 
-def milliseconds(pools, images: torch.Tensor) -> float:  # type: ignore[no-untyped-def]
+def milliseconds(pools: ModuleType, images: Tensor) -> float:
+    finish = torch.cuda.synchronize if images.is_cuda else lambda: None
+    finish()
     start = time.perf_counter()
     pools.max_pool2d(images, 3, 2, 1).sum().backward()
+    finish()
     return 1e3 * (time.perf_counter() - start)
 
 
@@ -69,39 +82,28 @@ def main() -> None:
                 answer = str(request(pools))
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 answer = f"{type(error).__name__}: {error}".partition("\n")[0]
-            print(f"  {name:15}{answer[:100]}")
+            print(textwrap.fill(f"  {name:15}{answer}", 100, subsequent_indent=" " * 17))
     print(
-        "\ndeterministic gradients on CUDA: PyTorch raises for AvgPool3d and others under "
-        "torch.use_deterministic_algorithms(True), torch_dmlpool for none"
+        "\ngradients of 3-D averages on a GPU under torch.use_deterministic_algorithms(True)\n"
+        "  torch.nn       raises an error\n  torch_dmlpool  always deterministic"
     )
-    print(
-        "gradient without indices: "
-        f"{dmlpool.max_pooling_grad(image, image[..., ::2, ::2], 2, 2).sum():.0f}"
-    )
-    images = torch.rand(8, 64, 112, 112, requires_grad=True)
-    rounds = [[milliseconds(pools, images) for pools in (theirs, ours)] for _ in range(9)]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = torch.rand(8, 64, 112, 112, device=device, requires_grad=True)
+    rounds = [[milliseconds(pools, images) for pools in BOTH] for _ in range(9)]
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
-    for axis, unit, values in (
-        (
-            axes[0],
-            "MiB saved for the backward pass",
-            [saved_mebibytes(pools, images) for pools in (theirs, ours)],
-        ),
-        (
-            axes[1],
-            "ms, forward and backward",
-            [statistics.median(times) for times in zip(*rounds, strict=True)],
-        ),
-    ):
-        print(f"{unit}: torch.nn {values[0]:.1f}, torch_dmlpool {values[1]:.1f}")
-        axis.bar_label(
-            axis.barh(["torch.nn", "torch_dmlpool"], values, color=["0.7", "C0"]),
-            fmt="%.1f",
-            padding=3,
-        )
+    windows = [partial(pools.max_pool2d, kernel_size=3, stride=2, padding=1) for pools in BOTH]
+    kept = [saved_bytes(pool, images) / 2**20 for pool in windows]
+    times = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    figure.suptitle(f"MaxPool2d(3, 2, 1) of 8x64x112x112 float32 on {device}")
+    print(f"\n{figure.get_suptitle()}")
+    figures = {"MiB saved for the backward pass": kept, "ms, forward and backward": times}
+    for axis, (unit, values) in zip(axes, figures.items(), strict=True):
+        print(f"  {unit}: torch.nn {values[0]:.1f}, torch_dmlpool {values[1]:.1f}")
+        bars = axis.barh(["torch.nn", "torch_dmlpool"], values, color=["0.7", "C0"])
+        axis.bar_label(bars, fmt="%.1f", padding=3)
         axis.set(title=unit, xlim=(0, 1.2 * max(values)))
-    figure.suptitle("MaxPool2d(3, 2, 1) of 8 x 64 x 112 x 112 float32")
     figure.savefig("beyond_torch.png", dpi=100)
+    print("chart: beyond_torch.png")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Pool a trained digit classifier's feature maps in 8-bit integers, exactly: a quarter of the
 memory, the same answers.
 
-Scales come from what the layers gave in training. Maxima of integers need none; averages round
-once, half to even, and are compared with exact fractions here.
+Scales come from what the layers gave in training. Maxima of integers need none. Averages round
+once, half to even; they and PyTorch's quantized averages are compared with exact fractions here.
 """
 
+import warnings
 from fractions import Fraction
 
 import torch
@@ -45,7 +46,22 @@ def in_integers(model: nn.Sequential, images: Tensor) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def exact(integers: Tensor) -> list[int]:
+    """Averages of 2x2 integers as fractions; round() takes halves to even."""
+    sums = integers.unfold(2, 2, 2).unfold(3, 2, 2).sum((-1, -2), dtype=torch.int64)
+    return [round(Fraction(total, 4)) for total in sums.flatten().tolist()]
+
+
+def wrong_in_pytorch(integers: Tensor, zero_point: int) -> int:
+    """How many of PyTorch's quantized averages of these integers differ from the exact ones."""
+    tensor = torch._make_per_tensor_quantized_tensor(integers, 0.1, zero_point)
+    found = nn.functional.avg_pool2d(tensor, 2).int_repr()
+    shifted = exact(integers.int() - zero_point)
+    return sum(a != b + zero_point for a, b in zip(found.flatten().tolist(), shifted, strict=True))
+
+
 def main() -> None:
+    warnings.simplefilter("ignore")  # PyTorch announces the end of its quantized tensors
     torch.set_num_threads(1)
     torch.manual_seed(0)
     digits = load_digits()
@@ -68,13 +84,17 @@ def main() -> None:
             )
             print(f"{name:15}test accuracy {right:.1%}")
     pool = integers[5]
-    sums = pool.before.unfold(2, 2, 2).unfold(3, 2, 2).sum((-1, -2)).flatten().tolist()
-    exact = [round(Fraction(total, 4)) for total in sums]  # round() takes halves to even
-    wrong = sum(
-        one != other for one, other in zip(exact, pool.after.flatten().tolist(), strict=True)
-    )
-    print(f"{wrong} of {len(exact)} averages differ from exact fractions")
+    results = pool.after.flatten().tolist()
+    wrong = sum(one != other for one, other in zip(results, exact(pool.before), strict=True))
+    print(f"averages that differ from exact fractions, of {len(results)}:")
+    for zero_point in (0, 7):
+        print(f"  torch.nn, zero point {zero_point}: {wrong_in_pytorch(pool.before, zero_point)}")
+    print(f"  torch_dmlpool: {wrong}")
     assert wrong == 0
+    integers = pool.before
+    for name, size in {"float32": 4, "uint8": 1}.items():
+        kibibytes = size * (integers.numel() + pool.after.numel()) / 1024
+        print(f"feature maps before and after the second pool, {name}: {kibibytes:.0f} KiB")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Pool and differentiate a volume that four processes hold in slabs: nothing but the halo moves
-between them.
+"""Pool and differentiate a volume that four processes hold in slabs, by moving nothing but the halo
+between them; torch.nn's pools need the whole volume in every process.
 """
 
 import os
@@ -47,6 +47,13 @@ def work(rank: int, store: str) -> None:
         pooled.sum().backward()
     seconds = time.perf_counter() - start
 
+    # torch.nn's max_pool3d has no rule for shards: the slabs have to be gathered first.
+    again = DTensor.from_local(volume(own), mesh, [Shard(2)]).requires_grad_()
+    start = time.perf_counter()
+    whole = again.full_tensor()
+    torch.nn.functional.max_pool3d(whole, 3, 2, 1).sum().backward()
+    gathered_seconds = time.perf_counter() - start
+
     # Checked against the planes that this slab's windows read, pooled by this process alone.
     outputs = range(own.start // 2, own.stop // 2)
     read = range(max(0, 2 * outputs.start - 1), own.stop)
@@ -62,12 +69,18 @@ def work(rank: int, store: str) -> None:
             "processes"
         )
         print(
-            f"forward and backward: {seconds:.2f} s, {communication.get_total_counts()} collectives"
-        )
-        print(
             f"{pooled.numel()} windows: {int(totals[1])} differ, their gradients add up to "
             f"{int(totals[0])}"
         )
+        for name, input, spent in (
+            ("torch.nn, gathered", whole, gathered_seconds),
+            ("torch_dmlpool, in slabs", slab.to_local(), seconds),
+        ):
+            print(
+                f"{name:25}{spent:6.2f} s forward and backward, {input.nbytes / 1e6:5.1f} MB of "
+                "input in each process"
+            )
+        print(f"collectives for the slabs: {communication.get_total_counts()}")
     assert totals.tolist() == [pooled.numel(), 0]
     dist.destroy_process_group()
 

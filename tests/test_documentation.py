@@ -4,6 +4,7 @@ names exist."""
 import doctest
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -309,11 +310,15 @@ EXAMPLES = ROOT / "examples"
 SAID = {
     "beyond_torch.py": r"8-bit averages that are not exact\n"
     r"  torch.nn +25.*%\n  torch_dmlpool +0.0%",
-    "digits.py": "all 276 losses are equal bit for bit",
-    "dilated_average.py": r"noise: 20.0 dB before, 29..",
-    "int8_inference.py": r"\n0 of \d+ averages differ from exact fractions",
+    "digits.py": r"all 276 losses are equal bit for bit\n"
+    r"torch.nn .*keep 192 KiB .*\ntorch_dmlpool.nn .*keep 24 KiB",
+    "dilated_average.py": r"noise: 20.0 dB\ntorch_dmlpool, dilated average +24\..*\n.*\n"
+    r"torch.nn, dilated convolution +23\.",
+    "int8_inference.py": r"zero point 7: [1-9]\d*\n  torch_dmlpool: 0\n"
+    r".*float32: 900 KiB\n.*: 225 KiB",
     "quantized_export.py": r"8 bits, pools of integers +9\d\.\d%|this example needs torchao",
-    "large_volume.py": "2097152 windows: 0 differ, their gradients add up to 2097152",
+    "large_volume.py": r"2097152 windows: 0 differ, their gradients add up to 2097152\n"
+    r"torch.nn, gathered .* 67.1 MB .*\ntorch_dmlpool, in slabs .* 16.8 MB",
 }
 
 
@@ -331,6 +336,25 @@ def test_an_example_ends_in_its_number_or_picture(
         assert pyplot.imread(tmp_path / picture).std() > 0.1
 
 
+def test_the_notebook_prints_what_it_shows(python: Callable[..., Any]) -> None:
+    """The outputs in the file are those of its code, but for their figures."""
+    (notebook,) = EXAMPLES.glob("*.ipynb")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    shown = "".join(
+        line for cell in cells for output in cell.get("outputs", []) for line in output["text"]
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    printed = python(ROOT / "tools/notebook.py", notebook, environment=environment).stdout
+
+    def words(text: str) -> str:
+        return re.sub(r" *[-+\d.e]*\d", " #", text)
+
+    assert words(printed) == words(shown)
+    assert re.search(r"torch.nn .* keeps +4096 KiB\ntorch_dmlpool .* keeps +512 KiB", printed)
+
+
 def test_every_example_is_run_and_fits_on_a_page() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
+    page = PAGES["docs/examples.md"]
+    assert all(f"| `{path.name}` |" in page for path in EXAMPLES.glob("*.[pi]*"))
     assert all(len(path.read_text().splitlines()) <= 110 for path in EXAMPLES.glob("*.py"))
