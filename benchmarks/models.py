@@ -240,6 +240,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"PyTorch {known['versions']['torch']}, torchvision {known['versions']['torchvision']}, "
         f"timm {known['versions']['timm']}; {known['date'][:10]}."
     )
+    if any(" - " in line for line in lines):
+        conditions += " A dash: not measured; means are of what was."
     return "\n".join([*lines, "", conditions])
 
 

@@ -27,7 +27,15 @@ RESULTS = Path(__file__).parent / "results"
 MODELS = RESULTS / "models.json"
 CALLS = RESULTS / "calls.json"
 
-INTRODUCTION = """# Benchmarks
+FINDINGS = """# Benchmarks
+
+What was found comes first, then how it was measured, then every row. A ratio is a peer's time over ours: above 1x ours
+is faster.
+
+## Findings
+"""
+
+METHOD = """## How it is measured
 
 Written by `python -m benchmarks.report` from the files in `benchmarks/results`, not by hand. `make bench` writes those
 files (with `python -m benchmarks`: as it is, with `--load` beside one busy process per core, with `--scaling` for the
@@ -88,13 +96,57 @@ def newest(results: Iterable[Results]) -> list[Results]:
 
 
 def documentation(results: Sequence[Results]) -> str:
-    """The whole of docs/benchmarks.md."""
-    parts = [INTRODUCTION]
+    """The whole of docs/benchmarks.md but the calls of real models."""
+    parts = [FINDINGS, *findings(results), METHOD]
     for result in results:
         parts += _section(result)
     if not results:
         parts.append("Nothing has been measured yet.\n")
     return "\n".join(parts)
+
+
+MAIN = [
+    f"{mode}, {layout}, float32"
+    for layout in ("contiguous", "channels_last")
+    for mode in ("forward", "forward + backward")
+]
+
+
+def findings(results: Sequence[Results]) -> list[str]:
+    """The means of each undisturbed run of rows, its slower rows and its chart; whole networks."""
+    parts = []
+    for result in results:
+        known = result.conditions
+        if known["busy_processes"] or not result.rows:
+            continue
+        means = result.geometric_means()
+        kinds = [kind for kind in MAIN if kind in means]
+        peers = list(dict.fromkeys(peer for kind in kinds for peer in means[kind]))
+        lines = [_line(("pooling alone, eager", *peers)), _line(["---", *["---:"] * len(peers)])]
+        for kind in kinds:
+            cells = [means[kind].get(peer) for peer in peers]
+            shown = [f"{tables.times(cell[0])} ({cell[1]})" if cell else "" for cell in cells]
+            lines.append(_line((kind, *shown)))
+        parts += [
+            "Geometric means of ratios, with the number of rows:\n",
+            "\n".join(lines) + "\n",
+            _items([line for line in tables.summary(result) if not line.startswith("Geometric")]),
+        ]
+        parts += [
+            f"![{picture.caption}]({IMAGES}/{picture.file})\n"
+            for picture in plots.pictures(result)[:1]
+        ]
+        parts.append(f"*{tables.conditions(result)}*\n")
+    if MODELS.exists():
+        parts += [
+            "Whole networks of torchvision and timm, with `torch.nn`'s pools and after `convert`:\n",
+            models.markdown(json.loads(MODELS.read_text(encoding="utf-8"))) + "\n",
+        ]
+    if CALLS.exists():
+        parts.append(
+            "The pooling calls of 104 public models are [at the end](#calls-of-real-models).\n"
+        )
+    return parts
 
 
 def calls_section() -> str:
