@@ -127,8 +127,8 @@ def test_a_run_writes_json_and_a_table(tmp_path: Path, python: Callable[..., Any
 
 
 def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
-    """``python -m benchmarks.report`` has been run since the models were, for the README and for the
-    page of benchmarks, which begins with what was found."""
+    """``python -m benchmarks.report`` has been run since the models were: for the README, and for
+    the page of benchmarks, which begins with what was found."""
     table = models.markdown(json.loads(report.MODELS.read_text(encoding="utf-8")))
     page = (report.ROOT / "README.md").read_text(encoding="utf-8")
     assert report.with_models(page, table) == page
