@@ -18,9 +18,9 @@ import triton.language as tl
 
 
 def launched(tensors: int) -> Callable[[Any], Any]:
-    """Makes a decorator that compiles a kernel and never specialises it on its numbers.
+    """A decorator that compiles a kernel and never specialises it on its numbers.
 
-    A number is every parameter after the first ``tensors`` ones that is no compile-time constant.
+    Its numbers are all parameters after the first ``tensors`` ones but the compile-time constants.
     """
 
     def decorated(function: Any) -> Any:
@@ -35,8 +35,8 @@ def launched(tensors: int) -> Callable[[Any], Any]:
 
 @triton.jit
 def lane_numbers(B, WIDE):
-    """The numbers of this program's ``B`` lanes; 64-bit where ``WIDE``, and then so is all that
-    follows from them.
+    """The numbers of this program's ``B`` lanes. With ``WIDE`` they have 64 bits, and so has every
+    number that is computed from them.
     """
     first = tl.program_id(0)
     if WIDE:
@@ -46,8 +46,8 @@ def lane_numbers(B, WIDE):
 
 @triton.jit
 def over(n, by):
-    """``n // by[0]`` for a number from 0 on that is known at run time only: of 32 bits three
-    instructions, where a division takes twenty. ``by`` comes from ``launch.divider``.
+    """``n // by[0]`` for n >= 0 and a divisor that is known at run time only. For 32 bits it takes
+    three instructions, a division twenty. ``by`` comes from ``launch.divider``.
     """
     if n.dtype.primitive_bitwidth == 64:
         return n // by[0]
@@ -125,7 +125,9 @@ def first_vector(first, channel, strides, FORM):
 
 @triton.jit
 def as_block(per_lane, FORM):
-    """A number per lane in the shape of the lane's values: [B], or vectors of channels [B, V]."""
+    """A number of each lane in the shape of the lane's values: [B], or [B, V] where lanes have
+    vectors of channels.
+    """
     if FORM.channels:
         return tl.broadcast_to(per_lane[:, None], [FORM.lanes, FORM.vector])
     else:
@@ -134,8 +136,8 @@ def as_block(per_lane, FORM):
 
 @triton.constexpr_function
 def lowest(dtype):
-    """What padding holds for a maximum: it loses against everything, and a window of nothing else
-    gives it (M1).
+    """What a maximum fills padding with: the lowest value of a type, -inf for floats. A window of
+    padding alone gives it (M1).
     """
     if dtype.is_floating():
         return float("-inf")
@@ -252,8 +254,8 @@ def taps_before(first, bound, K, D):
 
 @triton.jit
 def counted_taps(first, size, END, K, D, INCLUDE):
-    """Taps of the window at ``first`` that an average counts; those past ``size + END`` never
-    do.
+    """How many taps of the window at ``first`` an average counts. Taps past ``size + END`` never
+    count.
     """
     if INCLUDE:
         return taps_before(first, size.to(first.dtype) + END, K, D)

@@ -1,11 +1,12 @@
 """Average pooling and its gradient on the GPU: fill with 0, combine by addition, finish by
 dividing.
 
-Both directions are one thing: every target element is the sum of an arithmetic progression of
-source elements along each axis. Forward the source is the input and the sum is divided at the end;
-for the adjoint the source is the incoming gradient, divided as it is read. ``sum_tile`` unrolls a
-window and adds up trees, whose roundings grow with the logarithm of the taps. What is too large for
-it, ``folding`` adds up; ``sum_axis`` is its gradient where windows overlap, with compensation.
+An average and its gradient are computed alike: along each axis every target element is the sum of
+source elements at equal steps. Forward the source is the input, and the sum is divided at the end.
+For the adjoint the source is the incoming gradient, which is divided as it is read. ``sum_tile``
+unrolls a window and adds up trees, whose roundings grow with the logarithm of the taps. Larger
+windows are added up by ``folding``. ``sum_axis`` is the gradient of these where they overlap, with
+compensation.
 """
 
 import triton
@@ -36,7 +37,8 @@ def held_as(source, FORM):
 
 @triton.jit
 def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
-    """Loads the chunks of a source row in the form in which they are added up.
+    """Loads the chunks of a source row in the form in which they are added up. A chunk is a vector
+    of columns, or a column's vector of channels.
 
     ``row`` is where the first chunk lies and how far the next is; ``chunks`` is the number of the
     first and how many exist. Those that do not exist are ``fill``; those that no target reads, 0.
@@ -64,8 +66,8 @@ def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
 
 @triton.jit
 def row_sums(chunks, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
-    """One sum per target column over one source row, given as N chunks of columns or vectors of
-    channels, which are weighed first.
+    """One sum per target column over one source row of N chunks. With IS_WEIGHED each column is
+    multiplied by its weight first, the reciprocal of its divisor.
     """
     columns = ()
     for c in tl.static_range(N):
@@ -85,7 +87,9 @@ def row_sums(chunks, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
 
 @triton.jit
 def quotients(totals, row, divisors, IS_COUNTED, T, FORM, MODE):
-    """The totals of one target row of a tile, divided; divisors come with their reciprocals."""
+    """The totals of one target row of a tile, divided. ``row`` and ``divisors`` have the counts
+    along rows and depths and along columns, each with its reciprocal.
+    """
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
@@ -127,13 +131,13 @@ def sum_tile(
     FORM: tl.constexpr,
     MODE: tl.constexpr,
 ):
-    """Every window unrolled: a lane adds up a tile of targets from the source rows they share.
+    """Every window unrolled: a lane computes a tile of targets from the source rows they share.
 
     source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense.
-    A tile has source elements of an adjoint, else targets. What is counted in vectors: see
-    ``launch.tile_launch``. Elements of 8 bits are quantized: windows have at most 128 taps, and
-    ``MODE.kinds`` says how scales (float32) and zero points (of their side's type) are given; else
-    these are not read.
+    ``FORM.tile`` counts targets, or for an adjoint source elements. Which sizes and strides count
+    vectors says ``launch.tile_launch``. Elements of 8 bits are quantized: then windows have at most
+    128 taps, and ``MODE.kinds`` says how scales (float32) and zero points (of the input's and the
+    output's type) are given. For other elements these are not read.
     """
     SOURCE: tl.constexpr = source.dtype.element_ty
     QUANTIZED: tl.constexpr = SOURCE.primitive_bitwidth == 8
@@ -280,12 +284,13 @@ def sum_axis(
     WIDE: tl.constexpr,
     B: tl.constexpr,
 ):
-    """One axis of the gradient of windows of any size, in a loop: an element adds up the gradients
-    of the windows that cover it, at most ``bound``.
+    """One axis of the gradient of windows of any size, in a loop: each element gets the sum of the
+    gradients of the windows that cover it, which are at most ``bound``.
 
-    Both are dense, with ``inner`` elements between neighbours along the axis. Sums are divided by
-    ``divisor`` (COUNT 0), or each gradient by its window's own along this axis. Dividers
-    (``launch.divider``): ``inner``, ``size``, and those of ``addressing.first_covering``.
+    Source and target are dense, and neighbours along the axis lie ``inner`` elements apart. Sums
+    are divided by ``divisor`` (COUNT 0), or each gradient by what its window counts along this
+    axis. ``inner``, ``size``, ``common``, ``tap_step`` and ``step`` are dividers
+    (``launch.divider``).
     """
     lanes, windows, bound, divisor, inverse = lengths
     ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32

@@ -1,8 +1,8 @@
 """Launches that work on one axis after the other, on dense tensors: pure functions of sizes and
 windows.
 
-No size is a constant of what they launch: windows, strides, paddings, dilations, divisors and
-lengths are numbers, and a block is one of few.
+The kernels are not compiled for sizes: windows, strides, paddings, dilations, divisors and lengths
+are numbers at run time, and the blocks below are the only ones.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,12 @@ from typing import NamedTuple
 from . import launch
 from .launch import Along, Axis, Block, Launch, Mode, Part, Request
 
-SUM, GREATEST, FIRST_GREATEST = range(3)  # what ``folding.fold`` makes of a window
-WHOLE, WINDOWS, BINS = range(3)  # what an axis is covered by
+SUM, GREATEST, FIRST_GREATEST = range(3)  # ``Mode.operation``: what ``folding.fold`` computes
+WHOLE, WINDOWS, BINS = range(3)  # KIND of ``folding.fold``: one window, windows or adaptive bins
 ANY = 2**63
-# The block of a window or bin of at most so many elements. A thread that adds up more than six
-# elements of a float sum compensates (rule E6).
+# What a program owns (see ``launch.Block``), by the most elements of a window or bin: ROWS along
+# the innermost axis, COLUMNS along others. A thread that adds up more than six elements of a float
+# sum compensates (rule E6).
 ROWS = {
     4: Block(True, 512, 1, 2),
     96: Block(True, 64, 16, 2),
@@ -30,34 +31,36 @@ COLUMNS = {
     96: Block(False, 64, 16, 2),
     ANY: Block(False, 32, 32, 2, True),
 }
-# Whole axes of more elements are folded twice, first into slices of so many: enough programs run.
-# Slices follow from the length alone, so that a sample does not depend on its batch.
+# Whole axes of more elements than the first number are folded twice, first into slices of the
+# second number, so that enough programs run. The keys say whether the axis is the innermost one.
+# Slices depend on the length alone, so that a sample's bits do not depend on its batch.
 SLICES = {True: (16_384, 8192), False: (1024, 512)}
-# Windows of a lane that share a core, and the largest stride: a lane reads all edges at once.
+# How many neighbouring windows a lane of ``sliding.share`` computes, and up to which stride. It
+# reads at once what not all of them have in common, so that registers limit both.
 SHARED = ((8, 1), (8, 2), (4, 4), (2, 8))
-# Windows share a core if they have at least SHARES_FROM elements and at least SHARES_OVER strides.
-# Windows of at least SLIDES_FROM elements along rows slide over a block of STRETCHES instead.
+# Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``. Along
+# rows those of at least SLIDES_FROM elements go to ``sliding.slide``, in a block of STRETCHES.
 SHARES_FROM, SHARES_OVER, SLIDES_FROM = 9, 4, 48
 STRETCHES = (Block(True, 4, 256, 1), Block(True, 1, 1024, 1))
-INPUTS = 8  # of a lane that asks windows which of them they chose
-SPREAD = 1024  # elements of a program: with 16 of each thread registers leave fewer warps
-EXACT_FROM = 2**20  # taps from which a quotient may be rounded to a half that it is not
+INPUTS = 8  # the most inputs of a lane of ``max_pooling_grad.grad_axis``
+SPREAD = 1024  # elements of a program of ``spread``: with twice as many registers leave fewer warps
+EXACT_FROM = 2**20  # with more taps a float64 quotient may be a half though the exact one is not
 Kinds = tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """What ``folding.fold`` does along one axis; see there."""
+    """What ``folding.fold`` does along one axis. Its docstring says more."""
 
     mode: Mode
     divisor: int = 1
-    below: int = 1
-    shift: int = 0
+    below: int = 1  # what a tap along this axis is multiplied by: the taps of the axes further in
+    shift: int = 0  # the length of a slice where an axis is cut into slices, else 0
 
 
 def folds(
     request: Request, operation: int, counting: tuple[int, int] = (0, 1), kinds: Kinds = (0,) * 4
 ) -> tuple[Launch, ...]:
-    """Launches of windows or bins; each but the last writes what the next reads.
+    """Launches of windows or bins. Each but the last writes a workspace that the next reads.
 
     Maxima go innermost axis first, so that of equal ones the first row's first column wins; sums
     outermost first.
@@ -112,7 +115,10 @@ def overlaps(request: Request) -> bool:
 def _overlapping(
     request: Request, along: Along, operation: int
 ) -> Callable[[Request, Along, Step], Launch] | None:
-    """What launches windows that overlap much; None where they do not, or nothing is gained."""
+    """The function that makes the launch of windows that overlap much: ``_slide`` or ``_share``.
+
+    It is None where windows overlap little, or where ``folding`` is as fast.
+    """
     axis = along.axis
     if request.window is None or request.adjoint or along.part.is_whole or axis.dilation > 1:
         return None
@@ -125,7 +131,7 @@ def _overlapping(
 
 
 def _shared(axis: Axis) -> tuple[int, int] | None:
-    """The first of ``SHARED`` that a window and its stride fit."""
+    """The first entry of ``SHARED`` that fits a window and its stride, or None."""
     fits = (each for each in SHARED if axis.stride <= min(each[1], axis.window // (each[0] - 1)))
     return next(fits, None)
 
@@ -171,7 +177,7 @@ def _slide(request: Request, along: Along, step: Step) -> Launch:
 
 
 def _numbering(request: Request, along: Along, step: Step) -> tuple[tuple[int, ...], ...]:
-    """How taps are numbered, and dividers that tell a line's channel."""
+    """How taps are numbered, and the dividers by which kernels find a line's channel."""
     batch, channels = request.shape[:2]
     planes = 1 if request.channels_last else along.outer * along.inner // (batch * channels)
     least = 0 if along.last else -1

@@ -25,13 +25,13 @@ from . import addressing, requantization, sums
 SUM = tl.constexpr(0)
 GREATEST = tl.constexpr(1)
 FIRST_GREATEST = tl.constexpr(2)
-"""``MODE.operation``: what becomes of a window's elements; the last gives a number as well."""
+"""``MODE.operation``: what is computed of a window; the last gives the winner's number as well."""
 WHOLE = tl.constexpr(0)
 WINDOWS = tl.constexpr(1)
 BINS = tl.constexpr(2)
 """KIND: an axis is one window, or has windows or adaptive bins."""
 NOWHERE = tl.constexpr(2**31 - 1)
-"""The position of what lies outside a window: after all others."""
+"""The position of what lies outside a window. It is greater than all others."""
 
 
 @triton.constexpr_function
@@ -108,7 +108,7 @@ def from_key(key, TYPE):
 @triton.jit
 def first_of_tile(value, best, AXIS):
     """The maxima of a tile along its positions, and the first position of equal ones. Elements of
-    32 bits are packed with their positions, so that one comparison serves both: half the
+    32 bits are packed with their positions, so that one comparison takes care of both, in half the
     instructions.
     """
     if value.dtype.primitive_bitwidth == 64:
@@ -157,8 +157,12 @@ def window_of(o, size, outputs, axis, dilation, KIND):
 
 @triton.jit
 def summed(source, limit, apart, steps, gradients, TYPE, BLOCK):
-    """The sums of a tile's windows, whose elements lie ``apart``. ``gradients`` is empty, or
-    ``(first bin, bins, targets)`` where elements are gradients of bins over so many targets.
+    """The sums of a tile's windows.
+
+    ``source`` points to each window's first element, the next lies ``apart`` elements further on,
+    and ``limit`` says how many there are. A thread reads ``BLOCK.loads`` of them in each of
+    ``steps`` steps. ``gradients`` is empty, or ``(first bin, bins, targets)`` if elements are
+    gradients of bins over ``targets`` elements.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     T: tl.constexpr = BLOCK.positions
@@ -192,8 +196,8 @@ def summed(source, limit, apart, steps, gradients, TYPE, BLOCK):
 
 @triton.jit
 def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
-    """The maxima of a tile's windows; and for each how many elements of its window come before the
-    first one that equals it.
+    """The maxima of a tile's windows, and how many elements of its window come before each: those
+    before the first of equal ones. The arguments are those of ``summed``.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
@@ -247,11 +251,11 @@ def store_taps(codes, numbers, r, live, found, tap, winner, below, least, NUMBER
 
 @triton.jit
 def finished_sum(tensors, r, live, result, first, count, counted, divisor, channel, MODE):
-    """Sums of ``count`` elements without their channels' zero points, which those of 8 bits have;
-    divided, or requantized to ``y`` of 8 bits.
+    """Sums of ``count`` elements divided, or requantized if ``y`` has 8 bits. The zero points of
+    elements of 8 bits are subtracted first.
 
-    How many elements an integer sum counts goes to ``codes`` where another axis follows, multiplied
-    by what ``numbers`` has at its ``first`` element.
+    If another axis follows, how many elements an integer sum counts is stored in ``codes``: what it
+    counts along this axis times the entry of ``numbers`` for its ``first`` element.
     """
     x, numbers, y, codes, given = tensors
     if x.dtype.element_ty.primitive_bitwidth == 8:
@@ -301,14 +305,17 @@ def fold(
     Neighbours along the axis lie ``inner`` elements apart.
 
     ``length``, ``inner``, ``outputs``, ``dilation``, ``planes`` and ``channels`` are dividers
-    (``launch.divider``). Sums of floats are divided by ``divisor`` (``MODE.count`` 0), or by the
-    elements of the window inside the input (1) or the padded input (2); ADJOINT ones are sums of
-    the gradients of bins, each divided by its bin's elements. Sums of integers leave out the zero
-    point, and are requantized into targets of 8 bits; how many elements they count goes from axis
-    to axis through ``codes`` and ``numbers`` where ``MODE.count`` is not 0. FIRST_GREATEST gives
-    ``codes``: ``(tap + shift * window) * below``, and what ``numbers`` has at the winner, by the
-    axes further in, where it is ``MODE.numbered``; -1 for a window without elements, but no less
-    than ``least``.
+    (``launch.divider``).
+
+    Sums of floats are divided by ``divisor`` (``MODE.count`` 0), or by the elements of the window
+    inside the input (1) or the padded input (2). With ADJOINT they are sums of the gradients of
+    bins, each divided by its bin's elements. Sums of integers leave out the zero point, and are
+    requantized if ``y`` has 8 bits. Where ``MODE.count`` is not 0, how many elements they count
+    goes from axis to axis: a launch writes it to ``codes``, and the next reads it from ``numbers``.
+
+    FIRST_GREATEST writes to ``codes`` the winner's number, ``(tap + shift * window) * below``. With
+    ``MODE.numbered`` it adds the number that the launches of the axes further in gave to the
+    winner, from ``numbers``. A window without elements gets -1, or ``least`` if that is greater.
     """
     results, steps, divisor = sizes
     below, shift, least = numbering

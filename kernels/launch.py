@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 VECTOR_BYTES = 16  # the widest load and store there is
 # 4 warps of 32 or 2 of 64: fewer lanes than threads would send tl.split through shared memory
 LANES = 128
-# 23 warps on each of 132 multiprocessors hide memory's latency: below that lanes own fewer rows
+# 23 warps on each of 132 multiprocessors hide memory's latency. With fewer lanes in all, each owns
+# fewer rows.
 LANES_ENOUGH = 98_304
 # 32-bit arithmetic below this; the margin holds the lanes and tiles past the end
 WIDE_FROM = 2**31 - 2**24
@@ -36,7 +37,7 @@ class Launch:
     sizes: tuple[tuple[int, ...], ...]
     constants: tuple[tuple[str, Any], ...]
     size_types: tuple[tuple[str, ...], ...]  # "i32" or "i64"
-    results: int  # elements that it writes, or of each where it writes two
+    results: int  # elements of each tensor that it writes
 
     @classmethod
     def of(
@@ -72,8 +73,8 @@ class Axis(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What an operator is asked for: a source of any strides (input, or incoming gradient), and
-    dense results.
+    """What a call of an operator computes: dense results from a source of any strides, which is the
+    input or the incoming gradient.
 
     The kernels that work on one axis at a time need a source that is dense in the results' order.
     A lookup needs such taps too, but the elements that it looks up have any strides.
@@ -125,8 +126,8 @@ class Request(NamedTuple):
 
     @property
     def vector(self) -> int:
-        """Elements of the source's widest vectors: along its rows, or its channels where the
-        results have them so.
+        """Elements of the widest vectors that the source can be read in: along its rows, or along
+        its channels if the results are in channels_last.
         """
         sn, sc, sd, sh, sw = five_strides(self.shape, self.strides)
         if self.channels_last:
@@ -140,36 +141,36 @@ class Request(NamedTuple):
 
 class Block(NamedTuple):
     """What a program that folds windows owns: ``results`` windows by ``positions`` of each, of
-    which a thread reads ``loads`` at once. ``rows``: positions lie side by side, else windows do.
+    which a thread reads ``loads`` at once.
     """
 
-    rows: bool
+    rows: bool  # whether a window's positions are neighbours in memory, else windows are
     results: int
     positions: int
     loads: int
-    compensated: bool = False  # adds up so many that their roundings are kept
+    compensated: bool = False  # whether sums are compensated, as a thread adds up many elements
 
 
 class Mode(NamedTuple):
-    """What ``fold``, ``share`` and ``slide`` make of a window: see ``folding.fold``."""
+    """What ``fold``, ``share`` and ``slide`` compute of a window: see ``folding.fold``."""
 
     operation: int  # ``folding.SUM``, ``GREATEST`` or ``FIRST_GREATEST``
-    count: int = 0
-    numbered: bool = False
-    kinds: tuple[int, ...] = (0, 0, 0, 0)
-    exact: bool = False
+    count: int = 0  # what divides: a number (0), elements inside the input (1) or padded input (2)
+    numbered: bool = False  # whether the launches before have left numbers
+    kinds: tuple[int, ...] = (0, 0, 0, 0)  # how scales and zero points are given
+    exact: bool = False  # whether quotients near a half are compared with it in integers
 
 
 class Form(NamedTuple):
-    """How the lanes of a tile kernel lie over tensors: see ``tile_launch``."""
+    """What a tile kernel is compiled for beside windows: see ``tile_launch``."""
 
     rank: int
-    channels: bool  # innermost
-    tile: tuple[int, int, int]
-    vector: int  # elements of the source's vectors
-    store: int  # of the results'
+    channels: bool  # whether vectors are of channels, which are innermost, else of columns
+    tile: tuple[int, int, int]  # depths, rows and columns that a lane owns
+    vector: int  # elements of a vector of the source
+    store: int  # elements of a vector of the results
     wide: bool  # whether positions need 64 bits
-    lanes: int  # of a program
+    lanes: int  # lanes of a program
 
 
 class Tile(NamedTuple):
@@ -224,14 +225,14 @@ def tile_launch(
 
 
 class Part(NamedTuple):
-    """A spatial axis of an input, or neighbouring ones that a window takes whole as one of all
+    """A spatial axis of an input. Neighbouring axes that a window takes whole are one axis of all
     their elements.
     """
 
     inputs: int
     outputs: int
     axis: Axis
-    bins: bool  # adaptive ones, which the axis does not describe
+    bins: bool  # whether it has adaptive bins, which ``axis`` does not describe
 
     @property
     def is_whole(self) -> bool:
@@ -244,7 +245,7 @@ class Part(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether it comes out as it goes in."""
+        """Whether each output is the input at its position, so that no launch is needed."""
         return not self.bins and (self.inputs, *self.axis[:4]) == (self.outputs, 1, 1, 0, 0)
 
 
@@ -265,8 +266,8 @@ def parts(request: Request) -> list[Part]:
 
 
 class Along(NamedTuple):
-    """One part of dense tensors' axes: ``source`` elements become ``targets``, with ``inner``
-    elements between neighbours.
+    """A launch along one axis of dense tensors: ``source`` elements become ``targets``, and
+    neighbours along the axis lie ``inner`` elements apart.
     """
 
     source: int
@@ -294,7 +295,7 @@ class Along(NamedTuple):
 
 
 def one_axis_at_a_time(request: Request, *, innermost_first: bool = False) -> Iterator[Along]:
-    """The parts along which a window or bins do anything; at least one."""
+    """The axes along which a window or bins change anything; at least one axis."""
     each = parts(request)
     used = [i for i, part in enumerate(each) if not part.is_kept] or [len(each) - 1]
     used = used[::-1] if innermost_first else used
@@ -342,8 +343,8 @@ def divided(total: int, part: int) -> int:
 
 
 def widest_bin(size: int, outputs: int) -> int:
-    """The most elements of an adaptive bin, exactly where ``outputs`` divides ``size`` or the
-    reverse, else at most.
+    """The most elements of an adaptive bin. It is exact if ``outputs`` divides ``size`` or the
+    reverse, else an upper bound.
     """
     if size % outputs == 0:
         return size // outputs

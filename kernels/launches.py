@@ -18,7 +18,7 @@ UNROLLED_POSITIONS = 64
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
 # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
 TILE_REGISTERS = 84
-# of quantized windows: sums below 2**15, which a lane requantizes by two additions
+# the most taps of quantized windows: sums below 2**15 are requantized by two additions
 SNAPPED_TAPS = 128
 QUANTIZED_LOADS = 64
 QUANTIZED_REGISTERS = 220  # as estimated: the compiler keeps fewer of the sums
@@ -28,7 +28,7 @@ channel (2)."""
 
 
 class Sums(NamedTuple):
-    """What ``average_pooling.sum_tile`` does, beside windows and tiles."""
+    """MODE of ``average_pooling.sum_tile``: what it computes, beside windows and tiles."""
 
     adjoint: bool
     count: int  # what divides: a constant (0), or taps inside the input (1) or the padded input (2)
@@ -37,7 +37,7 @@ class Sums(NamedTuple):
 
 
 class Maxima(NamedTuple):
-    """What ``max_pooling.max_tile`` does, beside windows and tiles."""
+    """MODE of ``max_pooling.max_tile``: what it computes, beside windows and tiles."""
 
     groups: tuple[int, ...]  # rows and columns of outputs that share a core
     with_taps: bool
@@ -46,7 +46,7 @@ class Maxima(NamedTuple):
 
 
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
-    """The launches of averages or their gradient; each but the last writes a workspace, which the
+    """The launches of averages or their gradient. Each but the last writes a workspace that the
     next reads. Elements of 8 bits are quantized.
     """
     counted = (0, 1) if request.window is None else counting(request)
@@ -90,8 +90,8 @@ def sum_tile(request: Request) -> Tile | None:
 
 
 def counting(request: Request) -> tuple[int, int]:
-    """``(COUNT, DIVISOR)``: how windows are divided; from the window alone, so no image size makes
-    a new kernel.
+    """``(COUNT, DIVISOR)``: what sums are divided by. It follows from the window alone, so that no
+    kernel is compiled for an image size.
     """
     axes = request.window.axes
     if request.divisor_override is not None:
@@ -126,6 +126,7 @@ channels."""
 
 
 def _halves(widest: int) -> list[int]:
+    """A power of two and all smaller ones."""
     return [widest >> i for i in range(widest.bit_length())]
 
 
@@ -158,8 +159,8 @@ def _tiles_of_bytes(request: Request) -> Choices:
 
 
 def sum_tile_fits(request: Request, tile: Tile) -> bool:
-    """Whether one lane has the registers for a tile's sums (of 8 bits two in a word), and its code
-    stays short.
+    """Whether a tile's sums fit the registers of a lane, and its code stays short. Two sums of
+    elements of 8 bits take one register.
     """
     axes, quantized, columns, v = (
         request.axes,
@@ -212,12 +213,13 @@ SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 EXTENT = 64  # positions that one unrolled window may span
 # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
 GRADIENT_STEPS = 512
-GRADIENT_WINDOWS = 49  # that may reach an input: of more, one axis after the other reads less
-DECODED = 16  # outputs for which a lane that looks up taps finds its place once
+# windows that may reach an input: with more, one axis after the other reads less
+GRADIENT_WINDOWS = 49
+DECODED = 16  # outputs of a lane that looks up taps: it computes its place once for all of them
 
 
 def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
-    """The launches of a max pooling; each but the last writes values and numbers that the next
+    """The launches of a max pooling. Each but the last writes values and numbers that the next
     reads.
     """
     tile = max_tile(request, with_taps)
@@ -283,7 +285,7 @@ def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool)
 
 
 def _sharing(outputs: int, axis: Axis) -> int:
-    """How many neighbouring windows best share a core: the most, as powers of 2 go, that have one
+    """How many neighbouring windows share a core: the largest power of 2 of them that have elements
     in common.
     """
     group = 1
@@ -312,8 +314,8 @@ def _steps(axes: Sequence[Axis], rows: int, columns: int) -> int:
 
 
 def _has_empty_window(request: Request) -> bool:
-    """Whether some window may read no element: it lies before the input, past it, or steps over it.
-    A dilation larger than the input counts as stepping over it, even where no window does.
+    """Whether some window may read no element: it lies before the input, past it, or its taps step
+    over it. A dilation larger than the input counts as that, even if no window does so.
     """
     return any(
         axis.extent <= axis.start
@@ -364,8 +366,8 @@ def grad_tile(request: Request) -> Tile | None:
 def tap_lookup(
     request: Request, with_: Literal["values", "indices", "plane indices"]
 ) -> tuple[Launch, ...]:
-    """What dense taps point at: elements of the source (``"values"``), or their indices in a
-    contiguous one.
+    """The launch that looks up what dense taps point at: elements of the source (``"values"``), or
+    their indices in a contiguous source.
     """
     sizes, outputs = request.sizes, request.targets
     batch, channels = request.shape[:2]

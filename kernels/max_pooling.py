@@ -1,8 +1,8 @@
 """Max pooling on the GPU: windows unrolled at compile time.
 
-Beside a maximum travels, where it is wanted, the number of the position that gave it. A later
-candidate replaces an earlier one only where it is strictly greater or the first NaN: the first tap
-in row-major order wins (M2, M3).
+If taps are wanted, each maximum is kept with the number of the position that gave it. A later
+candidate replaces an earlier one only if it is strictly greater or the first NaN, so that the first
+tap in row-major order wins (M2, M3).
 """
 
 import triton
@@ -34,13 +34,14 @@ def comparable(v, WITH_TAPS):
 
 
 CODE_ZERO = tl.constexpr(8388608.0)
-"""2^23: integers added to it, up to as many, stand in the low bits of the sum."""
+"""2^23: the number of a position is kept as a float32, this plus the number, whose low bits are
+those of the number."""
 
 
 @triton.jit
 def better(m, i, v, j, WITH_TAPS, ASM):
-    """The maximum of an earlier ``(m, i)`` and a later ``(v, j)``; without taps the numbers mean
-    nothing.
+    """The greater of an earlier ``(m, i)`` and a later ``(v, j)``, each a value and its number.
+    Without taps the numbers mean nothing.
     """
     if WITH_TAPS and ASM:
         # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the
@@ -72,8 +73,8 @@ def sliding(values, codes, FIRST, STEP, Q, AXIS, G, WITH_TAPS, ASM):
     """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of
     the winners.
 
-    G neighbouring windows share their common core: each is what comes before the core, the core,
-    and what comes after.
+    The core, which G neighbouring windows have in common, is computed once. Each window is then
+    what comes before the core, the core, and what comes after.
     """
     K: tl.constexpr = AXIS.window
     S: tl.constexpr = AXIS.stride

@@ -1,9 +1,9 @@
 """The gradient of max pooling on the GPU, whole or axis by axis, and what taps point at.
 
-The gradient is a gather: every input element asks the windows that cover it whether their winning
-tap is the one that lies on it, and adds up the gradients of those that say yes (M5). Nothing is
-written twice and nothing needs zeroing first, so results are the same run after run. A window
-without a tap inside the input has tap 0, which then lies outside: it sends nothing.
+The gradient is a gather: every input element compares the winning taps of the windows that cover it
+with the taps that lie on it, and adds up the gradients of those that are equal (M5). Nothing is
+written twice and nothing needs zeroing first, so results are the same in every run. A window
+without a tap inside the input has tap 0, which then lies outside, so no element gets its gradient.
 """
 
 import triton
@@ -143,8 +143,8 @@ def at_taps(
     FORM: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Writes what taps point at to y: ELEMENTS of x, or the offsets of these by x's strides. An
-    empty window gives 0 as an element and -1 as an offset.
+    """Writes what taps point at to y: with ELEMENTS the elements of x, else their offsets by x's
+    strides. An empty window gives the element 0 and the offset -1.
 
     Taps and y are dense in the same order. A lane has one vector of channels or of columns; C or
     ``tiles[0]`` is the number of such vectors.
@@ -178,15 +178,16 @@ def at_taps(
 
 
 AT_ONCE = tl.constexpr(4)
-"""Windows that are read at once."""
+"""How many windows a lane reads at once."""
 FAR = tl.constexpr(2**31 - 1)
-"""A tap of no window."""
+"""A number that no tap has."""
 
 
 @triton.jit
 def with_window(totals, further_in, number, value, code, LAST, G):
-    """The totals of a lane's G inputs, and the taps further in of the windows that they won, with a
-    window that chose input ``number``: none of them where that is no number of an input.
+    """Adds a window whose winner is the lane's input ``number`` (or another input, if it is not one
+    of 0 to G - 1): ``value`` to the totals of the lane's G inputs, and ``code`` to the taps
+    ``further_in`` of the windows that they won.
     """
     new = ()
     new_codes = ()
@@ -219,16 +220,16 @@ def grad_axis(
     WIDE: tl.constexpr,
     B: tl.constexpr,
 ):
-    """One axis of the gradient, for windows too large to unroll: their gradients to ``size`` inputs
-    along that axis.
+    """One axis of the gradient, for windows too large to unroll: the gradients of windows become
+    those of ``size`` inputs along that axis.
 
     A lane owns G inputs that lie a dilation apart, and reads each window that reaches any of them
-    once, ``bound`` at most. ``classes``: how many lanes begin side by side before the inputs of the
-    first go on. A tap is ``k * below`` and what the inner axes' taps are; what is left of the taps
-    of the windows that an input won, all alike, goes to ``rest`` unless this axis is the LAST. All
-    are dense, with ``inner`` elements between neighbours along the axis. Dividers
-    (``launch.divider``): ``inner``, ``classes``, ``groups``, ``below``, and those of
-    ``addressing.first_covering``.
+    once, ``bound`` at most. ``classes`` lanes begin at neighbouring inputs, and the next lane
+    begins after all of theirs. A tap is ``k * below`` plus the tap along the axes further in, where
+    k is the tap along this axis. The windows that an input has won have the same tap further in,
+    which goes to ``rest`` unless this axis is the LAST. All are dense, and neighbours along the
+    axis lie ``inner`` elements apart. ``inner``, ``classes``, ``groups``, ``below``, ``common``,
+    ``tap_step`` and ``step`` are dividers (``launch.divider``).
     """
     lanes, windows, size, bound, inverse = sizes
     K, P, J = axis

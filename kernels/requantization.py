@@ -1,5 +1,5 @@
-"""Quantized averages on the GPU: 8-bit elements as they are added up, and requantized as exact
-arithmetic has it (Q1).
+"""Quantized averages on the GPU: how 8-bit elements are added up, and requantized as if in exact
+arithmetic (Q1).
 
 Four elements are loaded as one word and added up as two pairs of 16-bit fields, signed ones with
 their sign bit flipped so that nothing borrows. Padding is loaded as the zero point: then every
@@ -19,10 +19,11 @@ from . import addressing, sums
 
 NUMBER = tl.constexpr(0)
 ONE = tl.constexpr(1)
-"""How a scale or zero point is given: as a number, or as the one entry of a tensor; else one per
-channel."""
+"""How a scale or zero point is given: as a number (0), as a tensor of one entry (1), or as a tensor
+of one per channel (2)."""
 LARGEST_FACTOR = tl.constexpr(2.0**15)
-"""Any sum but 0 times this is cut off at the ends of the type, and no product reaches 2³¹."""
+"""Larger factors are replaced by this one: any sum but 0 times it is clamped to the limits of the
+type anyway, and no product reaches 2³¹."""
 SNAP = tl.constexpr(1.5 * 2.0**11)
 """Added to a float64 number of less than 2¹⁰ it leaves a multiple of 2⁻⁴¹."""
 TO_INTEGER = tl.constexpr(1.5 * 2.0**52 - 1.5 * 2.0**11)
@@ -47,8 +48,8 @@ def parameter(source, channel, KIND, TYPE):
 
 @triton.jit
 def quantities(channel, given, TAPS, SIGNED, FORM, MODE):
-    """``(fill, factor, offset, output zero)`` of channels: padding as it is loaded, and what
-    ``requantized`` takes.
+    """``(fill, factor, offset, output zero)`` of channels: what padding is filled with, and the
+    arguments of ``requantized``.
     """
     V: tl.constexpr = FORM.vector
     B: tl.constexpr = FORM.lanes
@@ -78,8 +79,8 @@ def quantities(channel, given, TAPS, SIGNED, FORM, MODE):
 
 @triton.jit
 def fields(loaded, SIGNED, V, B):
-    """Loaded words as 16-bit fields of their even and odd bytes, or single elements: numbers from 0
-    to 255.
+    """Loaded words as two pairs of 16-bit fields, of their even and of their odd bytes; loaded
+    elements as numbers. All are from 0 to 255.
     """
     if V >= 4:
         if SIGNED:
@@ -137,7 +138,7 @@ def requantized(sums, offset, factor, zero):
 
 @triton.jit
 def mantissa_and_exponent(number):
-    """Of a positive float32: integers of which ``mantissa * 2**(exponent - 150)`` is the number."""
+    """Integers for which ``mantissa * 2**(exponent - 150)`` is a positive float32."""
     bits = number.to(tl.int32, bitcast=True)
     exponent = bits >> 23
     mantissa = (bits & 0x7FFFFF) | tl.where(exponent > 0, 0x800000, 0)
@@ -146,16 +147,17 @@ def mantissa_and_exponent(number):
 
 @triton.jit
 def shifted(integers, bits):
-    """``integers << bits``, of which no more than the lowest 64 bits are meant; -> 0 from 64 on."""
+    """``integers << bits`` modulo 2**64, for any number of bits."""
     half = tl.minimum(tl.maximum(bits, 0), 64) // 2
     return (integers << half) << (tl.minimum(tl.maximum(bits, 0), 64) - half)
 
 
 @triton.jit
 def on_its_side_of_a_half(real, sums, divisor, scale, step):
-    """A quotient beside a half, moved to the side of it that the exact one is on.
+    """``real``, with a quotient near a half moved to the side of the half on which the exact one
+    lies.
 
-    Both products wrap around alike, and beside a half their difference is small.
+    Both products below wrap around in the same way, and near a half their difference is small.
     """
     whole = tl.floor(real)
     is_near = (tl.abs(real - whole - 0.5) < 2.0**-40 * (1 + tl.abs(whole))) & (tl.abs(whole) < 512)
@@ -172,8 +174,8 @@ def on_its_side_of_a_half(real, sums, divisor, scale, step):
 def quotients(sums, divisor, channel, given, KINDS, EXACT, TYPE):
     """Sums without zero points over ``divisor`` elements, requantized to TYPE.
 
-    The float64 quotient of up to 2**20 taps is rounded to no half that it is not; of more, EXACT
-    ones are compared with the half.
+    With up to 2**20 taps a float64 quotient is a half only if the exact quotient is one. With
+    EXACT, for more taps, quotients near a half are compared with it in integers.
     """
     LOWEST: tl.constexpr = -128 if TYPE.is_int_signed() else 0
     scale = parameter(given[0], channel, KINDS[0], tl.float32) + tl.zeros(sums.shape, tl.float32)

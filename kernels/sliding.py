@@ -14,8 +14,8 @@ into segments of eight positions, each of one thread:
     window               [. . . . . . . . . . . . . . . . . . . . . .]
                          |after |        whole segments         |until|
 
-Every position learns what its segment holds until it and after it; whole segments are doubled, to
-1, 2, 4, ... of them. So its cost hardly depends on the length of windows.
+For every position the reductions of its segment until it and after it are computed. Whole segments
+are doubled, to 1, 2, 4, ... of them. So its cost hardly depends on the length of windows.
 
 Both put windows together from parts that do not overlap. Nothing is subtracted: NaN and infinity
 stay in their windows, and additions are as deep as a tree's (rule E6). Windows have no dilation.
@@ -32,14 +32,14 @@ EIGHT = tl.constexpr(8)
 
 @triton.constexpr_function
 def neutral(dtype, OP):
-    """What changes nothing that it is put together with."""
+    """The identity: a part of this value changes no other part."""
     return 0 if OP == folding.SUM else addressing.lowest(dtype)
 
 
 @triton.jit
 def both(a, b, OP):
-    """What two parts of a window make together, ``(number, position)`` each: of equal maxima the
-    position of ``a``. Floats that have positions must have positive zeros and one NaN.
+    """Two parts of a window combined, each a pair ``(number, position)``. Equal maxima
+    keep the position of ``a``. Floats that have positions must have positive zeros and one NaN.
     """
     if OP == folding.SUM:
         return a[0] + b[0], a[1]
@@ -58,8 +58,8 @@ def both(a, b, OP):
 
 @triton.jit
 def until(parts, FIRST, STEP, COUNT, OP):
-    """What the first one, two, ... of COUNT entries of a tuple make, ``FIRST, FIRST + STEP, ...``;
-    no sum is deeper than a tree's. Backwards (STEP -1) each entry comes before those until it.
+    """The first one, two, ... of COUNT entries of a tuple combined: ``FIRST, FIRST + STEP, ...``.
+    No sum is deeper than a tree. With STEP -1 each entry is combined before those until it.
     """
     if COUNT == 1:
         return (parts[FIRST],)
@@ -78,9 +78,9 @@ def until(parts, FIRST, STEP, COUNT, OP):
 
 @triton.jit
 def read(base, position, length, apart, live, OP, TYPE):
-    """The element at a ``position`` of a line as a part of a window; what lies outside loses, or
-    adds 0. Before the line lies the number of its first element: a window of nothing but the lowest
-    value names it.
+    """The element at a ``position`` of a line as a part of a window, or outside the line the
+    identity. The position is 0 before the line, so that a window of nothing but the lowest value
+    gives its first element as the winner.
     """
     FILL: tl.constexpr = neutral(base.dtype.element_ty, OP)
     inside = live & (position >= 0) & (position < length)
@@ -92,9 +92,7 @@ def read(base, position, length, apart, live, OP, TYPE):
 
 @triton.jit
 def core(base, first, turns, end, length, apart, live, OP, TYPE):
-    """What the positions from ``first`` to ``end`` make, eight in each turn. Sums keep what is
-    rounded away.
-    """
+    """Positions ``first`` to ``end`` combined, eight in each turn. Sums are compensated."""
     FILL: tl.constexpr = neutral(base.dtype.element_ty, OP)
     value = tl.full(live.shape, FILL, TYPE)
     error = value
@@ -117,8 +115,10 @@ def core(base, first, turns, end, length, apart, live, OP, TYPE):
 
 @triton.jit
 def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
-    """Stores what a window has made. ``place``: its result's, its line's first element, the
-    distance between neighbours, its first position, and whether it exists.
+    """Stores the result of a window, its ``part``.
+
+    ``place`` is ``(index of the result, first element of the line, distance between neighbours,
+    first position of the window, whether the window exists)``.
     """
     _, numbers, y, codes, _ = tensors
     r, base, apart, start, live = place
@@ -249,7 +249,7 @@ def windows(v, window, whole, steps, IDENTITY, OP, X, N):
     """The results of the windows of ``window`` positions that begin at each position of a stretch.
 
     Between the segment of a window's first position and that of its last lie ``whole`` segments or
-    one more. ``steps`` is the number of bits of ``whole``. The results of windows that leave the
+    one more. ``steps`` is the number of bits of ``whole``. Results of windows that reach past the
     stretch mean nothing.
     """
     LANES: tl.constexpr = N // EIGHT
@@ -294,7 +294,7 @@ def windows(v, window, whole, steps, IDENTITY, OP, X, N):
 
 @triton.jit
 def over_segments(each, X, LANES):
-    """What is one number for a segment, for each of its positions."""
+    """A number of each segment, repeated for each of its positions."""
     return tl.reshape(tl.broadcast_to(each[:, :, None], [X, LANES, EIGHT]), [X, LANES * EIGHT])
 
 

@@ -1,11 +1,11 @@
 """Gradients of windows that do not overlap on the GPU, whole planes among them: of maxima from
 their taps, or of averages.
 
-Each element asks the one window that it may lie in. Threads own neighbours of the dense result,
-whatever its width:
+Each element reads the gradient of the one window that it may lie in. The threads of a program own
+neighbours of the dense result, whatever its width:
 
-    gradients   |     g0    |     g1    |  ...       of maxima where the window's tap is the
-    result      a b c d | a b c d | ...              element's, of averages everywhere
+    gradients   |     g0    |     g1    |  ...       for maxima only if the window's tap is the
+    result      a b c d | a b c d | ...              element's, for averages always
 """
 
 import triton

@@ -1,9 +1,9 @@
 """Sums over sliding windows as trees that share their blocks, and their division: device helpers of
 the averages.
 
-A sequential sum of k terms rounds k - 1 times; here every term passes through a number of additions
-that grows with the logarithm of the window (rule E6), and neighbouring windows share blocks of 1,
-2, 4, ... terms.
+A sequential sum of k terms rounds k - 1 times. Here every term passes through a number of additions
+that grows with the logarithm of the window (rule E6). Neighbouring windows share blocks of 1, 2, 4,
+... terms.
 """
 
 # Triton's compiler has no unpacking of tuples.
@@ -83,7 +83,7 @@ def block_of(count):
 
 @triton.jit
 def tree(values, FIRST, STEP, COUNT):
-    """The sum of COUNT entries of a tuple. What trees have in common the compiler adds up once."""
+    """The sum of COUNT entries of a tuple. The compiler computes once what trees have in common."""
     if COUNT == 0:
         return tl.zeros_like(values[0])
     elif COUNT == 1:
@@ -97,7 +97,7 @@ def tree(values, FIRST, STEP, COUNT):
 
 @triton.jit
 def target_totals(values, PLAN, TARGET, T):
-    """The sums of one target: T of them, as each position has T values."""
+    """The T sums of one target, where each position has T values."""
     totals = ()
     for c in tl.static_range(T):
         totals = totals + (
@@ -118,7 +118,9 @@ def sliding_sums(values, PLAN):
 
 @triton.jit
 def with_group(total, error, group):
-    """Adds a group to a running sum: the sum, and what all its additions have rounded away."""
+    """Adds a group to a running sum. Returns the sum, and what all additions so far have rounded
+    away.
+    """
     grown = total + group
     back = grown - total
     return grown, error + ((total - (grown - back)) + (group - back))
@@ -126,15 +128,15 @@ def with_group(total, error, group):
 
 @triton.jit
 def compensated(total, error):
-    """The sum with what was rounded away; the error of an infinite sum is NaN."""
+    """The sum plus what was rounded away, unless that is NaN, as it is for infinite sums."""
     whole = total + error
     return tl.where(whole == whole, whole, total)
 
 
 @triton.jit
 def reciprocal(count):
-    """``1 / count``; of a small positive integer in float64, to a unit in the last place: two steps
-    from float32.
+    """``1 / count``. For a small positive integer in float64 it takes two Newton steps from the
+    reciprocal in float32, and is right to a unit in the last place.
     """
     if count.dtype.is_floating():
         return 1.0 / count

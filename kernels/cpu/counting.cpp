@@ -75,7 +75,7 @@ struct FlatCounting {
     uint8_t *const divisors;
 
     const int64_t channels = p.channels;
-    // Of one channel, the counts of every stride-th element are copied to contiguous memory first.
+    // With one channel, every stride-th count is copied to contiguous memory first.
     const int64_t every = channels == 1 ? p.w().stride : 1;
     const bool is_copied = !lies_inside(p.d()) || !lies_inside(p.h()) || !lies_inside(p.w()) ||
                            p.w().size % every != 0;

@@ -29,8 +29,8 @@ from torch_dmlpool.window import Window
 
 @lru_cache
 def kernel_named(module: str, name: str) -> Any:
-    """A kernel or a launch function by name; the statement ``import`` would cost each call some
-    microseconds.
+    """A kernel or a launch function by name, cached: an ``import`` statement would take each call
+    some microseconds.
     """
     return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
 
@@ -46,8 +46,8 @@ _capability = lru_cache(torch.cuda.get_device_capability)
 
 
 def launch(how: Any, *arguments: Any) -> None:
-    """Run ``how``, a ``kernels.launch.Launch``, over tensors (and numbers) on the first tensor's
-    device.
+    """Launch a kernel with these tensors and numbers, on the first tensor's device. ``how`` is a
+    ``kernels.launch.Launch``.
     """
     device = arguments[0].device
     if device.type != "cuda" or device.index == torch.cuda.current_device():
@@ -78,8 +78,8 @@ def _compiled(
     device: int,  # noqa: ARG001 - the current one
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The compiled kernel and its constants by position: Triton's own look-up costs a launch 30
-    microseconds.
+    """The compiled kernel and its constants by position, cached: Triton's own look-up takes each
+    launch 30 microseconds. ``kinds`` has each tensor's type and whether it is aligned.
     """
     try:
         return _compile(name, constants, size_types, kinds)
@@ -118,8 +118,8 @@ def _in_turn(
     between: Sequence[torch.dtype],
     rest: Sequence[Any] = (),
 ) -> None:
-    """Launches from ``sources`` to ``results``, with workspaces of the types ``between`` from one
-    to the next; ``rest`` is given to each.
+    """Launch one after the other, from ``sources`` to ``results``. Each but the last writes
+    workspaces of the types ``between``, which the next reads. All get the arguments ``rest``.
     """
     for step in launches[:-1]:
         workspaces = [
@@ -138,8 +138,8 @@ class Plan(NamedTuple):
     memory_format: torch.memory_format
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    launches: tuple[Any, ...]  # none where there are no results
-    kernel: str  # of all launches; a tile's reads its source whatever the strides
+    launches: tuple[Any, ...]  # empty if results are
+    kernel: str  # of the first launch; tile kernels read a source of any strides
 
 
 @lru_cache(maxsize=4096)
@@ -157,8 +157,9 @@ def planned(
 ) -> Plan:
     """The plan of a call: ``function`` in kernels/launches.py makes its launches.
 
-    ``function`` takes ``own`` after a Request, which the other arguments make. ``target_sizes``
-    default to the window's output sizes, ``channels_last`` to the source's layout.
+    ``function`` takes a ``launch.Request``, made of the other arguments, and then the arguments
+    ``own``. ``target_sizes`` default to the window's output sizes, ``channels_last`` to the
+    source's memory format.
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
@@ -275,7 +276,9 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 
 
 def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
-    """The elements of ``input`` at the taps, or the taps' indices (then ``input`` is not read)."""
+    """The elements of ``input`` at the taps if ``with_`` is ``"values"``, else the taps' indices.
+    For indices ``input`` is not read.
+    """
     plan = planned(
         "tap_lookup",
         (with_,),
@@ -296,9 +299,7 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
 
 @or_reference(reference.max_pooling_grad)
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient of max pooling straight from its input: the taps are found again and then
-    gathered.
-    """
+    """The gradient of max pooling without taps: they are found again in the input."""
     channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
     _, taps = max_pooling_with_taps(input, window)
     return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
@@ -342,9 +343,7 @@ def max_pooling_grad_from_taps(
 
 @or_reference(reference.average_pooling)
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
-    """Averages (rules A1 to A5); what is ``counted``: whether padding is, and the divisor where
-    that is given.
-    """
+    """Averages (rules A1 to A5). ``counted``: whether padding counts, and the divisor or None."""
     return _averages(input, None, window, False, *counted)
 
 
@@ -364,17 +363,15 @@ def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tens
 
 @or_reference(reference.adaptive_average_pooling_grad)
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The adjoint: gradients divided by their bins' elements, summed over the bins that hold an
-    element.
+    """The adjoint: each element gets the sum of the gradients of the bins that hold it, each
+    divided by its bin's elements.
     """
     return _averages(input_gradient, spatial_sizes, None, True)
 
 
 @or_reference(reference.quantized_linear_average_pooling)
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    """Quantized averages (rules Q1, Q2 and Q6), of the reference's arguments; numbers go to the
-    kernels as numbers.
-    """
+    """Quantized averages (rules Q1, Q2 and Q6). The arguments are the reference's."""
     *given, window, include_padding, output_dtype = arguments
     parameters = [each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given]
     return _averages(
@@ -391,8 +388,8 @@ def _averages(
     dtype: torch.dtype | None = None,
     parameters: Sequence[Any] = (0, 0, 0, 0),
 ) -> Tensor:
-    """Averages or their adjoint over windows, or over bins where there is no window; with a
-    ``dtype``, quantized.
+    """Averages, or with ``adjoint`` their gradient, over a window, or over bins if there is none.
+    With a ``dtype`` they are quantized by ``parameters``.
     """
     kinds = (
         parameters
@@ -433,7 +430,7 @@ def _averages(
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which floats are added up (rule A4)."""
+    """The type in which sums of floats are computed (rule A4)."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
