@@ -5,7 +5,7 @@ The kernels are not compiled for sizes: windows, strides, paddings, dilations, d
 are numbers at run time, and the blocks below are the only ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -105,11 +105,11 @@ def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) ->
     )
 
 
-def overlaps(request: Request) -> bool:
-    """Whether windows along some axis overlap so much that ``sliding`` shares what they have in
-    common.
+def overlaps(request: Request, axes: Callable[[Iterable[object]], bool] = any) -> bool:
+    """Whether windows along ``any`` axis, or ``all`` axes, overlap so much that ``sliding`` shares
+    what they have in common.
     """
-    return any(_overlapping(request, along, SUM) for along in launch.one_axis_at_a_time(request))
+    return axes(_overlapping(request, along, SUM) for along in launch.one_axis_at_a_time(request))
 
 
 def _overlapping(

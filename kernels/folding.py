@@ -258,8 +258,9 @@ def finished_sum(tensors, r, live, result, first, count, counted, divisor, chann
     counts along this axis times the entry of ``numbers`` for its ``first`` element.
     """
     x, numbers, y, codes, given = tensors
+    KINDS: tl.constexpr = MODE.kinds  # Triton 3.6 hands no tuple on that is part of another
     if x.dtype.element_ty.primitive_bitwidth == 8:
-        zero = requantization.parameter(given[1], channel, MODE.kinds[1], tl.int32)
+        zero = requantization.parameter(given[1], channel, KINDS[1], tl.int32)
         result -= count.to(result.dtype) * zero
     if MODE.count > 0 and MODE.numbered and not result.dtype.is_floating():
         counted *= tl.load(numbers + first, mask=live & (count > 0), other=0)
@@ -269,7 +270,7 @@ def finished_sum(tensors, r, live, result, first, count, counted, divisor, chann
         result = sums.quotient(result, own, 1.0 / own)
     elif y.dtype.element_ty.primitive_bitwidth == 8:
         result = requantization.quotients(
-            result, own, channel, given, MODE.kinds, MODE.exact, y.dtype.element_ty
+            result, own, channel, given, KINDS, MODE.exact, y.dtype.element_ty
         )
     elif MODE.count > 0:
         tl.store(codes + r, (tl.zeros_like(r) + counted).to(codes.dtype.element_ty), mask=live)

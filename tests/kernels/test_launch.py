@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch_dmlpool.kernels.launch import Launch, Request, divider
 
-from torch_dmlpool.kernels import launches
+from torch_dmlpool.kernels import by_axis, launches
 from torch_dmlpool.window import Window
 
 
@@ -114,6 +114,54 @@ def test_windows_that_do_not_overlap_ask_no_loop_for_their_gradient() -> None:
         shape = (2, 4, *outputs)
         bins = Request(None, shape, dense(shape), sizes, 4, True, False, adjoint=True)
         assert kernels_of(launches.average_launches(bins)) == kernels
+
+
+def gradient_of(window: Window, sizes: tuple[int, int], **changes: object) -> Request:
+    shape = (2, 4, *window.output_sizes(sizes))
+    made = request(window, (2, 4, *sizes))._replace(shape=shape, strides=dense(shape))
+    return made._replace(target_sizes=sizes, adjoint=True, include_padding=True, **changes)
+
+
+def test_gradients_of_averages_of_stride_1_are_averages_of_gradients() -> None:
+    """Where all windows have one divisor; padding is what the other's is not."""
+    sizes = (50, 49)
+    back = gradient_of(SEVENTY, sizes)
+    assert kernels_of(launches.average_launches(back)) == ["share", "slide"]
+    mirrored = by_axis.mirrored(back, launches.counting(back))
+    assert [(axis.start, axis.end) for axis in mirrored.axes[1:]] == [(34, 34)] * 2
+    assert mirrored.divisor_override == 70 * 70
+    counted = back._replace(include_padding=False)
+    strided = gradient_of(Window.directml(2, 70, 2, 35, 35), sizes)
+    beyond = gradient_of(Window.directml(2, 70, 1, 70, 35), sizes)
+    for other in (counted, strided, beyond):
+        assert kernels_of(launches.average_launches(other)) == ["sum_axis"] * 2
+    dilated = gradient_of(Window.directml(2, 70, 1, 70, 70, 2), sizes)
+    assert kernels_of(launches.average_launches(dilated)) == ["fold"] * 2
+
+
+def test_inputs_that_many_windows_reach_have_them_read_by_one_axis_after_the_other() -> None:
+    for window, kernels in (
+        (Window.directml(2, 7, 1, 3, 3), ["grad_tile"]),
+        (Window.directml(2, 9, 2, 4, 4), ["grad_tile"]),
+        (Window.directml(2, 9, 1, 4, 4), ["grad_axis"] * 2),
+    ):
+        assert kernels_of(launches.grad_launches(gradient_of(window, (50, 49)))) == kernels
+
+
+def test_taps_of_long_windows_share_what_is_read_where_there_are_enough() -> None:
+    """Of a small input a second launch would take longer."""
+    nine, eleven = (Window.directml(2, size, 1, size // 2, size // 2) for size in (9, 11))
+    large, small = (16, 64, 64, 64), (1, 64, 64, 64)
+    for window, shape, changes, kernels in (
+        (nine, large, {"channels_last": True}, ["share"] * 2),
+        (nine, small, {"channels_last": True}, ["max_tile"]),
+        (nine, large, {"element_size": 2}, ["max_tile"]),
+        (eleven, large, {"element_size": 2}, ["share"] * 2),
+        (eleven, large, {}, ["max_tile"]),
+    ):
+        assert kernels_of(launches.max_launches(request(window, shape, **changes), True)) == kernels
+        without = launches.max_launches(request(nine, large, **changes), False)
+        assert kernels_of(without) == ["max_tile"]
 
 
 def test_slices_do_not_depend_on_the_batch() -> None:

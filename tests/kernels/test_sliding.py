@@ -19,6 +19,7 @@ from test_folding import (
     I64,
     U8,
     U32,
+    average_gradients,
     averages,
     maxima,
     quantized,
@@ -37,6 +38,7 @@ COMPILED = [
     (taps, (1, 2, 70, 40), pooling(2, (33, 17), (2, 1), (16, 8)), "contiguous", F16),
     (maxima, (2, 3, 300), pooling(1, 65, 3, 40), "contiguous", I8),
     (quantized, (1, 3, 12, 300), pooling(2, (4, 40), (2, 1), (1, 20)), "contiguous", U8),
+    (average_gradients, (1, 3, 12, 40), pooling(2, 31, 1, 15), "contiguous", F32),
 ]
 MORE = [
     # a stretch and a window more, of both sizes; strides of every group, and the largest
@@ -52,6 +54,9 @@ MORE = [
     (taps, (2, 2, 30, 9), pooling(2, (20, 66), (3, 9), (9, 40)), "transposed", F16),
     (averages, (1, 1, 40, 37), pooling(2, 21, 5, 3, 1, 1, True), "contiguous", F32),
     (taps, (1, 1, 160), pooling(1, 70, 2, 10), "contiguous", I64),
+    # gradients of averages, which are averages: padding of one side only, and as much as there is
+    (average_gradients, (1, 2, 200), pooling(1, 70, 1, 7, 20), "contiguous", F16),
+    (average_gradients, (1, 2, 40, 9), pooling(2, (33, 2), 1, (32, 0)), "channels last", BF16),
 ]
 """Operator, shape, window, layout and data type."""
 
