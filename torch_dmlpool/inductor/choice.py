@@ -40,7 +40,7 @@ def _is_narrow_and_many(x: TensorBox, window: Window, outputs: Sequence[Any]) ->
     is_dense = all(axis.stride == 1 for axis in window.axes)
     if dtype.itemsize == 1 and not is_dense:
         return False
-    limit = _LARGEST_NARROW[dtype.itemsize, _has_channels_innermost(x)]
+    limit = _LARGEST_NARROW[dtype.itemsize, has_channels_innermost(x)]
     return not is_sure(math.prod(outputs) * window.taps <= limit)
 
 
@@ -63,14 +63,14 @@ def window_of_maxima(
     if _is_narrow_and_many(x, window, outputs):
         return None
     is_short = window.taps <= MOST_TAPS * math.prod(axis.stride for axis in window.axes)
-    is_vector = not with_taps and (window.rank == 1 or (is_short and _has_channels_innermost(x)))
+    is_vector = not with_taps and (window.rank == 1 or (is_short and has_channels_innermost(x)))
     if is_vector or is_sure(math.prod(outputs) * window.taps <= CHEAPEST_CALL):
         return window
-    is_strided = window.axes[-1].stride > 1 and not _has_channels_innermost(x)
+    is_strided = window.axes[-1].stride > 1 and not has_channels_innermost(x)
     return None if is_strided or window.taps > MOST_TAPS else window
 
 
-def _has_channels_innermost(x: TensorBox) -> bool:
+def has_channels_innermost(x: TensorBox) -> bool:
     """Whether ``x`` is in channels_last, or will be once Inductor has decided on its layout: a
     convolution may choose it.
     """

@@ -12,6 +12,7 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import to_dtype
 from torch._inductor.virtualized import ops
 
+from torch_dmlpool.inductor.choice import has_channels_innermost
 from torch_dmlpool.inductor.expressions import (
     pointwise,
     reduced_over,
@@ -26,10 +27,22 @@ from torch_dmlpool.inductor.geometry import (
     small_window,
 )
 
-CHEAPEST_CALL = 2**18
-"""The most taps, of all windows together, that an expression on a CPU reads in less time than a
-call of the operator takes. Averages of 8x128x8x8 uint8, window 2/2, take 95 us as an expression and
-114 us with a call, 8x32x64x64 504 and 271 (channels_last, Zen 4, one thread)."""
+MOST_OF_CHANNELS = {torch.float32: 2**20, torch.float64: 2**17}
+MOST_OF_PLANES, MOST_IN_ROWS = 2**19, 2**14
+"""On a CPU: taps in all that an expression reads in less time than a call of the operator takes. In
+channels_last the limit depends on the type that the expression computes in, or is the second one
+for averages over whole dimensions; in other layouts it is the last one. Microseconds as an
+expression and with a call, uint8, Zen 4, one thread:
+
+    channels_last, float32   2/2 of 8x64x56x56  142 and 204   3/1 of 1x192x35x35   143 and 109
+    channels_last, float64   2/2 of 1x64x28x28   34 and 61    2/2 of 8x64x28x28    182 and 153
+    channels_last, planes    8x1024x7x7          38 and 62    8x2048x8x8           137 and 81
+    contiguous               2/2 of 2x64x14x14   32 and 65    3/1 of 1x64x28x28  1,203 and 113
+"""
+LARGEST_PARTS = 2**14
+"""Averages are computed in float32 where all are multiples of 1 / LARGEST_PARTS or of more. A
+quotient below 512, as all are that need no clamp, is rounded to float32 once and errs by 2**-16 at
+most; one that is no half lies 2**-15 from the next half at least."""
 
 
 def average_of_numbers(x: TensorBox, *arguments: Any) -> TensorBox | None:
@@ -40,35 +53,55 @@ def average_of_numbers(x: TensorBox, *arguments: Any) -> TensorBox | None:
     window_arguments, sizes, (outputs, _) = numbers[4:], x.get_size(), results()[0]
     window = small_window(x, sizes[2:], window_arguments)
     covered = covered_axes(x, sizes[2:], window_arguments)
-    taps = math.prod(window_arguments[0])
-    if x.get_device_or_error().type == "cpu" and not is_sure(
-        math.prod(outputs) * taps <= CHEAPEST_CALL
-    ):
-        return None
+    taps, wide = math.prod(window_arguments[0]), torch.float64
+    if x.get_device_or_error().type == "cpu":
+        wide = _type_for(numbers, taps)
+        most = MOST_OF_CHANNELS[wide] if covered is None else MOST_OF_PLANES
+        most = most if has_channels_innermost(x) else MOST_IN_ROWS
+        if not is_sure(math.prod(outputs) * taps <= most):
+            return None
     if window is not None:
         geometry = Geometry(window, sizes[2:], outputs[2:])
         tap_of = geometry.loader(x, numbers[1])
 
         def total(index: Sequence[Any]) -> Any:
-            return tree([ops.to_dtype(tap_of(index, tap), torch.int32) for tap in geometry.taps])
+            return tree([ops.to_dtype(tap_of(index, tap), torch.float32) for tap in geometry.taps])
 
         def count(index: Sequence[Any]) -> Any:
-            return geometry.counted(index, include_padding, torch.float64)
+            return geometry.counted(index, include_padding, wide)
 
-        return _requantized(x, numbers, window.taps, total, count)
+        return _requantized(x, numbers, window.taps, wide, total, count)
     if covered is None or not is_sure(taps * 255 < 2**31) or not isinstance(taps, int):
         return None
-    wide = to_dtype(x, torch.int32)
-    summed = reduced_over(wide, covered, "sum", torch.int32).make_loader()
-    return _requantized(
-        x, numbers, taps, summed, lambda _: ops.constant(float(taps), torch.float64)
+    widened = to_dtype(x, torch.int32)
+    summed = reduced_over(widened, covered, "sum", torch.int32).make_loader()
+    return _requantized(x, numbers, taps, wide, summed, lambda _: ops.constant(float(taps), wide))
+
+
+def _scales(numbers: Sequence[Any]) -> tuple[float, float]:
+    """The scales of the input and of the output, rounded to float32."""
+    scale, step = (
+        torch.tensor(numbers[at], dtype=torch.float32, device="cpu").item() for at in (0, 2)
     )
+    return scale, step
+
+
+def _type_for(numbers: Sequence[Any], taps: Any) -> torch.dtype:
+    """The type in which a CPU computes averages of so many taps without an error that counts.
+
+    Where one scale is the other one times a power of two, all but the quotient is exact in float32.
+    """
+    scale, step = _scales(numbers)
+    is_power = math.frexp(scale / step)[0] == 0.5 and scale / step < 2**60
+    is_exact = is_power and is_sure(taps * max(1.0, step / scale) <= LARGEST_PARTS)
+    return torch.float32 if is_exact else torch.float64
 
 
 def _requantized(
     x: TensorBox,
     numbers: Sequence[Any],
     taps: int,
+    wide: torch.dtype,
     total: Callable[..., Any],
     count: Callable[..., Any],
 ) -> TensorBox:
@@ -76,16 +109,17 @@ def _requantized(
 
     Each sum is of ``taps`` integers, with the zero point in place of padding.
     """
-    (outputs, dtype), wide = results()[0], torch.float64
+    outputs, dtype = results()[0]
     zero_point, output_zero_point = int(numbers[1]), float(numbers[3])
-    scale, step = (
-        torch.tensor(numbers[at], dtype=torch.float32, device="cpu").item() for at in (0, 2)
-    )
+    scale, step = _scales(numbers)
+    if wide is torch.float32:
+        scale, step = scale / step, 1.0
     limits = torch.iinfo(dtype)
 
     def average(index: Sequence[Any]) -> Any:
-        centred = ops.sub(total(index), ops.constant(taps * zero_point, torch.int32))
-        real = ops.mul(ops.to_dtype(centred, wide), ops.constant(scale, wide))
+        total_of_zeros = ops.constant(float(taps * zero_point), wide)
+        centred = ops.sub(ops.to_dtype(total(index), wide), total_of_zeros)
+        real = ops.mul(centred, ops.constant(scale, wide))
         quotient = ops.truediv(real, ops.mul(count(index), ops.constant(step, wide)))
         rounded = ops.add(ops.round(quotient), ops.constant(output_zero_point, wide))
         least, most = (ops.constant(float(each), wide) for each in (limits.min, limits.max))
