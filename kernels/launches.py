@@ -1,4 +1,4 @@
-"""Which launches serve a request: pure functions of sizes, strides and windows.
+"""Which launches compute a request: pure functions of sizes, strides and windows.
 
 Windows small enough for straight-line code get a kernel of their own, in which they are constants;
 whole planes, bins and all other windows go by axis.

@@ -7,7 +7,7 @@
     window 2            [. . . . . . . . . . . . . . . .]
                 |before |         core          | after |
 
-``slide``, for windows so long that this still reads much: a program owns a stretch of a row, cut
+``slide``, for windows so large that this still reads much: a program owns a stretch of a row, cut
 into segments of eight positions, each of one thread:
 
     segments    |. . . . . . . .|. . . . . . . .|. . . . . . . .|. . . . . . . .|
@@ -264,7 +264,7 @@ def windows(v, window, whole, steps, IDENTITY, OP, X, N):
     for each in tl.static_range(EIGHT):
         ends = ends + (forwards[each][0],)
         after = after + (backwards[EIGHT - 1 - each][0],)
-    run = tl.reshape(after[0], [X, LANES])  # of so many segments from each on
+    run = tl.reshape(after[0], [X, LANES])  # of X segments from each on
     after = tl.reshape(addressing.join_columns(after, 0, 1, X * LANES, EIGHT), [X, N])
     ends = tl.reshape(addressing.join_columns(ends, 0, 1, X * LANES, EIGHT), [X * N])
 

@@ -70,7 +70,7 @@ def test_the_comparison_with_aten_has_a_row_for_each_contest(
     assert program.main([]) == 0
     rows = (
         capsys.readouterr()
-        .out.partition("milliseconds")[2]
+        .out.partition("torch_dmlpool ms")[2]
         .splitlines()[1 : 1 + len(program.CONTESTS)]
     )
     for name, row in zip(program.CONTESTS, rows, strict=True):

@@ -32,10 +32,10 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         A decomposition for each operator; p-norms and unpooling are made of others, which are taken
         apart in turn. Results are the operators' own: averages within the bound of rule E6, all
         others equal. With dynamic image sizes averages, maxima, maxima with indices, p-norms and
-        quantized averages are taken apart, the others stay.
+        quantized averages are decomposed, the others stay.
 
     Raises:
-        ValueError: While a program is taken apart: a window that depends on dynamic sizes, unless
+        ValueError: While a program is decomposed: a window that depends on dynamic sizes, unless
             it covers the whole dimension without padding.
 
     Example:
@@ -83,7 +83,7 @@ def _decomposed(operator: registration.Operator, *arguments: Any, **_: str) -> A
             if type(axis.window) is not int and not covers(axis, size):
                 raise ValueError(
                     f"window_size depends on dynamic sizes in spatial dimension {dimension}: it "
-                    "can be taken apart "
+                    "can be decomposed "
                     "if it is a number, or if it covers the whole dimension without padding"
                 )
         arguments = (*arguments[:before], window, *arguments[before + 6 :])
