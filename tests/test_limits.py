@@ -27,13 +27,13 @@ TRITON_FUNCTION = 25, 220
 TOTALS = {
     # Lines of every operator for three kinds of processors, masks, minima, complex numbers and
     # quantization; signatures are written out for editors.
-    "sources": (SOURCES, 25_600),
+    "sources": (SOURCES, 25_900),
     # One declaration a line, tables of reasons, and refusals of foreign numbers.
     "C++": (CPP, 6_100),
     # Kernels whose launches know no image size, with their choice written as tables.
     "Triton": (TRITON, 3_700),
     # Every numbered rule on every backend, and an emulator of a GPU that counts memory traffic.
-    "tests": (TESTS, 21_500),
+    "tests": (TESTS, 21_800),
 }
 """The most lines of all files together, each with what they are for."""
 

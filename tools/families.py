@@ -140,6 +140,9 @@ CONSTRUCTED = [KERNEL, STRIDE, PADDING, DILATION, INDICES, CEIL_MODE]
 SUMMED = "A padded element is 0 in the sum."
 AVERAGED = [KERNEL, STRIDE, PADDING, CEIL_MODE, COUNTED]
 NORMED = [NORM, KERNEL, STRIDE, CEIL_MODE, STAR, PADDING, DILATION]
+# A new family also needs a function in nn/pools.py and a class in nn/families.py. Where it applies
+# it goes into quantized_tensors._FAMILIES, exported._MAXIMA or _AVERAGES, quantizers._as_pytorch
+# and conversion._effect, all in nn/.
 FAMILIES: dict[str, Family] = {
     "maxima": Family(
         "MaxPool",
