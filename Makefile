@@ -65,7 +65,7 @@ lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --follow-imports=silent tests/user_code.py
 
-bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in models; three quarters of an hour
+bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in whole networks; an hour and a half
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks --load --row-seconds 1
 	$(BIN)/python -m benchmarks --scaling
@@ -73,7 +73,7 @@ bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, a
 	$(BIN)/python -m benchmarks --calls
 	$(BIN)/python -m benchmarks.report
 
-# The machine's own Python, PyTorch and Triton serve: nothing is installed where there may be no network.
+# The machine's own Python, PyTorch and Triton are used: nothing is installed where there may be no network.
 gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes
 	$(PYTHON) -m benchmarks.gpu
 

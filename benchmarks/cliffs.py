@@ -157,7 +157,7 @@ def attempted(request: gpu_requests.Request) -> Prediction | str:
     """A prediction, or what went wrong."""
     try:
         return predicted(request)
-    except Exception as error:  # one request that no kernel serves does not hide the others
+    except Exception as error:  # one request that no kernel computes does not hide the others
         return f"{type(error).__name__}: {error}"
 
 

@@ -14,7 +14,7 @@ from benchmarks import gpu_prepare, gpu_requests
 
 
 def kernels_of(requests: Iterable[gpu_requests.Request]) -> int:
-    """Different kernels that serve all the requests on an H200."""
+    """Different kernels that compute all the requests on an H200."""
     with gpu_prepare.recorded() as found:
         for request in requests:
             _, call = request.prepared()

@@ -210,7 +210,7 @@ ADAPTIVE: list[tuple[Any, ...]] = [
 
 
 def table() -> Iterator[Request]:
-    """What networks do most, and the edges of what each kernel serves."""
+    """What networks do most, and the edges of what each kernel computes."""
     for dtype, shapes in WHOLE.items():
         for shape, wanted in shapes.items():
             for operator, layouts in wanted:
@@ -268,7 +268,7 @@ def kernelbench() -> Iterator[Request]:
 
 
 class Family(NamedTuple):
-    """Requests that differ in sizes alone, and how many kernels may serve them."""
+    """Requests that differ in sizes alone, and how many kernels they may need."""
 
     name: str
     most: int

@@ -177,7 +177,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
         choices=["reference"],
-        help="the backend that serves every device; else the fastest",
+        help="the backend for every device; else the fastest",
     )
     parser.addoption(
         "--sample",
@@ -243,7 +243,7 @@ def versions() -> str:
     return ", ".join([*found, f"Python {platform.python_version()}", platform.machine()])
 
 
-def served_by(device: str) -> str:
+def pooled_by(device: str) -> str:
     """The backend of a device, in words."""
     import torch_dmlpool.backends
 
@@ -265,9 +265,7 @@ def pytest_terminal_summary(
     """One line that says what these tests have proved something of."""
     if not config.option.collectonly:
         device = config.getoption("--device")
-        terminalreporter.write_line(
-            f"tested on {device}, served by {served_by(device)}; {versions()}"
-        )
+        terminalreporter.write_line(f"tested on {device}, {pooled_by(device)}; {versions()}")
 
 
 def pytest_unconfigure() -> None:
@@ -305,7 +303,7 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(params=["fastest", "reference"])
 def either_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test is run with what serves the device, then with the plain PyTorch backend."""
+    """The test is run with the device's own backend, then with the plain PyTorch backend."""
     import torch_dmlpool.backends
     from torch_dmlpool.backends import reference
 
@@ -385,6 +383,6 @@ if __name__ == "__main__":
         else "no GPU here"
     )
     backends = (
-        f"{served_by('cpu')}, the plain PyTorch reference, Triton's kernels by its interpreter"
+        f"{pooled_by('cpu')}, the plain PyTorch reference, Triton's kernels by its interpreter"
     )
     print(f"proved on cpu: {backends} ({gpus}); {versions()}")

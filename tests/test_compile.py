@@ -183,7 +183,7 @@ def operators_in(program: torch.export.ExportedProgram) -> list[str]:
     "strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["non-strict", "strict"]
 )
 def test_export_with_dynamic_dimensions(strict: bool, device: torch.device) -> None:
-    """E2: an exported program keeps the operators whole, decomposed too but for norms, and serves
+    """E2: an exported program keeps the operators whole, decomposed too but for norms, and runs at
     other sizes."""
     dimensions = {
         0: torch.export.Dim("batch", min=2),

@@ -159,7 +159,7 @@ NO_FORK = pytest.mark.skipif(
 
 @NO_FORK
 def test_a_forked_child_pools_after_its_parent() -> None:
-    """What the parent cached serves the child: results and gradients, bit for bit."""
+    """The child uses what the parent cached: results and gradients, bit for bit."""
     expected = [
         bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in IMAGES
     ]

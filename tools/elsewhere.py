@@ -28,7 +28,7 @@ import torch, torch_dmlpool
 from torch_dmlpool import backends
 from torch_dmlpool.backends import cpu
 assert backends.serving("cpu").name == "cpu", cpu.missing
-print("the installed wheel is served by the compiled backend:", cpu.library._name)
+print("the installed wheel uses the compiled backend:", cpu.library._name)
 """
 
 
@@ -62,7 +62,7 @@ def main() -> int:
     environment = {**os.environ, **environment}
     served, ended = output_of([*command, "-c", SERVED], environment, options.seconds, folder)
     print(f"{ended}{served}", flush=True)
-    if ended or "is served by" not in served:
+    if ended or "uses the compiled backend" not in served:
         return 1
     failed = 0
     for file in files_of(options.files or system.tests):

@@ -151,7 +151,7 @@ def test_tables_know_which_taps_lie_inside(
 
 
 def test_a_kept_divisor_is_not_that_of_another_type_or_padding() -> None:
-    """What is counted once serves the requests that it was counted for."""
+    """What is counted once is used for the requests that it was counted for."""
     window = Window.directml(2, 3, 2, 1, 1)
     for dtype in (torch.float32, torch.float64):
         for include_padding in (False, True):

@@ -1,4 +1,4 @@
-"""Each strategy of the CPU kernels, forced on every request that it can serve.
+"""Each strategy of the CPU kernels, forced on every request that it can carry out.
 
 ``choose`` takes the fastest; whichever it takes, maxima, winners and quantized averages are the
 same, and averages are within the bound of E6, as they add in other orders.
@@ -36,7 +36,7 @@ STRATEGIES = pytest.mark.parametrize(
 
 @contextlib.contextmanager
 def forced(strategy: int) -> Iterator[Callable[[], int]]:
-    """The strategy serves what it can; how many calls it has served."""
+    """The strategy computes what it can; yields how many calls it has computed."""
     force = library.library.dmlpool_force
     force.argtypes, force.restype = (ctypes.c_int64,), None
     library.library.dmlpool_calls_forced.restype = ctypes.c_int64

@@ -192,7 +192,7 @@ def a_mesh_may_be_of_some_ranks_in_any_order() -> None:
 
 
 def what_no_rule_serves_is_refused() -> None:
-    """What no rule serves, and an index type that numbers a shard but not the whole (M4)."""
+    """What no rule covers, and an index type that numbers a shard but not the whole (M4)."""
     square, line = sharded.mesh_of(2, 2), sharded.mesh_of(4)
     whole = samples.ties(1, 1, 8, 8)
     with pytest.raises(

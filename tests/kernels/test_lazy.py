@@ -1,5 +1,5 @@
-"""Operators called by name on tensors that are evaluated lazily, served by Triton's kernels, which
-read memory as it lies (G7)."""
+"""Operators called by name on tensors that are evaluated lazily, with Triton's kernels, which read
+memory as it lies (G7)."""
 
 import os
 

@@ -2,8 +2,8 @@
 
 A pooling node leaves nothing to the runtime's reading of ``ceil_mode``: the overhang becomes
 padding, and windows too many are sliced off. Where padding is larger than runtimes accept it
-becomes a Pad node, and where a divisor or an empty window has no words in ONNX it becomes a
-constant, or is computed in the graph if sizes are dynamic.
+becomes a Pad node. Divisors and empty windows that ONNX cannot express become constants, or are
+computed in the graph if sizes are dynamic.
 
 PyTorch's older exporter (``dynamo=False``) asks for a symbolic function by the name of each
 operator that it has traced. It gets the same translations into its graph. They are registered when
@@ -55,7 +55,7 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
         ImportError: onnxscript is not installed (``pip install torch-dmlpool[onnx]``).
 
     The table's functions raise ``ValueError`` or ``TypeError``, which the exporter reports as the
-    cause of its own error, for what ONNX has no words for: windows that depend on dynamic sizes,
+    cause of its own error, for what ONNX cannot express: windows that depend on dynamic sizes,
     unless they cover the whole dimension; maxima of 64-bit integers; dilated averages before opset
     19.
 
