@@ -183,7 +183,13 @@ def test_every_operator_is_computed_by_an_entry_of_the_table() -> None:
         if not operator.is_composite
     }
     beside = {"name", "quantized_tensors", "masked", "masked_average_pooling"}
-    assert set(asked.values()) == set(Backend._fields) - beside
+    recorded = {
+        f"recorded_{operator.name.removesuffix('_with_taps')}": operator.recorded.__get__(entries)
+        for operator in registration.OPERATORS
+        if operator.recorded is not None
+    }
+    assert {*asked.values(), *recorded.values()} == set(Backend._fields) - beside
+    assert list(recorded) == list(recorded.values())
     assert all(name.removesuffix("_of_numbers") == entry for name, entry in asked.items())
     for backend in (cpu.BACKEND, reference.BACKEND):
         for entry in asked.values():

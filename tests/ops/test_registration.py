@@ -3,6 +3,7 @@ training keeps (M6)."""
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import cases
 import pytest
@@ -10,6 +11,8 @@ import samples
 import torch
 from operators import NAMES, calls_of, operators
 from torch import Tensor
+
+import torch_dmlpool as dmlpool
 
 
 def test_the_operators_are_those_of_this_list() -> None:
@@ -65,3 +68,46 @@ def test_operators_called_by_name(name: str, mode: Callable[[], object]) -> None
             assert torch.equal(output, reference)
             wanted = mode is torch.enable_grad and given is arguments and output.is_floating_point()
             assert output.requires_grad == wanted
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda input: dmlpool.max_pooling(input, 2, 2),
+        lambda input: dmlpool.max_pooling(input, 3, 2, 1, 1),
+        lambda input: dmlpool.average_pooling(input, 3, 2, 1, 1),
+        lambda input: dmlpool.adaptive_average_pooling(input, 3),
+    ],
+    ids=["disjoint maxima", "maxima", "averages", "bins"],
+)
+def test_gradients_are_the_same_however_operands_lie_in_memory(pool: Any, is_last: bool) -> None:
+    """A backend may compute a gradient without an operator: what arrives in another layout, taps
+    that a hook has moved, profilers and second orders get the same bits."""
+    input = samples.normal(2, 20, 8, 10)
+    input = (samples.channels_last(input) if is_last else input).requires_grad_()
+    output = pool(input)
+    arriving = torch.randn_like(output)
+    (expected,) = torch.autograd.grad(output, input, arriving, retain_graph=True)
+    assert expected.stride() == input.stride()
+
+    def check(output: Tensor, arriving: Tensor, **how: Any) -> None:
+        (found,) = torch.autograd.grad(output, input, arriving, retain_graph=True, **how)
+        assert torch.equal(found, expected)
+
+    check(output, arriving.mT.contiguous().mT)
+    check(output, arriving, create_graph=True)
+    with torch.profiler.profile() as profile:
+        check(output, arriving)
+    assert any(event.key.endswith(("_grad", "_from_taps")) for event in profile.key_averages())
+    for moved in (
+        lambda tensor: tensor.mT.contiguous().mT,
+        lambda tensor: tensor.contiguous(),
+        lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor):
+            check(pool(input), arriving)
+    ones = torch.ones(()).expand(output.shape)
+    (found,) = torch.autograd.grad(output, input, ones, retain_graph=True)
+    (expected,) = torch.autograd.grad(output, input, torch.ones_like(output))
+    assert torch.equal(found, expected)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends.interface import Backend, Recorded
 from torch_dmlpool.backends.library import INDICES, POSITIONS, TAPS, Masking, error_of, library
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.plans import (
@@ -58,14 +58,70 @@ def _filled(
     return output
 
 
+_TAPS = None, TAPS  # winners are taps, in the data type that holds the window's
+
+
+class _Known:
+    """The plan of a call and the plan of its gradient: ``Recorded.known``."""
+
+    __slots__ = ("back", "dtype", "function", "plan", "shape", "strides")
+
+    def __init__(
+        self, request: tuple[Any, ...], plan: Plan, function: Any, *of_gradient: Any
+    ) -> None:
+        self.shape, self.strides, self.dtype, window, counted, *_ = request
+        self.plan, self.function = plan, function
+        output = plan.output_sizes, plan.output_strides, self.dtype
+        self.back = planned(*output, window, counted, self.shape[2:], *of_gradient)
+
+    def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
+        """The gradient; None where the operands do not lie in memory as the output does."""
+        back, dtype = self.back, self.dtype
+        if back.is_empty or not _lies_as(arriving, back, dtype):
+            return None
+        if choice is not None and not _lies_as(choice, back, back.number_dtype):
+            return None
+        made = _new(back.sizes, back.strides, dtype)
+        chosen = () if choice is None else (choice.data_ptr(),)
+        code = self.function(back.problem, arriving.data_ptr(), *chosen, made.data_ptr())
+        if code:
+            raise error_of(self.function, code)
+        return made
+
+
+def _lies_as(tensor: Tensor, plan: Plan, dtype: torch.dtype) -> bool:
+    """Whether ``tensor`` has the sizes, strides and data type of the results of a plan."""
+    return (
+        tensor.stride() == plan.output_strides
+        and tensor.shape == plan.output_sizes
+        and tensor.dtype is dtype
+        and tensor.is_cpu
+    )
+
+
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
     return _filled(values, library.dmlpool_max_pooling, plan, input, None, None)
 
 
-def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    return _with_winners(input, window, None, TAPS)
+def max_pooling_with_taps(
+    input: Tensor, window: Window, plan: Plan | None = None
+) -> tuple[Tensor, Tensor]:
+    return _with_winners(input, window, None, TAPS, plan=plan)
+
+
+def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
+    """Maxima and what their gradient needs."""
+    known = _known_maxima(input.shape, input.stride(), input.dtype, window)
+    return Recorded(*max_pooling_with_taps(input, window, known.plan), known)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_maxima(*request: Any) -> _Known:
+    plan = planned(*request, None, None, _TAPS)
+    numbered = (plan.number_dtype, TAPS), plan.memory_format
+    return _Known((*request, None), plan, library.dmlpool_max_pooling_grad, *numbered)
 
 
 def max_pooling_with_indices(
@@ -85,13 +141,14 @@ def _with_winners(
     winner_dtype: torch.dtype | None,
     numbering: int,
     only_winners: bool = False,
+    plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their winners. With ``only_winners`` no maxima are computed, and
-    the first result is the input.
+    the first result is the input. ``plan`` is the call's plan, if it was looked up already.
     """
-    plan = planned(
-        input.shape, input.stride(), input.dtype, window, None, None, (winner_dtype, numbering)
-    )
+    if plan is None:
+        numbered = winner_dtype, numbering
+        plan = planned(input.shape, input.stride(), input.dtype, window, None, None, numbered)
     if plan.wider is not None:
         values, winners = _with_winners(
             input.to(plan.wider), window, winner_dtype, numbering, only_winners
@@ -203,6 +260,23 @@ def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
     plan = planned(input.shape, input.stride(), input.dtype, window, counted)
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
     return _filled(output, library.dmlpool_average_pooling, plan, input)
+
+
+def recorded_average_pooling(input: Tensor, window: Windows, *counted: Any) -> Recorded:
+    """Averages and what their gradient needs."""
+    known = _known_averages(input.shape, input.stride(), input.dtype, window, counted)
+    plan = known.plan
+    output = _new(plan.output_sizes, plan.output_strides, known.dtype)
+    return Recorded(_filled(output, library.dmlpool_average_pooling, plan, input), None, known)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_averages(*request: Any) -> _Known:
+    return _Known(request, planned(*request), library.dmlpool_average_pooling_grad)
+
+
+def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
+    return recorded_average_pooling(input, tuple(output_sizes), False, None)
 
 
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
@@ -354,5 +428,8 @@ BACKEND = Backend(
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
     masked_average_pooling=masked_average_pooling,
+    recorded_average_pooling=recorded_average_pooling,
+    recorded_adaptive_average_pooling=recorded_adaptive_average_pooling,
+    recorded_max_pooling=recorded_max_pooling,
     quantized_tensors=QUANTIZED_TENSORS,
 )

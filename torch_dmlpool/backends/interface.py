@@ -4,8 +4,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 Function = Callable[..., Any]
+
+
+class Recorded(NamedTuple):
+    """The result of an operator whose input requires a gradient."""
+
+    output: Tensor
+    choice: Tensor | None  # the winners' taps, of maxima
+    known: Any
+    """What the backend needs for the gradient. ``known.shape`` and ``known.strides`` are the
+    input's. ``known.gradient(arriving, choice)`` computes the gradient. It returns None if these
+    tensors do not have the output's sizes and strides."""
 
 
 class Backend(NamedTuple):
@@ -36,5 +48,9 @@ class Backend(NamedTuple):
     masked_average_pooling: Function | None = None
     """Averages under a mask and their divisors. If it is None, ``ops`` composes them of the other
     operators."""
+    recorded_average_pooling: Function | None = None
+    """Averages as :class:`Recorded`. If it is None, ``ops`` calls the gradient's operator."""
+    recorded_adaptive_average_pooling: Function | None = None
+    recorded_max_pooling: Function | None = None
     quantized_tensors: tuple[torch.dtype, ...] = ()
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""

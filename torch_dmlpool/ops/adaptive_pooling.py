@@ -129,6 +129,7 @@ _bin_averages: Operator = Operator(
     [operands.FLOAT_TYPES],
     _check,
     Backend.adaptive_average_pooling,
+    recorded=Backend.recorded_adaptive_average_pooling,
     complete=_with_sizes,
     adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )

@@ -33,6 +33,7 @@ average_pooling: Operator = Operator(
     [operands.FLOAT_TYPES],
     _check,
     Backend.average_pooling,
+    recorded=Backend.recorded_average_pooling,
     adjoint=lambda input, *arguments: (average_pooling_grad, (input.shape[2:], *arguments)),
 )
 average_pooling_grad: Operator = Operator(

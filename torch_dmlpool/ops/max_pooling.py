@@ -137,6 +137,7 @@ max_pooling_with_taps: Operator = Operator(
     [operands.MAX_TYPES],
     _check,
     Backend.max_pooling_with_taps,
+    recorded=Backend.recorded_max_pooling,
     dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
     tangent=lambda input, window: (max_pooling_gather, (window,)),
 )

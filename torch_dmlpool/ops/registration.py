@@ -19,7 +19,6 @@ from torch.nn import Parameter
 
 from torch_dmlpool import backends, operands
 from torch_dmlpool._private import (
-    _VF,
     OpOverload,
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
@@ -38,6 +37,14 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import revision
+from torch_dmlpool.ops.tangents import beside as beside
+from torch_dmlpool.ops.tangents import (
+    carries_derivative,
+    records_gradient,
+    shards_of,
+    with_ordinary_tangent,
+)
+from torch_dmlpool.ops.tangents import may_be_differentiated as may_be_differentiated
 from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
@@ -92,6 +99,8 @@ class Operator:
     # For an operator that returns elements of its input and their numbers: the linear operator that
     # gathers by such numbers, and its arguments after the tensors.
     tangent: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
+    # the field of a backend's table that returns a ``Recorded``
+    recorded: Any = None
     # For an operator that returns elements alone: the operator that returns their numbers too. It
     # is called in its place where a gradient is recorded.
     recorded_by: "Operator | None" = None
@@ -118,6 +127,9 @@ class Operator:
         self.recorder = (
             self if self.adjoint is not None or self.tangent is not None else self.recorded_by
         )
+        # Who calls the recorder of maxima itself may want the choice too.
+        knows = self.recorder is not None and (self.recorder is not self or self.tangent is None)
+        self.known = self.recorder.recorded if knows and self.recorder is not None else None
         self.has_derivative = self.recorder is not None or self.differentiable is not None
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
@@ -133,6 +145,7 @@ class Operator:
                 part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
             )
             self.apply = type(title, (Derivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
+            self.apply_known = type(title, (KnownDerivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
@@ -150,14 +163,14 @@ class Operator:
                     return self._differentiated(True, arguments)
         return self.implementation(arguments[0])(*arguments)
 
-    def implementation(self, tensor: Tensor) -> Callable[..., Any]:
-        """The function that computes the operator on the device of ``tensor``. A running profiler
-        records it, as it would not see a call that skips the dispatcher.
+    def implementation(self, tensor: Tensor, entry: Any = None) -> Any:
+        """The function that computes the operator, or ``entry``, on the device of ``tensor``. A
+        running profiler records it, as it would not see a call that skips the dispatcher.
         """
         # Asking for the device's name takes four times as long.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
-        function = self.computed_by(backend)
-        if profiler._is_profiler_enabled:
+        function = self.computed_by(backend) if entry is None else entry.__get__(backend)
+        if profiler._is_profiler_enabled and function is not None:
             return profiler.record_function(f"{NAMESPACE}::{self.name}")(function)
         return function
 
@@ -179,6 +192,10 @@ class Operator:
         if recorder is None:
             assert self.differentiable is not None
             return self.differentiable(*arguments)
+        if skips_dispatcher and self.known is not None:
+            compute = recorder.implementation(arguments[0], self.known)
+            if compute is not None:
+                return recorder.apply_known(arguments[0], (compute, recorder, arguments[1:]))
         input = arguments[0] if skips_dispatcher else with_ordinary_tangent(arguments[0])
         arguments = (input, recorder, skips_dispatcher, recorder is not self, *arguments[1:])
         if skips_dispatcher:
@@ -231,10 +248,8 @@ class Operator:
             self._checked(arguments)
         if self.reject is not None:
             self.reject(*arguments)
-        skips_dispatcher, is_recorded = (
-            may_skip_dispatcher(*tensors),
-            self.is_composite or records_gradient(*tensors),
-        )
+        skips_dispatcher = may_skip_dispatcher(*tensors)
+        is_recorded = self.is_composite or records_gradient(*tensors)
         if not skips_dispatcher and not is_recorded:
             is_recorded = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
             # A graph being traced may have entered forward mode below Python's own count of levels.
@@ -346,6 +361,43 @@ class Derivative:
         return (result, None) if has_choice else result
 
 
+class KnownDerivative:
+    """The same for one ordinary tensor, if the backend returns a ``Recorded``.
+
+    ``backward`` calls the backend. Where that returns None, it calls the adjoint operator.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, request: tuple[Any, ...]) -> Tensor:
+        compute, operator, rest = request
+        output, choice, known = compute(input, *rest)
+        if choice is not None:
+            ctx.save_for_backward(choice)
+        ctx.set_materialize_grads(False)
+        ctx.recorded = known, operator, rest
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        known, operator, rest = ctx.recorded
+        # to ask for saved tensors takes half a microsecond where there are none too
+        chosen = ctx.saved_tensors if operator.tangent is not None else ()
+        is_alone = not is_grad_enabled() and not profiler._is_profiler_enabled
+        if is_alone and may_skip_dispatcher(arriving, *chosen):
+            gradient = known.gradient(arriving, chosen[0] if chosen else None)
+            if gradient is not None:
+                return gradient, None
+        # Operators ask an input for no more than its sizes and layout.
+        like = torch.empty_strided(known.shape, known.strides, dtype=arriving.dtype, device="meta")
+        linear = operator
+        if chosen:
+            linear, rest = operator.tangent(like, *rest)
+        adjoint, rest = linear.adjoint(like, *chosen, *rest)
+        return adjoint(arriving, *chosen, *rest), None
+
+
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
     """Inside, operators run without recording this level's gradient; outer levels still record
@@ -421,50 +473,3 @@ def _require_rules(kind: type[Tensor]) -> None:
     for module, what_to_do in untaught.items():
         if kind.__module__.startswith(module):
             raise TypeError(what_to_do)
-
-
-def shards_of(tensor: Tensor) -> Any:
-    """The placements of a DTensor; None for other tensors."""
-    return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
-
-
-def beside(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` for arithmetic with ``like``: as a replicated DTensor if that is a DTensor."""
-    if shards_of(like) is None:
-        return tensor
-    return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
-
-
-def records_gradient(*tensors: Tensor) -> bool:
-    """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
-    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def carries_derivative(tensor: Tensor) -> bool:
-    """Whether autograd records a gradient with respect to ``tensor``, or it has a tangent in
-    forward mode.
-    """
-    # A tensor made in inference mode has no tangent, and PyTorch raises an error when asked for it.
-    if tensor.is_inference():
-        return False
-    return records_gradient(tensor) or _VF._unpack_dual(tensor, level=0)[1] is not None
-
-
-def with_ordinary_tangent(tensor: Tensor) -> Tensor:
-    """A tensor whose tangent, if it has one, is no inference tensor: autograd functions reject
-    those.
-    """
-    if forward_ad._current_level >= 0:
-        primal, tangent = forward_ad.unpack_dual(tensor)
-        if tangent is not None and tangent.is_inference():
-            return forward_ad.make_dual(primal, tangent.clone())
-    return tensor
-
-
-def may_be_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative with respect to ``tensor`` may be wanted, in a mode or transform that
-    Python knows of.
-    """
-    if records_gradient(tensor):
-        return True
-    return forward_ad._current_level >= 0 or _are_functorch_transforms_active()
