@@ -1,4 +1,4 @@
-"""The pooling operators in DirectML's words: each checks its arguments and calls the operator."""
+"""The pooling operators with DirectML's names: each checks its arguments and calls the operator."""
 
 from torch_dmlpool.functional.averages import (
     adaptive_average_pooling,

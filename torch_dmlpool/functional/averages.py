@@ -1,4 +1,4 @@
-"""Averages and p-norms in DirectML's words."""
+"""Averages and p-norms with DirectML's names."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Maxima and their inverse in DirectML's words."""
+"""Maxima and their inverse with DirectML's names."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, overload

@@ -1,4 +1,4 @@
-"""Averages of quantized integers in DirectML's words."""
+"""Averages of quantized integers with DirectML's names."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
 """What torch.nn's functions and layers share, whatever they compute: the batch and the mask of an
-input, and errors in torch.nn's words.
+input, and errors that name torch.nn's arguments.
 """
 
 import functools
