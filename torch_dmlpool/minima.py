@@ -1,4 +1,4 @@
-"""Min pooling with DirectML's names, which DirectML itself lacks: the arguments are max pooling's."""
+"""Min pooling with DirectML's names, though DirectML has none: its arguments are max pooling's."""
 
 from typing import Literal, overload
 
