@@ -3,6 +3,7 @@ shows, limits hold."""
 
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -137,6 +138,19 @@ def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
     )
     assert table in found
     assert "| forward, contiguous, float32 | " in found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what timm and torchvision warn of is theirs
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+@pytest.mark.parametrize("name", models.MODELS)
+def test_each_network_has_pools_to_convert(name: str) -> None:
+    """In the versions that are installed; beside PyTorch for CPUs torchvision has no operators."""
+    build, sizes = models.MODELS[name]
+    report = dmlpool.nn.convert(build())
+    assert report.replaced
+    assert not report.left
+    assert len(sizes) in (4, 5)
 
 
 def test_whole_networks_are_measured_in_every_way(
