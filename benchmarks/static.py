@@ -41,7 +41,22 @@ class Launched:
     request: compiler.Request
     programs: int
     bytes: int
-    loads: int  # that a thread makes in the loop of ``fold``; 0 of other kernels
+    loads: int  # that a thread makes in a kernel's loop; 0 where there is none
+
+
+def _of_fold(how: Any, threads: int) -> int:
+    block = dict(how.constants)["BLOCK"]
+    elements = block.loads * block.results * block.positions
+    return how.sizes[0][1] * elements // threads
+
+
+LOADS: dict[str, Callable[[Any, int], int]] = {
+    "folding.fold": _of_fold,
+    "sliding.share": lambda how, _: 8 * how.sizes[0][1],
+    "max_pooling_grad.grad_axis": lambda how, _: 8 * -(-how.sizes[0][3] // 4),
+    "average_pooling.sum_axis": lambda how, _: 8 * -(-how.sizes[0][2] // 8),
+}
+"""What each thread of a kernel loads in its loop, of a launch and its threads."""
 
 
 @contextmanager
@@ -67,10 +82,7 @@ def recorded() -> Iterator[list[Launched]]:
         )
         kernel = backend.kernel_named(*how.kernel.split("."))
         request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants))
-        loads, block = 0, dict(how.constants).get("BLOCK")
-        if how.kernel == "folding.fold":
-            turns = how.sizes[0][1]
-            loads = turns * block.loads * block.results * block.positions // (32 * request.warps)
+        loads = LOADS.get(how.kernel, lambda *_: 0)(how, 32 * request.warps)
         moved = sum(size_of(each) for each in tensors.values())
         record.append(Launched(request, how.programs, moved, loads))
 
@@ -182,6 +194,13 @@ def rows() -> list[Row]:
         WINDOWS, OPERATORS.items(), FLOATS, layouts
     ):
         result.append(Row(name, dtype, last, window, stride, run))
+    result += [
+        Row("max backward", dtype, last, 9, 1, _max_backward)
+        for dtype in FLOATS[:2]
+        for last in layouts
+    ]
+    for (name, run), dtype, last in itertools.product(OPERATORS.items(), FLOATS[:2], layouts):
+        result.append(Row(name, dtype, last, 31, 1, run))
     wholes = itertools.product(WHOLE, OPERATORS.items(), FLOATS[:2], layouts)
     for shape, (name, run), dtype, last in wholes:
         result.append(Row(name, dtype, last, shape[-1], shape[-1], run, shape))

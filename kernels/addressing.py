@@ -264,19 +264,30 @@ def counted_taps(first, size, END, K, D, INCLUDE):
 
 
 @triton.jit
-def first_covering(shifted, common, tap_step, step, INVERSE):
-    """``(tap, output, exists)``: the least tap that lies on position ``shifted - start padding``.
+def reaching(shifted, windows, K, common, tap_step, step, INVERSE, G):
+    """``(tap, window, count)``: the windows that reach any of G inputs a dilation apart, of which
+    the first lies at ``shifted - start padding``.
 
-    ``output`` is the window of that tap, and ``exists`` says whether any tap can lie there. The
-    others are ``tap + m * tap_step`` of window ``output - m * step``; see ``launch.covering``. The
-    first two divided by the third are stride and dilation; all are dividers. The output may
-    lie outside the range of windows: the caller masks.
+    There are ``count`` of them: ``window - m * step``, whose tap on the first input is ``tap + m *
+    tap_step``; below 0 or from K on it reaches the other inputs alone. ``common`` is the greatest
+    common divisor of stride and dilation, ``tap_step`` and ``step`` are these divided by it
+    (``launch.covering``). The three are dividers.
     """
     part = over(shifted, common)
     tap = (part - over(part, tap_step) * tap_step[0]) * INVERSE
     tap -= over(tap, tap_step) * tap_step[0]
-    output = over(part + (tap_step[0] - tap) * step[0], tap_step) - step[0]
-    return tap, output, part * common[0] == shifted
+    window = over(part + (tap_step[0] - tap) * step[0], tap_step) - step[0]
+    others = over(tap + (G - 1), tap_step)
+    # Those past the last window are stepped over at once.
+    skipped = over(tl.maximum(window + (others + 1) * step[0] - windows, 0), step) - others
+    tap += skipped * tap_step[0]
+    window -= skipped * step[0]
+    # As many as both progressions have left: taps below K, windows from 0 on.
+    count = tl.minimum(
+        over(tl.maximum(K - 1 - tap + tap_step[0], 0), tap_step),
+        over(tl.maximum(window + step[0], 0), step),
+    )
+    return tap, window, tl.where(part * common[0] == shifted, count, 0)
 
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))

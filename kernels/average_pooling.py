@@ -300,19 +300,17 @@ def sum_axis(
     outer = addressing.over(q, size)
     base = source + (outer.to(tl.int64) * windows * inner[0] + (lane - q * inner[0]))
     position = q - outer * size[0] + axis[2]
-    tap, output, exists = addressing.first_covering(position, common, tap_step, step, inverse)
-    # windows past the last
-    skipped = addressing.over(tl.maximum(output - windows + step[0], 0), step)
-    first = output - skipped * step[0]
-    left = addressing.over(tl.maximum(axis[0] - 1 - tap + tap_step[0], 0), tap_step) - skipped
-    left = tl.where(live & exists, left, 0)
+    _, first, left = addressing.reaching(
+        position, windows, axis[0], common, tap_step, step, inverse, 1
+    )
+    left = tl.where(live, left, 0)
     total = tl.zeros([B], ACC)
     error = tl.zeros([B], ACC)
     for m in range(0, bound, 8):
         terms = ()
         for i in tl.static_range(8):
             place = first - (m + i) * step[0]
-            inside = (m + i < left) & (place >= 0) & (place < windows)
+            inside = m + i < left
             term = addressing.widened(tl.load(base + place * inner[0], mask=inside, other=0), ACC)
             if COUNT != CONSTANT:
                 own = sums.divisor_along(place, size[0], axis, COUNT, ACC)

@@ -288,7 +288,7 @@ def spread(
 
 
 def _reach(along: Along, inputs: int = 1) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
-    """The most windows that reach any of some inputs of a lane; what ``addressing.first_covering``
+    """The most windows that reach any of some inputs of a lane; what ``addressing.reaching``
     takes: the inverse, and dividers; and the largest number in its arithmetic.
     """
     axis, reach = along.axis, launch.covering(along.axis)

@@ -352,7 +352,7 @@ def widest_bin(size: int, outputs: int) -> int:
 
 
 class Covering(NamedTuple):
-    """Constants of ``addressing.first_covering`` along one axis, and how many windows can reach one
+    """Constants of ``addressing.reaching`` along one axis, and how many windows can reach one
     position.
     """
 

@@ -242,19 +242,8 @@ def grad_axis(
     outer = addressing.over(of_class, groups)
     first = (of_class - outer * groups[0]) * G * J + q - of_class * classes[0]
     source = outer.to(tl.int64) * windows * inner[0] + within
-    # The windows' numbers fall as the taps on the first input rise; taps below 0 reach the others.
-    tap, o, exists = addressing.first_covering(first + P, common, tap_step, step, inverse)
-    others = addressing.over(tap + (G - 1), tap_step)
-    # Those past the last window are stepped over at once.
-    skipped = addressing.over(tl.maximum(o + (others + 1) * step[0] - windows, 0), step) - others
-    tap += skipped * tap_step[0]
-    o -= skipped * step[0]
-    # As many as both progressions have left: taps below K, windows from 0 on.
-    left = tl.minimum(
-        addressing.over(tl.maximum(K - 1 - tap + tap_step[0], 0), tap_step),
-        addressing.over(tl.maximum(o + step[0], 0), step),
-    )
-    left = tl.where(live & exists, left, 0)
+    tap, o, left = addressing.reaching(first + P, windows, K, common, tap_step, step, inverse, G)
+    left = tl.where(live, left, 0)
     at = source + o.to(tl.int64) * inner[0]
     back = (tl.zeros((), tl.int64) + step[0]) * inner[0]
     further = tap_step[0]
