@@ -204,7 +204,7 @@ struct AverageGradient {
         });
     }
     // The gradient of windows that share no element.
-    void spread_shares() const {
+    void copy_shares() const {
         const Divide by(g, value, element, kernels.divide);
         const auto make_shares = [&](int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
                                      char *to) {
@@ -254,8 +254,8 @@ struct AverageGradient {
     void run() const {
         if (g.are_planes())
             return repeat_planes();
-        if (strategy == AUTOMATIC && are_spread(p))
-            return spread_shares();
+        if (strategy == AUTOMATIC && are_disjoint(p))
+            return copy_shares();
         if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
         std::unique_ptr<char[]> shares;

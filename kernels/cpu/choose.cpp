@@ -356,7 +356,7 @@ bool are_turned(const Problem &p, const Windows &windows) {
                                                                      : 0);
 }
 
-bool are_spread(const Problem &p) {
+bool are_disjoint(const Problem &p) {
     return forced.load(std::memory_order_relaxed) == AUTOMATIC &&
            std::all_of(std::begin(p.axes), std::end(p.axes), [](const Axis &axis) {
                return axis.window > 0 && axis.extent() <= axis.stride;

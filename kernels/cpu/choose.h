@@ -33,7 +33,7 @@ Strategy choose(const Question &question);
 bool are_turned(const Problem &p, const Windows &windows);
 // Whether windows share no element, so that disjoint.h computes the gradient of averages. It is
 // false for bins, and while a strategy is forced.
-bool are_spread(const Problem &p);
+bool are_disjoint(const Problem &p);
 // Whether a strategy other than TURNED can compute the problem.
 bool can_serve(Strategy strategy, const Question &question);
 

@@ -179,11 +179,11 @@ DistinctRows::DistinctRows(const Windows &windows, bool may_share, int64_t tile)
 }
 
 const int64_t *DistinctRows::of_tile(const Windows &windows, int64_t number, int64_t tile,
-                                     int64_t some, std::vector<int64_t> &memory) const {
+                                     int64_t rows, std::vector<int64_t> &memory) const {
     if (!all.empty())
         return all.data() + number;
     memory = {first[number / tile]};
-    for (int64_t row = memory[0] + 1; int64_t(memory.size()) <= some; ++row)
+    for (int64_t row = memory[0] + 1; int64_t(memory.size()) <= rows; ++row)
         if (row >= windows.p.h().outputs || !windows.at(1, row).reads(windows.at(1, row - 1)))
             memory.push_back(row);
     return memory.data();

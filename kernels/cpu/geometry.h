@@ -213,9 +213,9 @@ struct DistinctRows {
     DistinctRows(const Windows &windows, bool may_share, int64_t tile);
     // Whether there are rows with the same results.
     bool are_shared() const { return !all.empty() || !first.empty(); }
-    // Returns `some` + 1 row numbers: the distinct rows of the tile that begins with distinct row
+    // Returns `rows` + 1 row numbers: the distinct rows of the tile that begins with distinct row
     // `number`, and the row after them. `memory` holds them where `all` is empty.
-    const int64_t *of_tile(const Windows &windows, int64_t number, int64_t tile, int64_t some,
+    const int64_t *of_tile(const Windows &windows, int64_t number, int64_t tile, int64_t rows,
                            std::vector<int64_t> &memory) const;
 };
 

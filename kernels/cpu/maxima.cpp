@@ -90,7 +90,7 @@ struct ChannelWinners final : WindowOperations {
         std::fill_n(which, channels, S(none));
         if (has_values)
             std::fill_n(reinterpret_cast<S *>(result), channels,
-                        op.template turned<1>(op.lowest()));
+                        op.template reordered<1>(op.lowest()));
     }
     // Compares two vectors of channels at a time. The last vectors may overlap those before.
     void compare(const Row *taps, int64_t count, int64_t channels, S *which, char *result) const {
@@ -116,7 +116,7 @@ struct ChannelWinners final : WindowOperations {
 #pragma GCC unroll 2
             for (int64_t v = 0; v < VECTORS; ++v) {
                 if constexpr (std::is_same_v<E, S>)
-                    best[v] = op.template turned<n>(best[v]);
+                    best[v] = op.template reordered<n>(best[v]);
                 if (has_values)
                     write(best[v], result + at(v) * sizeof(E));
                 write(winning[v], which + at(v));

@@ -29,22 +29,22 @@ struct Max {
     static constexpr bool has_numbers = false;
     static constexpr bool has_keys = !std::is_floating_point_v<S>;
     static constexpr int64_t lanes = LANES<S>;
-    static constexpr int64_t few = 9;
-    S number_bits = 0;  // the bits that are inverted in negative elements: all but the sign
-    S offset = 0;       // is subtracted from an element's bits and makes its key wrap around
+    static constexpr int64_t rows_at_once = 9;
+    S inverted_bits = 0;  // the bits that are inverted in negative elements: all but the sign
+    S offset = 0;         // is subtracted from an element's bits and makes its key wrap around
 
     Max() = default;
     explicit Max(const DataType &type) {
         if (std::is_floating_point_v<S>)
             return;
         if (type.infinity) {
-            number_bits = HIGHEST<S>;
+            inverted_bits = HIGHEST<S>;
             offset = S(HIGHEST<S> - type.infinity);
         } else if (type.is_unsigned) {
             offset = LOWEST<S>;
         }
     }
-    bool is_plain() const { return number_bits == 0 && offset == 0; }
+    bool is_plain() const { return inverted_bits == 0 && offset == 0; }
     static constexpr S identity() {
         return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity()
                                            : std::numeric_limits<S>::lowest();
@@ -85,7 +85,7 @@ struct Max {
     template <class V>
     V flipped(V value) const {
         if constexpr (sizeof(S) == 2)
-            return V(value ^ (value >> 15 & number_bits));
+            return V(value ^ (value >> 15 & inverted_bits));
         else
             return value;
     }
@@ -120,7 +120,7 @@ struct Winner {
     static constexpr bool has_numbers = true;
     static constexpr bool has_keys = true;
     static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>;
-    static constexpr int64_t few = sizeof(S) == 4 ? 7 : 4;
+    static constexpr int64_t rows_at_once = sizeof(S) == 4 ? 7 : 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));
     // The lower bits of tap 0. FIRST ^ number is FIRST - number, as FIRST has all its bits set, and
     // cannot overflow.
@@ -154,11 +154,11 @@ struct Winner {
     template <int64_t n>
     __attribute__((always_inline)) Vector<S, n> key(Vector<S, n> element) const {
         const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
-        return (element & highest) > infinity ? highest : turned<n>(element);
+        return (element & highest) > infinity ? highest : reordered<n>(element);
     }
     // Turns elements that are no NaNs into keys, and keys back into elements.
     template <int64_t n>
-    Vector<S, n> turned(Vector<S, n> element) const {
+    Vector<S, n> reordered(Vector<S, n> element) const {
         return (element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element)
                                    : element) ^
                flip;
@@ -192,7 +192,7 @@ struct Winner {
     // The key of the lowest element of the type.
     S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
     // The element of a winner. It is the lowest one for a window that reads no element.
-    S value(P winner) const { return turned<1>(std::max(S(winner >> SHIFT), lowest())); }
+    S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest())); }
     // The number of a winner's tap, or -1 for a window that reads no element.
     static int64_t number(P winner) {
         return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;

@@ -28,7 +28,7 @@ struct PlanePooling {
     const int64_t pitch = channels * op.value_size;
     const int64_t part = plan.part;
     const int64_t parts = parts_of(size, part);
-    const int64_t together = plan.positions;
+    const int64_t row_positions = plan.positions;
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
     const int64_t at_once = plan.at_once;
@@ -63,23 +63,23 @@ struct PlanePooling {
     }
     // Combines each of the parts [begin, end), which are counted over all planes.
     void pool_parts(int64_t begin, int64_t end, char *results) const {
-        std::vector<char> folded((together + 1) * pitch);
+        std::vector<char> folded((row_positions + 1) * pitch);
         for (int64_t number = begin; number < end; ++number, results += pitch) {
             const int64_t from = number % parts * part;
             const int64_t count = std::min(part, size - from);
-            const int64_t rest = count % together;
+            const int64_t rest = count % row_positions;
             const char *const elements = input + (number / parts * size + from) * position;
             const Run whole = {0, count, 0, 1, 0};
             if (channels == 1)
                 op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, results, end_of_input);
-            else if (together == 1)
+            else if (row_positions == 1)
                 combine(false, elements, position, count, channels, results);
             else {
-                combine(false, elements, together * position, count / together, together * channels,
-                        folded.data());
+                combine(false, elements, row_positions * position, count / row_positions,
+                        row_positions * channels, folded.data());
                 combine(false, elements + (count - rest) * position, position, rest, channels,
-                        folded.data() + together * pitch);
-                combine(true, folded.data(), pitch, together + 1, channels, results);
+                        folded.data() + row_positions * pitch);
+                combine(true, folded.data(), pitch, row_positions + 1, channels, results);
             }
         }
     }

@@ -98,8 +98,8 @@ struct Requantization {
     // multiple of 2^-11 first, so that a true half becomes a half. With `checks_halves` another
     // number may become a half, too, and Ratio::rounded decides.
     template <bool checks_halves, class L>
-    void store_few(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
-                   int64_t divisor, Columns columns, uint8_t *to) const {
+    void store_blocks(const L *sums, int64_t count, bool of_channels, int64_t channel,
+                      int64_t inside, int64_t divisor, Columns columns, uint8_t *to) const {
         using Reals = Vector<float, BLOCK>;
         using Integers = Vector<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f;
@@ -186,9 +186,9 @@ struct Requantization {
             std::copy_n(results, count, to);
             return;
         }
-        const auto few = !are_certain || sizeof(L) > 2 ? &Requantization::store_few<true, L>
-                                                       : &Requantization::store_few<false, L>;
-        (this->*few)(sums, count, of_channels, channel, inside, divisor, columns, to);
+        const auto run = !are_certain || sizeof(L) > 2 ? &Requantization::store_blocks<true, L>
+                                                       : &Requantization::store_blocks<false, L>;
+        (this->*run)(sums, count, of_channels, channel, inside, divisor, columns, to);
     }
 };
 

@@ -26,7 +26,7 @@ struct Block {
 // Operations on rows, made from an Op. It must have:
 //     Value, Element            the types that are combined and that are read
 //     lanes                     elements of a row that are loaded at once
-//     few                       the most rows that one loop combines
+//     rows_at_once              the most rows that one loop combines
 //     is_idempotent             combining a value twice changes nothing
 //     has_numbers               values hold the number of the tap that they come from
 //     has_keys                  elements are made into other bits of the same order
@@ -46,7 +46,7 @@ struct Rows final : RowOperations {
     // The most rows that one loop combines. Rows of values are the taps of a window, and windows of
     // more taps are made by doubling (`is_wide` in choose.cpp).
     template <bool are_values>
-    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::few;
+    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::rows_at_once;
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -57,7 +57,7 @@ struct Rows final : RowOperations {
             std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
     void add(const Row &values, int64_t length, void *into) const override {
-        combine_few<true, 1, true>(&values, 0, length, static_cast<L *>(into));
+        combine_unrolled<true, 1, true>(&values, 0, length, static_cast<L *>(into));
     }
     void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *to,
                  const Times &times) const override {
@@ -172,12 +172,12 @@ struct Rows final : RowOperations {
     // overlap the one before.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
-    void combine_few(const Row *given, int64_t begin, int64_t length, L *out) const {
+    void combine_unrolled(const Row *given, int64_t begin, int64_t length, L *out) const {
         using B = Block<L, n>;
         constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
         if constexpr (n > 1)
             if (length < n)
-                return combine_few<are_values, count, adds, fewer>(given, begin, length, out);
+                return combine_unrolled<are_values, count, adds, fewer>(given, begin, length, out);
         const Op by = op;
         Row rows[count];
 #pragma GCC unroll 9
@@ -202,16 +202,16 @@ struct Rows final : RowOperations {
         if (whole < length)
             store(adds ? last : block(length - n), out + length - n);
     }
-    // Combines any number of rows: by the `combine_few` of that number, or by `combine_many`.
-    template <bool are_values, int64_t few = 1>
+    // Combines any number of rows: by the `combine_unrolled` of that number, or by `combine_many`.
+    template <bool are_values, int64_t unrolled = 1>
     __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t begin,
                                                      int64_t length, L *out) const {
-        if constexpr (few > MOST<are_values>)
+        if constexpr (unrolled > MOST<are_values>)
             combine_many<are_values>(rows, count, begin, length, out);
-        else if (count == few)
-            combine_few<are_values, few>(rows, begin, length, out);
+        else if (count == unrolled)
+            combine_unrolled<are_values, unrolled>(rows, begin, length, out);
         else
-            combine_rows<are_values, few + 1>(rows, count, begin, length, out);
+            combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out);
     }
     // Combines no rows, or more than one loop reads at once. Idempotent operations combine SEVERAL
     // rows at a time with the result so far. Sums are trees: the sums of two halves of the rows are
@@ -226,10 +226,10 @@ struct Rows final : RowOperations {
         if (count == 0)
             std::fill_n(out, length, Op::identity());
         else if (Op::is_idempotent) {
-            combine_few<are_values, SEVERAL>(rows, begin, length, out);
+            combine_unrolled<are_values, SEVERAL>(rows, begin, length, out);
             for (int64_t k = SEVERAL; k < count; k += SEVERAL)
-                combine_few<are_values, SEVERAL, true>(rows + std::min(k, count - SEVERAL), begin,
-                                                       length, out);
+                combine_unrolled<are_values, SEVERAL, true>(rows + std::min(k, count - SEVERAL),
+                                                            begin, length, out);
         } else {
             while (2 * half < count)
                 half *= 2;

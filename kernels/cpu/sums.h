@@ -21,7 +21,7 @@ struct Sum {
     static constexpr bool has_numbers = false;
     static constexpr bool has_keys = false;
     static constexpr int64_t lanes = LANES<L>;
-    static constexpr int64_t few =
+    static constexpr int64_t rows_at_once =
         sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;  // 4 for int32 sums
     static bool is_plain() { return std::is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
