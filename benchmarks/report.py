@@ -3,8 +3,8 @@ of models.
 
 ``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of
 each kind (device, threads, alone or beside busy processes, rows or curves; not the quick ones), and
-writes all of them. The models' and the real calls' are in files of their own, models.json and
-calls.json.
+writes all of them. The models' and the real calls' are in files of their own, models.json,
+calls.json and calls_avx2.json.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 MODELS = RESULTS / "models.json"
 CALLS = RESULTS / "calls.json"
+CALLS_AVX2 = RESULTS / "calls_avx2.json"
+"""The same with ``ATEN_CPU_CAPABILITY=avx2``."""
 
 FINDINGS = """---
 search:
@@ -75,6 +77,8 @@ segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo): every seco
 pass makes, `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own samples, of
 which it has one or two. Means and sums are those of rows in which ATen takes 50 µs and more. A ratio is ATen's time
 over ours.
+"""
+AVX2_INTRODUCTION = """With AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2`), for ATen and for this package:
 """
 
 
@@ -157,8 +161,12 @@ def calls_section() -> str:
     """The end of docs/benchmarks.md: the calls of real models, where they have been measured."""
     if not CALLS.exists():
         return ""
-    table = calls.markdown(json.loads(CALLS.read_text(encoding="utf-8")))
-    return f"\n{CALLS_INTRODUCTION}\n{table}"
+    tables = [
+        calls.markdown(json.loads(path.read_text(encoding="utf-8")))
+        for path in (CALLS, CALLS_AVX2)
+        if path.exists()
+    ]
+    return f"\n{CALLS_INTRODUCTION}\n" + f"\n{AVX2_INTRODUCTION}\n".join(tables)
 
 
 def _section(results: Results) -> list[str]:
@@ -260,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = [
         Results.load(path)
-        for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS, CALLS})
+        for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS, CALLS, CALLS_AVX2})
     ]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
     chosen = newest(results)

@@ -280,7 +280,7 @@ def test_the_steps_of_a_small_call_are_measured_beside_an_empty_function(
         (line,) = (line for line in lines if line.startswith(f"{name}  "))
         forward, recorded, both = map(float, line.split()[-3:])
         assert min(forward, recorded, both) > 0
-    assert len(lines) == 3 + 2 + 2 * len(small_calls.CALLS) + len(small_calls.steps())
+    assert len(lines) == 3 + 3 + 2 * len(small_calls.CALLS) + len(small_calls.steps())
 
 
 def test_the_calls_in_the_documentation_are_those_measured() -> None:
