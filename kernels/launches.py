@@ -210,7 +210,7 @@ FORWARD_STEPS = 480, 360
 # what a step on vectors of 8 channels costs the compiler, compared with one on columns
 CHANNEL_STEP = 5
 SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
-SHARED_RESULTS = 2**20  # with taps: of fewer a second launch takes longer than sharing saves
+SHARED_RESULTS = 2**20  # with fewer results and taps a second launch takes longer than is saved
 EXTENT = 64  # positions that one unrolled window may span
 # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
 GRADIENT_STEPS = 512
@@ -242,7 +242,7 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
         return None
     if max(max(axis.extent, axis.stride) for axis in axes) > EXTENT:
         return None
-    if with_taps and _shares_taps(request):
+    if _shares_taps(request, with_taps):
         return None
     stride, steps = axes[1].stride, FORWARD_STEPS[with_taps]
     rows, columns = {1: 4, 2: 2}.get(stride, 1), vector
@@ -269,13 +269,14 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
 
 
-def _shares_taps(request: Request) -> bool:
-    """Whether windows overlap so much that maxima with taps of one axis after the other are
-    predicted a third faster than straight-line code, though there are two launches.
+def _shares_taps(request: Request, with_taps: bool) -> bool:
+    """Whether maxima are pooled with taps, and one axis after the other is predicted a third faster
+    than straight-line code, as windows overlap much.
     """
     longest = max(axis.window for axis in request.axes)
     return (
-        (request.channels_last or (request.element_size < 4 and longest > 9))
+        with_taps
+        and (request.channels_last or (request.element_size < 4 and longest > 9))
         and prod(request.shape[:2]) * prod(request.targets) >= SHARED_RESULTS
         and by_axis.overlaps(request, all)
     )
