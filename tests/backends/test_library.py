@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cases
 import pytest
 import torch
 
@@ -151,7 +152,7 @@ def scarce(python: Callable[..., Any], way: str, threads: int, **environment: st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit on addresses")
-@pytest.mark.parametrize("threads", [1, 2])
+@cases.each("threads", [1, 2], [2])
 def test_no_memory_is_a_memory_error(python: Callable[..., Any], threads: int) -> None:
     """A limit on the process leaves nothing to a call: it raises, Python goes on, the next call is
     right. Indices need a few bytes alone, which malloc may still have."""
@@ -181,7 +182,7 @@ def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(target)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@cases.each("threads", [1, 2], [2])
 def test_each_allocation_may_fail(
     python: Callable[..., Any], failing_malloc: str, threads: int
 ) -> None:

@@ -62,9 +62,12 @@ MORE = [
 
 
 def rows() -> list[object]:
+    """Every second one is slow."""
     every = COMPILED + (MORE if results.INTERPRETED else [])
     names = [f"{row[0].__name__}-{i}-{samples.name_of(row[4])}" for i, row in enumerate(every)]
-    return [pytest.param(*row, id=name) for row, name in zip(every, names, strict=True)]
+    marks = [[pytest.mark.slow] if i % 2 else [] for i in range(len(every))]
+    found = zip(every, names, marks, strict=True)
+    return [pytest.param(*row, id=name, marks=slow) for row, name, slow in found]
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), rows())
