@@ -62,10 +62,10 @@ MORE = [
 
 
 def rows() -> list[object]:
-    """Every second one is slow."""
+    """Two of three are slow."""
     every = COMPILED + (MORE if results.INTERPRETED else [])
     names = [f"{row[0].__name__}-{i}-{samples.name_of(row[4])}" for i, row in enumerate(every)]
-    marks = [[pytest.mark.slow] if i % 2 else [] for i in range(len(every))]
+    marks = [[pytest.mark.slow] if i % 3 else [] for i in range(len(every))]
     found = zip(every, names, marks, strict=True)
     return [pytest.param(*row, id=name, marks=slow) for row, name, slow in found]
 

@@ -65,7 +65,7 @@ def test_rows_count_the_bytes_of_their_operands() -> None:
             )
 
 
-@cases.each("row", ROWS, ROWS[2::40])
+@cases.each("row", ROWS, ROWS[2::80])
 def test_nothing_spills(row: static.Row) -> None:
     """But one word, which ptxas stores and loads once where it leaves more warps: maxima 5/1 of two
     bytes reach a copy's speed with it, and .95 with a tile that needs none."""
