@@ -43,7 +43,7 @@ SHARED = ((8, 1), (8, 2), (4, 4), (2, 8))
 SHARES_FROM, SHARES_OVER, SLIDES_FROM = 9, 4, 48
 STRETCHES = (Block(True, 4, 256, 1), Block(True, 1, 1024, 1))
 INPUTS = 8  # the most inputs of a lane of ``max_pooling_grad.grad_axis``
-SPREAD = 1024  # elements of a program of ``spread``: with twice as many registers leave fewer warps
+SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
 EXACT_FROM = 2**20  # with more taps a float64 quotient may be a half though the exact one is not
 Kinds = tuple[int, ...]
 
@@ -247,7 +247,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
 def spread(
     request: Request, counting: tuple[int, int] = (0, 1), *, with_taps: bool = False
 ) -> tuple[Launch, ...] | None:
-    """The gradient of windows that do not overlap, or of bins; None where any do."""
+    """The gradient of undilated windows, or of bins of one size, that do not overlap; else None."""
     count, divisor = counting
     parts = []
     for inputs, outputs, axis, bins in launch.parts(request):
@@ -302,8 +302,8 @@ def _reach(along: Along, inputs: int = 1) -> tuple[int, int, tuple[tuple[int, ..
 
 
 def mirrored(request: Request, counting: tuple[int, int]) -> Request | None:
-    """The averages of gradients that the gradient of averages of stride 1 is: the windows that
-    reach an element are neighbours. None where windows have a stride, or divisors of their own.
+    """The gradient of averages of stride 1, written as averages of gradients, because the windows
+    that reach an element are neighbours. None where windows have a stride or divisors of their own.
     """
     count, divisor = counting
     axes = request.axes[-request.rank :]
@@ -350,8 +350,8 @@ def sum_axes(request: Request, counting: tuple[int, int]) -> tuple[Launch, ...]:
 
 
 def grad_axes(request: Request) -> tuple[Launch, ...]:
-    """The gradient of maxima of windows that overlap. Outermost axis first: the taps that won in
-    one row then agree on their column.
+    """The gradient of maxima of windows that overlap. Outermost axis first: windows of one column
+    that won in the same row won the same element.
     """
     below = prod(axis.window for axis in request.axes)
     launches = []

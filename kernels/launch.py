@@ -357,7 +357,7 @@ class Covering(NamedTuple):
     """
 
     gcd: int
-    inverse: int
+    inverse: int  # of output_step, modulo stride / gcd
     output_step: int  # between the windows, downwards
     count: int
 

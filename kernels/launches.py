@@ -19,7 +19,7 @@ TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
 # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
 TILE_REGISTERS = 84
 # the most taps of quantized windows: sums below 2**15 are requantized by two additions
-SNAPPED_TAPS = 128
+SNAPPED_TAPS = 128  # of quantized windows in a tile: sums stay below 2**15, as rounding needs
 QUANTIZED_LOADS = 64
 QUANTIZED_REGISTERS = 220  # as estimated: the compiler keeps fewer of the sums
 Kinds = tuple[int, ...]
@@ -210,8 +210,9 @@ FORWARD_STEPS = 480, 360
 # what a step on vectors of 8 channels costs the compiler, compared with one on columns
 CHANNEL_STEP = 5
 SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
-SHARED_RESULTS = 2**20  # with fewer results and taps a second launch takes longer than is saved
-EXTENT = 64  # positions that one unrolled window may span
+# the least results of maxima with taps that go by axis: with fewer a second launch costs more
+SHARED_RESULTS = 2**20
+EXTENT = 64  # positions that an unrolled window may span; for maxima also the largest stride
 # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
 GRADIENT_STEPS = 512
 # windows that may reach an input: with more, one axis after the other reads less
@@ -235,7 +236,8 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
     """The rows and columns of outputs that a lane owns; None where the window is too large for
-    straight-line code, or where a plane has one window.
+    straight-line code, where a plane has one window, for bins, and for maxima with taps that are
+    faster one axis after the other.
     """
     axes, vector = request.axes, request.vector
     if request.window is None or is_one_window(request):
@@ -351,7 +353,8 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
 
 def grad_tile(request: Request) -> Tile | None:
     """The rows and columns of windows whose inputs a lane owns; None where the window is too large
-    for straight-line code, or overlaps too much, or where a plane has one window.
+    for straight-line code, or overlaps too much, where a stride is above 4, or where a plane has
+    one window.
     """
     axes, vector = request.axes, request.vector
     if is_one_window(request) or any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):

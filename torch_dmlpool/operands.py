@@ -146,9 +146,7 @@ def check_divisor(divisor_override: int | None) -> None:
 
 
 def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
-    """``full_size`` as ints, rejected where it cannot be ``(N, C, *spatial)`` of as many dimensions
-    as ``tensor``.
-    """
+    """``full_size`` as ints, rejected unless it has one int for each dimension of ``tensor``."""
     if isinstance(full_size, Tensor) or not isinstance(full_size, Sequence):
         raise wrong_type(name, "a sequence of ints (N, C, *spatial)", full_size)
     sizes = tuple(integer(name, size, full_size) for size in full_size)
@@ -225,7 +223,7 @@ def check_index_type(
 
 
 def check_taps(taps: int, name: str = "window_size") -> None:
-    """Reject windows of more taps than can be numbered (rule M6)."""
+    """Reject windows of more than 2**31 taps, which an int32 cannot number (rule M6)."""
     if is_sure(taps > 2**31):
         raise ArgumentError(
             f"{name} must be at most {2**31} taps in all where winners are numbered, got {taps}"
@@ -306,7 +304,8 @@ def checked_quantization(
     input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
 ) -> tuple[tuple[Any, ...], torch.dtype]:
     """Scale and zero point of ``input`` and of the output, and the output's data type, checked
-    (rules Q3 and Q4).
+    (rules Q3 and Q4). Without ``output_dtype`` the type is that of a tensor
+    ``output_zero_point`` of int8 or uint8, else the input's.
     """
     check_output_type(output_dtype)
     if output_dtype is None:
@@ -355,7 +354,7 @@ def check_scale_values(name: str, scales: Tensor) -> None:
 
 
 def position_dtype(plane: int) -> torch.dtype:
-    """The integer type that holds -1 and all positions in a plane of ``plane`` elements."""
+    """int32 where a plane has fewer than 2**31 elements, else int64. Positions may be -1."""
     return torch.int32 if plane < 2**31 else torch.int64
 
 

@@ -363,7 +363,9 @@ def _empty(
 def _packed(
     integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool
 ) -> Tensor:
-    """``integers`` as a quantized tensor that shares their memory."""
+    """A quantized tensor that shares the memory of ``integers``; with ``per_channel`` scale and
+    zero point are expanded to one for each channel.
+    """
     given: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
         _hide_the_warning()

@@ -257,8 +257,8 @@ class Window:
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
-    """A window of checked ints, one sequence per field of :class:`Axis`; rejects a ``ceil_mode``
-    that is no bool.
+    """The Window of ints that are checked already, one sequence per field of :class:`Axis`. Only
+    ``ceil_mode`` is checked here.
     """
     check_flag("ceil_mode", ceil_mode)
     return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))  # type: ignore[call-arg]

@@ -23,7 +23,7 @@ struct Block {
     int64_t channel;
     int64_t new_channels;  // the number of channels, at the end, that no block before has
     int64_t od;
-    int64_t oh;
+    int64_t oh;  // the first row of outputs; where `starts` is not null, the first distinct row
     int64_t ow;
     int64_t outputs_h;
     int64_t outputs_w;
@@ -125,7 +125,7 @@ struct BlockPooling {
     void combine_taps(const Block &b, const char *from, const Target &t, const Workspace &m) const;
     // Copies values that lie a stride apart into contiguous rows of `scratch`, and lets `parts`
     // list taps there. A row of workspace becomes one row for each remainder of positions by the
-    // stride.
+    // stride, or one row for each part where windows are doubled along W.
     void take_strides(const char *from, int64_t parts, int64_t all, const Workspace &m) const;
     // Turns values into results, and copies those of distinct rows to the rows that read the same.
     void finish_rows(const Block &b, const Target &t) const;

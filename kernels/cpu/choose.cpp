@@ -42,8 +42,8 @@ constexpr double LONG_CONVERTED = 16;
 // Processor not noted.
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
-// Rows of workspace are pooled along W together while they have at most this many values. Not
-// measured separately.
+// Rows of workspace are pooled along W together while they have at most this many values; in the
+// strategy ROWS this divided by min(4, bytes of a value). Not measured separately.
 constexpr int64_t WORKSPACE_VALUES = 4096;
 // With at least this stride, each window of one channel reads its own elements, because every fifth
 // element of a row cannot be taken in vectors. Reason: 5/5 to 12/12 of 64x4096 are 2.5 to 4.5 times
@@ -105,7 +105,8 @@ constexpr double GATHER_VECTOR = 1.3;
 constexpr double SCATTER_WINDOW = 1.5;
 constexpr double SCATTER_ELEMENT = 0.4;
 constexpr double GATHERED_TAPS = 64;
-// Zeros between arriving elements cost what they span. Not measured separately.
+// The largest stride, window and extent for which zeros are put between arriving elements, because
+// they cost what they span. Not measured separately.
 constexpr int64_t ZEROS_STRIDE = 8;
 constexpr int64_t ZEROS_WINDOW = 16;
 constexpr int64_t ZEROS_EXTENT = 256;

@@ -1,5 +1,6 @@
-// Which strategy computes a problem, and how it cuts the problem into tiles. All of these functions
-// are pure functions of the problem. The numbers that were tuned are in choose.cpp.
+// Which strategy computes a problem, and how it cuts the problem into tiles. The plans are pure
+// functions of the problem; a strategy that a test forces changes the choice. Tuned numbers are in
+// choose.cpp; the two that strategies read themselves are here.
 #pragma once
 
 #include <cstdint>

@@ -9,9 +9,9 @@
 namespace dmlpool {
 namespace {
 
-// The counts along an axis are kept for at most KEPT_MOST outputs, and else computed for
+// The counts along an axis are kept for at most KEPT_COUNTS outputs, and else computed for
 // BLOCK_OUTPUTS outputs at a time.
-constexpr int64_t KEPT_MOST = 1 << 16;
+constexpr int64_t KEPT_COUNTS = 1 << 16;
 constexpr int64_t BLOCK_OUTPUTS = 1024;
 
 // How many taps a window counts, and how many it reads, along one axis.
@@ -57,7 +57,7 @@ struct Geometry : Windows {
         }
         return {std::max<int64_t>(counted, 1), read};
     }
-    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= KEPT_MOST; }
+    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= KEPT_COUNTS; }
     TapCount known_count(int a, int64_t o) const {
         return counts[a].empty() ? count_of(a, o) : counts[a][o];
     }

@@ -31,7 +31,9 @@ struct Max {
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t rows_at_once = 9;
     S inverted_bits = 0;  // the bits that are inverted in negative elements: all but the sign
-    S offset = 0;         // is subtracted from an element's bits and makes its key wrap around
+    // is subtracted from an element's bits and wraps around: NaNs of negative sign come out on top,
+    // and unsigned integers are ordered as signed ones
+    S offset = 0;
 
     Max() = default;
     explicit Max(const DataType &type) {

@@ -1,4 +1,4 @@
-// Data types, and vectors of them of the processor's width: loads, conversions, folds.
+// Data types, and vectors of them of the processor's width: loads, conversions, shuffles.
 //
 //     16 bytes of int8    | a b c d e f g h i j k l m n o p |
 //     converted to int16  | a b c d e f g h | i j k l m n o p |     two vectors of 16 bytes

@@ -219,6 +219,7 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
 
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
     sizes, shape = tuple(spatial_sizes), positions.shape
     numbered = operands.position_dtype(math.prod(sizes)), POSITIONS
     plan = planned(shape, positions.stride(), positions.dtype, shape[2:], None, sizes, numbered)
@@ -240,7 +241,9 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
 def scatter_positions(
     input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], _: bool, channels_last: bool
 ) -> Tensor:
-    """Zeros with each element added at its position, which is right for unique positions too."""
+    """Zeros with each element added at its position. The operator's flag ``bins``, whether
+    positions may be equal, makes no difference here.
+    """
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
     shape, strides, dtype, numbered = (
         positions.shape,

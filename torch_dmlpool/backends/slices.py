@@ -56,7 +56,9 @@ def is_sliceable(axis: Axis, size: int) -> bool:
 
 
 def sliced(tensors: Tensors, dim: int, axis: Axis, reduction: Reduction) -> Tensors:
-    """The reduction of every window along ``dim``. Sums have the depth of a tree."""
+    """Every window along ``dim`` reduced: tap by tap, or by doubling windows where that takes fewer
+    passes. Sums have the depth of a tree.
+    """
     size = tensors[0].shape[dim]
     outputs = axis.output_size(size)
     tensors = tuple(

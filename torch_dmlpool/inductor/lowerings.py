@@ -216,8 +216,8 @@ def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:
 
 
 def _in_trees(x: TensorBox, axis: int, dtype: torch.dtype) -> TensorBox:
-    """Sums of a few elements along an axis, each made as a tree, so that fewer elements are left to
-    add in float64. The number of elements in a sum divides the axis.
+    """The sums, as trees, of up to LARGEST_TREE elements at equal steps along ``axis``, so that
+    fewer elements are left to add in float64. The number of elements in a sum divides the axis.
     """
     sizes, load = list(x.get_size()), x.make_loader()
     few = max(count for count in range(1, LARGEST_TREE + 1) if sizes[axis] % count == 0)

@@ -40,9 +40,9 @@ expression and with a call, uint8, Zen 4, one thread:
     contiguous               2/2 of 2x64x14x14   32 and 65    3/1 of 1x64x28x28  1,203 and 113
 """
 LARGEST_PARTS = 2**14
-"""Averages are computed in float32 where all are multiples of 1 / LARGEST_PARTS or of more. A
-quotient below 512, as all are that need no clamp, is rounded to float32 once and errs by 2**-16 at
-most; one that is no half lies 2**-15 from the next half at least."""
+"""Averages are computed in float32 for up to this many taps, times step / scale where that is above
+1. A quotient below 512, as all are that need no clamp, is rounded to float32 once and errs by
+2**-16 at most; one that is no half lies 2**-15 from the next half at least."""
 
 
 def average_of_numbers(x: TensorBox, *arguments: Any) -> TensorBox | None:

@@ -318,7 +318,7 @@ def _why_left(module: Module, original: str) -> str | None:
 
 
 def _listed(value: Any) -> Any:
-    """``value``, or a tuple of it alone if it is no tuple or list."""
+    """``value`` if it is a tuple or list, else ``(value,)``, so that it can be iterated."""
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -328,6 +328,7 @@ class _Region(TorchFunctionMode, contextlib.ContextDecorator):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Call our function where it takes the input's data type and layout, without ``out``."""
         kwargs = kwargs or {}
         ours, dtypes = _ROUTES.get(func, (func, ()))
         input = args[0] if args else kwargs.get("input")

@@ -37,7 +37,7 @@ from torch_dmlpool.window import (
 def window_of(
     rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Window:
-    """The Window of torch.nn's arguments; of two dimensions for rows that were made images."""
+    """The Window of torch.nn's arguments. Rows that came as (N, C, 1, W) get a height of 1."""
     sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
     if rank > 1 or batched.dim() == 3:

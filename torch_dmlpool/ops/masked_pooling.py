@@ -183,7 +183,8 @@ class _Maxima(torch.autograd.Function):
 
 
 def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
-    """Whether a winner may equal the lowest value, which fills the masked elements.
+    """Whether a winner may equal the lowest value, which fills the masked elements: it does where
+    both ``input`` and ``values`` hold that value.
 
     On other devices than the CPU it is True, as reading values would synchronize.
     """

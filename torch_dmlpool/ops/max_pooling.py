@@ -33,6 +33,7 @@ def _check_with_indices(
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
+    """Reject taps that do not fit the window; return the sizes of the input that they number."""
     operands.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
     operands.check_type("taps", taps, operands.tap_dtype(window.taps), "window's")
     return [*taps.shape[:2], *spatial_sizes]

@@ -81,10 +81,10 @@ class Operator:
     types: Sequence[tuple[torch.dtype, ...]]  # the data types that each tensor may have
     # rejects arguments that do not fit, and returns the sizes of the results
     check: Callable[..., Any]
-    # the field of a backend's table that computes it; None for what is made of other operators
+    # the field of a backend's table that computes it; a composite may name one for its own use
     entry: Any = None
     _: KW_ONLY
-    # turns the arguments of the schema, with a Window, into those that the backend takes
+    # turns a call's arguments into those of ``check`` and the backend, such as scales into vectors
     complete: Callable[..., tuple[Any, ...]] | None = None
     # the data type of each result; None for one result with the first tensor's data type
     dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
@@ -181,7 +181,7 @@ class Operator:
         return self.entry.__get__(backend)
 
     def dispatched(self, *arguments: Any) -> Any:
-        """The results of the registered operator, for arguments as its schema has them."""
+        """The results of the registered operator; a window is given as its six schema arguments."""
         return call(self.overload, *arguments)
 
     def _differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
@@ -241,7 +241,9 @@ class Operator:
         return made if len(made) > 1 else made[0]
 
     def _recorded(self, *arguments: Any, **_: str) -> Any:
-        """The implementation for the key ``Autograd``, and for all keys of a composite operator."""
+        """The kernel of the key ``Autograd``, and of all keys of a composite operator: it applies
+        the derivative if one is wanted, and else calls what lies below.
+        """
         revision.sign_traced_call(self.overload)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         if any(tensor.layout is not torch.strided for tensor in tensors):
@@ -286,7 +288,9 @@ class Operator:
 
 
 def call(overload: OpOverload, *arguments: Any) -> Any:
-    """Call a registered operator, with the revision where a graph for torch.compile is traced."""
+    """Call a registered operator. Where a graph for torch.compile is traced, the call gets the
+    revision as well: a digest of this package's sources.
+    """
     # Dynamo's graph gets its revision where the fake implementation runs.
     if is_dynamo_compiling():
         return overload(*arguments)

@@ -48,8 +48,8 @@ def with_ordinary_tangent(tensor: Tensor) -> Tensor:
 
 
 def may_be_differentiated(tensor: Tensor) -> bool:
-    """Whether a derivative with respect to ``tensor`` may be wanted, in a mode or transform that
-    Python knows of.
+    """Whether autograd records ``tensor``, or any level of forward mode or transform is active,
+    whatever tensor that is for.
     """
     if records_gradient(tensor):
         return True
