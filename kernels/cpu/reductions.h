@@ -115,9 +115,11 @@ struct Rows final : RowOperations {
                         combined_vector<are_plain, n>(from + (done + k) * size * sizeof(T), size);
                 write(folded_each<n, n>(0, [&](int64_t k) { return vectors[k]; }), out + done);
             }
-        for (; done < planes; ++done) {
-            const Run whole = {0, size, 0, 1, 0};
-            reduce<are_plain>({from + done * size * int64_t(sizeof(T)), 0}, 0, &whole, 1, 1,
+        // Integers have the same sum in any order: `reduce` takes several planes at once.
+        const int64_t together = std::is_integral_v<L> && !Op::has_numbers ? planes - done : 1;
+        for (; done < planes; done += together) {
+            const Run whole = {0, size, 0, together, together > 1 ? size : 0};
+            reduce<are_plain>({from + done * size * int64_t(sizeof(T)), 0}, 0, &whole, together, 1,
                               out + done, end);
         }
     }
