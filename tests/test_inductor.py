@@ -223,7 +223,7 @@ def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
     assert called(function, samples.channels_last(input)) == []
     if device.type == "cpu":
         assert called(function, input) == ["max_pooling"]
-        # so few windows that a call would take longer
+        # a call would take longer for these few windows
         assert called(function, input[:1, :8, :9]) == []
 
 

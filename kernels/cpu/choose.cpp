@@ -174,8 +174,8 @@ bool costs_less_by_rows(const Question &question) {
            (BYTES == 64 ? 1 : ROWS_IN_NARROW_VECTORS) * rows * window * (bytes + TAP_BYTES);
 }
 
-// The outputs of a box along an axis: at least `least`, and so many that neighbouring boxes share
-// little of what they read.
+// The outputs of a box along an axis. There are at least `least`, and enough for neighbouring boxes
+// to share little of what they read.
 int64_t box_outputs(const Axis &axis, int64_t least) {
     const int64_t wanted = std::max(least, 2 * axis.extent() / axis.stride);
     return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / wanted));

@@ -52,8 +52,8 @@ struct PlanePlan {
 };
 PlanePlan plan_planes(const Question &question);
 
-// Planes of one channel are reduced so many in a call, or a multiple. Reason: one call for each
-// plane takes 1.1 to 2.3 times as long; request and processor not noted.
+// The planes of one channel that one call reduces; a call may also reduce a multiple of it. Reason:
+// one call for each plane takes 1.1 to 2.3 times as long; request and processor not noted.
 constexpr int64_t PLANES_A_CALL = 64;
 
 // Blocks of outputs, of ROWS and of BOXES.

@@ -124,8 +124,8 @@ struct RowOperations : WindowOperations {
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;
-    // Combines each of so many planes of one channel that follow each other. Nothing is read from
-    // `end` on.
+    // Combines each of `planes` planes of one channel and `size` elements. The planes follow each
+    // other in memory. Nothing is read from `end` on.
     virtual void reduce_planes(const char *from, int64_t size, int64_t planes, void *made,
                                const char *end) const = 0;
     void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *made,

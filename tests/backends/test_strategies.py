@@ -170,19 +170,22 @@ def test_small_planes_by_themselves(
                 assert torch.equal(found, gradients[:, k : k + 1])
 
 
+SHARE_NO_ELEMENT = [
+    ((40, 50), 2, 2, 0, 1),
+    ((41, 51), 2, 2, 1, 1),
+    ((40, 50), 1, 2, 0, 1),
+    ((33, 47), (2, 3), (5, 4), (1, 2), (2, 1)),
+    ((9, 20, 21), (1, 2, 2), (1, 2, 3), 0, 1),
+    ((40, 40), 7, 9, 6, 1),
+]
+"""Sizes, windows, strides, padding and dilations of windows that share no element."""
+
+
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize(
     ("sizes", "window", "stride", "padding", "dilation"),
-    [
-        ((40, 50), 2, 2, 0, 1),
-        ((41, 51), 2, 2, 1, 1),
-        ((40, 50), 1, 2, 0, 1),
-        ((33, 47), (2, 3), (5, 4), (1, 2), (2, 1)),
-        ((9, 20, 21), (1, 2, 2), (1, 2, 3), 0, 1),
-        ((2, 9000), (1, 2), (3, 2), 0, 1),
-        ((40, 40), 7, 9, 6, 1),
-    ],
+    [*SHARE_NO_ELEMENT, ((2, 9000), (1, 2), (3, 2), 0, 1)],
 )
 def test_gradients_of_windows_that_share_no_element(
     sizes: tuple[int, ...],
@@ -208,15 +211,7 @@ def test_gradients_of_windows_that_share_no_element(
 )
 @pytest.mark.parametrize(
     ("sizes", "window", "stride", "padding", "dilation"),
-    [
-        ((40, 50), 2, 2, 0, 1),
-        ((41, 51), 2, 2, 1, 1),
-        ((40, 50), 1, 2, 0, 1),
-        ((33, 47), (2, 3), (5, 4), (1, 2), (2, 1)),
-        ((9, 20, 21), (1, 2, 2), (1, 2, 3), 0, 1),
-        ((1, 1800), (1, 2), (1, 3), (0, 1), 1),
-        ((40, 40), 7, 9, 6, 1),
-    ],
+    [*SHARE_NO_ELEMENT, ((1, 1800), (1, 2), (1, 3), (0, 1), 1)],
 )
 def test_gradients_of_maxima_that_share_no_element(
     sizes: tuple[int, ...],

@@ -149,7 +149,7 @@ def test_inputs_that_many_windows_reach_have_them_read_by_one_axis_after_the_oth
 
 
 def test_taps_of_long_windows_share_what_is_read_where_there_are_enough() -> None:
-    """Of a small input a second launch would take longer."""
+    """A second launch would take longer than it saves for a small input."""
     nine, eleven = (Window.directml(2, size, 1, size // 2, size // 2) for size in (9, 11))
     large, small = (16, 64, 64, 64), (1, 64, 64, 64)
     for window, shape, changes, kernels in (

@@ -386,7 +386,7 @@ def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> T
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
-    """Positions, with -1 for those outside a plane of so many elements."""
+    """Positions, with -1 for those outside a plane of ``plane`` elements."""
     positions = positions.to(torch.int64)
     return positions.where((positions >= 0) & (positions < plane), -1)
 

@@ -87,7 +87,7 @@ def _scales(numbers: Sequence[Any]) -> tuple[float, float]:
 
 
 def _type_for(numbers: Sequence[Any], taps: Any) -> torch.dtype:
-    """The type in which a CPU computes averages of so many taps without an error that counts.
+    """The type in which a CPU computes averages of ``taps`` elements without changing a result.
 
     Where one scale is the other one times a power of two, all but the quotient is exact in float32.
     """
