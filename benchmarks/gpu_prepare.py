@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +39,6 @@ class _NoDriver:
         return SM_90
 
 
-class _NotRun:
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return lambda *_: None
-
-
 @contextmanager
 def recorded() -> Iterator[list[tuple[Any, ...]]]:
     """Inside, launches on tensors without memory are not run; what the backend wants compiled for
@@ -52,16 +47,12 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
 
     found: list[tuple[Any, ...]] = []
 
-    def not_compiled(*wanted: Any) -> tuple[Any, Any]:
-        found.append(wanted)
-        return _NotRun(), ()
+    def launch(how: Any, *arguments: Any) -> None:
+        found.append(backend.what_is_compiled(how, arguments, 0))
 
     with (
         mock.patch.object(backend, "runs_ptx", return_value=True),
-        mock.patch.object(backend, "_compiled", not_compiled),
-        mock.patch.object(
-            backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0)
-        ),
+        mock.patch.object(backend, "launch", launch),
     ):
         yield found
 

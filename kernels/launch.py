@@ -7,7 +7,7 @@ so everything is testable without one.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     size_types: tuple[tuple[str, ...], ...]  # "i32" or "i64"
     results: int  # elements of each tensor that it writes
+    # what the backend has made ready to run it, for each device
+    ready: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(

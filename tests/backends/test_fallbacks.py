@@ -29,8 +29,14 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0))
     monkeypatch.setattr(backends, "serving", lambda _: backend.BACKEND)
     monkeypatch.setattr(fallbacks, "_warned", [])
-    backend._compiled.cache_clear()
+    forget()
     yield monkeypatch
+    forget()
+
+
+def forget() -> None:
+    """What was compiled for another driver. Plans keep it as well."""
+    backend.planned.cache_clear()
     backend._compiled.cache_clear()
 
 

@@ -3,6 +3,8 @@ fails here."""
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,12 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
     record: list[tuple[object, ...]] = []
 
     class Driver(overhead.Driver):
+        # A loaded kernel is its machine code, so that one can be told from another.
+        utils = SimpleNamespace(
+            load_binary=lambda _, code, *__: (1, code, 32, 0, 1024),
+            get_device_properties=overhead.Driver.utils.get_device_properties,
+        )
+
         @staticmethod
         def launcher_cls(*_: object) -> object:
             return lambda *arguments: record.append(arguments)
@@ -35,9 +43,11 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
     except RuntimeError:  # no GPU
         before = None
     triton.runtime.driver.set_active(Driver())
-    backend._compiled.cache_clear()
+    for cache in (backend.planned, backend._compiled):
+        cache.cache_clear()
     yield record
-    backend._compiled.cache_clear()
+    for cache in (backend.planned, backend._compiled):
+        cache.cache_clear()
     if before is not None:
         triton.runtime.driver.set_active(before)
 
@@ -66,7 +76,70 @@ def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(
     assert backend._compiled.cache_info().misses == 1
     assert by_hand[:3] == by_triton[:3] == (how.programs, 1, 1)
     assert by_hand[9:] == again[9:] == by_triton[9:]
-    assert by_hand[4] == by_triton[4]  # the same machine code
+    assert by_hand[4] == again[4]  # not Triton's own, which is compiled for the sizes
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "launch", lambda how, *given: backend._run(how, given, 0))
+
+
+CALLS = {
+    "max": lambda x, window: backend.max_pooling(x, window),
+    "taps": lambda x, window: backend.max_pooling_with_taps(x, window),
+    "average": lambda x, window: backend.average_pooling(x, window, False, None),
+    "gather": lambda x, window: backend.max_pooling_gather(
+        x, torch.zeros(1, 1, *window.output_sizes(x.shape[2:]), dtype=torch.uint8), window
+    ),
+    "gradient": lambda x, window: backend.max_pooling_grad_from_taps(
+        x, torch.zeros_like(x, dtype=torch.uint8), (17, 33), window, False
+    ),
+}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("call", CALLS)
+def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
+    call: str, launched: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the same sizes runs what was compiled for it; a tensor of another type, or one that
+    does not start at 16 bytes, never runs that."""
+    window, sizes = Window.directml(2, 3, 2, 1, 1), (1, 1, 16, 32)
+    if call == "gradient":
+        sizes = (1, 1, 9, 17)
+    kinds, codes = [], []
+    compile = backend._compile
+
+    def noted(*given: Any) -> Any:
+        result = compile(*given)
+        kinds.append(given[3])
+        codes.append(result[0].asm["cubin"])
+        return result
+
+    monkeypatch.setattr(backend, "_compile", noted)
+    memory = torch.zeros(1024)
+    count = sizes[2] * sizes[3]
+    for input in (memory[:count], memory[1 : count + 1], memory[:count].half()):
+        for _ in range(2):
+            CALLS[call](input.view(sizes), window)
+    assert len(set(kinds)) == len(kinds) == 3
+    assert [each[4] for each in launched] == [code for code in codes for _ in range(2)]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_profiler_sees_every_launch(
+    launched: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's hooks reach the launcher also where a plan has run before they were set."""
+    input, window = torch.zeros(1, 1, 16, 32), Window.directml(2, 31, 1, 15, 15)
+    seen: list[object] = []
+    for hook in (None, seen.append):
+        monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", hook)
+        backend.average_pooling(input, window, False, None)
+    before, after = launched[:2], launched[2:]
+    assert all(each[6] is None and each[7] is None for each in before)
+    assert [each[7] for each in after] == [seen.append] * 2
+    assert [each[6].get()["name"] for each in after] == ["share", "share"]
 
 
 @pytest.mark.usefixtures("launched")
@@ -109,33 +182,21 @@ ASKED = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-def test_an_image_of_another_size_compiles_nothing(
-    asked: str, last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_another_size_compiles_nothing(asked: str, last: bool) -> None:
     """After the first image, but a longer window's tile; sizes that 16 bytes divide, as those of
     networks mostly are."""
-    made: list[str] = []
-
-    def compile(name: str, *_: object) -> tuple[object, tuple[()]]:
-        made.append(name)
-        return gpu_prepare._NotRun(), ()
-
-    monkeypatch.setattr(backend, "_compile", compile)
-    monkeypatch.setattr(backend, "launch", lambda how, *given: backend._run(how, given, 0))
     adaptive = asked.startswith("adaptive")
     for operator in gpu_requests.OPERATORS:
         if operator.startswith("adaptive") is not adaptive or operator == "quantized avg":
             continue
-        backend._compiled.cache_clear()
         counts = []
-        for image in IMAGES:
-            request = ASKED[asked](operator, (8, 64, *image), torch.float16, last)
-            request.prepared()[1]()
-            counts.append(len(made))
+        with gpu_prepare.recorded() as compiled:
+            for image in IMAGES:
+                request = ASKED[asked](operator, (8, 64, *image), torch.float16, last)
+                request.prepared()[1]()
+                counts.append(len(set(compiled)))
         assert counts[0] > 0
         # Longer windows and bins may take another of four tiles along each axis, as may the
         # results of slices.
         most = {"adaptive": 4, "adaptive to one": 3, "whole": 3}.get(asked, counts[0])
         assert counts[-1] <= most, operator
-        made.clear()
-    backend._compiled.cache_clear()

@@ -62,12 +62,26 @@ def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
         kernel = kernel_named(*how.kernel.split("."))
         kernel[(how.programs,)](*arguments, *how.sizes, **dict(how.constants))
         return
-    kinds = [
-        (each.dtype, each.data_ptr() % 16 == 0) if isinstance(each, Tensor) else type(each)
-        for each in arguments
-    ]
-    compiled, constants = _compiled(how.kernel, how.constants, how.size_types, device, tuple(kinds))
-    compiled[(how.programs, 1, 1)](*arguments, *how.sizes, *constants)
+    ready = how.ready.get(device)
+    if ready is None:
+        compiled, constants = _compiled(*what_is_compiled(how, arguments, device))
+        ready = compiled[(how.programs, 1, 1)], (*how.sizes, *constants)
+        # A launch belongs to a plan, whose operands have the same kinds in every call.
+        how.ready[device] = ready
+    run, numbers = ready
+    run(*arguments, *numbers)
+
+
+def what_is_compiled(how: Any, arguments: tuple[Any, ...], device: int) -> tuple[Any, ...]:
+    """The arguments of ``_compiled`` for a launch."""
+    return how.kernel, how.constants, how.size_types, device, tuple(map(kind_of, arguments))
+
+
+def kind_of(argument: Any) -> Any:
+    """What Triton compiles for: a tensor's data type and whether it is aligned, a number's type."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return type(argument)
 
 
 @lru_cache(maxsize=1024)  # those of a model are some tens
@@ -113,18 +127,16 @@ def _compile(
 
 def _in_turn(
     launches: Sequence[Any],
-    sources: Sequence[Tensor],
-    results: Sequence[Any],
-    between: Sequence[torch.dtype],
-    rest: Sequence[Any] = (),
+    sources: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    between: tuple[torch.dtype, ...],
+    rest: tuple[Any, ...] = (),
 ) -> None:
     """Launch one after the other, from ``sources`` to ``results``. Each but the last writes
     workspaces of the types ``between``, which the next reads. All get the arguments ``rest``.
     """
     for step in launches[:-1]:
-        workspaces = [
-            torch.empty(step.results, dtype=dtype, device=sources[0].device) for dtype in between
-        ]
+        workspaces = tuple([sources[0].new_empty(step.results, dtype=dtype) for dtype in between])
         # A kernel that makes no numbers gets other memory in their place and does not touch it.
         workspaces += workspaces[:1] * (len(sources) - len(between))
         launch(step, *sources, *workspaces, *rest)
@@ -149,7 +161,7 @@ def planned(
     window: Window | None,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    element_size: int,
+    kinds: tuple[Any, ...],
     aligned: bool,
     target_sizes: tuple[int, ...] | None,
     channels_last: bool | None,
@@ -160,6 +172,10 @@ def planned(
     ``function`` takes a ``launch.Request``, made of the other arguments, and then the arguments
     ``own``. ``target_sizes`` default to the window's output sizes, ``channels_last`` to the
     source's memory format.
+
+    ``kinds`` has the data types of all operands, that of the elements first. With ``aligned`` it
+    says which operands are aligned, as new tensors always are. So a plan's launches can keep the
+    kernels that were compiled for them.
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
@@ -173,7 +189,7 @@ def planned(
             tuple(shape),
             strides,
             target_sizes,
-            element_size,
+            kinds[0].itemsize,
             aligned,
             channels_last,
             *rest,
@@ -231,7 +247,7 @@ def _maxima(
         window,
         input.shape,
         input.stride(),
-        input.itemsize,
+        (input.dtype, code_dtype),
         input.data_ptr() % 16 == 0,
         sizes,
         None,
@@ -247,10 +263,11 @@ def _maxima(
     if plan.kernel == "max_pooling.max_tile":
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
-        input, between = input.contiguous(memory_format=plan.memory_format), [input.dtype]
+        input = input.contiguous(memory_format=plan.memory_format)
+        between: tuple[torch.dtype, ...] = (input.dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
-            between.append(torch.int64 if code_dtype is torch.int64 else torch.int32)
+            between += (torch.int64 if code_dtype is torch.int64 else torch.int32,)
         _in_turn(plan.launches, (input, input), (values, codes), between, (0, 0, 0, 0))
     return values, codes
 
@@ -285,7 +302,7 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
         window,
         input.shape,
         input.stride(),
-        dtype.itemsize,
+        (dtype, kind_of(input), kind_of(taps)),
         False,
         tuple(taps.shape[2:]),
         operands.is_channels_last(taps),
@@ -325,7 +342,7 @@ def max_pooling_grad_from_taps(
         window,
         source.shape,
         source.stride(),
-        source.itemsize,
+        (source.dtype, kind_of(source), kind_of(taps)),
         source.data_ptr() % 16 == taps.data_ptr() % 16 == 0,
         tuple(spatial_sizes),
         channels_last,
@@ -373,7 +390,9 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Quantized averages (rules Q1, Q2 and Q6). The arguments are the reference's."""
     *given, window, include_padding, output_dtype = arguments
-    parameters = [each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given]
+    parameters = tuple(
+        each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given
+    )
     return _averages(
         input, None, window, False, include_padding, dtype=output_dtype, parameters=parameters
     )
@@ -386,23 +405,23 @@ def _averages(
     adjoint: bool,
     *counted: Any,
     dtype: torch.dtype | None = None,
-    parameters: Sequence[Any] = (0, 0, 0, 0),
+    parameters: tuple[Any, ...] = (0, 0, 0, 0),
 ) -> Tensor:
     """Averages, or with ``adjoint`` their gradient, over a window, or over bins if there is none.
     With a ``dtype`` they are quantized by ``parameters``.
     """
-    kinds = (
-        parameters
-        if dtype is None
-        else [min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters]
-    )
+    given: tuple[Any, ...] = parameters
+    kinds: tuple[Any, ...] = (source.dtype,)
+    if dtype is not None:
+        given = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
+        kinds = source.dtype, dtype, *map(kind_of, parameters)
     plan = planned(
         "average_launches",
-        (tuple(kinds),),
+        (given,),
         window,
         source.shape,
         source.stride(),
-        source.itemsize,
+        kinds,
         source.data_ptr() % 16 == 0,
         target_sizes and tuple(target_sizes),
         None,
@@ -418,14 +437,14 @@ def _averages(
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
         elif plan.kernel == "average_pooling.sum_axis":
-            _in_turn(plan.launches, [source], [target], [_sum_type(source.dtype)])
+            _in_turn(plan.launches, (source,), (target,), (_sum_type(source.dtype),))
         else:
-            between = [_sum_type(source.dtype)]
+            between: tuple[torch.dtype, ...] = (_sum_type(source.dtype),)
             if dtype is not None:
                 # Beside sums of integers goes how many elements they count, where that differs.
                 mode = dict(plan.launches[0].constants)["MODE"]
-                between = [torch.int64 if mode.exact else torch.int32] * (1 + (mode.count > 0))
-            _in_turn(plan.launches, [source] * 2, [target] * 2, between, parameters)
+                between = (torch.int64 if mode.exact else torch.int32,) * (1 + (mode.count > 0))
+            _in_turn(plan.launches, (source, source), (target, target), between, parameters)
     return target
 
 
