@@ -55,14 +55,6 @@ OF_GCC = [
     # Calls of memcpy for loops that copy are slow in rows of some KB: without, max 16x128x2048
     # window 5/2 takes half the time.
     "-fno-tree-loop-distribute-patterns",
-    # As fast without (182 rows, geometric mean 1.00), and smaller.
-    "-fno-schedule-insns2",
-    # As fast (225 rows, geometric mean 1.00), and a twenty-fifth smaller.
-    "-fira-region=one",
-    # A fiftieth smaller, and indices of windows 32/32 take .8 of the time (126 rows, 1.02).
-    "-fno-tree-pre",
-    # As fast (225 rows, geometric mean 1.00), and a thirtieth smaller.
-    "-fno-thread-jumps",
 ]
 
 

@@ -262,6 +262,10 @@ def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> Non
         ((3, 4, 6), (2, 1, 3), (2, 1, 3)),
         ((7, 5), 1, 1),
         ((300, 600), (1, 2), (1, 2)),
+        # Whole planes: of 8 elements and of more, and with a stride that is not used.
+        ((2, 4), (2, 4), (2, 4)),
+        ((3, 3), 3, 1),
+        ((1, 9), (1, 8), 9),
     ],
 )
 def test_rows_that_windows_tile_are_one_row(
