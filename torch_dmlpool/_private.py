@@ -25,9 +25,6 @@ from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd
 # the keys that a thread includes in every call, by which graphs that are traced above autograd show
 from torch._C import _dispatch_tls_local_include_set as _dispatch_tls_local_include_set
 
-# whether a tensor has memory of its own: a wrapper that has outlived its transform does not
-from torch._C import _has_storage as _has_storage
-
 # whether torch.jit's tracer records
 from torch._C import _is_tracing as _is_tracing
 

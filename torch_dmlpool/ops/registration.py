@@ -23,7 +23,6 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
     _dispatch_tls_local_include_set,
-    _has_storage,
     _is_functional_tensor,
     _is_tracing,
     _is_zerotensor,
@@ -120,7 +119,9 @@ class Operator:
         arguments, results = self.schema.replace("WINDOW", WINDOW_SCHEMA).split(") -> ")
         _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
         self.overload: OpOverload = getattr(torch.ops.dmlpool, self.name).default
-        names = [argument.name for argument in self.overload._schema.arguments[:-1]]
+        given = self.overload._schema.arguments[:-1]
+        names = [argument.name for argument in given]
+        self.tensor_places = [at for at, each in enumerate(given) if "Tensor" in str(each.type)]
         self.is_told_layout = names[-1] == "channels_last"
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
@@ -221,6 +222,9 @@ class Operator:
 
     def _computed(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd."""
+        for at in self.tensor_places:
+            if arguments[at] is not None:
+                _has_memory(arguments[at])
         return self.implementation(arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
@@ -446,21 +450,33 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
         if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
             return False
-        # A wrapper that has outlived its transform, a negated view, and elements without memory.
-        if not _has_storage(tensor) or tensor.is_neg() or _is_zerotensor(tensor) or tensor.is_meta:
-            return False
-        if not tensor.data_ptr() and not _needs_no_memory(tensor):
+        if not _has_memory(tensor) or tensor.is_neg():
             return False
     return True
 
 
-def _needs_no_memory(tensor: Tensor) -> bool:
-    """Whether a tensor with a null pointer is empty; raises where its storage was resized to 0."""
-    if tensor.numel() > 0 and not _is_functional_tensor(tensor):
+_LEAST_ADDRESS = 1 << 40
+"""An address below it may be no more than a tensor's offset in a storage without memory. A tensor
+whose address is below it and in memory costs a second question."""
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether the elements of ``tensor``, if it has any, are in memory: those of meta tensors,
+    wrappers and zeros that PyTorch has not written are not. It raises an error where the storage
+    was resized to 0.
+    """
+    try:
+        if tensor.data_ptr() >= _LEAST_ADDRESS:
+            return True
+    except RuntimeError:  # a wrapper that has outlived its transform has no storage
+        return False
+    if tensor.is_meta or _is_zerotensor(tensor) or _is_functional_tensor(tensor):
+        return False
+    if tensor.numel() > 0 and not tensor.untyped_storage().data_ptr():
         raise RuntimeError(
             f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
         )
-    return tensor.numel() == 0
+    return True
 
 
 def is_readable(tensor: Tensor) -> bool:
