@@ -118,7 +118,7 @@ Kernels kernels_of(int type, bool are_turned = false) {
 constexpr int64_t SHARES_MOST = 1 << 21;
 
 // Several planes, or a range of positions of one plane along an axis, and the outputs that read it.
-struct Part {
+struct GradientPart {
     int64_t plane;
     int64_t planes;
     int axis;
@@ -127,12 +127,12 @@ struct Part {
 };
 
 // Cuts a gradient into parts that are read by at most about SHARES_MOST outputs each.
-std::vector<Part> parts_of_gradient(const Problem &p) {
+std::vector<GradientPart> parts_of_gradient(const Problem &p) {
     const auto is_plain = [&](int a) { return p.axes[a].size == 1 && p.axes[a].outputs == 1; };
     const int a = !is_plain(0) ? 0 : !is_plain(1) ? 1 : 2;
     const Axis &axis = p.axes[a];
     const int64_t slab = p.output_plane() / axis.outputs;
-    std::vector<Part> parts;
+    std::vector<GradientPart> parts;
     if (p.output_plane() <= SHARES_MOST || axis.window == 0) {
         const int64_t together = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
         for (int64_t plane = 0; plane < p.planes; plane += together)
@@ -222,7 +222,7 @@ struct AverageGradient {
         DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
     }
     // Writes the shares of the outputs of a part. `q` is the problem of that part.
-    void divide_part(const Part &part, const Problem &q, char *shares) const {
+    void divide_part(const GradientPart &part, const Problem &q, char *shares) const {
         const Divide by(g, value, value, of_shares.divide);
         constexpr int64_t COLUMNS = 4096;
         const Axis &w = q.w();
@@ -260,7 +260,7 @@ struct AverageGradient {
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
         std::unique_ptr<char[]> shares;
         int64_t size = 0;
-        for (const Part &part : parts_of_gradient(p)) {
+        for (const GradientPart &part : parts_of_gradient(p)) {
             Problem q = p;
             Axis &axis = q.axes[part.axis];
             q.planes = part.planes;

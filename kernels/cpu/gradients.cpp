@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "choose.h"
+#include "gathered.h"
 #include "numbers.h"
 #include "operators.h"
 #include "parallel.h"
@@ -102,7 +103,7 @@ struct Taps {
 };
 
 // A part of a plane, and the windows that may read it.
-struct Part {
+struct PlanePart {
     int64_t plane;
     int64_t first;  // the first element, counted in the plane
     int64_t size;   // elements
@@ -112,7 +113,7 @@ struct Part {
 
 // Cuts planes into parts along the first axis that has more than one position. A window that reads
 // two parts is visited for each of them.
-struct Parts {
+struct PlaneParts {
     const Problem &p;
     const int64_t most;  // elements of a part, unless windows are large
 
@@ -124,10 +125,10 @@ struct Parts {
     const int64_t count = parts_of(axis.size, step);  // of a plane
 
     // Part `number`, counted over all planes.
-    Part of(int64_t number) const {
+    PlanePart of(int64_t number) const {
         const int64_t start = number % count * step;
         const int64_t stop = std::min(axis.size, start + step);
-        Part part = {number / count, start * slab, (stop - start) * slab, {}, {}};
+        PlanePart part = {number / count, start * slab, (stop - start) * slab, {}, {}};
         for (int a = 0; a < 3; ++a) {
             part.positions[a] = {0, p.axes[a].size};
             part.outputs[a] = {0, p.axes[a].outputs};
@@ -138,157 +139,6 @@ struct Parts {
         part.positions[cut] = {start, stop};
         part.outputs[cut] = {low, std::clamp(high, low, axis.outputs)};
         return part;
-    }
-};
-
-// Gathers, for several channels: the gradient of an element is the sum of what arrives at the
-// windows that it has won, in the order of the windows. The element is a different tap of each.
-template <class T>
-struct ChannelGradient final : WindowOperations {
-    using L = Wide<T>;
-    using Integer = IntegerOf<L>;
-    const char *arriving;
-    const uint8_t *winners;
-
-    ChannelGradient(const Problem &p, const void *arriving, const void *winners)
-        : WindowOperations(sizeof(T), sizeof(L), {p.h().window * p.w().window, p.w().window, 1}),
-          arriving(static_cast<const char *>(arriving)),
-          winners(static_cast<const uint8_t *>(winners)) {
-        is_separable = false;
-        for (int a = 0; a < 3; ++a)
-            steps[a] =
-                -units[a] * (p.axes[a].stride / std::gcd(p.axes[a].stride, p.axes[a].dilation));
-    }
-    void combine_window(bool, Row *windows, int64_t count, int64_t channels, char *made,
-                        char *) const override {
-        constexpr int64_t n = LANES<L>;
-        for (int64_t begin = 0; begin < channels; begin += n) {
-            const int64_t at = std::min(begin, channels - n);
-            Vector<L, n> sum = {};
-            for (int64_t k = 0; k < count; ++k) {
-                const T *const from = elements<T>(windows[k]);
-                const auto winner =
-                    load<Integer, n>(winners + (from - reinterpret_cast<const T *>(arriving)) + at);
-                sum +=
-                    winner == Integer(windows[k].number) ? load<L, n>(from + at) : Vector<L, n>{};
-            }
-            write(sum, made + at * sizeof(L));
-        }
-    }
-};
-
-// Many channels, of windows that share no element: visits window after window. Each tap takes, of a
-// vector of channels that arrives, those channels that it has won, and the others get 0.
-template <class T>
-struct DisjointChannels {
-    using Integer = IntegerOf<T>;
-    static constexpr int64_t n = LANES<T>;
-    static constexpr int64_t PART = 1 << 16;  // elements: two threads share a gradient of 512 KB
-    const Problem &p;
-    const T *const arriving;
-    const uint8_t *const winners;
-    T *const gradient;
-
-    const int64_t channels = p.channels;
-    const Parts parts{p, PART};
-    // Whether every element belongs to a window.
-    const bool is_covered = covers(p.d()) && covers(p.h()) && covers(p.w());
-
-    // A tap, or the first tap of a row of them: its element, counted in the part, and its number.
-    struct Tap {
-        int64_t place;
-        int64_t number;
-    };
-
-    static bool covers(const Axis &axis) {
-        return axis.window == axis.stride && axis.dilation == 1 && axis.padding == 0 &&
-               axis.outputs * axis.stride == axis.size;
-    }
-    // The taps of a window that lie in `positions`.
-    static Range taps_at(const Axis &axis, int64_t output, const Range &positions) {
-        const int64_t first = axis.first(output);
-        if (first >= positions.begin && first + axis.extent() <= positions.end)
-            return {0, axis.window};
-        const auto before = [&](int64_t position) {
-            return position <= first
-                       ? 0
-                       : std::min(axis.window, parts_of(position - first, axis.dilation));
-        };
-        return {before(positions.begin), before(positions.end)};
-    }
-    void run() const {
-        const double cost = double(parts.step * parts.slab);
-        parallel(p.planes * parts.count, cost, [&](int64_t begin, int64_t end) {
-            std::vector<Tap> rows;
-            std::vector<Tap> taps;
-            for (int64_t number = begin; number < end; ++number)
-                write_part(parts.of(number), rows, taps);
-        });
-    }
-    void write_part(const Part &part, std::vector<Tap> &rows, std::vector<Tap> &taps) const {
-        T *const out = gradient + part.plane * p.plane() + part.first;
-        // Rows are cleared shortly before their windows are visited, while they are cached.
-        int64_t cleared = is_covered ? part.size : 0;
-        const auto clear = [&](int64_t stop) {
-            if (stop > cleared)
-                std::memset(out + cleared, 0, (stop - cleared) * sizeof(T));
-            cleared = std::max(cleared, stop);
-        };
-        for (int64_t od = part.outputs[0].begin; od < part.outputs[0].end; ++od)
-            for (int64_t oh = part.outputs[1].begin; oh < part.outputs[1].end; ++oh) {
-                find_rows(part, od, oh, rows);
-                if (rows.empty())
-                    continue;
-                clear(std::min(part.size, rows.back().place + p.row()));
-                write_windows(part, od, oh, rows, taps, out);
-            }
-        clear(part.size);
-    }
-    // The rows of a part that a row of windows reads.
-    void find_rows(const Part &part, int64_t od, int64_t oh, std::vector<Tap> &rows) const {
-        const Range d = taps_at(p.d(), od, part.positions[0]);
-        const Range h = taps_at(p.h(), oh, part.positions[1]);
-        rows.clear();
-        for (int64_t td = d.begin; td < d.end; ++td)
-            for (int64_t th = h.begin; th < h.end; ++th) {
-                const int64_t z = p.d().first(od) + td * p.d().dilation;
-                const int64_t y = p.h().first(oh) + th * p.h().dilation;
-                rows.push_back({(z * p.h().size + y) * p.row() - part.first,
-                                (td * p.h().window + th) * p.w().window});
-            }
-    }
-    void write_windows(const Part &part, int64_t od, int64_t oh, const std::vector<Tap> &rows,
-                       std::vector<Tap> &taps, T *out) const {
-        const Axis &w = p.w();
-        const int64_t row =
-            ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
-        Range known = {0, 0};
-        taps.clear();
-        for (int64_t ow = part.outputs[2].begin; ow < part.outputs[2].end; ++ow) {
-            const Range read = taps_at(w, ow, part.positions[2]);
-            if (read.begin != known.begin || read.end != known.end) {
-                taps.clear();
-                for (const Tap &each : rows)
-                    for (int64_t tw = read.begin; tw < read.end; ++tw)
-                        taps.push_back({each.place + tw * w.dilation * channels, each.number + tw});
-                known = read;
-            }
-            write_window(row + ow * channels, taps.data(), int64_t(taps.size()),
-                         out + w.first(ow) * channels);
-        }
-    }
-    void write_window(int64_t window, const Tap *taps, int64_t count, T *out) const {
-        const uint8_t *const which = winners + window;
-        const T *const from = arriving + window;
-        for (int64_t begin = 0; begin < channels; begin += n) {
-            const int64_t at = std::min(begin, channels - n);
-            const auto winner = load<Integer, n>(which + at);
-            // -0 becomes 0, as in a sum that begins with 0.
-            const Vector<T, n> all = load<T, n>(from + at) + Vector<T, n>{};
-            for (int64_t k = 0; k < count; ++k)
-                write(winner == Integer(taps[k].number) ? all : Vector<T, n>{},
-                      out + (taps[k].place + at));
-        }
     }
 };
 
@@ -307,8 +157,9 @@ struct Scatter {
 
     const int bytes = int(p.bytes);
     const Taps places{p, p.channels, 1};
-    const Rows<Sum<L, T>> as_they_are{{}};  // converts elements
-    const Parts parts{p, PART};
+    // Converts elements: the sum of one row is the row.
+    const RowOperations &sums_of_elements = float_sums(int(p.type));
+    const PlaneParts parts{p, PART};
 
     // A thread's own memory.
     struct Memory {
@@ -326,7 +177,7 @@ struct Scatter {
                 add_part(parts.of(number), m);
         });
     }
-    void add_part(const Part &part, Memory &m) const {
+    void add_part(const PlanePart &part, Memory &m) const {
         T *const out = gradient + part.plane * p.plane() + part.first;
         L *sums = m.sums.data();
         if constexpr (is_direct)
@@ -338,7 +189,7 @@ struct Scatter {
         if constexpr (!is_direct)
             divide<T>(sums, part.size, 1, nullptr, out);
     }
-    void add_row(const Part &part, int64_t od, int64_t oh, L *sums, Memory &m) const {
+    void add_row(const PlanePart &part, int64_t od, int64_t oh, L *sums, Memory &m) const {
         const int64_t row =
             ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
         const char *const which = numbers + row * bytes;
@@ -360,27 +211,17 @@ struct Scatter {
             for (int64_t at = first, n; at < end; at += n) {
                 n = std::min(block, end - at);
                 Row elements = {reinterpret_cast<const char *>(from + at), 0};
-                as_they_are.combine(false, &elements, 1, n, m.loaded.data(), {});
+                sums_of_elements.combine(false, &elements, 1, n, m.loaded.data(), {});
                 places.each(which, bytes, od, oh, at, at + n, add_from(m.loaded.data() - at));
             }
         }
     }
 };
 
-// Chooses among the three ways. `adds` says whether windows may share elements.
 template <class T>
-void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient,
-                        bool adds) {
-    if constexpr (std::is_same_v<T, Wide<T>>)
-        if (!adds && p.bytes == 1 && p.channels >= LANES<T>)
-            return DisjointChannels<T>{p, static_cast<const T *>(arriving),
-                                       static_cast<const uint8_t *>(taps),
-                                       static_cast<T *>(gradient)}
-                .run();
-    if (gathers_channels(p, sizeof(Wide<T>))) {
-        const ChannelGradient<T> op(p, arriving, taps);
-        return pool_windows(op, Narrowed<T>(), arriving, gradient, adjoint_of(Windows(p)));
-    }
+void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
+    if (gathers_channels(p, sizeof(Wide<T>)))
+        return GatheredChannels<T>(p, arriving, taps, gradient).run();
     Scatter<T>{p, static_cast<const char *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}
         .run();
@@ -420,15 +261,15 @@ void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, 
     // precision are copied as integers.
     const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
     if (p.type == 0)
-        gradient_of_maxima<float>(p, arriving, taps, gradient, adds);
+        gradient_of_maxima<float>(p, arriving, taps, gradient);
     else if (p.type == 1)
-        gradient_of_maxima<double>(p, arriving, taps, gradient, adds);
+        gradient_of_maxima<double>(p, arriving, taps, gradient);
     else if (p.type == 2 && adds)
-        gradient_of_maxima<Half>(p, arriving, taps, gradient, adds);
+        gradient_of_maxima<Half>(p, arriving, taps, gradient);
     else if (p.type == 3 && adds)
-        gradient_of_maxima<BFloat16>(p, arriving, taps, gradient, adds);
+        gradient_of_maxima<BFloat16>(p, arriving, taps, gradient);
     else if (p.type == 2 || p.type == 3)
-        gradient_of_maxima<int16_t>(p, arriving, taps, gradient, adds);
+        gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
     else
         refuse("gradients of type", p.type);
 }

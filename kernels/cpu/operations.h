@@ -70,15 +70,6 @@ struct Times {
     int64_t count = 1;
     int64_t step = 0;
     int64_t pitch = 0;
-    bool reads_ahead = false;  // prefetches rows that later repetitions read
-
-    // Moves `taps` rows on to repetition t.
-    void advance(int64_t t, Row *rows, int64_t taps) const {
-        for (int64_t k = 0; t > 0 && k < taps; ++k)
-            rows[k].from += step;
-        if (reads_ahead)
-            prefetch<true>(rows[taps - 1].from + 2 * step, step);
-    }
 };
 
 // What a strategy calls for each window.
@@ -86,7 +77,6 @@ struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
-    int64_t steps[3];             // from the number of a tap that is read to that of the next one
     bool writes_results = false;  // combine_window writes `result`, too
     bool is_separable = true;     // rows or columns that windows share can be combined first
 
@@ -102,10 +92,7 @@ struct WindowOperations {
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
-        : element_size(element_size),
-          value_size(value_size),
-          units{units[0], units[1], units[2]},
-          steps{units[0], units[1], units[2]} {}
+        : element_size(element_size), value_size(value_size), units{units[0], units[1], units[2]} {}
     ~WindowOperations() = default;
 };
 
@@ -117,7 +104,7 @@ struct RowOperations : WindowOperations {
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
     // Combines `count` rows of `length` elements or values into `out`, as often as `times` says.
-    virtual void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *out,
+    virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
     // Combines a row of values with the values of `into`, which are the first operand.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
@@ -168,9 +155,9 @@ inline int64_t find_rows(const WindowOperations &op, const Problem &p, const cha
         const int64_t y =
             (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
         Row row = {input + y * row_bytes + low * p.channels * op.element_size,
-                   depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
+                   depth.tap * op.units[0] + td * op.units[0] + height.tap * op.units[1]};
         for (Row *const end = to + height.count; to < end;
-             row.from += step, row.number += op.steps[1])
+             row.from += step, row.number += op.units[1])
             *to++ = row;
     }
     return to - first;

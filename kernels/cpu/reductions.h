@@ -57,18 +57,15 @@ struct Rows final : RowOperations {
             std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
     void add(const Row &values, int64_t length, void *into) const override {
-        combine_unrolled<true, 1, true>(&values, 0, length, static_cast<L *>(into));
+        combine_unrolled<true, 1, true>(&values, 0, length, static_cast<L *>(into), {});
     }
-    void combine(bool are_values, Row *rows, int64_t count, int64_t length, void *to,
+    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *to,
                  const Times &times) const override {
-        L *out = static_cast<L *>(to);
-        for (int64_t t = 0; t < times.count; ++t, out += times.pitch) {
-            times.advance(t, rows, count);
-            if (are_values || are_plain)
-                combine_rows<true>(rows, count, 0, length, out);
-            else
-                combine_rows<are_plain>(rows, count, 0, length, out);
-        }
+        L *const out = static_cast<L *>(to);
+        if (are_values || are_plain)
+            combine_rows<true>(rows, count, 0, length, out, times);
+        else
+            combine_rows<are_plain>(rows, count, 0, length, out, times);
     }
     void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                        void *to) const override {
@@ -171,49 +168,65 @@ struct Rows final : RowOperations {
 
     // Combines elements [begin, begin + length) of `count` rows into `out`. With `adds` it combines
     // the result with what `out` holds. It works on blocks of n elements. The last block may
-    // overlap the one before.
+    // overlap the one before. The loop over repetitions is here, because to choose among the
+    // numbers of rows takes as long as to combine some vectors.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
-    void combine_unrolled(const Row *given, int64_t begin, int64_t length, L *out) const {
+    void combine_unrolled(const Row *given, int64_t begin, int64_t length, L *out,
+                          const Times &times) const {
         using B = Block<L, n>;
         constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
         if constexpr (n > 1)
             if (length < n)
-                return combine_unrolled<are_values, count, adds, fewer>(given, begin, length, out);
+                return combine_unrolled<are_values, count, adds, fewer>(given, begin, length, out,
+                                                                        times);
         const Op by = op;
         Row rows[count];
 #pragma GCC unroll 9
         for (int64_t k = 0; k < count; ++k)
             rows[k] = {given[k].from + begin * SIZE<are_values>,
                        Op::has_numbers ? given[k].number : 0};
+        L *to = out;
         const auto block =
             [&](int64_t i) __attribute__((
                 always_inline)) {  // GCC would not inline it, as it is called in two places
                 const B made = tree<are_values, n, 0, count>(by, rows, i);
-                return adds ? combined(block_at<B>(out + i), made) : made;
+                return adds ? combined(block_at<B>(to + i), made) : made;
             };
         const int64_t whole = length / n * n;
-        B last;
-        if (adds && whole < length)
-            last = block(length - n);
-        for (int64_t i = 0; i < whole; i += n) {
-            store(block(i), out + i);
-            if constexpr (n == 1)
-                __asm__("");  // not vectorized: these are fewer elements than a vector has
+        const int64_t step = uint64_t(times.step) / SIZE<are_values>;
+        for (int64_t t = 0, first = 0; t < times.count; ++t, first += step) {
+            to = out + t * times.pitch - first;
+            const int64_t end = first + length;
+            B last;
+            if (adds && whole < length)
+                last = block(end - n);
+            // Without `adds` the last block is computed in the loop, so that its code is there
+            // once.
+            const int64_t stop = adds ? first + whole : end;
+            for (int64_t i = first; i < stop; i += n) {
+                const int64_t at = adds ? i : std::min(i, end - n);
+                store(block(at), to + at);
+                if constexpr (n == 1)
+                    __asm__("");  // not vectorized: these are fewer elements than a vector has
+            }
+            if (adds && whole < length)
+                store(last, to + end - n);
         }
-        if (whole < length)
-            store(adds ? last : block(length - n), out + length - n);
     }
     // Combines any number of rows: by the `combine_unrolled` of that number, or by `combine_many`.
     template <bool are_values, int64_t unrolled = 1>
     __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t begin,
-                                                     int64_t length, L *out) const {
+                                                     int64_t length, L *out,
+                                                     const Times &times) const {
         if constexpr (unrolled > MOST<are_values>)
-            combine_many<are_values>(rows, count, begin, length, out);
+            for (int64_t t = 0; t < times.count; ++t)
+                combine_many<are_values>(rows, count, begin + t * times.step / SIZE<are_values>,
+                                         length, out + t * times.pitch);
         else if (count == unrolled)
-            combine_unrolled<are_values, unrolled>(rows, begin, length, out);
+            combine_unrolled<are_values, unrolled>(rows, begin, length, out, times);
         else
-            combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out);
+            combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out, times);
     }
     // Combines no rows, or more than one loop reads at once. Idempotent operations combine SEVERAL
     // rows at a time with the result so far. Sums are trees: the sums of two halves of the rows are
@@ -228,10 +241,10 @@ struct Rows final : RowOperations {
         if (count == 0)
             std::fill_n(out, length, Op::identity());
         else if (Op::is_idempotent) {
-            combine_unrolled<are_values, SEVERAL>(rows, begin, length, out);
+            combine_unrolled<are_values, SEVERAL>(rows, begin, length, out, {});
             for (int64_t k = SEVERAL; k < count; k += SEVERAL)
                 combine_unrolled<are_values, SEVERAL, true>(rows + std::min(k, count - SEVERAL),
-                                                            begin, length, out);
+                                                            begin, length, out, {});
         } else {
             while (2 * half < count)
                 half *= 2;
@@ -239,7 +252,7 @@ struct Rows final : RowOperations {
                 const int64_t n = std::min(PART, length - at);
                 for (int64_t from : {int64_t(0), half})
                     combine_rows<are_values>(rows + from, from ? count - half : half, begin + at, n,
-                                             from ? rest : out + at);
+                                             from ? rest : out + at, {});
                 add({reinterpret_cast<const char *>(rest), 0}, n, out + at);
             }
         }

@@ -91,13 +91,24 @@ struct RowPooling : BlockPooling {
                 inside == w.span(b.outputs_w) * channels && !plan.doubles_w)
                 return latest;
             const char *const last_row = latest + (repeated - 1) * h.stride * row_bytes;
-            op.combine(false, m.rows, found,
-                       last_row + vectors * element <= end_of_input ? vectors : inside,
-                       into + before * value,
-                       {repeated, h.stride * row_bytes, pitch,
-                        plan.outputs_w == w.outputs && p.is_large(element)});
+            const int64_t length = last_row + vectors * element <= end_of_input ? vectors : inside;
+            combine_repeated(found, length, repeated, into + before * value, m);
         }
         return m.staged;
+    }
+    // Combines `found` rows for a row of outputs and, a stride further on each time, for those that
+    // follow, `repeated` rows in all. Rows that come from memory are prefetched two strides ahead.
+    void combine_repeated(int64_t found, int64_t length, int64_t repeated, char *into,
+                          const Workspace &m) const {
+        const int64_t step = h.stride * row_bytes;
+        if (plan.outputs_w < w.outputs || !p.is_large(element))
+            return op.combine(false, m.rows, found, length, into, {repeated, step, pitch});
+        for (int64_t t = 0; t < repeated; ++t, into += pitch * value) {
+            prefetch<true>(m.rows[found - 1].from + 2 * step, step);
+            op.combine(false, m.rows, found, length, into);
+            for (int64_t k = 0; k < found; ++k)
+                m.rows[k].from += step;
+        }
     }
     // Prefetches what the next tile along W reads of the last rows of a window.
     void read_ahead(const Row *rows, int64_t found, int64_t inside) const {

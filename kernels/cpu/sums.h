@@ -92,16 +92,5 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
 }
 
-// Writes sums as elements T, undivided.
-template <class T>
-struct Narrowed final : Finish {
-    Narrowed() : Finish(sizeof(T), false, std::is_same_v<T, Wide<T>>) {}
-    void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *sums,
-                    void *to) const override {
-        if constexpr (!std::is_same_v<T, Wide<T>>)
-            divide<T>(sums, count, 1, nullptr, to);
-    }
-};
-
 }  // namespace
 }  // namespace dmlpool

@@ -163,6 +163,8 @@ constexpr DataType TYPES[] = {
 
 // The processor's own conversions. `Halves` is a vector of half the processor's width. `widened`
 // converts it to a full vector of elements twice as wide, and `narrowed` converts it back.
+// `widened_twice` and `widened_thrice` convert the first lanes of bytes to a full vector of
+// elements four and eight times as wide.
 #if defined(__AVX512BW__)
 #define HAS_HALVES
 using Halves = __m256i;
@@ -183,6 +185,15 @@ inline __m512i widened(Halves halves, int16_t) {
 }
 inline __m512i widened(Halves halves, int32_t) {
     return _mm512_cvtepi32_epi64(halves);
+}
+inline __m512i widened_twice(__m128i quarters, int8_t) {
+    return _mm512_cvtepi8_epi32(quarters);
+}
+inline __m512i widened_twice(__m128i quarters, uint8_t) {
+    return _mm512_cvtepu8_epi32(quarters);
+}
+inline __m512i widened_thrice(__m128i eighths, uint8_t) {
+    return _mm512_cvtepu8_epi64(eighths);
 }
 #elif defined(__AVX2__) && defined(__F16C__)
 #define HAS_HALVES
@@ -205,6 +216,28 @@ inline __m256i widened(Halves halves, int16_t) {
 inline __m256i widened(Halves halves, int32_t) {
     return _mm256_cvtepi32_epi64(halves);
 }
+inline __m256i widened_twice(__m128i quarters, int8_t) {
+    return _mm256_cvtepi8_epi32(quarters);
+}
+inline __m256i widened_twice(__m128i quarters, uint8_t) {
+    return _mm256_cvtepu8_epi32(quarters);
+}
+inline __m256i widened_thrice(__m128i eighths, uint8_t) {
+    return _mm256_cvtepu8_epi64(eighths);
+}
+#endif
+
+#ifdef HAS_HALVES
+// A vector of 16 bytes that begins with these 4, 8 or 16.
+template <class V>
+inline __m128i low_lanes(const V &vector) {
+    if constexpr (sizeof(V) == 4)
+        return _mm_cvtsi32_si128(bits_as<int32_t>(vector));
+    else if constexpr (sizeof(V) == 8)
+        return _mm_cvtsi64_si128(bits_as<int64_t>(vector));
+    else
+        return __m128i(vector);
+}
 #endif
 
 // Converts integers to wider ones, each step to twice the width: GCC converts lane by lane where
@@ -213,6 +246,12 @@ template <class To, int64_t n, class From>
 inline Vector<To, n> converted(const Vector<From, n> &from) {
     if constexpr (sizeof(To) == sizeof(From) || n == 1)
         return Vector<To, n>(from);
+#ifdef HAS_HALVES
+    else if constexpr (sizeof(To) == 4 && sizeof(From) == 1 && sizeof(To) * n == BYTES)
+        return Vector<To, n>(widened_twice(low_lanes(from), From()));
+    else if constexpr (sizeof(To) == 8 && std::is_same_v<From, uint8_t> && sizeof(To) * n == BYTES)
+        return Vector<To, n>(widened_thrice(low_lanes(from), From()));
+#endif
     else if constexpr (sizeof(To) > 2 * sizeof(From)) {
         using Between = std::conditional_t<sizeof(From) == 1, int16_t, int32_t>;
         return converted<To, n, Between>(converted<Between, n, From>(from));

@@ -199,7 +199,7 @@ struct WindowPooling {
             for (int64_t t = 0; t < span.count; ++t) {
                 taps[count++] = tap;
                 tap.from += w.dilation * read.step;
-                tap.number += op.steps[2];
+                tap.number += op.units[2];
             }
         }
         return count;

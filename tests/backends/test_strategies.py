@@ -211,9 +211,19 @@ def test_gradients_of_windows_that_share_no_element(
 )
 @pytest.mark.parametrize(
     ("sizes", "window", "stride", "padding", "dilation"),
-    [*SHARE_NO_ELEMENT, ((1, 1800), (1, 2), (1, 3), (0, 1), 1)],
+    [
+        *SHARE_NO_ELEMENT,
+        ((1, 1800), (1, 2), (1, 3), (0, 1), 1),
+        # Windows that share elements, which two to nine windows may win.
+        ((40, 50), 3, 2, 1, 1),
+        ((33, 47), 3, 1, 1, 1),
+        ((30, 41), (3, 2), (2, 3), (2, 1), (3, 2)),
+        ((2, 400), (1, 3), (1, 1), (0, 2), (1, 2)),
+        ((2, 900), (2, 3), (1, 2), (0, 1), 1),
+        ((9, 10, 11), 2, (1, 2, 1), 1, 1),
+    ],
 )
-def test_gradients_of_maxima_that_share_no_element(
+def test_gradients_of_maxima_of_many_channels(
     sizes: tuple[int, ...],
     window: Any,
     stride: Any,
@@ -221,8 +231,8 @@ def test_gradients_of_maxima_that_share_no_element(
     dilation: Any,
     dtype: torch.dtype,
 ) -> None:
-    """Channels innermost are written in vectors, in several parts: the same bits as of contiguous
-    planes, whose elements are added one by one."""
+    """Channels innermost are added up in vectors, in rows of several tiles: the same bits as of
+    contiguous planes, whose elements are added one by one."""
     made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
     image = samples.ties(2, 43, *sizes).to(dtype)
     _, taps = cpu.max_pooling_with_taps(image, made)

@@ -1,0 +1,184 @@
+// The gradient of maxima of many channels: each element adds what arrives at the windows that it
+// has won. Positions of a row that lie a stride apart are read by the same taps of successive
+// windows. They form a group, and one loop writes all of a group:
+//
+//     window 3, stride 2, over 7 positions:
+//
+//     position         0 1 2 3 4 5 6
+//     window 0         0 1 2                   group b: positions 1, 3 and 5, each read by one
+//     window 1             0 1 2               window, as its tap 1
+//     window 2                 0 1 2           group c: positions 2 and 4, each read by two
+//     group            a b c b c b d           windows, as tap 2 of one and tap 0 of the next
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel.h"
+#include "sums.h"
+
+namespace dmlpool {
+namespace {
+
+// Which windows read the elements of a row: what does not depend on the data type.
+struct Gathering {
+    // Positions of a row, a stride apart. The windows of the first one are `span`. Those of each
+    // other position are the next ones, which read it by the same taps.
+    struct Group {
+        int64_t position;
+        int64_t positions;
+        Span span;
+    };
+    // A window, or a row of windows: its place in the tensor of what arrives, and the number of the
+    // tap by which it reads an element.
+    struct Reader {
+        int64_t place;
+        int64_t number;
+    };
+    // A thread's memory.
+    struct Memory {
+        std::vector<Group> groups;
+        std::vector<Reader> rows;
+        std::vector<Reader> windows;
+    };
+
+    const Problem &p;
+    const Windows seen = adjoint_of(Windows(p));
+    const int64_t channels = p.channels;
+    const Axis &w = p.w();
+    // From one window that reads an element to the next one: in outputs, and in taps.
+    const int64_t outputs[3] = {seen.seen[0][0].step, seen.seen[1][0].step, seen.seen[2][0].step};
+    const int64_t taps[3] = {taps_between(0), taps_between(1), taps_between(2)};
+
+    int64_t taps_between(int a) const { return p.axes[a].stride / seen.seen[a][0].divisor; }
+    // Finds the groups of positions [first, stop).
+    __attribute__((noinline)) void find_groups(int64_t first, int64_t stop, Memory &m) const {
+        m.groups.clear();
+        for (int64_t phase = first; phase < std::min(first + w.stride, stop); ++phase)
+            for (int64_t x = phase; x < stop; x += w.stride) {
+                const Span span = seen.at(2, x);
+                if (x > phase && continues(m.groups.back(), span))
+                    ++m.groups.back().positions;
+                else
+                    m.groups.push_back({x, 1, span});
+            }
+    }
+    // Whether a position whose windows are `span` belongs to the group of the one a stride before.
+    static bool continues(const Group &group, const Span &span) {
+        const Span &first = group.span;
+        return span.count == first.count &&
+               (span.count == 0 ||
+                (span.tap == first.tap && span.begin == first.begin + group.positions));
+    }
+    // Lists the rows of windows that read row (plane, z, y) of elements.
+    __attribute__((noinline)) void find_rows(int64_t plane, int64_t z, int64_t y, Memory &m) const {
+        const Span d = seen.at(0, z);
+        const Span h = seen.at(1, y);
+        m.rows.clear();
+        for (int64_t i = 0; i < d.count; ++i)
+            for (int64_t j = 0; j < h.count; ++j) {
+                const int64_t od = d.begin + i * outputs[0];
+                const int64_t oh = h.begin + j * outputs[1];
+                const int64_t tap = (d.tap - i * taps[0]) * p.h().window + (h.tap - j * taps[1]);
+                const int64_t row = (plane * p.d().outputs + od) * p.h().outputs + oh;
+                m.rows.push_back({row * p.output_row(), tap * w.window});
+            }
+    }
+    // Lists the windows that read the first position of a group.
+    __attribute__((noinline)) void find_windows(const Span &span, Memory &m) const {
+        m.windows.clear();
+        for (const Reader &row : m.rows)
+            for (int64_t k = 0; k < span.count; ++k)
+                m.windows.push_back({row.place + (span.begin + k * outputs[2]) * channels,
+                                     row.number + span.tap - k * taps[2]});
+    }
+};
+
+template <class T>
+struct GatheredChannels : Gathering {
+    using L = Wide<T>;
+    using Integer = IntegerOf<L>;
+    static constexpr int64_t n = LANES<L>;
+    static constexpr bool is_direct = std::is_same_v<T, L>;
+    // The sums of a tile of a row stay in the first-level cache.
+    static constexpr int64_t TILE_BYTES = 32768;
+    const T *const arriving;
+    const uint8_t *const winners;
+    T *const gradient;
+
+    GatheredChannels(const Problem &p, const void *arriving, const void *winners, void *gradient)
+        : Gathering{p},
+          arriving(static_cast<const T *>(arriving)),
+          winners(static_cast<const uint8_t *>(winners)),
+          gradient(static_cast<T *>(gradient)) {}
+    void run() const {
+        const int64_t tile = std::clamp<int64_t>(TILE_BYTES / sizeof(L) / channels, 1, w.size);
+        const int64_t tiles = parts_of(w.size, tile);
+        const int64_t rows = p.planes * p.d().size * p.h().size;
+        parallel(rows * tiles, 4. * double(tile * channels), [&](int64_t begin, int64_t end) {
+            Memory m;
+            std::vector<L> sums(is_direct ? 0 : tile * channels);
+            // Rows come before tiles, so that groups are found once for many rows.
+            Digits<4> digits(begin, {p.h().size, tiles, p.d().size, p.planes});
+            for (int64_t number = begin; number < end; ++number, ++digits) {
+                const int64_t first = digits[1] * tile;
+                const int64_t stop = std::min(first + tile, w.size);
+                if (number == begin || digits[0] == 0)
+                    find_groups(first, stop, m);
+                find_rows(digits[3], digits[2], digits[0], m);
+                const int64_t row = (digits[3] * p.d().size + digits[2]) * p.h().size + digits[0];
+                T *const out = gradient + (row * w.size + first) * channels;
+                L *to = sums.data();
+                if constexpr (is_direct)
+                    to = out;
+                for (const Group &group : m.groups)
+                    write_group(group, m, to + (group.position - first) * channels);
+                if constexpr (!is_direct)
+                    divide<T>(to, (stop - first) * channels, 1, nullptr, out);
+            }
+        });
+    }
+    void write_group(const Group &group, Memory &m, L *out) const {
+        find_windows(group.span, m);
+        const int64_t count = int64_t(m.windows.size());
+        if (count == 1)
+            gather<1>(m.windows.data(), count, group.positions, out);
+        else if (count == 2)
+            gather<2>(m.windows.data(), count, group.positions, out);
+        else if (count == 4)
+            gather<4>(m.windows.data(), count, group.positions, out);
+        else
+            gather<0>(m.windows.data(), count, group.positions, out);
+    }
+    // Writes the sums of the positions of a group, each of `any` windows. If their number is known
+    // when the library is compiled it is `fixed`: 3/2 is 1.2 times faster.
+    template <int64_t fixed>
+    void gather(const Reader *given, int64_t any, int64_t positions, L *out) const {
+        const int64_t count = fixed ? fixed : any;
+        const T *from = arriving;
+        const uint8_t *which = winners;
+        // A copy stays in registers, because nothing else can change it.
+        Reader copies[std::max<int64_t>(fixed, 1)];
+        std::copy_n(given, fixed, copies);
+        const Reader *const windows = fixed ? copies : given;
+        for (int64_t i = 0; i < positions; ++i) {
+            for (int64_t begin = 0; begin < channels; begin += n) {
+                const int64_t at = std::min(begin, channels - n);
+                Vector<L, n> sum = {};
+#pragma GCC unroll 4
+                for (int64_t k = 0; k < count; ++k) {
+                    const auto winner = load<Integer, n>(which + (windows[k].place + at));
+                    const auto value = load<L, n>(from + (windows[k].place + at));
+                    sum += winner == Integer(windows[k].number) ? value : Vector<L, n>{};
+                }
+                write(sum, out + at);
+            }
+            out += w.stride * channels;
+            from += channels;
+            which += channels;
+        }
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool
