@@ -25,6 +25,9 @@ from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd
 # the keys that a thread includes in every call, by which graphs that are traced above autograd show
 from torch._C import _dispatch_tls_local_include_set as _dispatch_tls_local_include_set
 
+# whether a tensor has memory of its own: a wrapper that has outlived its transform does not
+from torch._C import _has_storage as _has_storage
+
 # whether torch.jit's tracer records
 from torch._C import _is_tracing as _is_tracing
 
@@ -95,6 +98,13 @@ try:
     )
 except ImportError:  # a PyTorch whose generated code allocates otherwise
     empty_strided_cpu = _empty_strided
+
+
+def call_backward_at_once(function: Any) -> None:
+    """Let autograd call ``backward`` of an autograd function itself. PyTorch's nodes have a method
+    in Python, ``apply``, which looks for it with another method.
+    """
+    function._backward_cls.apply = function.backward
 
 
 def empty_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:

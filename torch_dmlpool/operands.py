@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool._private import suggest_memory_format
+from torch_dmlpool._private import (
+    _has_storage,
+    _is_functional_tensor,
+    _is_zerotensor,
+    suggest_memory_format,
+)
 from torch_dmlpool.window import (
     ArgumentError,
     check_spatial_sizes,
@@ -65,6 +70,22 @@ def check_dense(
         raise TypeError(
             f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}"
         )
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether the elements of ``tensor``, if it has any, are in memory: those of meta tensors,
+    wrappers and zeros that PyTorch has not written are not. It raises an error where the storage
+    was resized to 0.
+    """
+    if not _has_storage(tensor) or tensor.is_meta or _is_zerotensor(tensor):
+        return False
+    if _is_functional_tensor(tensor):
+        return False
+    if tensor.numel() > 0 and not tensor.untyped_storage().data_ptr():
+        raise RuntimeError(
+            f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
+        )
+    return True
 
 
 def check_device(name: str, tensor: Tensor, input: Tensor) -> None:

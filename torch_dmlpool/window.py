@@ -6,11 +6,11 @@ and the overhang of ``ceil_mode`` past the padded box, which is neither read nor
 
 import contextlib
 import functools
-import marshal
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from marshal import dumps, loads
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
@@ -109,7 +109,7 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not is_dynamo_compiling():
             try:
-                return _remembered(make, marshal.dumps((args, kwargs), 2))  # type: ignore[arg-type]
+                return _remembered(make, dumps((args, kwargs), 2))  # type: ignore[arg-type]
             except (TypeError, ValueError):
                 pass
         return make(*args, **kwargs)
@@ -120,7 +120,7 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
 @functools.lru_cache(maxsize=2048)
 def _remembered(make: Callable[..., _R], written: bytes) -> _R:
     """The result of ``make`` for marshalled arguments."""
-    args, kwargs = marshal.loads(written)
+    args, kwargs = loads(written)
     if bytes in map(type, (*args, *kwargs.values())):
         raise TypeError("an array is written without its type")
     return make(*args, **kwargs)

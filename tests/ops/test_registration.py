@@ -2,6 +2,7 @@
 training keeps (M6)."""
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import samples
 import torch
 from operators import NAMES, calls_of, operators
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool.ops.registration import KnownDerivative
 
 
 def test_the_operators_are_those_of_this_list() -> None:
@@ -111,3 +114,20 @@ def test_gradients_are_the_same_however_operands_lie_in_memory(pool: Any, is_las
     (found,) = torch.autograd.grad(output, input, ones, retain_graph=True)
     (expected,) = torch.autograd.grad(output, input, torch.ones_like(output))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("pool", [dmlpool.max_pooling, dmlpool.average_pooling])
+def test_autograd_calls_backward_at_once(pool: Any) -> None:
+    """Nodes of autograd functions have a method ``apply`` that looks for ``backward``. Ours is
+    ``backward`` itself: if this fails, PyTorch's engine calls something else now."""
+    assert callable(vars(BackwardCFunction).get("apply"))
+    output = pool(samples.normal(2, 3, 8, 8).requires_grad_(), 2).sum()
+    called, before = [], sys.getprofile()
+    sys.setprofile(lambda frame, event, _: called.append((event, frame.f_code)))
+    try:
+        output.backward()
+    finally:
+        sys.setprofile(before)
+    functions = [code for event, code in called if event == "call"]
+    assert KnownDerivative.backward.__code__ in functions
+    assert BackwardCFunction.apply.__code__ not in functions

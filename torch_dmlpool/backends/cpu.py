@@ -62,7 +62,7 @@ _TAPS = None, TAPS  # winners are taps, in the data type that holds the window's
 
 
 class _Known:
-    """The plan of a call and the plan of its gradient: ``Recorded.known``."""
+    """The plan of a call and the plan of its gradient: ``interface.Known``."""
 
     __slots__ = ("back", "dtype", "function", "plan", "shape", "strides")
 
@@ -105,16 +105,15 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     return _filled(values, library.dmlpool_max_pooling, plan, input, None, None)
 
 
-def max_pooling_with_taps(
-    input: Tensor, window: Window, plan: Plan | None = None
-) -> tuple[Tensor, Tensor]:
-    return _with_winners(input, window, None, TAPS, plan=plan)
+def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    return _with_winners(input, window, None, TAPS)
 
 
 def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
     """Maxima and what their gradient needs."""
     known = _known_maxima(input.shape, input.stride(), input.dtype, window)
-    return Recorded(*max_pooling_with_taps(input, window, known.plan), known)
+    values, taps = _with_winners(input, window, None, TAPS, plan=known.plan)
+    return values, taps, known
 
 
 @functools.lru_cache(maxsize=4096)
@@ -270,7 +269,7 @@ def recorded_average_pooling(input: Tensor, window: Windows, *counted: Any) -> R
     known = _known_averages(input.shape, input.stride(), input.dtype, window, counted)
     plan = known.plan
     output = _new(plan.output_sizes, plan.output_strides, known.dtype)
-    return Recorded(_filled(output, library.dmlpool_average_pooling, plan, input), None, known)
+    return _filled(output, library.dmlpool_average_pooling, plan, input), None, known
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """What a backend offers: a function for each operator of ``ops``, in one table."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,15 +9,19 @@ from torch import Tensor
 Function = Callable[..., Any]
 
 
-class Recorded(NamedTuple):
-    """The result of an operator whose input requires a gradient."""
+class Known(Protocol):
+    """What a backend needs for the gradient of a call."""
 
-    output: Tensor
-    choice: Tensor | None  # the winners' taps, of maxima
-    known: Any
-    """What the backend needs for the gradient. ``known.shape`` and ``known.strides`` are the
-    input's. ``known.gradient(arriving, choice)`` computes the gradient. It returns None if these
-    tensors do not have the output's sizes and strides."""
+    shape: tuple[int, ...]  # of the input
+    strides: tuple[int, ...]
+
+    def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
+        """The gradient; None if these tensors do not have the output's sizes and strides."""
+
+
+Recorded = tuple[Tensor, Tensor | None, Known]
+"""The result of an operator whose input requires a gradient, the winners' taps if it is one of
+maxima, and what the gradient needs. A named tuple would take longer to make than this one."""
 
 
 class Backend(NamedTuple):
@@ -49,7 +53,7 @@ class Backend(NamedTuple):
     """Averages under a mask and their divisors. If it is None, ``ops`` composes them of the other
     operators."""
     recorded_average_pooling: Function | None = None
-    """Averages as :class:`Recorded`. If it is None, ``ops`` calls the gradient's operator."""
+    """Averages as ``Recorded``. If it is None, ``ops`` calls the gradient's operator."""
     recorded_adaptive_average_pooling: Function | None = None
     recorded_max_pooling: Function | None = None
     quantized_tensors: tuple[torch.dtype, ...] = ()

@@ -31,7 +31,10 @@ def of_rank(rank: int, types: tuple[torch.dtype, ...]) -> Callable[[_F], _F]:
         @functools.wraps(function)
         def pool(input: Tensor, *args: Any, **kwargs: Any) -> Any:
             try:
-                batched, added = with_batch(name, rank, input, types)
+                operands.check_dense("input", input, types)
+                batched, added = input, None
+                if rank == 1 or input.dim() != rank + 2:
+                    batched, added = _with_batch(name, rank, input)
                 if kwargs.get("mask") is not None:
                     kwargs = {**kwargs, "mask": _mask_for(input, added, kwargs["mask"])}
                 output = function(batched, *args, **kwargs)
@@ -69,6 +72,11 @@ def with_batch(
     Dimension 0 is a batch of one. Dimension 2 is the height of 1 that makes images of rows.
     """
     operands.check_dense("input", input, types)
+    return _with_batch(function, rank, input)
+
+
+def _with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | None]:
+    """The same for a dense tensor of a data type that is pooled."""
     added, dimensions = None, input.dim()
     if dimensions == rank + 1:
         volume, input, added = input, input.unsqueeze(0), 0

@@ -23,13 +23,12 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
     _dispatch_tls_local_include_set,
-    _is_functional_tensor,
     _is_tracing,
-    _is_zerotensor,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
     _set_fwd_grad_enabled,
     _SingleLevelFunction,
+    call_backward_at_once,
     enable_single_level_autograd_function,
     forward_ad,
     profiler,
@@ -145,8 +144,15 @@ class Operator:
             title = "".join(
                 part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
             )
-            self.apply = type(title, (Derivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
-            self.apply_known = type(title, (KnownDerivative, _SingleLevelFunction), {}).apply  # type: ignore[attr-defined]
+            self.apply = self._function(title, Derivative)
+            self.apply_known = self._function(title, KnownDerivative)
+
+    @staticmethod
+    def _function(title: str, methods: type) -> Callable[..., Any]:
+        """What applies an autograd function that has these methods."""
+        function: Any = type(title, (methods, _SingleLevelFunction), {})
+        call_backward_at_once(function)
+        return function.apply
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
@@ -170,7 +176,7 @@ class Operator:
         """
         # Asking for the device's name takes four times as long.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
-        function = self.computed_by(backend) if entry is None else entry.__get__(backend)
+        function = (entry or self.entry).__get__(backend)
         if profiler._is_profiler_enabled and function is not None:
             return profiler.record_function(f"{NAMESPACE}::{self.name}")(function)
         return function
@@ -221,10 +227,14 @@ class Operator:
         return arguments, self.check(*arguments)
 
     def _computed(self, *arguments: Any, **_: str) -> Any:
-        """The implementation below autograd."""
+        """The implementation below autograd. A call by name may arrive here first."""
         for at in self.tensor_places:
             if arguments[at] is not None:
-                _has_memory(arguments[at])
+                operands.has_memory(arguments[at])
+        return self._result(arguments)
+
+    def _result(self, arguments: tuple[Any, ...]) -> Any:
+        """The results for arguments as the schema has them, by the backend."""
         return self.implementation(arguments[0])(*self._checked(arguments)[0])
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
@@ -263,7 +273,7 @@ class Operator:
         if is_recorded:
             return self._differentiated(False, self._checked(arguments)[0])
         if skips_dispatcher:  # Inductor's code: the dispatcher is not needed again
-            return self._computed(*arguments)
+            return self._result(arguments)
         with below_autograd():
             return self.dispatched(*arguments)
 
@@ -450,7 +460,11 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
         if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
             return False
-        if not _has_memory(tensor) or tensor.is_neg():
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # a wrapper that has outlived its transform has no storage
+            return False
+        if tensor.is_neg() or (address < _LEAST_ADDRESS and not operands.has_memory(tensor)):
             return False
     return True
 
@@ -458,25 +472,6 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
 _LEAST_ADDRESS = 1 << 40
 """An address below it may be no more than a tensor's offset in a storage without memory. A tensor
 whose address is below it and in memory costs a second question."""
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    """Whether the elements of ``tensor``, if it has any, are in memory: those of meta tensors,
-    wrappers and zeros that PyTorch has not written are not. It raises an error where the storage
-    was resized to 0.
-    """
-    try:
-        if tensor.data_ptr() >= _LEAST_ADDRESS:
-            return True
-    except RuntimeError:  # a wrapper that has outlived its transform has no storage
-        return False
-    if tensor.is_meta or _is_zerotensor(tensor) or _is_functional_tensor(tensor):
-        return False
-    if tensor.numel() > 0 and not tensor.untyped_storage().data_ptr():
-        raise RuntimeError(
-            f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
-        )
-    return True
 
 
 def is_readable(tensor: Tensor) -> bool:
