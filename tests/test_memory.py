@@ -7,7 +7,7 @@ import importlib
 import mmap
 import os
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cases
@@ -31,12 +31,10 @@ def resident() -> int:
 
 
 @pytest.fixture
-def old_objects_aside() -> Iterator[None]:
+def old_objects_aside() -> None:
     """What is there already need not be looked through again and again."""
     gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # For good: no test needs what earlier ones left.
 
 
 def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -37,6 +38,7 @@ def run_python(python: Callable[..., subprocess.CompletedProcess[str]]) -> Calla
 # PyTorch's private names, which may change without notice.
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """The package's sources by their dotted names; kernels know nothing of PyTorch."""
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if "kernels" not in path.parts]
@@ -58,9 +60,12 @@ def private_names(tree: ast.Module) -> set[str]:
             }
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Attribute, ast.Name)):
-            first, *rest = ast.unparse(node).split(".")
-            found.add(".".join([known.get(first, ""), *rest]))
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and node.id in known:
+            found.add(".".join([known[node.id], *reversed(parts)]))
     # Before something is compiled, torch._inductor has nothing but modules.
     return {
         name

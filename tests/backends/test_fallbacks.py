@@ -2,11 +2,12 @@
 same."""
 
 import gc
+import importlib.util
 import os
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -118,45 +119,40 @@ def test_a_missing_kernel_keeps_no_tensor_alive(tried: list[str]) -> None:
     assert seen() is None
 
 
-PROGRAM = """
-import importlib.util, torch, warnings
-torch.cuda.is_available = lambda: True
-{before}
-from torch_dmlpool import backends
-with warnings.catch_warnings(record=True) as heard:
-    warnings.simplefilter("always")
-    for device in ("cuda", "cuda", "mps", "xpu"):
-        print(backends.serving(device).name)
-print(*(each.message for each in heard))
-"""
-MISSING = """
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "triton" else find(name, *more)
-"""
+@pytest.fixture
+def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A process on a machine with a GPU, in which nothing has been pooled yet."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fallbacks, "_warned", [])
+    backends.serving.cache_clear()
+    yield monkeypatch
+    backends.serving.cache_clear()
 
 
-def test_a_gpu_without_triton_is_served_with_one_warning(python: Callable[..., Any]) -> None:
-    *served, heard = python("-c", PROGRAM.format(before=MISSING)).stdout.splitlines()
-    assert served == ["reference"] * 4
+def served() -> tuple[list[str], list[str]]:
+    """The backends of devices, and what was warned of."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        names = [backends.serving(device).name for device in ("cuda", "cuda", "mps", "xpu")]
+    return names, [str(each.message) for each in heard]
+
+
+def test_a_gpu_without_triton_is_served_with_one_warning(
+    beside_a_gpu: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    beside_a_gpu.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "triton" else find(name, *more),
+    )
+    names, (heard,) = served()
+    assert names == ["reference"] * 4
     assert re.fullmatch("Triton is not installed; plain PyTorch is used on the GPU .*", heard)
 
 
-def test_a_variable_turns_triton_off_without_a_word(python: Callable[..., Any]) -> None:
-    def served(switch: str) -> list[str]:
-        environment = {**os.environ, fallbacks.SWITCH: switch}
-        program = PROGRAM.format(before="")
-        return python("-c", program, environment=environment).stdout.splitlines()
-
-    assert served("0") == [*["reference"] * 4, ""]
-    assert served("1") == [*["triton"] * 2, *["reference"] * 2, ""]
-
-
-def test_the_cache_of_compiled_kernels_is_bounded(tried: list[str]) -> None:
-    """What has fallen out is asked of Triton again, which has it on disk."""
-    most = backend._compiled.cache_info().maxsize
-    assert 100 < most < 10_000
-    for number in range(most + 10):
-        backend._compiled("kernel", (("A", number),), (), 0, ())
-    assert backend._compiled.cache_info().currsize == most
-    backend._compiled("kernel", (("A", 0),), (), 0, ())
-    assert len(tried) == most + 11
+def test_a_variable_turns_triton_off_without_a_word(beside_a_gpu: pytest.MonkeyPatch) -> None:
+    assert served() == (["triton", "triton", "reference", "reference"], [])
+    backends.serving.cache_clear()
+    beside_a_gpu.setenv(fallbacks.SWITCH, "0")
+    assert served() == (["reference"] * 4, [])

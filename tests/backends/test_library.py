@@ -15,6 +15,7 @@ import cases
 import pytest
 import torch
 
+import torch_dmlpool as dmlpool
 from torch_dmlpool.backends import library
 
 pytestmark = [
@@ -108,40 +109,32 @@ def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
 
 # Failures of a call.
 
-FAILING_THREADS = """
-import ctypes, sys, torch, torch_dmlpool
-from torch_dmlpool.backends import library
 
-torch.set_num_threads(2)
-image = torch.randn(4, 4, 64, 64)
-expected = torch_dmlpool.max_pooling(image, 3)
-torchs = ctypes.CDLL(sys.argv[1])
-real = [torchs.torch_parallel_for, torchs.torch_get_num_threads]
-fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)
-for at in range(2):
-    functions = [ctypes.cast(each, ctypes.c_void_p) for each in real]
-    functions[at] = ctypes.cast(fails, ctypes.c_void_p)
-    library.library.dmlpool_use_threads(*functions)
-    try:
-        torch_dmlpool.max_pooling(image, 3)
-    except RuntimeError as error:
-        print(error)
-library.library.dmlpool_use_threads(*(ctypes.cast(each, ctypes.c_void_p) for each in real))
-print(torch.equal(torch_dmlpool.max_pooling(image, 3), expected))
-"""
-
-
-def test_failures_of_pytorchs_threads_are_raised(
-    python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_failures_of_pytorchs_threads_are_raised() -> None:
     """What torch_parallel_for and torch_get_num_threads return is looked at, and the next call
     works."""
     [path] = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
-    assert python("-c", FAILING_THREADS, path).stdout.splitlines() == [
-        "max_pooling: its kernel failed on the CPU: torch_parallel_for returned 7",
-        "max_pooling: its kernel failed on the CPU: torch_get_num_threads returned 7",
-        "True",
-    ]
+    torchs = ctypes.CDLL(str(path))
+    names = "torch_parallel_for", "torch_get_num_threads"
+    real = [ctypes.cast(getattr(torchs, name), ctypes.c_void_p) for name in names]
+    fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)
+    image = torch.randn(4, 4, 64, 64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = dmlpool.max_pooling(image, 3)
+        for at, name in enumerate(names):
+            functions = [*real]
+            functions[at] = ctypes.cast(fails, ctypes.c_void_p)
+            library.library.dmlpool_use_threads(*functions)
+            with pytest.raises(RuntimeError) as raised:
+                dmlpool.max_pooling(image, 3)
+            message = f"max_pooling: its kernel failed on the CPU: {name} returned 7"
+            assert str(raised.value) == message
+    finally:
+        library.library.dmlpool_use_threads(*real)
+        torch.set_num_threads(threads)
+    assert torch.equal(dmlpool.max_pooling(image, 3), expected)
 
 
 def scarce(python: Callable[..., Any], way: str, threads: int, **environment: str) -> list[Any]:
