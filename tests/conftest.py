@@ -277,6 +277,7 @@ def pytest_terminal_summary(
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # Libraries complain at the end of objects that are still there.
     if IS_FIRST:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
