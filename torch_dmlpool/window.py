@@ -242,6 +242,13 @@ class Window:
         """Spatial sizes of the output for an input of spatial ``sizes``; rejects what leaves none
         (rule G5).
         """
+        # Operators that are called by name ask in each call, where compiled graphs make every
+        # function of Python slower. Symbolic sizes, and the tensors of a trace, are no keys.
+        if not is_dynamo_compiling() and _INTS.issuperset(map(type, sizes)):
+            return _remembered_sizes(self, tuple(sizes))
+        return self._output_sizes(sizes)
+
+    def _output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         check_spatial_sizes("the input", sizes, self.rank)
         outputs = []
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
@@ -254,6 +261,10 @@ class Window:
                     f"{axis.start_padding} + {size} + {axis.end_padding}"
                 )
         return tuple(outputs)
+
+
+_INTS = frozenset((int,))
+_remembered_sizes = functools.lru_cache(maxsize=4096)(Window._output_sizes)
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:

@@ -259,9 +259,13 @@ class Operator:
         the derivative if one is wanted, and else calls what lies below.
         """
         revision.sign_traced_call(self.overload)
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        if any(tensor.layout is not torch.strided for tensor in tensors):
-            self._checked(arguments)
+        tensors = []
+        for at in self.tensor_places:  # A comprehension is one more function to call.
+            if arguments[at] is not None:
+                tensors.append(arguments[at])
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                self._checked(arguments)
         if self.reject is not None:
             self.reject(*arguments)
         skips_dispatcher = may_skip_dispatcher(*tensors)

@@ -23,7 +23,11 @@ def beside(tensor: Tensor, like: Tensor) -> Tensor:
 
 def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
-    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return True
+    return False
 
 
 def carries_derivative(tensor: Tensor) -> bool:
