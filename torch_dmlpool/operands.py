@@ -252,10 +252,11 @@ def check_taps(taps: int, name: str = "window_size") -> None:
 
 
 def tap_dtype(taps: int) -> torch.dtype:
-    """The integer type that holds the tap numbers of a window of ``taps`` taps (rule M6); rejects
-    more than fit.
+    """The integer type that holds the tap numbers of a window of ``taps`` taps; rejects more than
+    fit.
     """
     check_taps(taps)
+    # Rule M6 says 225, a window of 15x15, although a byte could number 256 taps.
     if is_sure(taps <= 225):
         return torch.uint8
     return torch.int16 if is_sure(taps <= 2**15) else torch.int32

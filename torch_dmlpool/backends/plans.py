@@ -162,7 +162,11 @@ def _axes_of(
 
 
 def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
-    """An axis of bins, whose window is 0. For averages, bins of one size are made a window."""
+    """An axis of bins, whose window is 0. For averages, bins of one size are made a window.
+
+    Bins have no stride: the kernels compute where each begins from the two sizes. The step between
+    bins of maxima, rounded down, only tells ``choose.cpp`` how far apart they lie; averages say 1.
+    """
     step, rest = divmod(size, max(1, count))
     if not are_averaged:
         return size, count, 0, max(1, step), 0, 1

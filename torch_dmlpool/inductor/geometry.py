@@ -51,7 +51,11 @@ def is_never_empty(window: Window, sizes: Sequence[Any]) -> bool:
 
 
 def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
-    """The window, if it has at most ``LARGEST_FUSED`` taps and is never empty, else None."""
+    """The window that a lowering writes out as an expression, tap by tap.
+
+    None, and the operator is called, where the data type or device has no lowerings, a number of
+    the window is symbolic, it has more than ``LARGEST_FUSED`` taps or it may read padding alone.
+    """
     numbers = [number for entry in arguments[:5] for number in entry]
     if not _is_served(x) or not all(isinstance(number, (int, sympy.Integer)) for number in numbers):
         return None
@@ -61,8 +65,11 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:
-    """For each dimension, whether the window covers all of it. None if it covers no dimension, or
-    if it does more than leave the others as they are.
+    """For each dimension, whether the window covers all of it: such a window is a reduction.
+
+    None, and the window is no reduction, where the data type or device has no lowerings, there is
+    padding, no dimension is covered, or a dimension is neither covered nor left as it is (window
+    and stride 1).
     """
     windows, strides, starts, ends, dilations = (list(numbers) for numbers in arguments[:5])
     if not _is_served(x) or any(number != 0 for number in (*starts, *ends)):

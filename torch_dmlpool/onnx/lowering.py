@@ -85,7 +85,14 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
 
 class Pool:
     """A window over an input, in a form that every runtime reads in the same way: without
-    ``ceil_mode``.
+    ``ceil_mode``. Lists have an entry for each dimension.
+
+    - ``sizes``: the input's, None where a size is open; ``window``: with the padding that is known
+    - ``start``, ``after``: the padding, numbers or values that the graph computes
+    - ``overhang``: elements that ``ceil_mode`` lets the last window reach past the padding
+    - ``end``: ``after`` and ``overhang``, what a node pads
+    - ``cut``: whether windows that start past an input of open size are sliced off the results
+    - ``may_be_empty``: whether a window may read padding alone
     """
 
     def __init__(

@@ -118,16 +118,20 @@ class Operator:
         arguments, results = self.schema.replace("WINDOW", WINDOW_SCHEMA).split(") -> ")
         _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
         self.overload: OpOverload = getattr(torch.ops.dmlpool, self.name).default
-        given = self.overload._schema.arguments[:-1]
+        given = self.overload._schema.arguments[:-1]  # without the revision
         names = [argument.name for argument in given]
+        # Where the schema has tensors, those that may be None among them. The first ``count`` are
+        # pooled or hold numbers of winners, and ``tensors`` has their names.
         self.tensor_places = [at for at, each in enumerate(given) if "Tensor" in str(each.type)]
         self.is_told_layout = names[-1] == "channels_last"
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
+        # The operator whose autograd function records a gradient of this one.
         self.recorder = (
             self if self.adjoint is not None or self.tangent is not None else self.recorded_by
         )
-        # Who calls the recorder of maxima itself may want the choice too.
+        # The entry that plans the gradient together with the pool, or None. It returns no winners,
+        # which whoever calls the recorder of maxima itself wants too.
         knows = self.recorder is not None and (self.recorder is not self or self.tangent is None)
         self.known = self.recorder.recorded if knows and self.recorder is not None else None
         self.has_derivative = self.recorder is not None or self.differentiable is not None
