@@ -13,7 +13,11 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import operands
-from torch_dmlpool._private import empty_strided_cpu
+from torch_dmlpool._private import (
+    _SingleLevelFunction,
+    call_backward_at_once,
+    empty_strided_cpu,
+)
 from torch_dmlpool.backends import cpu, library, plans
 from torch_dmlpool.nn import dimensions
 from torch_dmlpool.ops import average_pooling, registration
@@ -43,8 +47,9 @@ class Empty(torch.autograd.Function):
         return gradients[0].new_empty(SIZES), None
 
 
-class Kernels(torch.autograd.Function):
-    """Averages of windows 2/2: new memory and kernels alone, without checks and look-ups."""
+class Kernels:
+    """Averages of windows 2/2: new memory and kernels alone, without checks and look-ups, in an
+    autograd function like the operators'."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, known: Any) -> Tensor:
@@ -115,12 +120,14 @@ def main() -> None:
     functions = torch.nn.functional, dmlpool.nn.functional
     print(f"PyTorch {torch.__version__}, {SIZES}: microseconds of a call")
     print(f"{'':40} {'forward':>9} {'recorded':>9} {'with gradient':>14}")
-    recorded = cpu.recorded_average_pooling(torch.zeros(SIZES), Window.pytorch(2, 2, 2), True, None)
-    known = recorded.known
+    pool = cpu.recorded_average_pooling
+    *_, known = pool(torch.zeros(SIZES), Window.pytorch(2, 2, 2), True, None)
+    alone = type("Alone", (Kernels, _SingleLevelFunction), {})
+    call_backward_at_once(alone)
     contestants: dict[str, Callable[[Tensor], Tensor]] = {
         "empty Function": lambda image: Empty.apply(image, False),
         "empty Function that saves a tensor": lambda image: Empty.apply(image, True),
-        "Function of avg_pool2d's kernels alone": lambda image: Kernels.apply(image, known),
+        "Function of avg_pool2d's kernels alone": lambda image: alone.apply(image, known),
     }
     for name, arguments in CALLS.items():
         for who, module in zip(("ATen", "ours"), functions, strict=True):
