@@ -1,6 +1,6 @@
 """What a few programs of a launch read, write and compute, by Triton's interpreter, without a GPU.
 
-The interpreter's memory answers 0 and notes addresses; operations are counted by weights. Of a loop
+The interpreter's memory answers 0 and notes addresses; operations are counted by weights. In a loop
 of run-time length some turns run and the others are counted as theirs. No kernel is known by name.
 The weights were fitted to the instructions of PTX that programs of 46 launches execute, which the
 tests' emulator counts: the sums are .5 to 1.4 times as many, where a division, 22 instructions of

@@ -98,6 +98,14 @@ def test_the_code_of_a_page_runs(
         exec(compile(block, page, "exec"), namespace)
 
 
+def test_the_list_for_language_models_has_every_page() -> None:
+    """docs/llms.txt links to the pages of the navigation and to no others."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    pages = re.findall(r"(\S+)\.md$", navigation, flags=re.MULTILINE)
+    listed = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(pages)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "code"),

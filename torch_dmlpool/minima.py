@@ -97,10 +97,10 @@ def min_pooling(
         ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
         ``extent = (window_size - 1) * dilations + 1``;
         with ``return_indices`` the pair of it and its indices, which count as those of
-        :func:`max_pooling`. Of equal minima the one with the lowest index wins (−0.0 equals 0.0),
-        the first NaN wins over everything. Padding never wins: a window that reads no element gives
-        inf, True or the type's highest value, and index −1 (all ones if unsigned). Integers are
-        exact, the lowest of a signed type and the highest of an unsigned one too.
+        :func:`max_pooling`. Among equal minima the one with the lowest index wins (−0.0 equals
+        0.0), the first NaN wins over everything. Padding never wins: a window that reads no element
+        gives inf, True or the type's highest value, and index −1 (all ones if unsigned). Integers
+        are exact, the lowest of a signed type and the highest of an unsigned one too.
 
     It can be differentiated to any order, except for integers and bools. The gradient goes to the
     winning elements.

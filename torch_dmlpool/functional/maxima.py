@@ -102,10 +102,10 @@ def max_pooling(
         ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
         ``extent = (window_size - 1) * dilations + 1``;
         with ``return_indices`` the pair of it and its indices, which count from 0 over the whole
-        input read as a contiguous ``N, C, D, H, W`` array. Of equal maxima the one with the lowest
-        index wins (−0.0 equals 0.0), the first NaN wins over everything. Padding never wins: a
-        window that reads no element gives −inf, False or the type's lowest value, and index −1 (all
-        ones if unsigned).
+        input read as a contiguous ``N, C, D, H, W`` array. Among equal maxima the one with the
+        lowest index wins (−0.0 equals 0.0), the first NaN wins over everything. Padding never wins:
+        a window that reads no element gives −inf, False or the type's lowest value, and index −1
+        (all ones if unsigned).
 
     It can be differentiated to any order, except for integers and bools. The gradient goes to the
     winning elements (:func:`max_pooling_grad`).
