@@ -61,18 +61,32 @@ def test_a_wrong_result_is_reported(
 def test_the_comparison_with_aten_has_a_row_for_each_contest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Times of ours and of ATen, and their ratio."""
+    """Times of ours and of ATen, and their ratio or that it cannot be told; a busy machine is
+    said to be busy."""
     monkeypatch.setattr(program, "SHAPE", (1, 1, 14, 14))
-    measured = program.Timer.blocked_autorange
-    monkeypatch.setattr(
-        program.Timer, "blocked_autorange", lambda timer, **_: measured(timer, min_run_time=0.001)
-    )
+    monkeypatch.setattr(program, "SECONDS", 0.0)
+    monkeypatch.setattr(program.timing, "load", lambda: "9 processes wanted the 2 processors")
     assert program.main([]) == 0
-    rows = (
-        capsys.readouterr()
-        .out.partition("torch_dmlpool ms")[2]
-        .splitlines()[1 : 1 + len(program.CONTESTS)]
+    before, _, after = capsys.readouterr().out.partition("torch_dmlpool ms")
+    assert (
+        "The machine is busy: 9 processes wanted the 2 processors. The times say little." in before
     )
+    rows = after.splitlines()[1 : 1 + len(program.CONTESTS)]
     for name, row in zip(program.CONTESTS, rows, strict=True):
-        ours, aten, ratio = map(float, row.strip().removeprefix(name).split())
-        assert min(ours, aten, ratio) > 0
+        ours, aten, ratio = row.strip().removeprefix(name).split(maxsplit=2)
+        assert min(float(ours), float(aten)) > 0
+        assert ratio == "cannot tell" or float(ratio) > 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ratio"), [((0.3, 0.4, 0.5), "2.00"), ((0.1, 0.2, 0.3), "cannot tell")]
+)
+def test_a_ratio_is_said_where_quartiles_do_not_overlap(
+    theirs: tuple[float, ...], ratio: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {
+        "ours": program.timing.Times(0.1, 0.2, 0.2),
+        "theirs": program.timing.Times(*theirs),
+    }
+    monkeypatch.setattr(program.timing, "in_turn", lambda *_: times)
+    assert program.compared("max, window 3, stride 2", torch.device("cpu")).endswith(ratio)
