@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.gpu_prepare import CACHE, relocate
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/test_cuda.py", "tests/ops", "tests/nn/test_functional.py")
+TESTS = ("tests/ops", "tests/nn/test_functional.py")
 SAMPLE = 12  # every 12th case of tests with parameters: each compiles kernels of its own
 PROCESSES = 14
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
@@ -33,23 +33,27 @@ TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
 
 def steps(folder: Path, sanitizer: str | None) -> list[tuple[str, list[str], int]]:
     """Name, command and limit in seconds of each, the most telling first."""
-    tests = "-v --tb=short -p no:cacheprovider -m 'not slow' --device cuda"
-    tests = f"pytest {tests} {' '.join(TESTS)} --sample {SAMPLE}"
+    python = sys.executable
+    pytest = f"{python} -m pytest -v --tb=short -p no:cacheprovider --device cuda"
+    tests = f"{pytest} -m 'not slow' {' '.join(TESTS)} --sample {SAMPLE}"
     if importlib.util.find_spec("xdist") is not None:
         tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"
     beside = (
         "benchmarks --device cuda --rows published,overhead --compile "
-        "--deadline 70 --row-seconds 0.3"
+        "--deadline 40 --row-seconds 0.3"
     )
-    memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {sys.executable}"
-    python = sys.executable
+    memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {python}"
     found = [
         ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 60", 70),
-        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 120", 130),
-        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 70 --every 5", 90),
-        ("tests", f"{python} -m {tests}", 140),
-        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 100),
+        ("cuda", f"{pytest} tests/test_cuda.py", 50),
+        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 90", 100),
+        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 50 --every 5", 70),
+        ("tests", tests, 100),
+        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 60),
     ]
+    if not CACHE.is_dir():
+        # On all processors at once: a step by itself would compile one kernel after the other.
+        found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare", 90))
     return [
         (name, shlex.split(command), limit)
         for name, command, limit in found
@@ -71,7 +75,10 @@ def main() -> int:
         print("compute-sanitizer is not on the path: memory is not checked")
     with tempfile.TemporaryDirectory() as copy:
         environment = environment_of(Path(copy)) | {"OUT": str(folder.resolve())}
-        for name, command, seconds in steps(folder, sanitizer):
+        every = steps(folder, sanitizer)
+        report["not begun"] = [name for name, _, _ in every]
+        for name, command, seconds in every:
+            report["not begun"].remove(name)
             # PyTorch's own allocator would hide what is beside a tensor.
             extra = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if name == "memcheck" else {}
             report["steps"].append(run_step(name, command, seconds, environment | extra, folder))
@@ -88,7 +95,7 @@ def environment_of(copy: Path) -> dict[str, str]:
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     if CACHE.is_dir():
         relocate(CACHE)
-        found["TRITON_CACHE_DIR"] = str(CACHE)
+    found["TRITON_CACHE_DIR"] = str(CACHE)
     # Else the folder that Python is started in would come first, whose package lies apart from its
     # kernels.
     return found | {"PYTHONSAFEPATH": "1"}

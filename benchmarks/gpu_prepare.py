@@ -78,11 +78,11 @@ def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
     started = time.monotonic()
     folder.mkdir(exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str(folder)  # of the processes, too
-    from benchmarks import static
+    from benchmarks.gpu_rows import measured
     from benchmarks.gpu_smoke import smoke_calls
     from torch_dmlpool.backends import triton as backend
 
-    rows, before = static.rows()[::every], len(list(folder.glob("*/*.cubin")))
+    rows, before = list(measured())[::every], len(list(folder.glob("*/*.cubin")))
     of_rows = []
     with recorded() as found:
         for row in rows:

@@ -4,6 +4,8 @@ done."""
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,13 @@ def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
             values, taps, x.shape[2:], window, not x.is_contiguous()
         )
 
+    def average_backward(include_padding: bool) -> Callable[[Any, Tensor, Window], Any]:
+        def backward(backend: Any, x: Tensor, w: Window) -> Any:
+            sizes = [w.axes[0].stride * n for n in x.shape[2:]]
+            return backend.average_pooling_grad(x, sizes, w, include_padding, None)
+
+        return backward
+
     def quantized(backend: Any, x: Tensor, window: Window) -> Any:
         scale = torch.full((1,), 0.1, device=x.device)
         return backend.quantized_linear_average_pooling(
@@ -49,12 +58,8 @@ def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
             lambda backend, x, window: backend.average_pooling(x, window, False, None),
             floats,
         ),
-        "average backward": (
-            lambda backend, x, w: backend.average_pooling_grad(
-                x, [2 * n for n in x.shape[2:]], w, True, None
-            ),
-            floats,
-        ),
+        "average backward": (average_backward(True), floats),
+        "average backward, padding left out": (average_backward(False), floats),
         "quantized": (quantized, [torch.int8, torch.uint8]),
         "adaptive average": (
             lambda backend, x, _: backend.adaptive_average_pooling(x, (7, 5)),
@@ -70,12 +75,16 @@ def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
     generator = torch.Generator().manual_seed(0)
     for size, window in windows.items():
         for name, (operator, dtypes) in operators.items():
-            if ("adaptive" in name and size != "3/1") or (
-                name == "average backward" and size != "2/2"
-            ):
+            if "adaptive" in name and size != "3/1":
                 continue
-            for dtype in dtypes:
+            for dtype, special in itertools.product(dtypes, (False, True)):
+                if special and not (name in ("max", "taps") and dtype.is_floating_point):
+                    continue
                 x = torch.randint(-90, 0, (2, 16, 24, 32), generator=generator).to(dtype)
+                if special:  # several in some windows, and a window of the lowest value alone
+                    for number, value in enumerate((math.nan, math.inf, -math.inf, 0.0, -0.0)):
+                        x.view(-1)[number::23] = value
+                    x[:, :8, :6, :6] = -math.inf
                 for layout, form in (
                     ("NCHW", torch.contiguous_format),
                     ("NHWC", torch.channels_last),
@@ -85,7 +94,7 @@ def smoke_calls() -> Iterator[tuple[str, Callable[[Any, Any], Any], Any]]:
                         return operator(backend, x, window)
 
                     yield (
-                        f"{name} {size} {str(dtype)[6:]} {layout}",
+                        f"{name}{' NaN' * special} {size} {str(dtype)[6:]} {layout}",
                         call,
                         x.contiguous(memory_format=form),
                     )
@@ -122,7 +131,11 @@ def differences(expected: Any, found: Any) -> str:
         exact = not wanted.dtype.is_floating_point
         allowed = 0.0 if exact else 8 * torch.finfo(wanted.dtype).eps
         if not torch.allclose(
-            wanted.double(), got.double(), rtol=allowed, atol=0.0 if exact else allowed
+            wanted.double(),
+            got.double(),
+            rtol=allowed,
+            atol=0.0 if exact else allowed,
+            equal_nan=True,
         ):
             return f"{int((wanted != got).sum())} of {got.numel()} elements differ"
     return ""

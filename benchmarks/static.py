@@ -53,8 +53,7 @@ def _of_fold(how: Any, threads: int) -> int:
 LOADS: dict[str, Callable[[Any, int], int]] = {
     "folding.fold": _of_fold,
     "sliding.share": lambda how, _: 8 * how.sizes[0][1],
-    "max_pooling_grad.grad_axis": lambda how, _: 8 * -(-how.sizes[0][3] // 4),
-    "average_pooling.sum_axis": lambda how, _: 8 * -(-how.sizes[0][2] // 8),
+    "gathering.gather": lambda how, _: 8 * -(-how.sizes[0][3] // 4),
 }
 """What each thread of a kernel loads in its loop, of a launch and its threads."""
 
@@ -185,13 +184,13 @@ OPERATORS = {
 }
 
 
-def rows() -> list[Row]:
+def rows(windows: Sequence[tuple[int, int]] = WINDOWS) -> list[Row]:
     """In the order of doubt."""
     layouts = (False, True)
     result = [Row("quantized average", torch.uint8, last, 3, 1, _quantized) for last in layouts]
     result += [Row("max", torch.int8, last, 3, 1, _maxima) for last in layouts]
     for (window, stride), (name, run), dtype, last in itertools.product(
-        WINDOWS, OPERATORS.items(), FLOATS, layouts
+        windows, OPERATORS.items(), FLOATS, layouts
     ):
         result.append(Row(name, dtype, last, window, stride, run))
     result += [
@@ -214,14 +213,18 @@ class Prediction:
     """Times of a row's launches added up, and what bounds the longest; ``cubins`` where they are
     compiled already."""
 
-    def __init__(self, row: Row, cubins: Sequence[bytes] = ()) -> None:
+    def __init__(self, row: Any, cubins: Sequence[bytes] = ()) -> None:
         launches, copied = row.launches()
         self.kernels = [each.request.kernel.fn.__name__ for each in launches]
         cubins = cubins or [compiler.binary(each.request).asm["cubin"] for each in launches]
         codes = [sass.machine_code(cubin) for cubin in cubins]
         times = [
             sass.launch_time(
-                code, each.programs, each.request.warps, each.bytes, each.loads or row.window
+                code,
+                each.programs,
+                each.request.warps,
+                each.bytes,
+                each.loads or getattr(row, "window", 1),
             )
             for code, each in zip(codes, launches, strict=True)
         ]

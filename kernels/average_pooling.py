@@ -4,9 +4,7 @@ dividing.
 An average and its gradient are computed alike: along each axis every target element is the sum of
 source elements at equal steps. Forward the source is the input, and the sum is divided at the end.
 For the adjoint the source is the incoming gradient, which is divided as it is read. ``sum_tile``
-unrolls a window and adds up trees, whose roundings grow with the logarithm of the taps. Larger
-windows are added up by ``folding``. ``sum_axis`` is the gradient of these where they overlap, with
-compensation.
+unrolls a window and adds up trees, whose roundings grow with the logarithm of the taps.
 """
 
 import triton
@@ -267,58 +265,3 @@ def sum_tile(
                             )
                 new_planes = new_planes + (own_planes,)
             planes = new_planes
-
-
-@addressing.launched(2)
-def sum_axis(
-    source,
-    target,
-    lengths,
-    inner,
-    size,
-    axis,
-    common,
-    tap_step,
-    step,
-    COUNT: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
-):
-    """One axis of the gradient of windows of any size, in a loop: each element gets the sum of the
-    gradients of the windows that cover it, which are at most ``bound``.
-
-    Source and target are dense, and neighbours along the axis lie ``inner`` elements apart. Sums
-    are divided by ``divisor`` (COUNT 0), or each gradient by what its window counts along this
-    axis. ``inner``, ``size``, ``common``, ``tap_step`` and ``step`` are dividers
-    (``launch.divider``).
-    """
-    lanes, windows, bound, divisor, inverse = lengths
-    ACC: tl.constexpr = tl.float64 if source.dtype.element_ty == tl.float64 else tl.float32
-    lane = addressing.lane_numbers(B, WIDE)
-    live = lane < lanes
-    q = addressing.over(lane, inner)
-    outer = addressing.over(q, size)
-    base = source + (outer.to(tl.int64) * windows * inner[0] + (lane - q * inner[0]))
-    position = q - outer * size[0] + axis[2]
-    _, first, left = addressing.reaching(
-        position, windows, axis[0], common, tap_step, step, inverse, 1
-    )
-    left = tl.where(live, left, 0)
-    total = tl.zeros([B], ACC)
-    error = tl.zeros([B], ACC)
-    for m in range(0, bound, 8):
-        terms = ()
-        for i in tl.static_range(8):
-            place = first - (m + i) * step[0]
-            inside = m + i < left
-            term = addressing.widened(tl.load(base + place * inner[0], mask=inside, other=0), ACC)
-            if COUNT != CONSTANT:
-                own = sums.divisor_along(place, size[0], axis, COUNT, ACC)
-                term = sums.quotient(term, own, 1.0 / own)
-            terms = terms + (term,)
-        total, error = sums.with_group(total, error, sums.tree(terms, 0, 1, 8))
-    total = sums.compensated(total, error)
-    if COUNT == CONSTANT:
-        whole = tl.zeros([B], ACC) + divisor
-        total = sums.quotient(total, whole, 1.0 / whole)
-    tl.store(target + lane, addressing.rounded(total, target.dtype.element_ty), mask=live)

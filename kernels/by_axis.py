@@ -37,14 +37,11 @@ COLUMNS = {
 SLICES = {True: (16_384, 8192), False: (1024, 512)}
 # How many neighbouring windows a lane of ``sliding.share`` computes, and up to which stride. It
 # reads at once what not all of them have in common, so that registers limit both.
-SHARED = ((8, 1), (8, 2), (4, 4), (2, 8))
-# Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``. Along
-# rows those of at least SLIDES_FROM elements go to ``sliding.slide``, in a block of STRETCHES.
-SHARES_FROM, SHARES_OVER, SLIDES_FROM = 9, 4, 48
-STRETCHES = (Block(True, 4, 256, 1), Block(True, 1, 1024, 1))
-INPUTS = 8  # the most inputs of a lane of ``max_pooling_grad.grad_axis``
+SHARED = ((8, 1), (8, 2), (4, 4), (2, 8), (2, 16))
+# Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``.
+SHARES_FROM, SHARES_OVER = 9, 4
+INPUTS = 8  # of a lane of ``gathering.gather``
 SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
-EXACT_FROM = 2**20  # with more taps a float64 quotient may be a half though the exact one is not
 Kinds = tuple[int, ...]
 
 
@@ -67,12 +64,10 @@ def folds(
     """
     launches: list[Launch] = []
     below = 1
-    taps = prod(axis.window for axis in request.axes)
-    exact = request.element_size == 1 and taps > EXACT_FROM
     for along in launch.one_axis_at_a_time(request, innermost_first=operation != SUM):
         count, divisor = _divisor_along(request, along, counting)
         numbered = not along.first and (operation == FIRST_GREATEST or count > 0)
-        step = Step(Mode(operation, count, numbered, kinds, exact), divisor, below)
+        step = Step(Mode(operation, count, numbered, kinds), divisor, below)
         slice_from, size = SLICES[along.inner == 1]
         if along.part.is_whole and along.source > slice_from and count == 0:
             slices = launch.divided(along.source, size)
@@ -85,7 +80,10 @@ def folds(
             )
             mode = step.mode._replace(numbered=operation == FIRST_GREATEST)
             step = step._replace(mode=mode, below=0)
-        launches.append((_overlapping(request, along, operation) or _fold)(request, along, step))
+        shared = _overlapping(request, along)
+        launches.append(
+            _share(request, along, step, shared) if shared else _fold(request, along, step)
+        )
         below *= along.source if along.part.bins else along.axis.window
     return tuple(launches)
 
@@ -109,102 +107,49 @@ def overlaps(request: Request, axes: Callable[[Iterable[object]], bool] = any) -
     """Whether windows along ``any`` axis, or ``all`` axes, overlap so much that ``sliding`` shares
     what they have in common.
     """
-    return axes(_overlapping(request, along, SUM) for along in launch.one_axis_at_a_time(request))
+    return axes(_overlapping(request, along) for along in launch.one_axis_at_a_time(request))
 
 
-def _overlapping(
-    request: Request, along: Along, operation: int
-) -> Callable[[Request, Along, Step], Launch] | None:
-    """The function that makes the launch of windows that overlap much: ``_slide`` or ``_share``.
-
-    It is None where windows overlap little, or where ``folding`` is as fast.
+def _overlapping(request: Request, along: Along) -> tuple[int, int] | None:
+    """The first entry of ``SHARED`` that fits windows which overlap much; None where they overlap
+    little, or where ``folding`` is as fast.
     """
     axis = along.axis
     if request.window is None or request.adjoint or along.part.is_whole or axis.dilation > 1:
         return None
     if axis.window < max(SHARES_FROM, SHARES_OVER * axis.stride):
         return None
-    has_keys = operation != FIRST_GREATEST or request.element_size < 8
-    if has_keys and along.inner == 1 and SLIDES_FROM <= axis.window <= STRETCHES[-1].positions // 2:
-        return _slide
-    return _share if _shared(axis) is not None else None
-
-
-def _shared(axis: Axis) -> tuple[int, int] | None:
-    """The first entry of ``SHARED`` that fits a window and its stride, or None."""
     fits = (each for each in SHARED if axis.stride <= min(each[1], axis.window // (each[0] - 1)))
     return next(fits, None)
 
 
-def _share(request: Request, along: Along, step: Step) -> Launch:
+def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) -> Launch:
     axis = along.axis
-    shared = _shared(axis) or SHARED[-1]
     groups = launch.divided(along.targets, shared[0])
     lanes = along.outer * along.inner * groups
     turns = launch.divided(axis.window - (shared[0] - 1) * axis.stride, 8)
-    edges = (along.source, along.targets, axis.window, axis.stride, axis.start, axis.end)
+    batch, channels = request.shape[:2]
+    planes = 1 if request.channels_last else along.outer * along.inner // (batch * channels)
     sizes = (
         (lanes, turns, step.divisor),
         launch.divider(groups),
         launch.divider(along.inner),
-        edges,
-        *_numbering(request, along, step),
+        (along.source, along.targets, axis.window, axis.stride, axis.start, axis.end),
+        (step.below, 0 if along.last else -1),
+        launch.divider(planes),
+        launch.divider(channels),
     )
-    constants = {"SHARED": shared, "ROWS": along.inner == 1, "B": launch.LANES}
-    reach = (groups + 1) * shared[0] * axis.stride + axis.window
-    return _of_windows("sliding.share", request, along, step, lanes, reach, sizes, constants)
-
-
-def _slide(request: Request, along: Along, step: Step) -> Launch:
-    axis = along.axis
-    reach = (along.targets - 1) * axis.stride + axis.window
-    block = STRETCHES[min(reach, 4 * axis.window) > STRETCHES[0].positions]
-    fit = (block.positions - axis.window) // axis.stride + 1
-    blocks = launch.divided(along.targets, fit)
-    whole = (axis.window - 1) // 8 - 1
-    programs = launch.divided(along.outer, block.results) * blocks
-    sizes = (
-        (along.outer, fit, step.divisor),
-        launch.divider(blocks),
-        launch.divider(axis.stride),
-        (along.source, along.targets, axis.window, axis.start, axis.end),
-        (whole, whole.bit_length()),
-        *_numbering(request, along, step),
-    )
-    reach += (fit + 1) * axis.stride + block.positions
-    lanes = programs * launch.LANES
-    return _of_windows("sliding.slide", request, along, step, lanes, reach, sizes, {"BLOCK": block})
-
-
-def _numbering(request: Request, along: Along, step: Step) -> tuple[tuple[int, ...], ...]:
-    """How taps are numbered, and the dividers by which kernels find a line's channel."""
-    batch, channels = request.shape[:2]
-    planes = 1 if request.channels_last else along.outer * along.inner // (batch * channels)
-    least = 0 if along.last else -1
-    return (step.below, least), launch.divider(planes), launch.divider(channels)
-
-
-def _of_windows(
-    kernel: str,
-    request: Request,
-    along: Along,
-    step: Step,
-    lanes: int,
-    reach: int,
-    sizes: tuple[tuple[int, ...], ...],
-    constants: dict[str, object],
-) -> Launch:
-    """A launch of ``sliding``; ``reach`` is the farthest that windows read along the axis."""
-    axis = along.axis
-    farthest = max(reach, along.source) + axis.start + axis.end
-    largest = max(lanes + launch.LANES, along.results, farthest * along.inner)
+    reach = max((groups + 1) * shared[0] * axis.stride + axis.window, along.source)
+    largest = lanes + launch.LANES, along.results, (reach + axis.start + axis.end) * along.inner
     constants = {
         "MODE": step.mode,
-        "WIDE": largest >= launch.WIDE_FROM,
-        **constants,
+        "SHARED": shared,
+        "ROWS": along.inner == 1,
+        "WIDE": max(largest) >= launch.WIDE_FROM,
+        "B": launch.LANES,
     }
     programs = launch.divided(lanes, launch.LANES)
-    return Launch.of(kernel, programs, along.results, sizes, **constants)
+    return Launch.of("sliding.share", programs, along.results, sizes, **constants)
 
 
 def _fold(request: Request, along: Along, step: Step) -> Launch:
@@ -287,15 +232,15 @@ def spread(
     return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
 
 
-def _reach(along: Along, inputs: int = 1) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
-    """The most windows that reach any of some inputs of a lane; what ``addressing.reaching``
-    takes: the inverse, and dividers; and the largest number in its arithmetic.
+def _reach(along: Along) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
+    """The most windows that reach any of a lane's inputs; what ``addressing.reaching`` takes: the
+    inverse, and dividers; and the largest number in its arithmetic.
     """
     axis, reach = along.axis, launch.covering(along.axis)
     tap_step = axis.stride // reach.gcd
-    bound = launch.divided(axis.window + inputs - 1, tap_step)
+    bound = launch.divided(axis.window + INPUTS - 1, tap_step)
     bound = min(bound, launch.divided(along.source, reach.output_step))
-    largest = launch.farthest(along.targets + inputs * axis.dilation, along.source, axis)
+    largest = launch.farthest(along.targets + INPUTS * axis.dilation, along.source, axis)
     largest += max(axis.stride, bound + 8) * axis.dilation
     dividers = tuple(map(launch.divider, (reach.gcd, tap_step, reach.output_step)))
     return bound, reach.inverse, dividers, max(largest * along.inner, along.results)
@@ -326,60 +271,39 @@ def mirrored(request: Request, counting: tuple[int, int]) -> Request | None:
     return request._replace(window=window, adjoint=False, divisor_override=divisor)
 
 
-def sum_axes(request: Request, counting: tuple[int, int]) -> tuple[Launch, ...]:
-    """The gradient of averages of windows that overlap. Outer axes first: there neighbouring lanes
-    read neighbouring elements.
+def gradients(
+    request: Request, counting: tuple[int, int] = (0, 1), *, with_taps: bool = False
+) -> tuple[Launch, ...]:
+    """The gradient of windows that overlap. Outermost axis first: windows of one column that won in
+    the same row won the same element.
     """
-    count, divisor = counting
-    launches = []
-    for along in launch.one_axis_at_a_time(request):
-        bound, inverse, dividers, largest = _reach(along)
-        sizes = (
-            (along.results, along.source, bound, divisor if along.last else 1, inverse),
-            launch.divider(along.inner),
-            launch.divider(along.targets),
-            along.axis,
-            *dividers,
-        )
-        constants = {"COUNT": count, "WIDE": largest >= launch.WIDE_FROM, "B": launch.LANES}
-        programs = launch.divided(along.results, launch.LANES)
-        launches.append(
-            Launch.of("average_pooling.sum_axis", programs, along.results, sizes, **constants)
-        )
-    return tuple(launches)
-
-
-def grad_axes(request: Request) -> tuple[Launch, ...]:
-    """The gradient of maxima of windows that overlap. Outermost axis first: windows of one column
-    that won in the same row won the same element.
-    """
-    below = prod(axis.window for axis in request.axes)
-    launches = []
+    below, launches = prod(axis.window for axis in request.axes), []
     for along in launch.one_axis_at_a_time(request):
         axis = along.axis
         below //= axis.window
-        bound, inverse, dividers, largest = _reach(along, INPUTS)
+        bound, inverse, dividers, largest = _reach(along)
         classes = min(axis.dilation, along.targets)
         groups = launch.divided(along.targets, INPUTS * axis.dilation)
         lanes = along.outer * groups * classes * along.inner
+        divisor = counting[1] if along.last else 1
         sizes = (
-            (lanes, along.source, along.targets, bound, inverse),
+            (lanes, along.source, along.targets, bound, inverse, divisor),
             launch.divider(along.inner),
             launch.divider(classes),
             launch.divider(groups),
             launch.divider(below),
-            (axis.window, axis.start, axis.dilation),
+            axis,
             *dividers,
         )
         constants = {
+            "TAPS": with_taps,
+            "COUNT": counting[0],
             "G": INPUTS,
             "ROWS": along.inner * axis.dilation == 1,
-            "LAST": along.last,
+            "LAST": along.last or not with_taps,
             "WIDE": max(largest, lanes + launch.LANES) >= launch.WIDE_FROM,
             "B": launch.LANES,
         }
         programs = launch.divided(lanes, launch.LANES)
-        launches.append(
-            Launch.of("max_pooling_grad.grad_axis", programs, along.results, sizes, **constants)
-        )
+        launches.append(Launch.of("gathering.gather", programs, along.results, sizes, **constants))
     return tuple(launches)

@@ -35,12 +35,10 @@ NOWHERE = tl.constexpr(2**31 - 1)
 
 
 @triton.constexpr_function
-def accumulated(source, OP, WIDE_SUMS):
+def accumulated(source):
     """The type in which elements are compared, or added up."""
     if source.is_floating():
         return source if source == tl.float64 else tl.float32
-    if OP == SUM:
-        return tl.int64 if WIDE_SUMS else tl.int32
     return tl.int32 if source.primitive_bitwidth < 32 else source
 
 
@@ -63,59 +61,6 @@ def first_greater(a, i, b, j):
         equal = equal | ((a != a) & (b != b))
     wins = wins | (equal & (j < i))
     return tl.where(wins, b, a), tl.where(wins, j, i)
-
-
-@triton.jit
-def in_order(v):
-    """A value of 32 bits as an int32 of the same order; ``from_order`` is the inverse.
-
-    An int32 stays as it is. The zeros of a float32 must be positive, and its NaN is above all.
-    """
-    bits = v.to(tl.int32, bitcast=True)
-    if v.dtype == tl.uint32:
-        return bits ^ -(2**31)
-    elif v.dtype == tl.float32:
-        bits = tl.where(v == v, bits, 0x7FFFFFFF)
-        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    else:
-        return bits
-
-
-@triton.jit
-def from_order(bits, TYPE):
-    """The number whose order ``in_order`` has written as ``bits``."""
-    if TYPE.is_int_unsigned():
-        bits = bits ^ -(2**31)
-    if TYPE.is_floating():
-        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return bits.to(TYPE, bitcast=True)
-
-
-@triton.jit
-def key_of(value, position):
-    """Packs a value of 32 bits and its position into one integer of 64: a greater value makes a
-    greater integer, and of equal values the earlier position does.
-    """
-    return (in_order(value).to(tl.int64) << 32) | (-position + NOWHERE).to(tl.int64)
-
-
-@triton.jit
-def from_key(key, TYPE):
-    """The value and the position that ``key_of`` has packed."""
-    return from_order((key >> 32).to(tl.int32), TYPE), -(key & NOWHERE) + NOWHERE
-
-
-@triton.jit
-def first_of_tile(value, best, AXIS):
-    """The maxima of a tile along its positions, and the first position of equal ones. Elements of
-    32 bits are packed with their positions, so that one comparison takes care of both, in half the
-    instructions.
-    """
-    if value.dtype.primitive_bitwidth == 64:
-        return tl.reduce((value, best), AXIS, first_greater)
-    else:
-        value, position = from_key(tl.max(key_of(value, best), AXIS), value.dtype)
-        return value, position.to(best.dtype)
 
 
 @triton.jit
@@ -230,7 +175,7 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     elif OP == GREATEST:
         return tl.reduce(value, AXIS, greater), 0
     else:
-        return first_of_tile(value, best, AXIS)
+        return tl.reduce((value, best), AXIS, first_greater)
 
 
 @triton.jit
@@ -269,9 +214,7 @@ def finished_sum(tensors, r, live, result, first, count, counted, divisor, chann
         own = own.to(result.dtype)
         result = sums.quotient(result, own, 1.0 / own)
     elif y.dtype.element_ty.primitive_bitwidth == 8:
-        result = requantization.quotients(
-            result, own, channel, given, KINDS, MODE.exact, y.dtype.element_ty
-        )
+        result = requantization.quotients(result, own, channel, given, KINDS, y.dtype.element_ty)
     elif MODE.count > 0:
         tl.store(codes + r, (tl.zeros_like(r) + counted).to(codes.dtype.element_ty), mask=live)
     return result
@@ -322,7 +265,7 @@ def fold(
     below, shift, least = numbering
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     OP: tl.constexpr = MODE.operation
-    TYPE: tl.constexpr = accumulated(x.dtype.element_ty, OP, MODE.exact)
+    TYPE: tl.constexpr = accumulated(x.dtype.element_ty)
     r = addressing.lane_numbers(BLOCK.results, WIDE)
     live = r < results
     q = r if BLOCK.rows else addressing.over(r, inner)

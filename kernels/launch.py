@@ -154,13 +154,12 @@ class Block(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """What ``fold``, ``share`` and ``slide`` compute of a window: see ``folding.fold``."""
+    """What ``fold`` and ``share`` compute of a window: see ``folding.fold``."""
 
     operation: int  # ``folding.SUM``, ``GREATEST`` or ``FIRST_GREATEST``
     count: int = 0  # what divides: a number (0), elements inside the input (1) or padded input (2)
     numbered: bool = False  # whether the launches before have left numbers
     kinds: tuple[int, ...] = (0, 0, 0, 0)  # how scales and zero points are given
-    exact: bool = False  # whether quotients near a half are compared with it in integers
 
 
 class Form(NamedTuple):

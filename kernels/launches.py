@@ -65,7 +65,7 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     mirrored = by_axis.mirrored(request, counted)
     if mirrored is not None:
         return average_launches(mirrored)
-    return by_axis.sum_axes(request, counted)
+    return by_axis.gradients(request, counted)
 
 
 def is_one_window(request: Request) -> bool:
@@ -210,7 +210,7 @@ FORWARD_STEPS = 480, 360
 # what a step on vectors of 8 channels costs the compiler, compared with one on columns
 CHANNEL_STEP = 5
 SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
-# the least results of maxima with taps that go by axis: with fewer a second launch costs more
+# the least results of maxima whose windows share by axis: with fewer a second launch costs more
 SHARED_RESULTS = 2**20
 EXTENT = 64  # positions that an unrolled window may span; for maxima also the largest stride
 # conditional additions in a lane's straight-line code: more take longer than 3 s to compile
@@ -236,15 +236,16 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
     """The rows and columns of outputs that a lane owns; None where the window is too large for
-    straight-line code, where a plane has one window, for bins, and for maxima with taps that are
-    faster one axis after the other.
+    straight-line code, where a plane has one window, for bins, and where windows overlap so much
+    that one axis after the other is faster: with taps, or where rows are read by single elements.
     """
     axes, vector = request.axes, request.vector
     if request.window is None or is_one_window(request):
         return None
     if max(max(axis.extent, axis.stride) for axis in axes) > EXTENT:
         return None
-    if _shares_taps(request, with_taps):
+    results = prod(request.shape[:2]) * prod(request.targets)
+    if (with_taps or vector == 1) and results >= SHARED_RESULTS and by_axis.overlaps(request, all):
         return None
     stride, steps = axes[1].stride, FORWARD_STEPS[with_taps]
     rows, columns = {1: 4, 2: 2}.get(stride, 1), vector
@@ -258,30 +259,17 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     elif axes[2].window >= 7 and with_taps:
         columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
     if axes[0].window > 1:
-        rows = min(rows, 2)
+        rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
     of_lane = columns * vector if request.channels_last else columns
     while rows > 1 and (
         rows >= 2 * request.targets[1]
         or _steps(axes, rows, columns) > steps
-        or prod(request.shape[:2]) * prod(request.targets) < launch.LANES_ENOUGH * rows * of_lane
+        or results < launch.LANES_ENOUGH * rows * of_lane
     ):
         rows //= 2
     while not request.channels_last and columns > 4 and _steps(axes, rows, columns) > steps:
         columns = vector = vector // 2
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
-
-
-def _shares_taps(request: Request, with_taps: bool) -> bool:
-    """Whether maxima are pooled with taps, and one axis after the other is predicted a third faster
-    than straight-line code, as windows overlap much.
-    """
-    longest = max(axis.window for axis in request.axes)
-    return (
-        with_taps
-        and (request.channels_last or (request.element_size < 4 and longest > 9))
-        and prod(request.shape[:2]) * prod(request.targets) >= SHARED_RESULTS
-        and by_axis.overlaps(request, all)
-    )
 
 
 def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
@@ -347,7 +335,7 @@ def grad_launches(request: Request) -> tuple[Launch, ...]:
     """The launches of a max pooling's gradient from dense taps and gradients."""
     tile = grad_tile(request)
     if tile is None:
-        return by_axis.spread(request, with_taps=True) or by_axis.grad_axes(request)
+        return by_axis.spread(request, with_taps=True) or by_axis.gradients(request, with_taps=True)
     return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile),)
 
 

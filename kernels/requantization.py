@@ -137,53 +137,16 @@ def requantized(sums, offset, factor, zero):
 
 
 @triton.jit
-def mantissa_and_exponent(number):
-    """Integers for which ``mantissa * 2**(exponent - 150)`` is a positive float32."""
-    bits = number.to(tl.int32, bitcast=True)
-    exponent = bits >> 23
-    mantissa = (bits & 0x7FFFFF) | tl.where(exponent > 0, 0x800000, 0)
-    return mantissa.to(tl.int64), tl.maximum(exponent, 1)
-
-
-@triton.jit
-def shifted(integers, bits):
-    """``integers << bits`` modulo 2**64, for any number of bits."""
-    half = tl.minimum(tl.maximum(bits, 0), 64) // 2
-    return (integers << half) << (tl.minimum(tl.maximum(bits, 0), 64) - half)
-
-
-@triton.jit
-def on_its_side_of_a_half(real, sums, divisor, scale, step):
-    """``real``, with a quotient near a half moved to the side of the half on which the exact one
-    lies.
-
-    Both products below wrap around in the same way, and near a half their difference is small.
-    """
-    whole = tl.floor(real)
-    is_near = (tl.abs(real - whole - 0.5) < 2.0**-40 * (1 + tl.abs(whole))) & (tl.abs(whole) < 512)
-    first, exponent = mantissa_and_exponent(scale)
-    second, other = mantissa_and_exponent(step)
-    odd = 2 * tl.minimum(tl.maximum(whole, -512.0), 512.0).to(tl.int64) + 1
-    product = shifted(sums * first, 1 + tl.maximum(exponent - other, 0))
-    half = shifted(odd * divisor * second, tl.maximum(other - exponent, 0))
-    side = tl.where(product > half, 0.25, tl.where(product < half, -0.25, 0.0))
-    return tl.where(is_near, whole + 0.5 + side, real)
-
-
-@triton.jit
-def quotients(sums, divisor, channel, given, KINDS, EXACT, TYPE):
+def quotients(sums, divisor, channel, given, KINDS, TYPE):
     """Sums without zero points over ``divisor`` elements, requantized to TYPE.
 
-    With up to 2**20 taps a float64 quotient is a half only if the exact quotient is one. With
-    EXACT, for more taps, quotients near a half are compared with it in integers.
+    With up to 2**20 taps a float64 quotient is a half only if the exact quotient is one.
     """
     LOWEST: tl.constexpr = -128 if TYPE.is_int_signed() else 0
     scale = parameter(given[0], channel, KINDS[0], tl.float32) + tl.zeros(sums.shape, tl.float32)
     step = parameter(given[2], channel, KINDS[2], tl.float32) + tl.zeros(sums.shape, tl.float32)
     real = sums.to(tl.float64) * scale.to(tl.float64)
     real = real / (divisor.to(tl.float64) * step.to(tl.float64))
-    if EXACT:
-        real = on_its_side_of_a_half(real, sums, divisor.to(tl.int64), scale, step)
     real = tl.minimum(tl.maximum(real, -1024.0), 1024.0)
     whole = ((real + NEAREST) - NEAREST).to(tl.int32)
     whole += parameter(given[3], channel, KINDS[3], tl.int32)

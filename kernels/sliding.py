@@ -1,33 +1,22 @@
 """Long windows that overlap, along one axis: sums, maxima, maxima with the first position.
 
-``share``: a lane owns G neighbouring windows, and reads what all of them have in common once:
+A lane owns G neighbouring windows, and reads what all of them have in common once:
 
     window 0    [. . . . . . . . . . . . . . . .]
     window 1        [. . . . . . . . . . . . . . . .]
     window 2            [. . . . . . . . . . . . . . . .]
                 |before |         core          | after |
 
-``slide``, for windows so large that this still reads much: a program owns a stretch of a row, cut
-into segments of eight positions, each of one thread:
-
-    segments    |. . . . . . . .|. . . . . . . .|. . . . . . . .|. . . . . . . .|
-    window               [. . . . . . . . . . . . . . . . . . . . . .]
-                         |after |        whole segments         |until|
-
-For every position the reductions of its segment until it and after it are computed. Whole segments
-are doubled, to 1, 2, 4, ... of them. So its cost hardly depends on the length of windows.
-
-Both put windows together from parts that do not overlap. Nothing is subtracted: NaN and infinity
-stay in their windows, and additions are as deep as a tree's (rule E6). Windows have no dilation.
+Along rows a lane's elements are loaded side by side with its neighbours', and handed over through
+shared memory. Windows are put together from parts that do not overlap. Nothing is subtracted: NaN
+and infinity stay in their windows, and additions are as deep as a tree's (rule E6). Windows have no
+dilation.
 """
 
 import triton
 import triton.language as tl
 
 from . import addressing, folding, sums
-
-EIGHT = tl.constexpr(8)
-"""Positions of a segment, and elements of a core that are read at once."""
 
 
 @triton.constexpr_function
@@ -77,37 +66,59 @@ def until(parts, FIRST, STEP, COUNT, OP):
 
 
 @triton.jit
-def read(base, position, length, apart, live, OP, TYPE):
-    """The element at a ``position`` of a line as a part of a window, or outside the line the
-    identity. The position is 0 before the line, so that a window of nothing but the lowest value
-    gives its first element as the winner.
+def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, ROWS):
+    """COUNT elements of each lane as parts of windows. Element j lies ``j // EDGE`` strides and
+    then ``j % EDGE`` elements after ``first``. It is the identity from ``end`` on, outside the
+    line, and where the next stride has begun before it. ``axis`` is the line's length and how far
+    apart neighbours lie.
+
+    The position is 0 before the line, so that a window of nothing but the lowest value gives its
+    first element as the winner.
     """
-    FILL: tl.constexpr = neutral(base.dtype.element_ty, OP)
-    inside = live & (position >= 0) & (position < length)
-    v = addressing.load_filled(base + position * apart, inside, FILL, TYPE)
-    if OP == folding.FIRST_GREATEST and TYPE.is_floating():
-        v = folding.greater(tl.full(v.shape, FILL, TYPE), v + 0.0)
-    return v, tl.maximum(position, 0)
+    FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
+    B: tl.constexpr = first.shape[0]
+    WIDTH: tl.constexpr = COUNT if COUNT & (COUNT - 1) == 0 else COUNT + EDGE
+    GAPS: tl.constexpr = EDGE > 1 and COUNT > EDGE
+    parts = ()
+    columns = ()
+    if ROWS:
+        j = tl.arange(0, WIDTH)[None, :]
+        position = first[:, None] + j // EDGE * stride + j % EDGE
+        ok = live[:, None] & (position < end[:, None]) & (position >= 0) & (position < axis[0])
+        if GAPS:
+            ok = ok & (position < first[:, None] + (j // EDGE + 1) * stride)
+        v = addressing.load_filled(source[:, None] + position, ok, FILL, TYPE)
+        columns = addressing.split_columns(v, B, WIDTH)
+    for j in tl.static_range(COUNT):
+        position = first + j // EDGE * stride + j % EDGE
+        if ROWS:
+            v = columns[j]
+        else:
+            ok = live & (position < end) & (position >= 0) & (position < axis[0])
+            if GAPS:
+                ok = ok & (position < first + (j // EDGE + 1) * stride)
+            v = addressing.load_filled(source + position * axis[1], ok, FILL, TYPE)
+        if OP == folding.FIRST_GREATEST and TYPE.is_floating():
+            v = folding.greater(tl.full(v.shape, FILL, TYPE), v + 0.0)
+        parts = parts + ((v, tl.maximum(position, 0)),)
+    return parts
 
 
 @triton.jit
-def core(base, first, turns, end, length, apart, live, OP, TYPE):
+def core(source, first, turns, end, axis, live, OP, TYPE, ROWS):
     """Positions ``first`` to ``end`` combined, eight in each turn. Sums are compensated."""
-    FILL: tl.constexpr = neutral(base.dtype.element_ty, OP)
+    FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
     value = tl.full(live.shape, FILL, TYPE)
     error = value
     best = tl.maximum(first, 0)
     for _ in range(turns):
-        parts = ()
-        for i in tl.static_range(EIGHT):
-            ok = live & (first + i < end)
-            parts = parts + (read(base, first + i, length, apart, ok, OP, TYPE),)
-        group = until(parts, 0, 1, EIGHT, OP)[EIGHT - 1]
+        parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE, ROWS)
+        group = until(parts, 0, 1, 8, OP)[8 - 1]
         if OP == folding.SUM and TYPE.is_floating():
             value, error = sums.with_group(value, error, group[0])
         else:
             value, best = both((value, best), group, OP)
-        first += EIGHT
+        first += 8
     if OP == folding.SUM and TYPE.is_floating():
         value = sums.compensated(value, error)
     return value, best
@@ -179,7 +190,7 @@ def share(
     G: tl.constexpr = SHARED[0]
     EDGE: tl.constexpr = SHARED[1]
     OP: tl.constexpr = MODE.operation
-    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty, OP, MODE.exact)
+    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty)
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
     q = lane if ROWS else addressing.over(lane, inner)
@@ -194,23 +205,20 @@ def share(
     source = x + base
     first = o * stride - start
     last = first + window  # past the first window
+    line = length, inner[0]
+    EDGES: tl.constexpr = (G - 1) * EDGE
+    opening = first + (G - 1) * stride  # of the core
+    past = last + (G - 1) * stride
+    starts = read(source, first, opening, stride, line, live, EDGE, EDGES, OP, TYPE, ROWS)
+    ends = read(source, last, past, stride, line, live, EDGE, EDGES, OP, TYPE, ROWS)
     before = ()
     after = ()
     for g in tl.static_range(G - 1):
-        edges = ()
-        ends = ()
-        edge = first + g * stride
-        for i in tl.static_range(EDGE):
-            ok = live & (edge + i < edge + stride)
-            edges = edges + (read(source, edge + i, length, inner[0], ok, OP, TYPE),)
-            position = last + g * stride + i
-            ends = ends + (read(source, position, length, inner[0], ok, OP, TYPE),)
-        before = before + (until(edges, 0, 1, EDGE, OP)[EDGE - 1],)
-        after = after + (until(ends, 0, 1, EDGE, OP)[EDGE - 1],)
+        before = before + (until(starts, g * EDGE, 1, EDGE, OP)[EDGE - 1],)
+        after = after + (until(ends, g * EDGE, 1, EDGE, OP)[EDGE - 1],)
     before = until(before, G - 2, -1, G - 1, OP)
     after = until(after, 0, 1, G - 1, OP)
-    opening = first + (G - 1) * stride
-    middle = core(source, opening, turns, last, length, inner[0], live, OP, TYPE)
+    middle = core(source, opening, turns, last, line, live, OP, TYPE, ROWS)
     results = ()
     winners = ()
     for g in tl.static_range(G):
@@ -226,7 +234,7 @@ def share(
         results = results + (part[0],)
         winners = winners + (part[1],)
     r = (outer * outputs + o) * inner[0] + within
-    ends = (length, window, end)
+    span = (length, window, end)
     if ROWS:  # neighbours leave through shared memory
         number = tl.arange(0, G)[None, :]
         part = addressing.join_columns(results, 0, 1, B, G), 0
@@ -235,135 +243,10 @@ def share(
         exists = live[:, None] & (o[:, None] + number < outputs)
         start = first[:, None] + number * stride
         place = (r[:, None] + number, base[:, None], 1, start, exists)
-        finished(tensors, part, place, ends, numbering, divisor, channel[:, None], MODE)
+        finished(tensors, part, place, span, numbering, divisor, channel[:, None], MODE)
     else:
         for g in tl.static_range(G):
             exists = live & (o + g < outputs)
             place = (r + g * inner[0], base, inner[0], first + g * stride, exists)
             part = results[g], winners[g]
-            finished(tensors, part, place, ends, numbering, divisor, channel, MODE)
-
-
-@triton.jit
-def windows(v, window, whole, steps, IDENTITY, OP, X, N):
-    """The results of the windows of ``window`` positions that begin at each position of a stretch.
-
-    Between the segment of a window's first position and that of its last lie ``whole`` segments or
-    one more. ``steps`` is the number of bits of ``whole``. Results of windows that reach past the
-    stretch mean nothing.
-    """
-    LANES: tl.constexpr = N // EIGHT
-    columns = addressing.split_columns(tl.reshape(v, [X * LANES, EIGHT]), X * LANES, EIGHT)
-    c = ()
-    for each in tl.static_range(EIGHT):
-        c = c + ((columns[each], 0),)
-    ends = ()
-    after = ()
-    forwards = until(c, 0, 1, EIGHT, OP)
-    backwards = until(c, EIGHT - 1, -1, EIGHT, OP)
-    for each in tl.static_range(EIGHT):
-        ends = ends + (forwards[each][0],)
-        after = after + (backwards[EIGHT - 1 - each][0],)
-    run = tl.reshape(after[0], [X, LANES])  # of X segments from each on
-    after = tl.reshape(addressing.join_columns(after, 0, 1, X * LANES, EIGHT), [X, N])
-    ends = tl.reshape(addressing.join_columns(ends, 0, 1, X * LANES, EIGHT), [X * N])
-
-    lane = tl.broadcast_to(tl.arange(0, LANES)[None, :], [X, LANES])
-    one_more = tl.gather(run, tl.minimum(lane + 1 + whole, LANES - 1), 1)
-    between = tl.full([X, LANES], IDENTITY, run.dtype)
-    at = lane + 1
-    count = 1
-    for _ in range(steps):
-        if whole & count != 0:
-            more = tl.gather(run, tl.minimum(at, LANES - 1), 1)
-            between, _ = both((between, 0), (more, 0), OP)
-            at += count
-        if 2 * count <= whole:
-            more = tl.gather(run, tl.minimum(lane + count, LANES - 1), 1)
-            run, _ = both((run, 0), (more, 0), OP)
-        count *= 2
-    position = tl.broadcast_to(tl.arange(0, N)[None, :], [X, N])
-    has_one_more = position % EIGHT + (window - 1) % EIGHT >= EIGHT
-    one_more = tl.where(has_one_more, over_segments(one_more, X, LANES), IDENTITY)
-    # Flat, this is read from shared memory; rows that one warp holds would be shuffled.
-    last = tl.minimum(position + (window - 1), N - 1) + tl.arange(0, X)[:, None] * N
-    last = tl.reshape(tl.gather(ends, tl.reshape(last, [X * N]), 0), [X, N])
-    result = both(both((after, 0), (one_more, 0), OP), (last, 0), OP)
-    return both(result, (over_segments(between, X, LANES), 0), OP)[0]
-
-
-@triton.jit
-def over_segments(each, X, LANES):
-    """A number of each segment, repeated for each of its positions."""
-    return tl.reshape(tl.broadcast_to(each[:, :, None], [X, LANES, EIGHT]), [X, LANES * EIGHT])
-
-
-@addressing.launched(8)
-def slide(
-    x,
-    numbers,
-    y,
-    codes,
-    input_scale,
-    input_zero,
-    output_scale,
-    output_zero,
-    sizes,
-    blocks,
-    stride,
-    axis,
-    segments,
-    numbering,
-    planes,
-    channels,
-    MODE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Results of windows along rows, from ``x`` into ``y``, which are dense.
-
-    A program reads ``BLOCK.positions`` of ``BLOCK.results`` rows, and makes the windows that fit.
-    ``blocks``, ``stride``, ``planes`` and ``channels`` are dividers (``launch.divider``). What is
-    divided, counted and numbered: see ``folding.fold``. Maxima with positions are one integer
-    (``folding.key_of``).
-    """
-    lines, fit, divisor = sizes
-    length, outputs, window, start, end = axis
-    X: tl.constexpr = BLOCK.results
-    N: tl.constexpr = BLOCK.positions
-    OP: tl.constexpr = MODE.operation
-    HAS_KEYS: tl.constexpr = OP == folding.FIRST_GREATEST
-    TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty, OP, MODE.exact)
-    program = tl.program_id(0)
-    if WIDE:
-        program = program.to(tl.int64)
-    part = addressing.over(program, blocks)
-    first_output = (program - part * blocks[0]) * fit
-    line = part * X + tl.arange(0, X)[:, None]
-    live = line < lines
-    base = line.to(tl.int64) * length
-    channel = addressing.over(line, planes)
-    channel -= addressing.over(channel, channels) * channels[0]
-    place = tl.arange(0, N)[None, :]
-    position = first_output * stride[0] - start + place
-    given = (input_scale, input_zero, output_scale, output_zero)
-    tensors = (x, numbers, y, codes, given)
-    ALONE: tl.constexpr = folding.GREATEST if HAS_KEYS else OP
-    v, _ = read(x + base, position, length, 1, live, ALONE, TYPE)
-    if HAS_KEYS:
-        NEVER: tl.constexpr = -(2**63)
-        own = tl.where(live & (position >= 0) & (position < length), place, folding.NOWHERE)
-        v = folding.key_of(v + 0.0 if TYPE.is_floating() else v, own)
-        result = windows(v, window, segments[0], segments[1], NEVER, folding.GREATEST, X, N)
-        result, winner = folding.from_key(result, TYPE)
-        winner += position - place
-    else:
-        NEUTRAL: tl.constexpr = neutral(x.dtype.element_ty, OP)
-        result = windows(v, window, segments[0], segments[1], NEUTRAL, OP, X, N)
-        winner = 0
-    number = addressing.over(place, stride)
-    o = first_output + number
-    live = live & (number * stride[0] == place) & (number < fit) & (o < outputs)
-    place = (line * outputs + o, base, 1, position, live)
-    ends = (length, window, end)
-    finished(tensors, (result, winner), place, ends, numbering, divisor, channel, MODE)
+            finished(tensors, part, place, span, numbering, divisor, channel, MODE)

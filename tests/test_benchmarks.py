@@ -4,6 +4,7 @@ shows, limits hold."""
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -347,3 +348,88 @@ def test_a_smoke_step_that_ran_out_of_time_fails(capsys: pytest.CaptureFixture[s
     gpu_smoke = importlib.import_module("benchmarks.gpu_smoke")
     assert gpu_smoke.smoke(0.0, 50) == 1
     assert "0 wrong, 5 not begun" in capsys.readouterr().out
+
+
+def rows_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> tuple[int, list[dict[str, Any]]]:
+    """Three rows as `make gpu` would measure them, on a GPU that computes nothing: the status, and
+    what rows.jsonl has."""
+    pytest.importorskip("triton")
+    gpu_rows = importlib.import_module("benchmarks.gpu_rows")
+    requests = importlib.import_module("benchmarks.gpu_requests")
+    rows = [
+        gpu_rows._of_request(
+            requests.sliding("max", (1, 2, 64), torch.float32, False, 8), (0.4, 1)
+        ),
+        gpu_rows._of_request(requests.sliding("max grad", (1, 2, 64), torch.float32, False, 8)),
+        gpu_rows.Measured("broken", lambda _: 1 / 0),
+    ]
+    monkeypatch.setattr(gpu_rows, "measured", lambda: rows)
+    monkeypatch.setattr(gpu_rows.static.backend, "launch", lambda *_: None)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    status = gpu_rows.measure_rows(
+        time.monotonic() + seconds, 1, "cpu", lambda call, _: (call(), 2e-4)[1]
+    )
+    return status, [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+
+
+def test_a_gpu_row_has_its_copy_and_whom_it_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row that fails neither hides the others nor is forgotten."""
+    status, (first, second, broken) = rows_measured(tmp_path, monkeypatch, 60)
+    assert status == 1
+    assert (first["fraction"], first["aten"]) == (1.0, 2e-4)
+    assert first["published"] == [4e-4, 1e-3]
+    assert second["fraction"] == 1.0
+    assert "aten" not in second
+    assert broken["failed"].startswith("ZeroDivisionError")
+    printed = capsys.readouterr().out
+    assert "1.00x ATen, 2.00x and 5.00x the published" in printed
+    assert "WRONG broken: ZeroDivisionError" in printed
+    assert "1 failed, 0 not begun" in printed
+
+
+def test_a_gpu_row_that_was_not_begun_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, rows = rows_measured(tmp_path, monkeypatch, -1)
+    assert status == 1
+    assert [row["failed"] for row in rows] == ["not begun"] * 3
+
+
+def test_what_a_gpu_is_measured_with() -> None:
+    """Every window at strides 1 and 2, KernelBench's problems beside what was published, and the
+    models' calls with PyTorch's operator of the same result."""
+    pytest.importorskip("triton")
+    gpu_rows = importlib.import_module("benchmarks.gpu_rows")
+    rows = list(gpu_rows.measured())
+    assert len({row.name for row in rows}) == len(rows)
+    assert sum(row.published is not None for row in rows) == 6
+    for window, stride in itertools.product((2, 3, 5, 7), (1, 2)):
+        for operator in ("max", "max with taps", "max backward", "average", "average backward"):
+            for dtype in ("float32", "float16", "bfloat16"):
+                names = [row.name for row in rows if row.name.startswith(f"{operator} | ")]
+                found = [name for name in names if name.endswith(f"| {dtype} | {window}/{stride}")]
+                assert len(found) == 2, (operator, dtype, window, stride)
+    compared = 0
+    for row in rows:
+        if row.request is not None and row.request.shape[0] == 32 and row.published is None:
+            input = torch.empty((1, 1, *row.request.shape[2:]), device="meta")
+            pool = gpu_rows.aten(row.request, input)
+            if pool is not None:
+                results = pool()
+                results = results[0] if isinstance(results, tuple) else results
+                assert tuple(results.shape[2:]) == tuple(row.request.output_sizes)
+                compared += 1
+    assert compared > 160
+
+
+def test_every_step_of_make_gpu_is_named_before_it_begins() -> None:
+    """Within nine minutes, limits and all; where no cache was brought, what fills it is first."""
+    steps = gpu.steps(Path("out"), "compute-sanitizer")
+    names = [name for name, _, _ in steps]
+    assert names[-6:] == ["smoke", "cuda", "rows", "memcheck", "tests", "beside"]
+    assert ("prepare" in names) is not gpu.CACHE.is_dir()
+    assert sum(limit for _, _, limit in steps) <= 540

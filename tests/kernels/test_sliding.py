@@ -1,4 +1,4 @@
-"""Long windows that overlap, of every operation, data type, layout and stretch, and their edges.
+"""Long windows that overlap, of every operation, data type and layout, and their edges.
 
 Interpreted or, where it does not take long to compile and emulate, as compiled for sm_90.
 """
@@ -41,16 +41,16 @@ COMPILED = [
     (average_gradients, (1, 3, 12, 40), pooling(2, 31, 1, 15), "contiguous", F32),
 ]
 MORE = [
-    # a stretch and a window more, of both sizes; strides of every group, and the largest
+    # strides of every group, and those beside the largest
     (taps, (1, 2, 257), pooling(1, 67, 1), "contiguous", F32),
     (averages, (1, 1, 1030), pooling(1, 300, 1), "sliced", F32),
-    *((maxima, (1, 1, 190), pooling(1, 99, s, 50), "contiguous", BF16) for s in (7, 24)),
+    *((maxima, (1, 1, 190), pooling(1, 99, s, 50), "contiguous", BF16) for s in (7, 16)),
     *((taps, (1, 2, 40, 9), pooling(2, (33, 2), (s, 1)), "channels last", U32) for s in (3, 8)),
     (averages, (1, 1, 80, 9), pooling(2, (70, 3)), "contiguous", F64),
     # nothing inside some windows, before, after, or along another axis
-    (taps, (1, 2, 6, 5), pooling(2, (70, 19), (17, 4), (140, 19), (140, 60)), "contiguous", F32),
-    (quantized, (1, 2, 6, 5), pooling(2, (70, 19), (17, 4), (140, 19), (140, 60)), "sliced", I8),
-    # one axis folded, one not; rounded up; types that have no key
+    (taps, (1, 2, 6, 5), pooling(2, (70, 19), (16, 4), (140, 19), (140, 60)), "contiguous", F32),
+    (quantized, (1, 2, 6, 5), pooling(2, (70, 19), (16, 4), (140, 19), (140, 60)), "sliced", I8),
+    # one axis folded, one not; rounded up; elements of 64 bits
     (taps, (2, 2, 30, 9), pooling(2, (20, 66), (3, 9), (9, 40)), "transposed", F16),
     (averages, (1, 1, 40, 37), pooling(2, 21, 5, 3, 1, 1, True), "contiguous", F32),
     (taps, (1, 1, 160), pooling(1, 70, 2, 10), "contiguous", I64),
@@ -82,7 +82,7 @@ def test_edges(
     """E6, M1 to M3, A1 to A4, Q1 and Q2: the oracle's results, from the kernel that shares what
     windows have in common."""
     operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request_)
-    assert {"slide", "share"} & {one.kernel for one in launched}
+    assert "share" in {one.kernel for one in launched}
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_random_draw(seed: int, launched: list) -> None:
     chosen = random.Random(seed)
     rank = chosen.choice((1, 2))
     window = tuple(chosen.randint(16, (150, 40)[rank - 1]) for _ in range(rank))
-    stride = tuple(chosen.randint(1, each // 4) for each in window)
+    stride = tuple(chosen.randint(1, min(16, each // 4)) for each in window)
     start, end = (tuple(chosen.randint(0, each) for each in window) for _ in "ab")
     sizes = tuple(each + chosen.randint(0, 60 // rank) for each in window)
     sizes = tuple(each + (each == 80) for each in sizes)  # which hard() keeps for a column
@@ -102,7 +102,7 @@ def test_a_random_draw(seed: int, launched: list) -> None:
         dtype = chosen.choice(results.OPERATORS[operator][0])
         layout = chosen.choice(results.LAYOUTS)
         operator(samples.LAYOUTS[layout](results.hard(operator, (1, 3, *sizes), dtype)), request)
-    assert {"slide", "share"} & {one.kernel for one in launched}
+    assert "share" in {one.kernel for one in launched}
 
 
 @only_interpreted
@@ -137,5 +137,5 @@ def test_no_length_makes_another_kernel() -> None:
                 )
                 found += by_axis.folds(request, operation)
             made |= {(each.kernel, each.constants) for each in found}
-    assert {kernel for kernel, _ in made} == {"sliding.share", "sliding.slide"}
-    assert len(made) <= 12
+    assert {kernel for kernel, _ in made} == {"sliding.share"}
+    assert len(made) <= 10

@@ -44,6 +44,10 @@ def runs_ptx(tensor: Tensor) -> bool:
 
 _capability = lru_cache(torch.cuda.get_device_capability)
 
+MOST_TAPS = 2**20
+"""Of quantized averages. With more a quotient in float64 may be a half though the exact one is not:
+plain PyTorch compares these in integers."""
+
 
 def launch(how: Any, *arguments: Any) -> None:
     """Launch a kernel with these tensors and numbers, on the first tensor's device. ``how`` is a
@@ -390,6 +394,8 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Quantized averages (rules Q1, Q2 and Q6). The arguments are the reference's."""
     *given, window, include_padding, output_dtype = arguments
+    if window.taps > MOST_TAPS:
+        return reference.quantized_linear_average_pooling(input, *arguments)
     parameters = tuple(
         each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given
     )
@@ -434,16 +440,16 @@ def _averages(
         launch(plan.launches[0], source, target, *parameters)
     elif plan.launches:
         source = source.contiguous(memory_format=plan.memory_format)
+        between: tuple[torch.dtype, ...] = (_sum_type(source.dtype),)
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
-        elif plan.kernel == "average_pooling.sum_axis":
-            _in_turn(plan.launches, (source,), (target,), (_sum_type(source.dtype),))
+        elif plan.kernel == "gathering.gather":
+            _in_turn(plan.launches, (source, source), (target, target), between)
         else:
-            between: tuple[torch.dtype, ...] = (_sum_type(source.dtype),)
             if dtype is not None:
                 # Beside sums of integers goes how many elements they count, where that differs.
                 mode = dict(plan.launches[0].constants)["MODE"]
-                between = (torch.int64 if mode.exact else torch.int32,) * (1 + (mode.count > 0))
+                between = (torch.int32,) * (1 + (mode.count > 0))
             _in_turn(plan.launches, (source, source), (target, target), between, parameters)
     return target
 

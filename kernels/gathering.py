@@ -1,0 +1,167 @@
+"""Gradients of windows that overlap and are too large to unroll, one axis after the other: of
+maxima from their taps, or of averages.
+
+A lane owns neighbouring inputs, and reads each window that reaches any of them once:
+
+    windows     [. . . . . . .]   [. . . . . . .]
+                       [. . . . . . .]   [. . . . . . .]
+    inputs                  a b c d e f g h
+"""
+
+import triton
+import triton.language as tl
+
+from . import addressing, sums
+
+AT_ONCE = tl.constexpr(4)
+"""How many windows a lane reads at once."""
+FAR = tl.constexpr(2**31 - 1)
+"""A number that no tap has."""
+
+
+@triton.jit
+def with_winners(totals, further_in, number, value, code, LAST, G):
+    """Adds a window whose winner is the lane's input ``number`` (or another input, if it is not one
+    of 0 to G - 1): ``value`` to the totals of the lane's G inputs, and ``code`` to the taps
+    ``further_in`` of the windows that they won.
+    """
+    new = ()
+    new_codes = ()
+    for i in tl.static_range(G):
+        wins = number == i
+        new = new + (tl.where(wins, totals[i] + value, totals[i]),)
+        if not LAST:
+            new_codes = new_codes + (tl.where(wins, code, further_in[i]),)
+    return new, new_codes
+
+
+@triton.jit
+def with_averages(totals, errors, values, tap, tap_step, K, G):
+    """Adds the values of as many windows as a lane reads at once to the sums of its G inputs that
+    they hold, with what the additions have rounded away. ``tap`` is the first window's tap on the
+    first input.
+    """
+    new = ()
+    new_errors = ()
+    for i in tl.static_range(G):
+        terms = ()
+        for j in tl.static_range(AT_ONCE):
+            own = tap + (j * tap_step + i)
+            terms = terms + (tl.where((own >= 0) & (own < K), values[j], 0.0),)
+        total, error = sums.with_group(totals[i], errors[i], sums.tree(terms, 0, 1, AT_ONCE))
+        new = new + (total,)
+        new_errors = new_errors + (error,)
+    return new, new_errors
+
+
+@addressing.launched(4)
+def gather(
+    g,
+    t,
+    dx,
+    rest,
+    sizes,
+    inner,
+    classes,
+    groups,
+    below,
+    axis,
+    common,
+    tap_step,
+    step,
+    TAPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    G: tl.constexpr,
+    ROWS: tl.constexpr,
+    LAST: tl.constexpr,
+    WIDE: tl.constexpr,
+    B: tl.constexpr,
+):
+    """One axis of a gradient: the gradients of windows become those of ``size`` inputs along it.
+
+    A lane owns G inputs that lie a dilation apart, and reads ``bound`` windows at most. ``classes``
+    lanes begin at neighbouring inputs, and the next lane begins after all of theirs. All tensors
+    are dense, and neighbours along the axis lie ``inner`` elements apart. ``inner``, ``classes``,
+    ``groups``, ``below``, ``common``, ``tap_step`` and ``step`` are dividers (``launch.divider``).
+
+    With TAPS it is that of maxima. A tap is ``k * below`` plus the tap along the axes further in,
+    where k is the tap along this axis. The windows that an input has won have the same tap further
+    in, which goes to ``rest`` unless this axis is the LAST.
+
+    Else it is that of averages. Sums are divided by ``divisor`` (COUNT 0), or each gradient by what
+    its window counts along this axis, inside the input (1) or the padded input (2).
+    """
+    lanes, windows, size, bound, inverse, divisor = sizes
+    K, _, P, _, J = axis
+    SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
+    lane = addressing.lane_numbers(B, WIDE)
+    live = lane < lanes
+    q = lane if ROWS else addressing.over(lane, inner)
+    within = lane - q * inner[0]
+    of_class = addressing.over(q, classes)
+    outer = addressing.over(of_class, groups)
+    first = (of_class - outer * groups[0]) * G * J + q - of_class * classes[0]
+    source = outer.to(tl.int64) * windows * inner[0] + within
+    tap, o, left = addressing.reaching(first + P, windows, K, common, tap_step, step, inverse, G)
+    left = tl.where(live, left, 0)
+    at = source + o.to(tl.int64) * inner[0]
+    back = (tl.zeros((), tl.int64) + step[0]) * inner[0]
+    further = tap_step[0]
+    NUMBERED: tl.constexpr = TAPS and not LAST
+    totals = (tl.zeros([B], SUM),) * G
+    errors = totals
+    further_in = (tl.zeros([B], tl.int32),) * (G if NUMBERED else 0)
+    for first_of_turn in range(0, bound, AT_ONCE):
+        codes = ()
+        values = ()
+        for i in tl.static_range(AT_ONCE):
+            ok = first_of_turn + i < left
+            value = addressing.widened(tl.load(g + at, mask=ok, other=0.0), SUM)
+            if TAPS:
+                codes = codes + (tl.load(t + at, mask=ok, other=0).to(tl.int32),)
+            elif COUNT > 0:
+                window = o - (first_of_turn + i) * step[0]
+                own = sums.divisor_along(window, size, axis, COUNT, SUM)
+                value = sums.quotient(value, own, 1.0 / own)
+            values = values + (value,)
+            at -= back
+        if TAPS:
+            for i in tl.static_range(AT_ONCE):
+                code = codes[i]
+                own_tap = tl.where(first_of_turn + i < left, tap, FAR).to(tl.int32)
+                k = code if LAST else addressing.over(code, below)
+                if not LAST:
+                    code -= k * below[0]
+                totals, further_in = with_winners(
+                    totals, further_in, k - own_tap, values[i], code, LAST, G
+                )
+                tap += further
+        else:
+            totals, errors = with_averages(totals, errors, values, tap, further, K, G)
+            tap += AT_ONCE * further
+    if not TAPS:
+        whole = tl.zeros([B], SUM) + divisor
+        averages = ()
+        for i in tl.static_range(G):
+            total = sums.compensated(totals[i], errors[i])
+            averages = averages + (sums.quotient(total, whole, 1.0 / whole),)
+        totals = averages
+    own = outer.to(tl.int64) * size * inner[0] + within
+    if ROWS:  # neighbours leave through shared memory
+        position = first[:, None] + tl.arange(0, G)[None, :]
+        own = own[:, None] + position
+        ok = live[:, None] & (position < size)
+        total = addressing.join_columns(totals, 0, 1, B, G)
+        tl.store(dx + own, addressing.rounded(total, dx.dtype.element_ty), mask=ok)
+        if NUMBERED:
+            code = addressing.join_columns(further_in, 0, 1, B, G)
+            tl.store(rest + own, code.to(rest.dtype.element_ty), mask=ok)
+    else:
+        position = first
+        for i in tl.static_range(G):
+            ok = live & (position < size)
+            each = own + position.to(tl.int64) * inner[0]
+            tl.store(dx + each, addressing.rounded(totals[i], dx.dtype.element_ty), mask=ok)
+            if NUMBERED:
+                tl.store(rest + each, further_in[i].to(rest.dtype.element_ty), mask=ok)
+            position += J
