@@ -119,6 +119,21 @@ def test_one_graph_for_every_size(pool: str, backend: str, device: torch.device)
     )
 
 
+def test_windows_may_be_symbolic_where_sizes_are_not(device: torch.device) -> None:
+    """E2: a graph for every window over images of one size."""
+    image = samples.normal(1, 2, 9, 9).to(device)
+    torch._dynamo.mark_static(image)
+    function, counter = counted(
+        lambda x, size: dmlpool.average_pooling(x, size, 2) + dmlpool.max_pooling(x, size, 2),
+        "aot_eager",
+        dynamic=True,
+    )
+    for size in (3, 4, 5, 6):
+        expected = dmlpool.average_pooling(image, size, 2) + dmlpool.max_pooling(image, size, 2)
+        assert torch.equal(function(image, size), expected)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["max", "average"])
 def test_automatic_dynamic_shapes_settle(pool: str, device: torch.device) -> None:

@@ -251,10 +251,11 @@ class Window:
         """Spatial sizes of the output for an input of spatial ``sizes``; rejects what leaves none
         (rule G5).
         """
-        # Operators that are called by name ask in each call, where compiled graphs make every
-        # function of Python slower. Symbolic sizes, and the tensors of a trace, are no keys.
+        # Operators that are called by name ask in each call, and compiled graphs do it most often.
+        # Symbolic sizes and windows, and the sizes in a trace, which are tensors, are no keys.
         if not is_dynamo_compiling() and _INTS.issuperset(map(type, sizes)):
-            return _remembered_sizes(self, tuple(sizes))
+            with contextlib.suppress(TypeError):
+                return _remembered_sizes(self, tuple(sizes))
         return self._output_sizes(sizes)
 
     def _output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
