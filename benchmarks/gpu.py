@@ -31,7 +31,7 @@ PROCESSES = 14
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
 
 
-def steps(folder: Path, sanitizer: str | None) -> list[tuple[str, list[str], int]]:
+def steps(folder: Path, sanitizer: str | None, prepares: bool) -> list[tuple[str, list[str], int]]:
     """Name, command and limit in seconds of each, the most telling first."""
     python = sys.executable
     pytest = f"{python} -m pytest -v --tb=short -p no:cacheprovider --device cuda"
@@ -51,7 +51,7 @@ def steps(folder: Path, sanitizer: str | None) -> list[tuple[str, list[str], int
         ("tests", tests, 100),
         ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 60),
     ]
-    if not CACHE.is_dir():
+    if prepares:
         # On all processors at once: a step by itself would compile one kernel after the other.
         found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare", 90))
     return [
@@ -75,7 +75,9 @@ def main() -> int:
         print("compute-sanitizer is not on the path: memory is not checked")
     with tempfile.TemporaryDirectory() as copy:
         environment = environment_of(Path(copy)) | {"OUT": str(folder.resolve())}
-        every = steps(folder, sanitizer)
+        # What is prepared is code for one kind of GPU.
+        is_sm_90 = not torch.version.hip and torch.cuda.get_device_capability() == (9, 0)
+        every = steps(folder, sanitizer, is_sm_90 and not CACHE.is_dir())
         report["not begun"] = [name for name, _, _ in every]
         for name, command, seconds in every:
             report["not begun"].remove(name)

@@ -106,6 +106,7 @@ def smoke(end: float, every: int, device: str = "cuda") -> int:
     for name, call, input in list(smoke_calls())[::every]:
         if time.monotonic() > end:
             left += 1
+            print(f"not begun: {name}", flush=True)
             continue
         try:
             say = differences(call(reference, input), call(backend, input.to(device)))
