@@ -13,11 +13,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import operands
-from torch_dmlpool._private import (
-    _SingleLevelFunction,
-    call_backward_at_once,
-    empty_strided_cpu,
-)
+from torch_dmlpool._private import empty_strided_cpu, single_level_function
 from torch_dmlpool.backends import cpu, library, plans
 from torch_dmlpool.nn import dimensions
 from torch_dmlpool.ops import average_pooling, registration
@@ -122,8 +118,7 @@ def main() -> None:
     print(f"{'':40} {'forward':>9} {'recorded':>9} {'with gradient':>14}")
     pool = cpu.recorded_average_pooling
     *_, known = pool(torch.zeros(SIZES), Window.pytorch(2, 2, 2), True, None)
-    alone = type("Alone", (Kernels, _SingleLevelFunction), {})
-    call_backward_at_once(alone)
+    alone = single_level_function("Alone", Kernels)
     contestants: dict[str, Callable[[Tensor], Tensor]] = {
         "empty Function": lambda image: Empty.apply(image, False),
         "empty Function that saves a tensor": lambda image: Empty.apply(image, True),

@@ -119,6 +119,22 @@ def test_one_graph_for_every_size(pool: str, backend: str, device: torch.device)
     )
 
 
+# Compiled autograd asks tensors for gradients that they do not have.
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
+)
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.LPPool2d(2, 2)])
+def test_backward_passes_may_be_compiled(pool: torch.nn.Module, device: torch.device) -> None:
+    """PyTorch's compiled autograd runs the gradients of layers that were called eagerly."""
+    for samples_at_once in (2, 4):
+        image = samples.normal(samples_at_once, 2, 8, 8).to(device).requires_grad_()
+        (expected,) = torch.autograd.grad(pool(image).square().sum(), image)
+        loss = pool(image).square().sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            loss.backward()
+        assert torch.equal(image.grad, expected)
+
+
 def test_windows_may_be_symbolic_where_sizes_are_not(device: torch.device) -> None:
     """E2: a graph for every window over images of one size."""
     image = samples.normal(1, 2, 9, 9).to(device)

@@ -61,7 +61,7 @@ from torch.autograd import profiler as profiler
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as _set_fwd_grad_enabled
 
 # an autograd function that is the implementation of an operator for the key Autograd
-from torch.autograd.function import _SingleLevelFunction as _SingleLevelFunction
+from torch.autograd.function import _SingleLevelFunction
 
 # PyTorch's layers for one, two and three dimensions: adaptive maxima, and minima that are like them
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd as _AdaptiveMaxPoolNd
@@ -100,11 +100,14 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
     empty_strided_cpu = _empty_strided
 
 
-def call_backward_at_once(function: Any) -> None:
-    """Let autograd call ``backward`` of an autograd function itself. PyTorch's nodes have a method
-    in Python, ``apply``, which looks for it with another method.
-    """
+def single_level_function(title: str, methods: type) -> Any:
+    """An autograd function that is the implementation of an operator for the key Autograd."""
+    # Ordinary autograd functions have this method, by which compiled autograd tells them apart.
+    key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+    function: Any = type(title, (methods, _SingleLevelFunction), {"_compiled_autograd_key": key})
+    # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
     function._backward_cls.apply = function.backward
+    return function
 
 
 def empty_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:

@@ -27,11 +27,10 @@ from torch_dmlpool._private import (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
     _set_fwd_grad_enabled,
-    _SingleLevelFunction,
-    call_backward_at_once,
     enable_single_level_autograd_function,
     forward_ad,
     profiler,
+    single_level_function,
 )
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import revision
@@ -148,15 +147,8 @@ class Operator:
             title = "".join(
                 part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
             )
-            self.apply = self._function(title, Derivative)
-            self.apply_known = self._function(title, KnownDerivative)
-
-    @staticmethod
-    def _function(title: str, methods: type) -> Callable[..., Any]:
-        """What applies an autograd function that has these methods."""
-        function: Any = type(title, (methods, _SingleLevelFunction), {})
-        call_backward_at_once(function)
-        return function.apply
+            self.apply = single_level_function(title, Derivative).apply
+            self.apply_known = single_level_function(title, KnownDerivative).apply
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""
