@@ -20,6 +20,9 @@ namespace dmlpool {
 namespace {
 
 struct RowPooling : BlockPooling {
+    // Rows of outputs that read the same rows. Only sums share them: in a gradient of averages as
+    // many rows of the input as the stride lie in the same windows. Windows of maxima, which are
+    // idempotent, begin a stride apart, and only narrow bins would read the same rows.
     const DistinctRows distinct{windows, !op.is_idempotent && finish.is_uniform, plan.outputs_h};
     // Whether the rows that windows read are found once for all windows that lie inside the input
     // along H. All of these read the same number of rows, a stride below those of the window

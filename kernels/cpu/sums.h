@@ -21,8 +21,9 @@ struct Sum {
     static constexpr bool has_numbers = false;
     static constexpr bool has_keys = false;
     static constexpr int64_t lanes = LANES<L>;
-    static constexpr int64_t rows_at_once =
-        sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;  // 4 for int32 sums
+    // Sums of int32 combine 4, because the code of 9 for each type of quantized elements makes the
+    // library larger.
+    static constexpr int64_t rows_at_once = sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;
     static bool is_plain() { return std::is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
     template <class V>
