@@ -240,12 +240,8 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     that one axis after the other is faster: with taps, or where rows are read by single elements.
     """
     axes, vector = request.axes, request.vector
-    if request.window is None or is_one_window(request):
-        return None
-    if max(max(axis.extent, axis.stride) for axis in axes) > EXTENT:
-        return None
     results = prod(request.shape[:2]) * prod(request.targets)
-    if (with_taps or vector == 1) and results >= SHARED_RESULTS and by_axis.overlaps(request, all):
+    if not _may_be_tiled(request, with_taps, results):
         return None
     stride, steps = axes[1].stride, FORWARD_STEPS[with_taps]
     rows, columns = {1: 4, 2: 2}.get(stride, 1), vector
@@ -270,6 +266,18 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     while not request.channels_last and columns > 4 and _steps(axes, rows, columns) > steps:
         columns = vector = vector // 2
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
+
+
+def _may_be_tiled(request: Request, with_taps: bool, results: int) -> bool:
+    """Whether there is a window over part of a plane, of a size that ``max_tile`` can take, and one
+    axis after the other is not faster.
+    """
+    if request.window is None or is_one_window(request):
+        return False
+    if max(max(axis.extent, axis.stride) for axis in request.axes) > EXTENT:
+        return False
+    by_elements = with_taps or request.vector == 1
+    return not (by_elements and results >= SHARED_RESULTS and by_axis.overlaps(request, all))
 
 
 def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
