@@ -302,7 +302,7 @@ def present(
             absent[peer.name] = "compiles each row, which was not wanted"
             continue
         if peer.optional and not with_optional:
-            absent[peer.name] = "not asked for"
+            absent[peer.name] = "not asked for (--compile asks)"
             continue
         if peer.compiles and quick:
             absent[peer.name] = "compiles each row, too long for a quick run"

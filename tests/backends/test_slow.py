@@ -115,6 +115,15 @@ def test_asking_what_serves_is_not_pooling(without_library: None) -> None:
     assert backends.chosen("cpu")[1] == MISSING
 
 
+def test_a_conversion_says_what_is_missing(without_library: None) -> None:
+    """But for a model on another device, and where nothing was replaced."""
+    said = f"plain PyTorch pools here, several times slower: {MISSING}"
+    assert said in str(dmlpool.nn.convert(torch.nn.Sequential(torch.nn.MaxPool2d(2))))
+    elsewhere = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"), torch.nn.MaxPool2d(2))
+    assert said not in str(dmlpool.nn.convert(elsewhere))
+    assert said not in str(dmlpool.nn.convert(torch.nn.Linear(2, 2)))
+
+
 def test_devices_without_kernels_by_design_are_quiet() -> None:
     """E7: no library is missing there."""
     for device in ("mps", "xpu", "meta"):

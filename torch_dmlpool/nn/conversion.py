@@ -5,6 +5,7 @@ functions are rerouted.
 import contextlib
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -20,6 +21,7 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import NN_FUNCTIONS, _LPPoolNd, _MaxUnpoolNd
 from torch_dmlpool.nn import functional, layers, measuring
 from torch_dmlpool.nn.measuring import LayerTimes
+from torch_dmlpool.ops import missing_kernels
 from torch_dmlpool.window import ArgumentError, Window
 
 __all__ = ["Conversion", "convert", "rerouted"]
@@ -76,6 +78,8 @@ class Conversion:
     """Seconds of each layer's calls, here and in torch.nn, where ``example_inputs`` were given."""
     functions: list[str] = field(default_factory=list)
     """Pooling functions that the model's own code calls, which :func:`rerouted` replaces."""
+    missing: str | None = None
+    """Why a model on a CPU has no compiled kernels to use here; None if it has, or is elsewhere."""
     _before: list[tuple[Module, type[Module], dict[str, Any]]] = field(
         default_factory=list, repr=False
     )
@@ -100,6 +104,8 @@ class Conversion:
             for name, text in entries.items():
                 timed = f"; {self.times[name]}" if name in self.times else ""
                 lines.append(f"  {heading:8}  {name or '(root)':{width}}  {text}{timed}")
+        if self.missing is not None and self.replaced:
+            lines.append(f"  plain PyTorch pools here, several times slower: {self.missing}")
         if self.functions:
             calls = ", ".join(self.functions)
             lines.append(
@@ -168,7 +174,7 @@ def convert(
     named: dict[Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(module, []).append(name)
-    report = Conversion(model, {}, {}, {}, functions=_functions_called(named))
+    report = Conversion(model, {}, {}, {}, {}, _functions_called(named), _missing(model))
     chosen = _chosen(named, report.left)
     times = {}
     if example_inputs is not None:
@@ -189,6 +195,12 @@ def convert(
         report.replaced.update(dict.fromkeys(names, kind.__name__))
         report.effects.update(dict.fromkeys(names, _effect(module)))
     return report
+
+
+def _missing(model: Module) -> str | None:
+    """Why a model, whose tensors are on one device, has no compiled kernels to use."""
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return missing_kernels("cpu" if tensor is None else tensor.device.type)
 
 
 def _chosen(named: dict[Module, list[str]], left: dict[str, str]) -> list[Module]:
