@@ -53,7 +53,9 @@ def _of_fold(how: Any, threads: int) -> int:
 LOADS: dict[str, Callable[[Any, int], int]] = {
     "folding.fold": _of_fold,
     "sliding.share": lambda how, _: 8 * how.sizes[0][1],
-    "gathering.gather": lambda how, _: 8 * -(-how.sizes[0][3] // 4),
+    "gathering.gather": lambda how, _: (
+        8 * -(-how.sizes[0][3] // (4 if dict(how.constants)["TAPS"] else 8))
+    ),
 }
 """What each thread of a kernel loads in its loop, of a launch and its threads."""
 

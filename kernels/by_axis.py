@@ -39,8 +39,9 @@ SLICES = {True: (16_384, 8192), False: (1024, 512)}
 # reads at once what not all of them have in common, so that registers limit both.
 SHARED = ((8, 1), (8, 2), (4, 4), (2, 8), (2, 16))
 # Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``.
-SHARES_FROM, SHARES_OVER = 9, 4
-INPUTS = 8  # of a lane of ``gathering.gather``
+# Along rows lanes load side by side from SIDE_FROM elements on: L1 would take longer than that.
+SHARES_FROM, SHARES_OVER, SIDE_FROM = 9, 4, 48
+INPUTS = 8  # of a lane of ``gathering.gather``, for maxima
 SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
 Kinds = tuple[int, ...]
 
@@ -145,6 +146,7 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
         "MODE": step.mode,
         "SHARED": shared,
         "ROWS": along.inner == 1,
+        "SIDE": along.inner == 1 and axis.window >= SIDE_FROM,
         "WIDE": max(largest) >= launch.WIDE_FROM,
         "B": launch.LANES,
     }
@@ -232,15 +234,15 @@ def spread(
     return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
 
 
-def _reach(along: Along) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
+def _reach(along: Along, inputs: int) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
     """The most windows that reach any of a lane's inputs; what ``addressing.reaching`` takes: the
     inverse, and dividers; and the largest number in its arithmetic.
     """
     axis, reach = along.axis, launch.covering(along.axis)
     tap_step = axis.stride // reach.gcd
-    bound = launch.divided(axis.window + INPUTS - 1, tap_step)
+    bound = launch.divided(axis.window + inputs - 1, tap_step)
     bound = min(bound, launch.divided(along.source, reach.output_step))
-    largest = launch.farthest(along.targets + INPUTS * axis.dilation, along.source, axis)
+    largest = launch.farthest(along.targets + inputs * axis.dilation, along.source, axis)
     largest += max(axis.stride, bound + 8) * axis.dilation
     dividers = tuple(map(launch.divider, (reach.gcd, tap_step, reach.output_step)))
     return bound, reach.inverse, dividers, max(largest * along.inner, along.results)
@@ -278,12 +280,13 @@ def gradients(
     the same row won the same element.
     """
     below, launches = prod(axis.window for axis in request.axes), []
+    owned = INPUTS if with_taps else 1
     for along in launch.one_axis_at_a_time(request):
         axis = along.axis
         below //= axis.window
-        bound, inverse, dividers, largest = _reach(along)
+        bound, inverse, dividers, largest = _reach(along, owned)
         classes = min(axis.dilation, along.targets)
-        groups = launch.divided(along.targets, INPUTS * axis.dilation)
+        groups = launch.divided(along.targets, owned * axis.dilation)
         lanes = along.outer * groups * classes * along.inner
         divisor = counting[1] if along.last else 1
         sizes = (
@@ -298,7 +301,7 @@ def gradients(
         constants = {
             "TAPS": with_taps,
             "COUNT": counting[0],
-            "G": INPUTS,
+            "G": owned,
             "ROWS": along.inner * axis.dilation == 1,
             "LAST": along.last or not with_taps,
             "WIDE": max(largest, lanes + launch.LANES) >= launch.WIDE_FROM,

@@ -1,7 +1,9 @@
 """Gradients of windows that overlap and are too large to unroll, one axis after the other: of
 maxima from their taps, or of averages.
 
-A lane owns neighbouring inputs, and reads each window that reaches any of them once:
+A lane owns neighbouring inputs (one for averages: a number of windows is added up in fewer
+instructions than it takes to tell which of the inputs each holds), and reads each window that
+reaches any of them once:
 
     windows     [. . . . . . .]   [. . . . . . .]
                        [. . . . . . .]   [. . . . . . .]
@@ -13,8 +15,6 @@ import triton.language as tl
 
 from . import addressing, sums
 
-AT_ONCE = tl.constexpr(4)
-"""How many windows a lane reads at once."""
 FAR = tl.constexpr(2**31 - 1)
 """A number that no tap has."""
 
@@ -33,25 +33,6 @@ def with_winners(totals, further_in, number, value, code, LAST, G):
         if not LAST:
             new_codes = new_codes + (tl.where(wins, code, further_in[i]),)
     return new, new_codes
-
-
-@triton.jit
-def with_averages(totals, errors, values, tap, tap_step, K, G):
-    """Adds the values of as many windows as a lane reads at once to the sums of its G inputs that
-    they hold, with what the additions have rounded away. ``tap`` is the first window's tap on the
-    first input.
-    """
-    new = ()
-    new_errors = ()
-    for i in tl.static_range(G):
-        terms = ()
-        for j in tl.static_range(AT_ONCE):
-            own = tap + (j * tap_step + i)
-            terms = terms + (tl.where((own >= 0) & (own < K), values[j], 0.0),)
-        total, error = sums.with_group(totals[i], errors[i], sums.tree(terms, 0, 1, AT_ONCE))
-        new = new + (total,)
-        new_errors = new_errors + (error,)
-    return new, new_errors
 
 
 @addressing.launched(4)
@@ -88,11 +69,13 @@ def gather(
     where k is the tap along this axis. The windows that an input has won have the same tap further
     in, which goes to ``rest`` unless this axis is the LAST.
 
-    Else it is that of averages. Sums are divided by ``divisor`` (COUNT 0), or each gradient by what
-    its window counts along this axis, inside the input (1) or the padded input (2).
+    Else it is that of averages, and G is 1. Sums are divided by ``divisor`` (COUNT 0), or each
+    gradient by what its window counts along this axis, inside the input (1) or the padded input
+    (2).
     """
     lanes, windows, size, bound, inverse, divisor = sizes
     K, _, P, _, J = axis
+    AT_ONCE: tl.constexpr = 4 if TAPS else 8
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
@@ -109,7 +92,8 @@ def gather(
     further = tap_step[0]
     NUMBERED: tl.constexpr = TAPS and not LAST
     totals = (tl.zeros([B], SUM),) * G
-    errors = totals
+    total = tl.zeros([B], SUM)
+    error = total
     further_in = (tl.zeros([B], tl.int32),) * (G if NUMBERED else 0)
     for first_of_turn in range(0, bound, AT_ONCE):
         codes = ()
@@ -137,15 +121,10 @@ def gather(
                 )
                 tap += further
         else:
-            totals, errors = with_averages(totals, errors, values, tap, further, K, G)
-            tap += AT_ONCE * further
+            total, error = sums.with_group(total, error, sums.tree(values, 0, 1, AT_ONCE))
     if not TAPS:
         whole = tl.zeros([B], SUM) + divisor
-        averages = ()
-        for i in tl.static_range(G):
-            total = sums.compensated(totals[i], errors[i])
-            averages = averages + (sums.quotient(total, whole, 1.0 / whole),)
-        totals = averages
+        totals = (sums.quotient(sums.compensated(total, error), whole, 1.0 / whole),)
     own = outer.to(tl.int64) * size * inner[0] + within
     if ROWS:  # neighbours leave through shared memory
         position = first[:, None] + tl.arange(0, G)[None, :]

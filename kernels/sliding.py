@@ -7,8 +7,8 @@ A lane owns G neighbouring windows, and reads what all of them have in common on
     window 2            [. . . . . . . . . . . . . . . .]
                 |before |         core          | after |
 
-Along rows a lane's elements are loaded side by side with its neighbours', and handed over through
-shared memory. Windows are put together from parts that do not overlap. Nothing is subtracted: NaN
+Along rows the lanes of very long windows load side by side, and hand elements over through shared
+memory. Windows are put together from parts that do not overlap. Nothing is subtracted: NaN
 and infinity stay in their windows, and additions are as deep as a tree's (rule E6). Windows have no
 dilation.
 """
@@ -66,11 +66,11 @@ def until(parts, FIRST, STEP, COUNT, OP):
 
 
 @triton.jit
-def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, ROWS):
-    """COUNT elements of each lane as parts of windows. Element j lies ``j // EDGE`` strides and
-    then ``j % EDGE`` elements after ``first``. It is the identity from ``end`` on, outside the
-    line, and where the next stride has begun before it. ``axis`` is the line's length and how far
-    apart neighbours lie.
+def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, SIDE):
+    """COUNT elements of each lane as parts of windows, with SIDE loaded side by side along a row.
+    Element j lies ``j // EDGE`` strides and then ``j % EDGE`` elements after ``first``. It is the
+    identity from ``end`` on, outside the line, and where the next stride has begun before it.
+    ``axis`` is the line's length and how far apart neighbours lie.
 
     The position is 0 before the line, so that a window of nothing but the lowest value gives its
     first element as the winner.
@@ -81,7 +81,7 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, ROWS):
     GAPS: tl.constexpr = EDGE > 1 and COUNT > EDGE
     parts = ()
     columns = ()
-    if ROWS:
+    if SIDE:
         j = tl.arange(0, WIDTH)[None, :]
         position = first[:, None] + j // EDGE * stride + j % EDGE
         ok = live[:, None] & (position < end[:, None]) & (position >= 0) & (position < axis[0])
@@ -91,7 +91,7 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, ROWS):
         columns = addressing.split_columns(v, B, WIDTH)
     for j in tl.static_range(COUNT):
         position = first + j // EDGE * stride + j % EDGE
-        if ROWS:
+        if SIDE:
             v = columns[j]
         else:
             ok = live & (position < end) & (position >= 0) & (position < axis[0])
@@ -105,14 +105,14 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, ROWS):
 
 
 @triton.jit
-def core(source, first, turns, end, axis, live, OP, TYPE, ROWS):
+def core(source, first, turns, end, axis, live, OP, TYPE, SIDE):
     """Positions ``first`` to ``end`` combined, eight in each turn. Sums are compensated."""
     FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
     value = tl.full(live.shape, FILL, TYPE)
     error = value
     best = tl.maximum(first, 0)
     for _ in range(turns):
-        parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE, ROWS)
+        parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE, SIDE)
         group = until(parts, 0, 1, 8, OP)[8 - 1]
         if OP == folding.SUM and TYPE.is_floating():
             value, error = sums.with_group(value, error, group[0])
@@ -174,6 +174,7 @@ def share(
     MODE: tl.constexpr,
     SHARED: tl.constexpr,
     ROWS: tl.constexpr,
+    SIDE: tl.constexpr,
     WIDE: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -181,8 +182,9 @@ def share(
     along the axis lie ``inner`` elements apart.
 
     A lane makes ``SHARED[0]`` windows, whose stride is at most ``SHARED[1]``. It reads their common
-    core in ``turns`` turns of eight positions. ``groups``, ``inner``, ``planes`` and
-    ``channels`` are dividers (``launch.divider``). What is divided, counted and numbered: see
+    core in ``turns`` turns of eight positions, with SIDE side by side with other lanes. ``groups``,
+    ``inner``, ``planes`` and ``channels`` are dividers (``launch.divider``). What is divided,
+    counted and numbered: see
     ``folding.fold``.
     """
     lanes, turns, divisor = sizes
@@ -209,8 +211,8 @@ def share(
     EDGES: tl.constexpr = (G - 1) * EDGE
     opening = first + (G - 1) * stride  # of the core
     past = last + (G - 1) * stride
-    starts = read(source, first, opening, stride, line, live, EDGE, EDGES, OP, TYPE, ROWS)
-    ends = read(source, last, past, stride, line, live, EDGE, EDGES, OP, TYPE, ROWS)
+    starts = read(source, first, opening, stride, line, live, EDGE, EDGES, OP, TYPE, SIDE)
+    ends = read(source, last, past, stride, line, live, EDGE, EDGES, OP, TYPE, SIDE)
     before = ()
     after = ()
     for g in tl.static_range(G - 1):
@@ -218,7 +220,7 @@ def share(
         after = after + (until(ends, g * EDGE, 1, EDGE, OP)[EDGE - 1],)
     before = until(before, G - 2, -1, G - 1, OP)
     after = until(after, 0, 1, G - 1, OP)
-    middle = core(source, opening, turns, last, line, live, OP, TYPE, ROWS)
+    middle = core(source, opening, turns, last, line, live, OP, TYPE, SIDE)
     results = ()
     winners = ()
     for g in tl.static_range(G):

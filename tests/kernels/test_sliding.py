@@ -3,6 +3,7 @@
 Interpreted or, where it does not take long to compile and emulate, as compiled for sm_90.
 """
 
+import itertools
 import random
 
 import numpy as np
@@ -121,21 +122,19 @@ def test_infinity_and_nan_stay_in_their_windows() -> None:
 @only_interpreted
 def test_no_length_makes_another_kernel() -> None:
     """A window's length, stride and padding, and the image's sizes, are numbers."""
-    made = set()
-    for window in range(33, 257):
-        for stride in (1, 2, 4, 8):
-            found: list = []
-            for operation in (by_axis.SUM, by_axis.FIRST_GREATEST):
-                request = backend.kernel_named("launch", "Request")(
-                    Window.directml(1, window, stride, window // 2, window // 2),
-                    (4, 8, 1000),
-                    (8000, 1000, 1),
-                    ((1000 + 2 * (window // 2) - window) // stride + 1,),
-                    4,
-                    True,
-                    False,
-                )
-                found += by_axis.folds(request, operation)
+    for operation in (by_axis.SUM, by_axis.FIRST_GREATEST):
+        made = set()
+        for window, stride in itertools.product(range(33, 257), (1, 2, 4, 8)):
+            request = backend.kernel_named("launch", "Request")(
+                Window.directml(1, window, stride, window // 2, window // 2),
+                (4, 8, 1000),
+                (8000, 1000, 1),
+                ((1000 + 2 * (window // 2) - window) // stride + 1,),
+                4,
+                True,
+                False,
+            )
+            found = by_axis.folds(request, operation)
             made |= {(each.kernel, each.constants) for each in found}
-    assert {kernel for kernel, _ in made} == {"sliding.share"}
-    assert len(made) <= 10
+        assert {kernel for kernel, _ in made} == {"sliding.share"}
+        assert len(made) <= 8
