@@ -89,13 +89,18 @@ struct DisjointGradient {
                 write_elements(positions, columns, reinterpret_cast<const E *>(shares),
                                reinterpret_cast<E *>(out));
             });
-        for (int64_t x = positions.begin; x < positions.end; ++x, out += position) {
-            const Span span = seen.at(2, x);
-            if (span.count == 0)
-                std::memset(out, 0, position);
-            else
-                std::memcpy(out, shares + (span.begin - columns.begin) * position, position);
-        }
+        int64_t x = positions.begin;
+        const auto clear = [&](int64_t stop) {
+            std::memset(out + (x - positions.begin) * position, 0, (stop - x) * position);
+        };
+        for (int64_t o = columns.begin; o < columns.end; ++o, shares += position)
+            for (int64_t tap = p.w().low(o); tap < p.w().high(o); ++tap) {
+                const int64_t at = p.w().first(o) + tap * p.w().dilation;
+                clear(at);
+                std::memcpy(out + (at - positions.begin) * position, shares, position);
+                x = at + 1;
+            }
+        clear(positions.end);
     }
     // The same for one channel.
     template <class E>

@@ -69,7 +69,7 @@ struct Max {
         return values;
     }
     template <int64_t n>
-    Block<S, n> load(const S *from, int64_t) const {
+    Vectors<S, n> load(const S *from, int64_t) const {
         const auto element = read<Vector<S, n>>(from);
         if constexpr (std::is_floating_point_v<S>)
             return {{element}};
@@ -170,7 +170,7 @@ struct Winner {
         return P(key) * (P(1) << SHIFT) | (FIRST ^ P(number));
     }
     template <int64_t n>
-    __attribute__((always_inline)) Block<P, n> load(const S *from, int64_t number) const {
+    __attribute__((always_inline)) Vectors<P, n> load(const S *from, int64_t number) const {
         const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
         if constexpr (n == 1)
             return {{of_key(keys, number)}};
@@ -179,9 +179,9 @@ struct Winner {
     }
     // The values of n keys, where numbers_of(k) has the numbers of the taps of vector k.
     template <int64_t n, class NumbersOf>
-    __attribute__((always_inline)) static Block<P, n> packed(const Vector<S, n> &keys,
-                                                             const NumbersOf &numbers_of) {
-        using B = Block<P, n>;
+    __attribute__((always_inline)) static Vectors<P, n> packed(const Vector<S, n> &keys,
+                                                               const NumbersOf &numbers_of) {
+        using B = Vectors<P, n>;
         B result;
         Vector<S, B::WIDTH> parts[B::COUNT];
         std::memcpy(parts, &keys, sizeof(keys));

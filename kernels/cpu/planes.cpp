@@ -86,6 +86,9 @@ struct PlanePooling {
     // Combines `count` rows of `length` elements or values, `step` bytes apart.
     void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
                  char *to) const {
+        constexpr int64_t VECTOR = 64;
+        if (!are_values && length * op.value_size >= VECTOR)
+            return op.combine_successive(from, count, length, to);
         std::vector<Row> rows(count);
         for (int64_t k = 0; k < count; ++k)
             rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts

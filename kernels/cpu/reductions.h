@@ -10,18 +10,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "successive.h"
 #include "vectors.h"
 
 namespace dmlpool {
 namespace {
-
-// n values: one vector, or as many of the processor's width as they fill.
-template <class L, int64_t n>
-struct Block {
-    static constexpr int64_t WIDTH = std::min(n, LANES<L>);
-    static constexpr int64_t COUNT = n / WIDTH;
-    Vector<L, WIDTH> part[COUNT];
-};
 
 // Operations on rows, made from an Op. It must have:
 //     Value, Element            the types that are combined and that are read
@@ -66,6 +59,11 @@ struct Rows final : RowOperations {
             combine_rows<true>(rows, count, 0, length, out, times);
         else
             combine_rows<are_plain>(rows, count, 0, length, out, times);
+    }
+    void combine_successive(const char *from, int64_t count, int64_t length,
+                            void *to) const override {
+        if constexpr (!Op::has_numbers)
+            dmlpool::combine_successive(*this, op, from, count, length, static_cast<L *>(to));
     }
     void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                        void *to) const override {
@@ -149,7 +147,7 @@ struct Rows final : RowOperations {
     // Combines elements [i, i + n) of rows [from, to) as a tree, so that the error of a sum grows
     // with the logarithm of the number of its terms.
     template <bool are_values, int64_t n, int64_t from, int64_t to>
-    static Block<L, n> tree(const Op &op, const Row *rows, int64_t i) {
+    static Vectors<L, n> tree(const Op &op, const Row *rows, int64_t i) {
         constexpr int64_t middle = (from + to + 1) / 2;
         const char *const at = rows[from].from + i * SIZE<are_values>;
         if constexpr (to - from > 1)
@@ -158,7 +156,7 @@ struct Rows final : RowOperations {
         else if constexpr (!are_values)
             return op.template load<n>(reinterpret_cast<const T *>(at), rows[from].number);
         else {
-            auto values = block_at<Block<L, n>>(reinterpret_cast<const L *>(at));
+            auto values = block_at<Vectors<L, n>>(reinterpret_cast<const L *>(at));
 #pragma GCC unroll 8
             for (auto &part : values.part)
                 part = Op::renumbered(part, rows[from].number);
@@ -174,7 +172,7 @@ struct Rows final : RowOperations {
               int64_t n = are_values ? LANES<L> : Op::lanes>
     void combine_unrolled(const Row *given, int64_t begin, int64_t length, L *out,
                           const Times &times) const {
-        using B = Block<L, n>;
+        using B = Vectors<L, n>;
         constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
         if constexpr (n > 1)
             if (length < n)
@@ -198,20 +196,25 @@ struct Rows final : RowOperations {
         for (int64_t t = 0, first = 0; t < times.count; ++t, first += step) {
             to = out + t * times.pitch - first;
             const int64_t end = first + length;
-            B last;
+            B beyond;
             if (adds && whole < length)
-                last = block(end - n);
-            // Without `adds` the last block is computed in the loop, so that its code is there
+                beyond = block(end - n);
+            // Without `adds` the last block is computed in the loop, too, so that its code is there
             // once.
-            const int64_t stop = adds ? first + whole : end;
-            for (int64_t i = first; i < stop; i += n) {
-                const int64_t at = adds ? i : std::min(i, end - n);
-                store(block(at), to + at);
+            const int64_t stop = (adds ? first + whole : end) - n;
+            for (int64_t i = first;;) {
+                store(block(i), to + i);
                 if constexpr (n == 1)
                     __asm__("");  // not vectorized: these are fewer elements than a vector has
+                i += n;
+                if (i <= stop)
+                    continue;
+                if (i == stop + n)
+                    break;
+                i = stop;
             }
             if (adds && whole < length)
-                store(last, to + end - n);
+                store(beyond, to + end - n);
         }
     }
     // Combines any number of rows: by the `combine_unrolled` of that number, or by `combine_many`.

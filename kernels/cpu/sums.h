@@ -35,7 +35,7 @@ struct Sum {
         return values;
     }
     template <int64_t n>
-    Block<L, n> load(const T *from, int64_t) const {
+    Vectors<L, n> load(const T *from, int64_t) const {
         return {{dmlpool::load<L, n>(from)}};
     }
 };

@@ -56,6 +56,13 @@ struct VectorOf<E, 1> {
 };
 template <class E, int64_t n>
 using Vector = typename VectorOf<E, n>::Type;
+// n values: one vector, or as many of the processor's width as they fill.
+template <class L, int64_t n>
+struct Vectors {
+    static constexpr int64_t WIDTH = std::min(n, LANES<L>);
+    static constexpr int64_t COUNT = n / WIDTH;
+    Vector<L, WIDTH> part[COUNT];
+};
 // The signed integer as wide as L.
 template <class L>
 using IntegerOf =

@@ -1,0 +1,95 @@
+// Combines many rows that follow each other in memory, such as the positions of a plane, as a tree.
+// Memory is read in order, eight rows at a time. As in a binary counter, what eight rows make waits
+// until as many rows have made the same:
+//
+//     rows     0..7   8..15   16..23   24..31   32..39
+//     level 0   a       b       c        d        e       waits for the next eight rows
+//     level 1        ab               cd                  waits for the next sixteen
+//     level 2               abcd
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "vectors.h"
+
+namespace dmlpool {
+namespace {
+
+template <class Op>
+struct SuccessiveRows {
+    using L = typename Op::Value;
+    using T = typename Op::Element;
+    static constexpr int64_t n = LANES<L>;
+    using V = Vector<L, n>;
+    const Op op;
+    const T *const from;
+    const int64_t eights;  // an eighth of the number of rows
+    const int64_t length;  // of a row, at least n
+
+    const int64_t levels = levels_of(eights);
+    // A row for each level, and one for what the caller combines with all of them.
+    const std::unique_ptr<L[]> waiting{new L[(levels + 1) * length]};
+    L *const rest = waiting.get() + levels * length;
+
+    static int64_t levels_of(int64_t eights) { return eights ? 1 + levels_of(eights / 2) : 0; }
+    // Combines the rows, and `rest` if it holds values.
+    void combine(bool has_rest, L *out) const {
+        for (int64_t eight = 0; eight < eights; ++eight)
+            add_eight(eight);
+        const int64_t first = has_rest ? 0 : __builtin_ctzll(eights) + 1;
+        for (int64_t begin = 0; begin < length; begin += n) {
+            const int64_t at = std::min(begin, length - n);
+            V made = read<V>((has_rest ? rest : waiting.get() + (first - 1) * length) + at);
+            for (int64_t level = first; level < levels; ++level)
+                if (eights >> level & 1)
+                    made = Op::of(read<V>(waiting.get() + level * length + at), made);
+            write(made, out + at);
+        }
+    }
+    void add_eight(int64_t eight) const {
+        const T *const first = from + eight * 8 * length;
+        int64_t full = 0;  // the levels that are combined with these rows: the next one is free
+        while (eight >> full & 1)
+            ++full;
+        for (int64_t begin = 0; begin < length; begin += n) {
+            const int64_t at = std::min(begin, length - n);
+            V made = tree<8>(first + at);
+            for (int64_t level = 0; level < full; ++level)
+                made = Op::of(read<V>(waiting.get() + level * length + at), made);
+            write(made, waiting.get() + full * length + at);
+        }
+    }
+    // Combines `count` rows, from elements `row` on.
+    template <int64_t count>
+    __attribute__((always_inline)) V tree(const T *row) const {
+        if constexpr (count == 1)
+            return op.template load<n>(row, 0).part[0];
+        else {
+            const V first = tree<count / 2>(row);
+            return Op::of(first, tree<count / 2>(row + count / 2 * length));
+        }
+    }
+};
+
+// Combines `count` rows of `length` elements. The last rows are combined by `operations`, so that
+// the tree, and with it the bits of a sum, are those of `operations.combine` for all rows.
+template <class Op>
+void combine_successive(const RowOperations &operations, const Op &op, const char *from,
+                        int64_t count, int64_t length, typename Op::Value *out) {
+    using T = typename Op::Element;
+    Row rows[9];
+    const int64_t last = count <= 9 ? count : count % 16 == 9 ? 9 : count % 8;
+    for (int64_t k = 0; k < last; ++k)
+        rows[k] = {from + (count - last + k) * length * int64_t(sizeof(T)), 0};
+    if (last == count)
+        return operations.combine(false, rows, last, length, out);
+    const T *const first = reinterpret_cast<const T *>(from);
+    const SuccessiveRows<Op> successive{op, first, (count - last) / 8, length};
+    if (last > 0)
+        operations.combine(false, rows, last, length, successive.rest);
+    successive.combine(last > 0, out);
+}
+
+}  // namespace
+}  // namespace dmlpool
