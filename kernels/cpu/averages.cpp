@@ -10,6 +10,7 @@
 #include "choose.h"
 #include "counts.h"
 #include "disjoint.h"
+#include "gathered.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -110,7 +111,7 @@ Kernels kernels_of(int type, bool are_turned = false) {
         return kernels_for<Half>(are_turned);
     if (type == 3)
         return kernels_for<BFloat16>(are_turned);
-    refuse("averages of type", type);
+    reject("averages of type", type);
 }
 
 // The most shares that are kept at once. Where windows divide by different numbers, the gradient
@@ -179,7 +180,33 @@ struct AverageGradient {
                      int64_t divisor, char *to) const {
         const Geometry adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
+        if (strategy == AUTOMATIC && gathers_shares(windows.p))
+            return gather_shares(op, windows.p, shares, by, to);
         pool(op, by, shares, to, adjoint, strategy);
+    }
+    // The same for many channels and windows with a stride.
+    void gather_shares(const RowOperations &op, const Problem &q, const char *shares,
+                       const Divide &by, char *to) const {
+        const Gathering gathering{q};
+        const int64_t channels = q.channels;
+        const int64_t share = op.element_size;
+        gathering.each_tile(
+            value, [&](Gathering::Memory &m, int64_t first, int64_t stop, int64_t at) {
+                std::vector<Row> rows;
+                char *const out = to + at * element;
+                char *const sums = element == value ? out : m.sums.get();
+                for (const Gathering::Group &group : m.groups) {
+                    gathering.find_windows(group.span, m);
+                    rows.clear();
+                    for (const Gathering::Reader &window : m.windows)
+                        rows.push_back({shares + window.place * share, 0});
+                    op.combine(false, rows.data(), int64_t(rows.size()), channels,
+                               sums + (group.position - first) * channels * value,
+                               {group.positions, channels * share, q.w().stride * channels});
+                }
+                if (!by.is_direct)
+                    by(0, 0, 0, 0, (stop - first) * channels, sums, out);
+            });
     }
     // The gradient of one window over each plane: all elements of a channel are its share.
     void repeat_planes() const {

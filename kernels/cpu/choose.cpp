@@ -26,6 +26,11 @@ constexpr int64_t HUGE_TIMES = 4;
 // The cost of a tap, in bytes, in addition to the bytes that it loads. Reason: within 2 % of the
 // better of two ways over 1,092 requests of channels_last tensors; processor not noted.
 constexpr double TAP_BYTES = 128;
+// The same for maxima and for sums of bytes, counted in bytes of values. Their bits do not depend
+// on the choice. It is 1.2 to 1.7 times faster for 2/2 over 16 and 32 channels of float32, 32 to
+// 128 of half precision and 64 and 128 of uint8, and for 3/2 over 128 channels of bfloat16; 56x56,
+// Zen 4.
+constexpr double EXACT_TAP_BYTES = BYTES == 64 ? 200 : 100;
 // With vectors of less than 64 bytes ROWS costs less than its estimate, so the estimate of WINDOWS
 // is multiplied by this factor. Reason: with AVX2 7/7 over 64 channels is 2.5 times faster, 4/4
 // over 256 channels 2 times, 3/3 1.25 times; processor not noted.
@@ -105,6 +110,10 @@ constexpr double GATHER_START = 4;
 constexpr double GATHER_VECTOR = BYTES == 64 ? 0.85 : 0.55;
 constexpr double SCATTER_WINDOW = 1.05;
 constexpr double SCATTER_ELEMENT = 0.1;
+// Averages of fewer channels are gathered. Reason: the gradient of 3/2 is 1.6 times faster over 64
+// channels of 56x56 and as fast over 256 of 28x28, and 0.9 times as fast over 256 of 14x14,
+// float32, Zen 4 with AVX-512 and with AVX2.
+constexpr int64_t FEW_GATHERED = 256;
 // The largest stride, window and extent for which zeros are put between arriving elements, because
 // they cost what they span. Not measured separately.
 constexpr int64_t ZEROS_STRIDE = 8;
@@ -166,12 +175,13 @@ bool costs_less_by_rows(const Question &question) {
         return window <
                    (question.element_size == question.value_size ? LONG_PLAIN : LONG_CONVERTED) ||
                w.dilation > 1;
-    const double bytes = double(p.channels * question.element_size);
+    const double bytes =
+        double(p.channels * (question.is_exact ? question.value_size : question.element_size));
     const double rows = double(p.d().window * p.h().window);
-    const double by_rows =
-        ((rows + 2) * double(w.stride) + window) * bytes + (w.stride > 1 ? window * TAP_BYTES : 0);
-    return by_rows <
-           (BYTES == 64 ? 1 : ROWS_IN_NARROW_VECTORS) * rows * window * (bytes + TAP_BYTES);
+    const double by_rows = ((rows + 2) * double(w.stride) + window) * bytes +
+                           (w.stride > 1 && !question.is_exact ? window * TAP_BYTES : 0);
+    return by_rows < (BYTES == 64 ? 1 : ROWS_IN_NARROW_VECTORS) * rows * window *
+                         (bytes + (question.is_exact ? EXACT_TAP_BYTES : TAP_BYTES));
 }
 
 // The outputs of a box along an axis. There are at least `least`, and enough for neighbouring boxes
@@ -188,7 +198,7 @@ int64_t row_values(const Axis &w, const BlockPlan &plan) {
 
 }  // namespace
 
-bool can_serve(Strategy strategy, const Question &question) {
+bool can_compute(Strategy strategy, const Question &question) {
     const Windows &windows = question.windows;
     const Problem &p = windows.p;
     if (strategy == PLANES) {
@@ -207,17 +217,18 @@ bool can_serve(Strategy strategy, const Question &question) {
 
 Strategy choose(const Question &question) {
     const Problem &p = question.windows.p;
-    if (can_serve(PLANES, question))
+    if (can_compute(PLANES, question))
         return PLANES;
     if (question.windows.spacing > 1)
         return ROWS;
     const bool has_wide_w = is_wide(question.is_idempotent, p.channels, p.w());
-    if (can_serve(BOXES, question) && (is_wide(question.is_idempotent, p.channels, p.h()) ||
-                                       (p.channels > 1 && has_wide_w) || is_separate(p.d(), p.h())))
+    if (can_compute(BOXES, question) &&
+        (is_wide(question.is_idempotent, p.channels, p.h()) || (p.channels > 1 && has_wide_w) ||
+         is_separate(p.d(), p.h())))
         return BOXES;
-    if (!can_serve(ROWS, question))
+    if (!can_compute(ROWS, question))
         return WINDOWS;
-    const bool doubles = has_wide_w && can_serve(BOXES, question);
+    const bool doubles = has_wide_w && can_compute(BOXES, question);
     return costs_less_by_rows(question) || doubles ? ROWS : WINDOWS;
 }
 
@@ -329,6 +340,18 @@ bool gathers_channels(const Problem &p, int64_t value_size) {
                channels * (SCATTER_WINDOW / strides + SCATTER_ELEMENT);
 }
 
+bool gathers_shares(const Problem &p) {
+    const Windows seen = adjoint_of(Windows(p));
+    // Where strides are larger, elements beside each other are often read by the same windows, and
+    // `pool_windows` copies their sums: 5/4 of 64x30x30 is 1.5 times faster.
+    const auto is_narrow = [](const Axis &axis) { return axis.window > 0 && axis.stride <= 2; };
+    // Rows that windows share are combined first where there are many of them (`shares_columns`).
+    return forced.load(std::memory_order_relaxed) == AUTOMATIC && p.channels > 1 &&
+           p.channels < FEW_GATHERED && p.w().stride == 2 &&
+           std::all_of(std::begin(p.axes), std::end(p.axes), is_narrow) &&
+           seen.most(0) * seen.most(1) < SHARED_ROWS;
+}
+
 bool puts_zeros_between(const Axis &axis) {
     return axis.window > 0 && axis.stride <= ZEROS_STRIDE && axis.window <= ZEROS_WINDOW &&
            axis.extent() <= ZEROS_EXTENT;
@@ -368,13 +391,13 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
           const Windows &windows, Strategy given) {
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
-    const Question question = {windows,           op.is_idempotent, op.units[2] != 0,
+    const Question question = {windows,           op.is_idempotent, op.is_exact,  op.units[2] != 0,
                                finish.is_uniform, op.element_size,  op.value_size};
     const Strategy wanted = Strategy(forced.load(std::memory_order_relaxed));
     Strategy strategy;
     if (given != AUTOMATIC)
         strategy = given;
-    else if (wanted != AUTOMATIC && can_serve(wanted, question)) {
+    else if (wanted != AUTOMATIC && can_compute(wanted, question)) {
         strategy = wanted;
         ++forced_calls;
     } else

@@ -22,6 +22,7 @@ enum Strategy : int64_t {
 struct Question {
     const Windows &windows;
     bool is_idempotent;    // combining a value twice changes nothing: maxima, not sums
+    bool is_exact;         // the order in which values are combined changes no bit
     bool has_numbers;      // values hold the number of the tap that they come from
     bool is_uniform;       // results depend on values alone, not on the output's coordinates
     int64_t element_size;  // bytes
@@ -36,11 +37,12 @@ bool are_turned(const Problem &p, const Windows &windows);
 // false for bins, and while a strategy is forced.
 bool are_disjoint(const Problem &p);
 // Whether a strategy other than TURNED can compute the problem.
-bool can_serve(Strategy strategy, const Question &question);
+bool can_compute(Strategy strategy, const Question &question);
 
-// For tests alone: every call that a strategy can serve is served by it, until AUTOMATIC is forced.
+// For tests alone: every call that the strategy can compute is computed by it, until AUTOMATIC is
+// forced.
 void force(Strategy strategy);
-// The number of calls that a forced strategy has served since the last `force`.
+// The number of calls that the forced strategy has computed since the last `force`.
 int64_t calls_forced();
 
 // How a strategy cuts a problem into pieces of work.
@@ -85,6 +87,9 @@ bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t elem
 // Whether a gradient of maxima of channels reads, for each element, the windows that it may have
 // won, and does not add what arrives at each window to its winner.
 bool gathers_channels(const Problem &p, int64_t value_size);
+// Whether a gradient of averages of channels adds up, for each element, what arrives at the windows
+// that read it. It is false while a strategy is forced.
+bool gathers_shares(const Problem &p);
 // Whether a gradient of averages pools rows of arriving elements with zeros between them.
 bool puts_zeros_between(const Axis &axis);
 

@@ -90,7 +90,7 @@ struct FlatCounting {
     static bool lies_inside(const Axis &axis) {
         return axis.padding == 0 && axis.span(axis.outputs) <= axis.size;
     }
-    bool serves() const {
+    bool can_compute() const {
         for (const Axis &axis : p.axes)
             if (axis.window == 0 || axis.window > MOST_TAPS || axis.extent() > 2 * axis.size ||
                 axis.stride > axis.size)
@@ -200,7 +200,7 @@ void masked_divisors(const Problem &p, const void *mask, void *divisors) {
     const Counted<uint8_t, uint8_t> finish(g);
     const FlatCounting flat{p, finish, static_cast<const uint8_t *>(mask),
                             static_cast<uint8_t *>(divisors)};
-    if (flat.serves())
+    if (flat.can_compute())
         flat.run();
     else
         pool(byte_sums(), Counted<int32_t, uint8_t>(g), mask, divisors, g);

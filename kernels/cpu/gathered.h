@@ -1,6 +1,6 @@
-// The gradient of maxima of many channels: each element adds what arrives at the windows that it
-// has won. Positions of a row that lie a stride apart are read by the same taps of successive
-// windows. They form a group, and one loop writes all of a group:
+// Gradients of many channels. Each element adds what arrives at the windows that read it, or for
+// maxima at those that it has won. Positions of a row that lie a stride apart are read by the same
+// taps of successive windows. They form a group, and one loop writes all of a group:
 //
 //     window 3, stride 2, over 7 positions:
 //
@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "parallel.h"
@@ -40,7 +41,10 @@ struct Gathering {
         std::vector<Group> groups;
         std::vector<Reader> rows;
         std::vector<Reader> windows;
+        std::unique_ptr<char[]> sums;  // of a tile
     };
+    // The sums of a tile of a row stay in the first-level cache.
+    static constexpr int64_t TILE_BYTES = 32768;
 
     const Problem &p;
     const Windows seen = adjoint_of(Windows(p));
@@ -51,6 +55,29 @@ struct Gathering {
     const int64_t taps[3] = {taps_between(0), taps_between(1), taps_between(2)};
 
     int64_t taps_between(int a) const { return p.axes[a].stride / seen.seen[a][0].divisor; }
+    // Calls write(m, first, stop, at) for positions [first, stop) of each row: `m` has their groups
+    // and the rows of windows, and `at` is the first element. A sum has `value` bytes.
+    template <class Write>
+    void each_tile(int64_t value, const Write &write) const {
+        const int64_t tile = std::clamp<int64_t>(TILE_BYTES / value / channels, 1, w.size);
+        const int64_t tiles = parts_of(w.size, tile);
+        const int64_t rows = p.planes * p.d().size * p.h().size;
+        parallel(rows * tiles, 4. * double(tile * channels), [&](int64_t begin, int64_t end) {
+            Memory m;
+            m.sums.reset(new char[tile * channels * value]);
+            // Rows come before tiles, so that groups are found once for many rows.
+            Digits<4> digits(begin, {p.h().size, tiles, p.d().size, p.planes});
+            for (int64_t number = begin; number < end; ++number, ++digits) {
+                const int64_t first = digits[1] * tile;
+                const int64_t stop = std::min(first + tile, w.size);
+                if (number == begin || digits[0] == 0)
+                    find_groups(first, stop, m);
+                find_rows(digits[3], digits[2], digits[0], m);
+                const int64_t row = (digits[3] * p.d().size + digits[2]) * p.h().size + digits[0];
+                write(m, first, stop, (row * w.size + first) * channels);
+            }
+        });
+    }
     // Finds the groups of positions [first, stop).
     __attribute__((noinline)) void find_groups(int64_t first, int64_t stop, Memory &m) const {
         m.groups.clear();
@@ -94,14 +121,13 @@ struct Gathering {
     }
 };
 
+// The gradient of maxima.
 template <class T>
 struct GatheredChannels : Gathering {
     using L = Wide<T>;
     using Integer = IntegerOf<L>;
     static constexpr int64_t n = LANES<L>;
     static constexpr bool is_direct = std::is_same_v<T, L>;
-    // The sums of a tile of a row stay in the first-level cache.
-    static constexpr int64_t TILE_BYTES = 32768;
     const T *const arriving;
     const uint8_t *const winners;
     T *const gradient;
@@ -112,30 +138,14 @@ struct GatheredChannels : Gathering {
           winners(static_cast<const uint8_t *>(winners)),
           gradient(static_cast<T *>(gradient)) {}
     void run() const {
-        const int64_t tile = std::clamp<int64_t>(TILE_BYTES / sizeof(L) / channels, 1, w.size);
-        const int64_t tiles = parts_of(w.size, tile);
-        const int64_t rows = p.planes * p.d().size * p.h().size;
-        parallel(rows * tiles, 4. * double(tile * channels), [&](int64_t begin, int64_t end) {
-            Memory m;
-            std::vector<L> sums(is_direct ? 0 : tile * channels);
-            // Rows come before tiles, so that groups are found once for many rows.
-            Digits<4> digits(begin, {p.h().size, tiles, p.d().size, p.planes});
-            for (int64_t number = begin; number < end; ++number, ++digits) {
-                const int64_t first = digits[1] * tile;
-                const int64_t stop = std::min(first + tile, w.size);
-                if (number == begin || digits[0] == 0)
-                    find_groups(first, stop, m);
-                find_rows(digits[3], digits[2], digits[0], m);
-                const int64_t row = (digits[3] * p.d().size + digits[2]) * p.h().size + digits[0];
-                T *const out = gradient + (row * w.size + first) * channels;
-                L *to = sums.data();
-                if constexpr (is_direct)
-                    to = out;
-                for (const Group &group : m.groups)
-                    write_group(group, m, to + (group.position - first) * channels);
-                if constexpr (!is_direct)
-                    divide<T>(to, (stop - first) * channels, 1, nullptr, out);
-            }
+        each_tile(sizeof(L), [this](Memory &m, int64_t first, int64_t stop, int64_t at) {
+            L *sums = reinterpret_cast<L *>(m.sums.get());
+            if constexpr (is_direct)
+                sums = gradient + at;
+            for (const Group &group : m.groups)
+                write_group(group, m, sums + (group.position - first) * channels);
+            if constexpr (!is_direct)
+                divide<T>(sums, (stop - first) * channels, 1, nullptr, gradient + at);
         });
     }
     void write_group(const Group &group, Memory &m, L *out) const {

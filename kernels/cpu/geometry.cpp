@@ -80,7 +80,7 @@ Windows::Windows(const Problem &problem) : p(problem) {
 
 void Windows::keep(int a) {
     kept[a].clear();
-    for (int64_t o = 0; p.axes[a].outputs <= KEPT_MOST && o < p.axes[a].outputs; ++o)
+    for (int64_t o = 0; p.axes[a].outputs <= KEPT_SPANS && o < p.axes[a].outputs; ++o)
         kept[a].push_back(computed(a, o));
 }
 
@@ -164,7 +164,7 @@ DistinctRows::DistinctRows(const Windows &windows, bool may_share, int64_t tile)
     for (int64_t row = 0; row < rows; ++row) {
         if (row > 0 && windows.at(1, row).reads(windows.at(1, row - 1)))
             continue;
-        if (rows <= KEPT_MOST)
+        if (rows <= KEPT_ROWS)
             all.push_back(row);
         else if (count % tile == 0)
             first.push_back(row);

@@ -165,10 +165,10 @@ struct Windows {
     int64_t spacing = 1;
     // An entry for each axis whose windows are seen from the input, else empty.
     std::vector<Seen> seen[3];
-    // What each output reads along D and along H. It is kept for at most KEPT_MOST outputs, and
+    // What each output reads along D and along H. It is kept for at most KEPT_SPANS outputs, and
     // only where computing it takes divisions, because every row of every plane asks for it.
     std::vector<Span> kept[3];
-    static constexpr int64_t KEPT_MOST = 4096;
+    static constexpr int64_t KEPT_SPANS = 4096;
 
     explicit Windows(const Problem &problem);
     // What an output reads along an axis (0 for D, 1 for H, 2 for W): as kept, or computed.
@@ -179,7 +179,7 @@ struct Windows {
         return seen[axis].empty() ? p.axes[axis].span_of(output)
                                   : seen[axis].front().span_of(output);
     }
-    // Fills `kept` for an axis, if it has at most KEPT_MOST outputs.
+    // Fills `kept` for an axis, if it has at most KEPT_SPANS outputs.
     void keep(int axis);
     // Axis W whose size counts the inserted zeros.
     Axis spaced_w() const {
@@ -205,9 +205,9 @@ Windows adjoint_of(const Windows &windows);
 // the distinct rows. The rows of outputs that follow a distinct one and read the same have the same
 // results. Both lists are empty where every row is distinct.
 struct DistinctRows {
-    static constexpr int64_t KEPT_MOST = 4096;
+    static constexpr int64_t KEPT_ROWS = 4096;
     int64_t count;               // distinct rows
-    std::vector<int64_t> all;    // their numbers and then the number of rows, up to KEPT_MOST rows
+    std::vector<int64_t> all;    // their numbers and then the number of rows, up to KEPT_ROWS rows
     std::vector<int64_t> first;  // of more rows: the number of every tile's first distinct row
 
     DistinctRows(const Windows &windows, bool may_share, int64_t tile);

@@ -69,7 +69,7 @@ struct Taps {
         else if (bytes == 4)
             visit_all(static_cast<const int32_t *>(which), od, oh, from, to, visit);
         else
-            refuse("tap has this many bytes:", bytes);
+            reject("tap has this many bytes:", bytes);
     }
 
   private:
@@ -271,7 +271,7 @@ void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, 
     else if (p.type == 2 || p.type == 3)
         gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
     else
-        refuse("gradients of type", p.type);
+        reject("gradients of type", p.type);
 }
 
 }  // namespace dmlpool

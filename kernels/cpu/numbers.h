@@ -10,10 +10,10 @@ namespace dmlpool {
 namespace {
 
 // A number for each element of a row of outputs: number_of(output) + channel * channel_unit. The
-// numbers of a row of at most KEPT_MOST elements are kept. Those of a longer row are computed BLOCK
-// elements at a time.
+// numbers of a row of at most KEPT_NUMBERS elements are kept. Those of a longer row are computed
+// BLOCK elements at a time.
 struct Columns {
-    static constexpr int64_t KEPT_MOST = 1 << 16;
+    static constexpr int64_t KEPT_NUMBERS = 1 << 16;
     static constexpr int64_t BLOCK = 512;
     const Problem &p;
     const int64_t channel_unit;
@@ -23,7 +23,7 @@ struct Columns {
     // Computes and keeps all numbers of a short row. `each` must be given the same `number_of`.
     template <class NumberOf>
     void keep(const NumberOf &number_of) {
-        if (p.output_row() > KEPT_MOST)
+        if (p.output_row() > KEPT_NUMBERS)
             return;
         kept.resize(p.output_row());
         fill(0, p.output_row(), number_of, kept.data());

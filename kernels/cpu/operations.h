@@ -39,7 +39,7 @@ struct Digits {
     }
 };
 
-[[noreturn]] inline void refuse(const char *what, int64_t number) {
+[[noreturn]] inline void reject(const char *what, int64_t number) {
     throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
 }
 
@@ -54,7 +54,7 @@ void with_numbers(int bytes, Act act) {
         return act(int32_t());
     if (bytes == 8)
         return act(int64_t());
-    refuse("integer has this many bytes:", bytes);
+    reject("integer has this many bytes:", bytes);
 }
 
 // A row of elements, or of values that were made of elements. `number` is the number of the tap
@@ -100,6 +100,7 @@ struct WindowOperations {
 struct RowOperations : WindowOperations {
     bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
+    bool is_exact;       // the order in which values are combined changes no bit
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
@@ -126,10 +127,11 @@ struct RowOperations : WindowOperations {
 
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
-                  bool is_plain, bool is_idempotent)
+                  bool is_plain, bool is_idempotent, bool is_exact)
         : WindowOperations(element_size, value_size, units),
           is_plain(is_plain),
-          is_idempotent(is_idempotent) {}
+          is_idempotent(is_idempotent),
+          is_exact(is_exact) {}
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.

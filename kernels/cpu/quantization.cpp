@@ -272,7 +272,7 @@ const RowOperations &byte_sums() {
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q) {
     if (p.type != 4 && p.type != 8)
-        refuse("quantized averages of type", p.type);
+        reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;
     const Geometry g(p, true);
     double most = 255;  // the largest sum of the most taps that a window reads

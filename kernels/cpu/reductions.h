@@ -36,14 +36,15 @@ struct Rows final : RowOperations {
     static constexpr bool are_plain = std::is_same_v<T, L> && !Op::has_keys;  // elements are values
     template <bool are_values>
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
-    // The most rows that one loop combines. Rows of values are the taps of a window, and windows of
-    // more taps are made by doubling (`is_wide` in choose.cpp).
+    // The most rows that one loop combines. Windows of more taps are doubled (`is_wide`).
     template <bool are_values>
     static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::rows_at_once;
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
-        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::is_idempotent), op(op) {}
+        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::is_idempotent,
+                        Op::is_idempotent || std::is_integral_v<L>),
+          op(op) {}
 
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
         for (int64_t k = 0; k < places; ++k)
@@ -120,8 +121,7 @@ struct Rows final : RowOperations {
     }
 
   private:
-    // Blocks are read, written and combined vector by vector, as GCC keeps copies of whole blocks
-    // in memory.
+    // Blocks are handled vector by vector, as GCC keeps copies of whole blocks in memory.
     template <class B>
     static B block_at(const L *from) {
         B block;
@@ -166,8 +166,7 @@ struct Rows final : RowOperations {
 
     // Combines elements [begin, begin + length) of `count` rows into `out`. With `adds` it combines
     // the result with what `out` holds. It works on blocks of n elements. The last block may
-    // overlap the one before. The loop over repetitions is here, because to choose among the
-    // numbers of rows takes as long as to combine some vectors.
+    // overlap the one before. Repetitions are a loop in here, as they may be few vectors each.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
     void combine_unrolled(const Row *given, int64_t begin, int64_t length, L *out,
@@ -185,22 +184,20 @@ struct Rows final : RowOperations {
             rows[k] = {given[k].from + begin * SIZE<are_values>,
                        Op::has_numbers ? given[k].number : 0};
         L *to = out;
-        const auto block =
-            [&](int64_t i) __attribute__((
-                always_inline)) {  // GCC would not inline it, as it is called in two places
-                const B made = tree<are_values, n, 0, count>(by, rows, i);
-                return adds ? combined(block_at<B>(to + i), made) : made;
-            };
+        // GCC would not inline it, as it is called in two places.
+        const auto block = [&](int64_t i) __attribute__((always_inline)) {
+            const B made = tree<are_values, n, 0, count>(by, rows, i);
+            return adds ? combined(block_at<B>(to + i), made) : made;
+        };
         const int64_t whole = length / n * n;
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
-        for (int64_t t = 0, first = 0; t < times.count; ++t, first += step) {
+        for (int64_t t = 0, first = 0; t < times.count && length > 0; ++t, first += step) {
             to = out + t * times.pitch - first;
             const int64_t end = first + length;
             B beyond;
             if (adds && whole < length)
                 beyond = block(end - n);
-            // Without `adds` the last block is computed in the loop, too, so that its code is there
-            // once.
+            // Without `adds` the last block is one of the loop, so that its code is there once.
             const int64_t stop = (adds ? first + whole : end) - n;
             for (int64_t i = first;;) {
                 store(block(i), to + i);
@@ -231,9 +228,9 @@ struct Rows final : RowOperations {
         else
             combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out, times);
     }
-    // Combines no rows, or more than one loop reads at once. Idempotent operations combine SEVERAL
-    // rows at a time with the result so far. Sums are trees: the sums of two halves of the rows are
-    // added, PART elements at a time.
+    // Combines no rows, or more than MOST. Idempotent operations combine SEVERAL rows at a time
+    // with the result so far. Sums are trees: those of two halves are added, PART elements at a
+    // time.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {

@@ -23,7 +23,7 @@ struct Positions {
     Positions(const void *positions, int64_t bytes, int64_t size)
         : positions(positions), bytes(bytes), size(size) {
         if (bytes != 4 && bytes != 8)
-            refuse("position has this many bytes:", bytes);
+            reject("position has this many bytes:", bytes);
     }
     int64_t operator[](int64_t i) const {
         const int64_t position = bytes == 4 ? static_cast<const int32_t *>(positions)[i]
@@ -85,7 +85,7 @@ void scatter(const T *input, const Positions &positions, T *output, const Proble
 void unique_positions(const Problem &p, const void *positions, void *unique) {
     const Positions all(positions, type_of(p).bytes, p.plane() / p.channels);
     if (p.bytes != 4 && p.bytes != 8)
-        refuse("position has this many bytes:", p.bytes);
+        reject("position has this many bytes:", p.bytes);
     for_places(p, [&](int64_t plane, const Range &places) {
         const int64_t size = places.end - places.begin;
         std::vector<int64_t> last(size_t(size), -1);

@@ -302,7 +302,7 @@ inline const T *elements(const Row &row) {
 // The data type of a problem's first tensor. Throws if there is no type of that number.
 inline const DataType &type_of(const Problem &p) {
     if (p.type < 0 || p.type >= int64_t(std::size(TYPES)))
-        refuse("data type", p.type);
+        reject("data type", p.type);
     return TYPES[p.type];
 }
 

@@ -304,3 +304,88 @@ def test_rows_that_windows_tile_are_one_row(
             torch.testing.assert_close(one, other)
             assert one.stride() == other.stride()
     assert torch.equal(found[0], cpu.max_pooling(image, made))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
+@pytest.mark.parametrize(
+    ("sizes", "window", "stride", "padding", "dilation"),
+    [
+        ((28, 30), 3, 2, 1, 1),
+        ((15, 15), 3, 2, 0, 1),
+        ((3, 400), (1, 5), (1, 2), (0, 2), 1),
+        ((17, 19), (2, 3), (1, 2), 1, (2, 3)),
+        ((5, 8, 9), 3, 2, 1, 1),
+    ],
+)
+def test_gradients_of_averages_of_few_channels(
+    sizes: tuple[int, ...],
+    window: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    dtype: torch.dtype,
+) -> None:
+    """Elements that the same taps read are added in one loop: the bits that each window gives by
+    itself."""
+    made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
+    for channels in (3, 43):
+        arriving = samples.normal(2, channels, *made.output_sizes(sizes)).to(dtype)
+        arriving = samples.channels_last(arriving)
+        for counted in ((False, None), (True, None), (False, -3)):
+            found = cpu.average_pooling_grad(arriving, sizes, made, *counted)
+            with forced(WINDOWS):
+                assert torch.equal(found, cpu.average_pooling_grad(arriving, sizes, made, *counted))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 5), (5, 5), (9, 13), (23, 41)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
+def test_whole_planes_of_channels(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    """Positions are combined eight at a time, with any number left over: -0.0, infinities and NaNs
+    come out as of contiguous planes, and averages differ by E6's bound."""
+    made = Window.pytorch(2, sizes)
+    for channels in (1, 3, 20, 70, 300):
+        image = samples.normal(2, channels, *sizes)
+        last = samples.channels_last(image.to(dtype))
+        assert torch.equal(cpu.max_pooling(last, made), cpu.max_pooling(image.to(dtype), made))
+        found = cpu.average_pooling(last, made, False, None).double()
+        expected = last.double().mean((2, 3), keepdim=True)
+        error = 2.0**-8 if dtype == torch.bfloat16 else (3 + made.taps.bit_length()) * 2.0**-24
+        bound = last.double().abs().mean((2, 3), keepdim=True)
+        assert bool(((found - expected).abs() <= error * bound).all())
+        assert bool((cpu.average_pooling(last * -0.0, made, False, None) == 0).all())
+        last[:, 0, -1, -1] = torch.nan
+        assert bool(cpu.max_pooling(last, made)[:, 0].isnan().all())
+
+
+def test_planes_of_integers_are_reduced_together() -> None:
+    """One run of all planes gives each plane's own average: planes shorter and longer than a
+    vector, and as many as one call takes and more."""
+    for sizes in ((1, 1), (2, 3), (4, 4), (7, 7), (9, 20)):
+        made = Window.pytorch(2, sizes)
+        for planes in (1, 2, 63, 65, 200):
+            image = torch.randint(-128, 128, (1, planes, *sizes), dtype=torch.int8)
+            found = cpu.quantized_linear_average_pooling(
+                image, 0.5, 3, 0.5, 3, made, False, torch.int8
+            )
+            expected = (image.double() - 3).mean((2, 3), keepdim=True).round() + 3
+            assert torch.equal(found.double(), expected), (sizes, planes)
+
+
+@pytest.mark.parametrize("length", [2**15 - 40, 2**15, 2**16 + 1, 2**16 + 100])
+def test_rows_longer_than_what_is_kept(length: int) -> None:
+    """Runs of a row are found once a call for rows of up to 2**15 outputs, and counts of taps kept
+    for up to 2**16. Longer rows, and several of them, give the same averages and maxima."""
+    made = Window.directml(1, 70, 1, start_padding=3, end_padding=66)
+    image = torch.randint(-8, 8, (1, 3, length)).float()
+    zeros = torch.nn.functional.pad(image, (3, 66)).double()
+    sums = zeros.cumsum(-1)
+    sums = sums[..., 69:] - torch.nn.functional.pad(sums, (1, 0))[..., : sums.shape[-1] - 69]
+    start = torch.arange(sums.shape[-1]) - 3
+    counted = (start + 70).clamp(max=length) - start.clamp(min=0)
+    for strategy in (AUTOMATIC, WINDOWS):
+        with forced(strategy):
+            averages = cpu.average_pooling(image, made, False, None)
+            maxima = cpu.max_pooling(image, made)
+        torch.testing.assert_close(averages.double(), sums / counted, rtol=2**-20, atol=1e-6)
+        padded = torch.nn.functional.pad(image, (3, 66), value=-torch.inf)
+        assert torch.equal(maxima, padded.unfold(-1, 70, 1).amax(-1))
