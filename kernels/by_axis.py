@@ -159,7 +159,9 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     bins = part.bins or request.adjoint
     bound = launch.widest_bin(along.source, along.targets) if bins else along.bound
     blocks = ROWS if along.inner == 1 else COLUMNS
-    block = blocks[min(longest for longest in blocks if bound <= longest)]
+    # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer.
+    wanted = bound if step.mode.operation == SUM else min(bound, 96 if bound <= 768 else bound)
+    block = blocks[min(longest for longest in blocks if wanted <= longest)]
     batch, channels = request.shape[:2]
     largest = [
         along.results,
