@@ -48,8 +48,8 @@ class Request:
         return self.by.output_sizes(spatial) if isinstance(self.by, Window) else self.by
 
     def tensor(self, sizes: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor in the request's layout: random numbers, taps of the window where it has another
-        data type, or no memory at all.
+        """A tensor in the request's layout. It holds random numbers, or taps of the window if a
+        data type is given. On the device "meta" it has no memory.
         """
         shape = (*self.shape[:2], *sizes)
         made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

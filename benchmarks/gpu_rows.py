@@ -33,7 +33,7 @@ BATCH = 32  # of the models' calls
 
 
 class Measured(NamedTuple):
-    """A call and what stands beside it."""
+    """A call to measure, and what it is compared with."""
 
     name: str
     call_on: Callable[[str], static.Prepared]  # on a device: what is read, and the call
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     published: tuple[float, float] | None = None  # milliseconds of PyTorch and torch.compile
 
     def launches(self) -> tuple[list[static.Launched], int]:
-        """And the bytes that a copy of the call's operands moves."""
+        """The launches of the call, and the bytes that a copy of its operands and results moves."""
         with static.recorded() as record:
             operands, call = self.call_on("meta")
             record.clear()

@@ -65,13 +65,13 @@ def gather(
     are dense, and neighbours along the axis lie ``inner`` elements apart. ``inner``, ``classes``,
     ``groups``, ``below``, ``common``, ``tap_step`` and ``step`` are dividers (``launch.divider``).
 
-    With TAPS it is that of maxima. A tap is ``k * below`` plus the tap along the axes further in,
-    where k is the tap along this axis. The windows that an input has won have the same tap further
-    in, which goes to ``rest`` unless this axis is the LAST.
+    With TAPS the gradient is of maxima. A tap is ``k * below`` plus the tap along the axes further
+    in, where k is the tap along this axis. The windows that an input has won have the same tap
+    further in, which goes to ``rest`` unless this axis is the LAST.
 
-    Else it is that of averages, and G is 1. Sums are divided by ``divisor`` (COUNT 0), or each
-    gradient by what its window counts along this axis, inside the input (1) or the padded input
-    (2).
+    Without TAPS the gradient is of averages, and G is 1. Sums are divided by ``divisor`` (COUNT 0),
+    or each gradient by what its window counts along this axis, inside the input (1) or the padded
+    input (2).
     """
     lanes, windows, size, bound, inverse, divisor = sizes
     K, _, P, _, J = axis

@@ -21,8 +21,8 @@ IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if IS_FIRST:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_dmlpool_tests_")
 
-# Tracing makes millions of small objects that live as long as the graph: Python's own 700 new ones
-# between two collections cost a fourteenth of the time.
+# Tracing makes millions of small objects that live as long as the graph. With Python's threshold of
+# 700 new objects the collections took a fourteenth of the tests' time.
 gc.set_threshold(50_000, 20, 20)
 
 import pytest  # noqa: E402
@@ -244,8 +244,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector leaves alone what was imported and collected: that is a million objects
-    which every full collection would read again."""
+    """Modules and tests are a million objects, which every full garbage collection would read
+    again. From here on the collector leaves them alone."""
     gc.collect()
     gc.freeze()
 
@@ -312,7 +312,7 @@ def pytest_terminal_summary(
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # Libraries complain at the end of objects that are still there.
+    gc.unfreeze()  # Some libraries warn of objects that outlive the interpreter.
     if IS_FIRST:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 

@@ -123,10 +123,20 @@ def test_one_graph_for_every_size(pool: str, backend: str, device: torch.device)
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
 )
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.LPPool2d(2, 2)])
-def test_backward_passes_may_be_compiled(pool: torch.nn.Module, device: torch.device) -> None:
-    """PyTorch's compiled autograd runs the gradients of layers that were called eagerly."""
-    for samples_at_once in (2, 4):
+@pytest.mark.parametrize(
+    "pools",
+    [
+        (nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)),
+        (nn.AvgPool2d(2), nn.AvgPool2d(3, 2, 1)),
+        (nn.LPPool2d(2, 2), nn.LPPool2d(2, 3, 2, padding=1)),
+    ],
+)
+def test_backward_passes_may_be_compiled(
+    pools: tuple[torch.nn.Module, torch.nn.Module], device: torch.device
+) -> None:
+    """PyTorch's compiled autograd runs the gradients of layers that were called eagerly. Tensors of
+    the same sizes do not make it take one window for another."""
+    for samples_at_once, pool in itertools.product((2, 4), pools):
         image = samples.normal(samples_at_once, 2, 8, 8).to(device).requires_grad_()
         (expected,) = torch.autograd.grad(pool(image).square().sum(), image)
         loss = pool(image).square().sum()

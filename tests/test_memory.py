@@ -32,7 +32,7 @@ def resident() -> int:
 
 @pytest.fixture
 def old_objects_aside() -> None:
-    """What is there already need not be looked through again and again."""
+    """The collector leaves alone what earlier tests made."""
     gc.collect()
     gc.freeze()  # For good: no test needs what earlier ones left.
 

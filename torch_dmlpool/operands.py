@@ -73,9 +73,8 @@ def check_dense(
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether the elements of ``tensor``, if it has any, are in memory: those of meta tensors,
-    wrappers and zeros that PyTorch has not written are not. It raises an error where the storage
-    was resized to 0.
+    """Whether the elements of ``tensor`` are in memory. They are not in meta tensors, in wrappers
+    and in zeros that PyTorch has not written. Raises an error if the storage was resized to 0.
     """
     if not _has_storage(tensor) or tensor.is_meta or _is_zerotensor(tensor):
         return False

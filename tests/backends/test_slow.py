@@ -116,7 +116,7 @@ def test_asking_what_serves_is_not_pooling(without_library: None) -> None:
 
 
 def test_a_conversion_says_what_is_missing(without_library: None) -> None:
-    """But for a model on another device, and where nothing was replaced."""
+    """A model on another device does not miss them, nor does one in which nothing was replaced."""
     said = f"plain PyTorch pools here, several times slower: {MISSING}"
     assert said in str(dmlpool.nn.convert(torch.nn.Sequential(torch.nn.MaxPool2d(2))))
     elsewhere = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"), torch.nn.MaxPool2d(2))

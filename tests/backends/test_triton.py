@@ -1,6 +1,7 @@
 """What the Triton backend asks of Triton beyond its documented interface; a new Triton that differs
 fails here."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -124,6 +125,68 @@ def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
             CALLS[call](input.view(sizes), window)
     assert len(set(kinds)) == len(kinds) == 3
     assert [each[4] for each in launched] == [code for code in codes for _ in range(2)]
+
+
+SCALES = torch.full((2,), 0.5), torch.zeros(2, dtype=torch.uint8)
+OPERANDS = {
+    "max": ((torch.float32,), lambda w, x: backend.max_pooling(x, w)),
+    "taps": ((torch.float32,), lambda w, x: backend.max_pooling_with_taps(x, w)),
+    "average": ((torch.float32,), lambda w, x: backend.average_pooling(x, w, False, None)),
+    "average grad": (
+        (torch.float32,),
+        lambda w, g: backend.average_pooling_grad(g, (17, 33), w, False, None),
+    ),
+    "max grad": (
+        (torch.float32, torch.uint8),
+        lambda w, g, t: backend.max_pooling_grad_from_taps(g, t, (17, 33), w, False),
+    ),
+    "gather": (
+        (torch.float32, torch.uint8),
+        lambda w, x, t: backend.max_pooling_gather(x, t, w),
+    ),
+    "indices": (
+        (torch.uint8,),
+        lambda w, t: backend.max_pooling_indices(t, (17, 33), w, torch.int64, False),
+    ),
+    "quantized": (
+        (torch.uint8, torch.float32, torch.uint8),
+        lambda w, x, scale, zero: backend.quantized_linear_average_pooling(
+            x, scale.flatten()[:2], zero.flatten()[:2], *SCALES, w, False, torch.uint8
+        ),
+    ),
+}
+
+
+def in_every_place(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Tensors of the same sizes: at 16 bytes, not at 16 bytes, and both with gaps, which a kernel
+    may read from a copy."""
+    memory = torch.zeros(2 * 2 * 9 * 17 + 1, dtype=dtype)
+    dense, sizes = (306, 153, 17, 1), (1, 2, 9, 17)
+    gaps = tuple(2 * stride for stride in dense)
+    return [memory.as_strided(sizes, how, at) for how in (dense, gaps) for at in (0, 1)]
+
+
+@pytest.mark.parametrize("size", [3, 31])
+@pytest.mark.parametrize("name", OPERANDS)
+def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch keeps the kernel that was compiled for its first call. Machine code that loads 16
+    bytes at once fails where a tensor does not start there."""
+    dtypes, call = OPERANDS[name]
+    first: dict[int, Any] = {}
+    kept = []  # an address is not used again
+
+    def launch(how: Any, *given: Any) -> None:
+        kept.append(how)
+        compiled = backend.what_is_compiled(how, given, 0)
+        assert first.setdefault(id(how), compiled) == compiled
+
+    monkeypatch.setattr(backend, "launch", launch)
+    window = Window.directml(2, size, 2, size // 2, size // 2)
+    for operands in itertools.product(*map(in_every_place, dtypes)):
+        call(window, *operands)
+    assert first
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

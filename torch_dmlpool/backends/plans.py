@@ -231,18 +231,19 @@ def _join_planes(
 ) -> tuple[int, int]:
     """Merge all planes into one along the first axis, where windows tile that axis.
 
-    Returns the number of planes and the winners' numbering, which becomes TAPS where one window
-    is the whole plane. Maxima of many small planes are 10 times faster.
+    Returns the number of planes and the winners' numbering. A single window begins where its plane
+    does, so its winner's position is its tap: POSITIONS become TAPS. Maxima of many small planes
+    are 10 times faster.
     """
     size, count, taps, stride, padding, dilation = axes[0]
-    is_only = len(axes) == count == 1
-    if is_only:
-        stride = size  # The stride of an only window is not used.
+    is_single = len(axes) == count == 1
+    if is_single:
+        stride = size  # A single window has no next one, so its stride does not matter.
     if not _is_tiled((size, count, taps, stride, padding, dilation)):
         return planes, numbering
-    if is_only and numbering == POSITIONS:
+    if is_single and numbering == POSITIONS:
         numbering = TAPS
-    if numbering != TAPS or (is_only and not has_winners and size > SMALL_PLANE):
+    if numbering != TAPS or (is_single and not has_winners and size > SMALL_PLANE):
         return planes, numbering
     axes[0] = planes * size, planes * count, taps, stride, 0, 1
     return 1, numbering

@@ -45,8 +45,8 @@ def runs_ptx(tensor: Tensor) -> bool:
 _capability = lru_cache(torch.cuda.get_device_capability)
 
 MOST_TAPS = 2**20
-"""Of quantized averages. With more a quotient in float64 may be a half though the exact one is not:
-plain PyTorch compares these in integers."""
+"""The most taps of the kernels for quantized averages. A quotient of more taps may be a half in
+float64 though the exact one is not: the reference compares these in integers."""
 
 
 def launch(how: Any, *arguments: Any) -> None:
@@ -179,7 +179,8 @@ def planned(
 
     ``kinds`` has the data types of all operands, that of the elements first. With ``aligned`` it
     says which operands are aligned, as new tensors always are. So a plan's launches can keep the
-    kernels that were compiled for them.
+    kernels that were compiled for them. An operand that may be copied first is in the key as the
+    copy, or with its strides, which decide whether it is copied.
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
@@ -300,6 +301,9 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
     """The elements of ``input`` at the taps if ``with_`` is ``"values"``, else the taps' indices.
     For indices ``input`` is not read.
     """
+    channels_last = operands.is_channels_last(taps)
+    # The copy is aligned, so the plan is asked for what the kernel reads.
+    taps = taps.contiguous(memory_format=operands.named_memory_format(channels_last, window.rank))
     plan = planned(
         "tap_lookup",
         (with_,),
@@ -309,11 +313,10 @@ def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: tor
         (dtype, kind_of(input), kind_of(taps)),
         False,
         tuple(taps.shape[2:]),
-        operands.is_channels_last(taps),
+        channels_last,
     )
     result = taps.new_empty_strided(plan.sizes, plan.strides, dtype=dtype)
     if plan.launches:
-        taps = taps.contiguous(memory_format=plan.memory_format)
         launch(plan.launches[0], input if with_ == "values" else taps, taps, result)
     return result
 

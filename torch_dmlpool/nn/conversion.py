@@ -79,7 +79,8 @@ class Conversion:
     functions: list[str] = field(default_factory=list)
     """Pooling functions that the model's own code calls, which :func:`rerouted` replaces."""
     missing: str | None = None
-    """Why a model on a CPU has no compiled kernels to use here; None if it has, or is elsewhere."""
+    """Why plain PyTorch pools a model that is on the CPU. None if compiled kernels pool it, or if
+    the model is on another device."""
     _before: list[tuple[Module, type[Module], dict[str, Any]]] = field(
         default_factory=list, repr=False
     )
@@ -198,7 +199,7 @@ def convert(
 
 
 def _missing(model: Module) -> str | None:
-    """Why a model, whose tensors are on one device, has no compiled kernels to use."""
+    """Why the model has no compiled kernels. Its first tensor says which device it is on."""
     tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
     return missing_kernels("cpu" if tensor is None else tensor.device.type)
 

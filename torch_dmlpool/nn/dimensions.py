@@ -76,7 +76,7 @@ def with_batch(
 
 
 def _with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | None]:
-    """The same for a dense tensor of a data type that is pooled."""
+    """What :func:`with_batch` returns, for an input that is checked already."""
     added, dimensions = None, input.dim()
     if dimensions == rank + 1:
         volume, input, added = input, input.unsqueeze(0), 0

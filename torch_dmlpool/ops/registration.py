@@ -470,8 +470,8 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
 
 
 _LEAST_ADDRESS = 1 << 40
-"""An address below it may be no more than a tensor's offset in a storage without memory. A tensor
-whose address is below it and in memory costs a second question."""
+"""Where a storage has no memory, the address of a tensor is its offset in that storage. An address
+below this number may be such an offset, so ``operands.has_memory`` is asked too."""
 
 
 def is_readable(tensor: Tensor) -> bool:
