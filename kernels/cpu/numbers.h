@@ -62,8 +62,7 @@ void write_numbers(const From *__restrict from, int64_t count, void *numbers, in
     with_numbers(bytes, [=](auto number) {
         using N = decltype(number);
         N *__restrict out = static_cast<N *>(numbers) + at;
-        if constexpr (sizeof(N) < 8 || sizeof(From) == 8)  // taps have four bytes at most
-            VECTORIZE
+        VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = N(from[i]);
     });
@@ -102,7 +101,7 @@ struct Numbers {
     template <class N, class Number>
     static void write_positions(const Number *__restrict which, int64_t count, int64_t origin,
                                 const int64_t *__restrict column, N *__restrict out) {
-        if constexpr (sizeof(N) >= 4)
+        if constexpr (sizeof(N) >= 4)  // no position has fewer bytes, so there is no loop for them
             VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = N(which[i] < 0 ? -1 : origin + column[i] + which[i]);

@@ -262,6 +262,21 @@ def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> Non
         assert cpu.max_pooling(plane, made).item() == maxima.flatten()[at].item()
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(1, 3), (1, 1, 5)])
+def test_positions_in_planes_of_one_row_of_channels(
+    sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """M4: a window that is the whole plane has its positions, in every data type of indices."""
+    image, made = samples.ties(2, 70, *sizes).to(dtype), Window.pytorch(len(sizes), sizes)
+    for index_dtype in (torch.int32, torch.int64):
+        for per_plane in (True, False):
+            given = made, index_dtype, per_plane
+            _, expected = reference.max_pooling_with_indices(image, *given)
+            _, found = cpu.max_pooling_with_indices(samples.channels_last(image), *given)
+            assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     ("sizes", "window", "stride"),
