@@ -1,9 +1,9 @@
 """Gradients of windows that overlap and are too large to unroll, one axis after the other: of
 maxima from their taps, or of averages.
 
-A lane owns neighbouring inputs (one for averages: a number of windows is added up in fewer
-instructions than it takes to tell which of the inputs each holds), and reads each window that
-reaches any of them once:
+A lane owns neighbouring inputs, and reads each window that reaches any of them once. For averages
+it owns one input, because to add a window takes fewer instructions than to find out which of
+several inputs it holds:
 
     windows     [. . . . . . .]   [. . . . . . .]
                        [. . . . . . .]   [. . . . . . .]

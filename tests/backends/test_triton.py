@@ -85,29 +85,12 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "launch", lambda how, *given: backend._run(how, given, 0))
 
 
-CALLS = {
-    "max": lambda x, window: backend.max_pooling(x, window),
-    "taps": lambda x, window: backend.max_pooling_with_taps(x, window),
-    "average": lambda x, window: backend.average_pooling(x, window, False, None),
-    "gather": lambda x, window: backend.max_pooling_gather(
-        x, torch.zeros(1, 1, *window.output_sizes(x.shape[2:]), dtype=torch.uint8), window
-    ),
-    "gradient": lambda x, window: backend.max_pooling_grad_from_taps(
-        x, torch.zeros_like(x, dtype=torch.uint8), (17, 33), window, False
-    ),
-}
-
-
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("call", CALLS)
 def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
-    call: str, launched: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+    launched: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of the same sizes runs what was compiled for it; a tensor of another type, or one that
     does not start at 16 bytes, never runs that."""
-    window, sizes = Window.directml(2, 3, 2, 1, 1), (1, 1, 16, 32)
-    if call == "gradient":
-        sizes = (1, 1, 9, 17)
     kinds, codes = [], []
     compile = backend._compile
 
@@ -118,62 +101,59 @@ def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
         return result
 
     monkeypatch.setattr(backend, "_compile", noted)
-    memory = torch.zeros(1024)
-    count = sizes[2] * sizes[3]
-    for input in (memory[:count], memory[1 : count + 1], memory[:count].half()):
+    memory = torch.zeros(513)
+    for input in (memory[:512], memory[1:], memory[:512].half()):
         for _ in range(2):
-            CALLS[call](input.view(sizes), window)
+            backend.max_pooling(input.view(1, 1, 16, 32), Window.directml(2, 3, 2, 1, 1))
     assert len(set(kinds)) == len(kinds) == 3
     assert [each[4] for each in launched] == [code for code in codes for _ in range(2)]
 
 
 SCALES = torch.full((2,), 0.5), torch.zeros(2, dtype=torch.uint8)
-OPERANDS = {
-    "max": ((torch.float32,), lambda w, x: backend.max_pooling(x, w)),
-    "taps": ((torch.float32,), lambda w, x: backend.max_pooling_with_taps(x, w)),
-    "average": ((torch.float32,), lambda w, x: backend.average_pooling(x, w, False, None)),
+FLOAT, BYTE = torch.float32, torch.uint8
+CALLS = {  # the data types of operands of 1x2x9x17, and a call with a window of stride 2
+    "max": ([FLOAT], lambda w, x: backend.max_pooling(x, w)),
+    "taps": ([FLOAT], lambda w, x: backend.max_pooling_with_taps(x, w)),
+    "average": ([FLOAT], lambda w, x: backend.average_pooling(x, w, False, None)),
     "average grad": (
-        (torch.float32,),
+        [FLOAT],
         lambda w, g: backend.average_pooling_grad(g, (17, 33), w, False, None),
     ),
     "max grad": (
-        (torch.float32, torch.uint8),
+        [FLOAT, BYTE],
         lambda w, g, t: backend.max_pooling_grad_from_taps(g, t, (17, 33), w, False),
     ),
-    "gather": (
-        (torch.float32, torch.uint8),
-        lambda w, x, t: backend.max_pooling_gather(x, t, w),
-    ),
+    "gather": ([FLOAT, BYTE], lambda w, x, t: backend.max_pooling_gather(x, t, w)),
     "indices": (
-        (torch.uint8,),
+        [BYTE],
         lambda w, t: backend.max_pooling_indices(t, (17, 33), w, torch.int64, False),
     ),
     "quantized": (
-        (torch.uint8, torch.float32, torch.uint8),
+        [BYTE, FLOAT, BYTE],
         lambda w, x, scale, zero: backend.quantized_linear_average_pooling(
-            x, scale.flatten()[:2], zero.flatten()[:2], *SCALES, w, False, torch.uint8
+            x, scale[0, :, 0, 0], zero[0, :, 0, 0], *SCALES, w, False, BYTE
         ),
     ),
 }
 
 
-def in_every_place(dtype: torch.dtype) -> list[torch.Tensor]:
-    """Tensors of the same sizes: at 16 bytes, not at 16 bytes, and both with gaps, which a kernel
-    may read from a copy."""
-    memory = torch.zeros(2 * 2 * 9 * 17 + 1, dtype=dtype)
-    dense, sizes = (306, 153, 17, 1), (1, 2, 9, 17)
-    gaps = tuple(2 * stride for stride in dense)
-    return [memory.as_strided(sizes, how, at) for how in (dense, gaps) for at in (0, 1)]
+def operands_of(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Tensors of the same sizes: at 16 bytes, not at 16 bytes, both with gaps, which a kernel may
+    read from a copy, and one of another type."""
+    memory = torch.zeros(613, dtype=dtype)
+    dense, gaps = (306, 153, 17, 1), (612, 306, 34, 2)
+    made = [memory.as_strided((1, 2, 9, 17), how, at) for how in (gaps, dense) for at in (0, 1)]
+    return [*made, made[2].to({FLOAT: torch.float16, BYTE: torch.int8}[dtype])]
 
 
 @pytest.mark.parametrize("size", [3, 31])
-@pytest.mark.parametrize("name", OPERANDS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(
     name: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launch keeps the kernel that was compiled for its first call. Machine code that loads 16
     bytes at once fails where a tensor does not start there."""
-    dtypes, call = OPERANDS[name]
+    dtypes, call = CALLS[name]
     first: dict[int, Any] = {}
     kept = []  # an address is not used again
 
@@ -184,7 +164,7 @@ def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(
 
     monkeypatch.setattr(backend, "launch", launch)
     window = Window.directml(2, size, 2, size // 2, size // 2)
-    for operands in itertools.product(*map(in_every_place, dtypes)):
+    for operands in itertools.product(*map(operands_of, dtypes)):
         call(window, *operands)
     assert first
 
