@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.ops.registration import KnownDerivative
+from torch_dmlpool.ops.registration import Derivative, KnownDerivative
 
 
 def test_the_operators_are_those_of_this_list() -> None:
@@ -129,5 +129,7 @@ def test_autograd_calls_backward_at_once(pool: Any) -> None:
     finally:
         sys.setprofile(before)
     functions = [code for event, code in called if event == "call"]
-    assert KnownDerivative.backward.__code__ in functions
+    # A backend that plans no gradients has the other function.
+    either = {Derivative.backward.__code__, KnownDerivative.backward.__code__}
+    assert either.intersection(functions)
     assert BackwardCFunction.apply.__code__ not in functions
