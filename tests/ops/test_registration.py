@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import backends
 from torch_dmlpool.ops.registration import Derivative, KnownDerivative
 
 
@@ -94,9 +95,12 @@ def test_gradients_are_the_same_however_operands_lie_in_memory(pool: Any, is_las
     (expected,) = torch.autograd.grad(output, input, arriving, retain_graph=True)
     assert expected.stride() == input.stride()
 
+    # Plain PyTorch adds in the order of what arrives.
+    bound = 1e-6 if backends.serving(input.device.type).name == "reference" else 0
+
     def check(output: Tensor, arriving: Tensor, **how: Any) -> None:
         (found,) = torch.autograd.grad(output, input, arriving, retain_graph=True, **how)
-        assert torch.equal(found, expected)
+        torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
     check(output, arriving.mT.contiguous().mT)
     check(output, arriving, create_graph=True)
