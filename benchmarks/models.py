@@ -238,7 +238,7 @@ def markdown(results: dict[str, Any]) -> str:
     conditions = (
         f"Contiguous / channels_last. Batches of one; {place}; {threads}; "
         f"PyTorch {known['versions']['torch']}, torchvision {known['versions']['torchvision']}, "
-        f"timm {known['versions']['timm']}; {known['date'][:10]}."
+        f"timm {known['versions']['timm']}; {known['date'].partition('T')[0]}."
     )
     if any(" - " in line for line in lines):
         conditions += " A dash: not measured; means are of what was."
