@@ -170,6 +170,16 @@ def test_small_planes_by_themselves(
                 assert torch.equal(found, gradients[:, k : k + 1])
 
 
+Request = tuple[tuple[int, ...], Any, Any, Any, Any]
+"""Spatial sizes, window, stride, padding at both ends, and dilation."""
+
+
+def pooled(request: Request) -> tuple[tuple[int, ...], Window]:
+    """The sizes and the window of a request."""
+    sizes, window, stride, padding, dilation = request
+    return sizes, Window.directml(len(sizes), window, stride, padding, padding, dilation)
+
+
 SHARE_NO_ELEMENT = [
     ((40, 50), 2, 2, 0, 1),
     ((41, 51), 2, 2, 1, 1),
@@ -184,20 +194,16 @@ SHARE_NO_ELEMENT = [
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize(
-    ("sizes", "window", "stride", "padding", "dilation"),
+    "pool",
     [*SHARE_NO_ELEMENT, ((2, 9000), (1, 2), (3, 2), 0, 1)],
 )
 def test_gradients_of_windows_that_share_no_element(
-    sizes: tuple[int, ...],
-    window: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    pool: Request,
     dtype: torch.dtype,
     is_last: bool,
 ) -> None:
     """What arrives is copied to the elements of its window: the bits that each strategy adds up."""
-    made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
+    sizes, made = pooled(pool)
     arriving = samples.normal(2, 5, *made.output_sizes(sizes)).to(dtype)
     arriving = samples.channels_last(arriving) if is_last else arriving
     for counted in ((False, None), (True, None), (False, -3)):
@@ -210,7 +216,7 @@ def test_gradients_of_windows_that_share_no_element(
     "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=samples.name_of
 )
 @pytest.mark.parametrize(
-    ("sizes", "window", "stride", "padding", "dilation"),
+    "pool",
     [
         *SHARE_NO_ELEMENT,
         ((1, 1800), (1, 2), (1, 3), (0, 1), 1),
@@ -224,16 +230,12 @@ def test_gradients_of_windows_that_share_no_element(
     ],
 )
 def test_gradients_of_maxima_of_many_channels(
-    sizes: tuple[int, ...],
-    window: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    pool: Request,
     dtype: torch.dtype,
 ) -> None:
     """Channels innermost are added up in vectors, in rows of several tiles: the same bits as of
     contiguous planes, whose elements are added one by one."""
-    made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
+    sizes, made = pooled(pool)
     image = samples.ties(2, 43, *sizes).to(dtype)
     _, taps = cpu.max_pooling_with_taps(image, made)
     arriving = samples.normal(*taps.shape).to(dtype)
@@ -323,7 +325,7 @@ def test_rows_that_windows_tile_are_one_row(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize(
-    ("sizes", "window", "stride", "padding", "dilation"),
+    "pool",
     [
         ((28, 30), 3, 2, 1, 1),
         ((15, 15), 3, 2, 0, 1),
@@ -333,16 +335,12 @@ def test_rows_that_windows_tile_are_one_row(
     ],
 )
 def test_gradients_of_averages_of_few_channels(
-    sizes: tuple[int, ...],
-    window: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    pool: Request,
     dtype: torch.dtype,
 ) -> None:
     """Elements that the same taps read are added in one loop: the bits that each window gives by
     itself."""
-    made = Window.directml(len(sizes), window, stride, padding, padding, dilation)
+    sizes, made = pooled(pool)
     for channels in (3, 43):
         arriving = samples.normal(2, channels, *made.output_sizes(sizes)).to(dtype)
         arriving = samples.channels_last(arriving)
