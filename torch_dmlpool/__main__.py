@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="python -m torch_dmlpool bench measures this machine in a minute: see its --help.",
     )
     parser.add_argument(
-        "--no-timing", "--quick", action="store_true", help="leave out the comparison with ATen"
+        "--no-timing", "--quick", action="store_true", help="leave out the comparison with PyTorch"
     )
     parser.add_argument(
         "--version", action="version", version=f"torch_dmlpool {dmlpool.__version__}"

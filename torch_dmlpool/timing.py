@@ -43,8 +43,12 @@ def in_turn(
     return {name: _quartiles(taken) for name, taken in samples.items()}
 
 
-def verdict(ours: Times, theirs: Times) -> str:
-    """``faster``, ``slower`` or, where the quartiles overlap, ``cannot tell``."""
+def verdict(ours: Times, theirs: Times, load: str | None = None) -> str:
+    """``faster``, ``slower`` or ``cannot tell``: where the quartiles overlap, and on a busy
+    machine, of which ``load`` says how busy it is.
+    """
+    if load is not None:
+        return "cannot tell"
     if ours.upper < theirs.lower:
         return "faster"
     return "slower" if ours.lower > theirs.upper else "cannot tell"

@@ -127,7 +127,7 @@ def test_a_run_from_its_first_line_to_its_figures(
     assert 0 < figures["model"]["share of pooling layers"] < 1
     assert len(figures["model"]["comparisons"]) == 3
     table = said.partition("paste into an issue:")[2]
-    assert table.count("| max pool2d, ") == 4
+    assert table.count("| max_pool2d(") == 4
     assert "| correct | 40 of 40 equal, 0 not begun |" in table
     assert "Beside torch.nn, torch_dmlpool is " in said
 
@@ -136,6 +136,26 @@ def test_a_model_that_is_not_there_is_said_before_any_work() -> None:
     for name in ("torch_dmlpool.nothing:factory", "torch_dmlpool:nothing", "torch_dmlpool"):
         with pytest.raises(SystemExit, match="--model"):
             bench.main(["--device", "cpu", "--model", name])
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", "nowhere", "cpu:x"])
+def test_a_device_that_is_not_there_is_said_before_any_work(
+    device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--device", device])
+    assert f"argument --device: {device}: " in capsys.readouterr().err
+
+
+def test_a_model_is_not_compiled_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    monkeypatch.setattr(models, "loaded", lambda *_: factory())
+    monkeypatch.setattr(torch, "compile", None)
+    *eager, compiled = models.measure("users_package:factory", CPU, 1.0, compiles=False).comparisons
+    assert all(comparison.times is not None for comparison in eager)
+    assert str(compiled) == "inference, torch.compile: not asked for"
 
 
 def test_rows_have_what_the_help_says() -> None:
@@ -163,10 +183,13 @@ def measured(ours: Times, theirs: Times) -> rows.Measured:
 def test_quartiles_that_overlap_tell_nothing(ours: Times, theirs: Times, expected: str) -> None:
     assert timing.verdict(ours, theirs) == expected
     row = measured(ours, theirs)
-    assert report.word(row, rows.ATEN, None) == expected
-    assert report.word(row, rows.ATEN, "9 processes") == "cannot tell"
+    assert row.verdict(rows.ATEN) == expected
+    assert row.verdict(rows.ATEN, "9 processes") == "cannot tell"
     assert report.MEANINGS[expected] in report.verdict([row], rows.ATEN, None)
     assert "busy" in report.verdict([row], rows.ATEN, "9 processes")
+    assert f"({expected})" in str(models.Comparison("inference", (theirs, ours)))
+    busy = models.Comparison("inference", (theirs, ours), load="9 processes")
+    assert "(cannot tell)" in str(busy)
 
 
 def test_samples_are_taken_in_turn() -> None:

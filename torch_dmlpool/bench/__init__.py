@@ -54,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
     model = None
     if options.model:
-        model = models.measure(options.model, device, max(end - time.monotonic(), 10.0))
+        seconds, compiles = max(end - time.monotonic(), 10.0), not options.no_compile
+        model = models.measure(options.model, device, seconds, load, compiles)
         print(f"\n{model.name}: pooling layers take {model.share:.1%} of inference\n{model.report}")
         for comparison in model.comparisons:
             print(f"  {comparison}")
@@ -72,6 +73,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if checked.is_right else 1
 
 
+def _device(name: str) -> torch.device:
+    """The device of that name, if the machine has it."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    there = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    try:
+        device = torch.device(name)
+        if device.type in there:
+            torch.empty(1, device=device)  # an error where there is none of that number
+            return device
+        why = f"PyTorch finds no such device here, only {' and '.join(there)}"
+    except RuntimeError as error:
+        why = str(error).strip().partition("\n")[0]
+    raise argparse.ArgumentTypeError(f"{name}: {why}")
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m torch_dmlpool bench",
@@ -80,7 +96,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     parser.add_argument(
         "--device",
-        type=torch.device,
+        type=_device,
         default=accelerator or torch.device("cpu"),
         help="such as cpu or cuda:0; the accelerator if there is one",
     )
@@ -95,6 +111,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "tuple of example inputs, or the model alone for eight images of 3x224x224",
     )
     parser.add_argument(
-        "--no-compile", action="store_true", help="leave out torch.compile, which has to compile"
+        "--no-compile",
+        action="store_true",
+        help="leave out comparisons with torch.compile, which takes most of the time",
     )
     return parser.parse_args(arguments)

@@ -15,6 +15,7 @@ from torch_dmlpool import nn, timing
 from torch_dmlpool.timing import Times
 
 BEFORE, AFTER = "as it is", "converted"
+COMPILED_MODE = "inference, torch.compile"
 
 
 class Comparison(NamedTuple):
@@ -23,14 +24,16 @@ class Comparison(NamedTuple):
     mode: str
     times: tuple[Times, Times] | None
     missing: str = ""
+    load: str | None = None
 
     def __str__(self) -> str:
         if self.times is None:
             return f"{self.mode}: {self.missing}"
         before, after = self.times
+        word = timing.verdict(after, before, self.load)
         return (
             f"{self.mode}: {1e3 * before.median:.2f} ms as it is, {1e3 * after.median:.2f} ms "
-            f"converted, {before.median / after.median:.2f}x ({timing.verdict(after, before)})"
+            f"converted, {before.median / after.median:.2f}x ({word})"
         )
 
 
@@ -66,8 +69,17 @@ def loaded(path: str, device: torch.device) -> tuple[Module, tuple[Any, ...]]:
     return model.to(device), tuple(each.to(device) for each in inputs)
 
 
-def measure(path: str, device: torch.device, seconds: float) -> Result:
-    """The result for a model: every mode is measured for an equal share of ``seconds``."""
+def measure(
+    path: str,
+    device: torch.device,
+    seconds: float,
+    load: str | None = None,
+    compiles: bool = True,
+) -> Result:
+    """The result for a model: every mode is measured for an equal share of ``seconds``.
+
+    ``load`` says that the machine is busy, which allows no verdict.
+    """
     model, inputs = loaded(path, device)
     conversion = nn.convert(model, inplace=False)
     other = conversion.model
@@ -75,10 +87,13 @@ def measure(path: str, device: torch.device, seconds: float) -> Result:
     modes: dict[str, Callable[[Module], Callable[[], object]]] = {
         "inference, eager": lambda each: _inference(each, inputs),
         "training, eager": lambda each: _training(each, inputs),
-        "inference, torch.compile": lambda each: _inference(torch.compile(each), inputs),
+        COMPILED_MODE: lambda each: _inference(torch.compile(each), inputs),
     }
     comparisons = []
     for mode, make in modes.items():
+        if mode == COMPILED_MODE and not compiles:
+            comparisons.append(Comparison(mode, None, "not asked for"))
+            continue
         for each in (model, other):
             each.train("training" in mode)
         calls = {BEFORE: make(model), AFTER: make(other)}
@@ -88,7 +103,7 @@ def measure(path: str, device: torch.device, seconds: float) -> Result:
             why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             comparisons.append(Comparison(mode, None, why))
         else:
-            comparisons.append(Comparison(mode, (times[BEFORE], times[AFTER])))
+            comparisons.append(Comparison(mode, (times[BEFORE], times[AFTER]), load=load))
     return Result(path, str(conversion), share, comparisons)
 
 

@@ -33,13 +33,8 @@ def line(row: Measured, rival: str, load: str | None) -> str:
     mine, theirs = row.pairs[rival]
     return (
         f"  {row.name:<62}{_milliseconds(mine):>24}  {rival} {_milliseconds(theirs):>24}"
-        f"{row.speed_up(rival):>7.2f}x  {word(row, rival, load)}"
+        f"{row.speed_up(rival):>7.2f}x  {row.verdict(rival, load)}"
     )
-
-
-def word(row: Measured, rival: str, load: str | None) -> str:
-    """The verdict of a row; on a busy machine there is none."""
-    return "cannot tell" if load is not None else row.verdict(rival)
 
 
 def markdown(
@@ -87,7 +82,7 @@ def data(
                     rival: {
                         "ours": mine._asdict(),
                         "theirs": theirs._asdict(),
-                        "verdict": word(row, rival, load),
+                        "verdict": row.verdict(rival, load),
                     }
                     for rival, (mine, theirs) in row.pairs.items()
                 },
@@ -111,7 +106,7 @@ def _cells(row: Measured, load: str | None) -> str:
     cells = [row.name, "x".join(map(str, row.shape)), _milliseconds(mine), _milliseconds(theirs)]
     for rival in (ATEN, COMPILED):
         if rival in row.pairs:
-            cells += [f"{row.speed_up(rival):.2f}x", word(row, rival, load)]
+            cells += [f"{row.speed_up(rival):.2f}x", row.verdict(rival, load)]
         else:
             cells += ["-", row.missing.get(rival, "")]
     return f"| {' | '.join(cells)} |"

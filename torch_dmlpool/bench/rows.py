@@ -26,9 +26,9 @@ class Row(NamedTuple):
     is_training: bool
 
     def name(self, device: torch.device) -> str:
+        named = zip(("", "stride ", "padding "), self.arguments, strict=False)
         words = [
-            self.function.replace("_", " ").removesuffix("2d") + "2d",
-            "x".join(map(str, self.arguments)),
+            f"{self.function}({', '.join(f'{name}{value}' for name, value in named)})",
             str(self.dtype(device))[6:],
             "channels_last" if self.channels_last else "contiguous",
             "training" if self.is_training else "inference",
@@ -64,11 +64,11 @@ class Measured:
         self.pairs: dict[str, tuple[Times, Times]] = {}
         self.missing: dict[str, str] = {}
 
-    def verdict(self, rival: str) -> str:
+    def verdict(self, rival: str, load: str | None = None) -> str:
         """``faster``, ``slower`` or ``cannot tell`` for ours beside a rival, or ``not
         measured``.
         """
-        return timing.verdict(*self.pairs[rival]) if rival in self.pairs else "not measured"
+        return timing.verdict(*self.pairs[rival], load) if rival in self.pairs else "not measured"
 
     def speed_up(self, rival: str) -> float:
         """How many times as long a rival takes."""
