@@ -42,7 +42,8 @@ CEIL_MODE = Argument(
     "ceil_mode",
     "bool",
     "False",
-    "Whether a last window that starts inside the input may reach past the padded input.",
+    "Whether a last window may reach past the padded input, if it starts inside the input or the "
+    "padding before it.",
 )
 COUNTED = Argument(
     "count_include_pad",

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from families import FAMILIES, INDICES, INPUT, QUANTIZED, STAR, Argument, Family
+from families import FAMILIES, INDICES, INPUT, MASK, QUANTIZED, STAR, Argument, Family
 
 NN = Path(__file__).parent.parent / "torch_dmlpool" / "nn"
 WIDTH = 100
@@ -195,6 +195,11 @@ def docstring(
     }
     lines = wrapped(f'"""{summary.format(**words)}')
     shapes = "Inputs are ``{batched}`` or, unbatched, ``{unbatched}``."
+    if MASK in family.called:
+        shapes += (
+            " ``layer(input, mask=mask)`` leaves out the elements where ``mask`` is False, a bool "
+            "tensor that broadcasts to the input."
+        )
     if INPUT not in arguments:
         lines += ["", *wrapped(shapes.format(**words))]
     lines += ["", "    Args:"]

@@ -1,6 +1,14 @@
-"""DirectML's pooling operators for PyTorch.
+"""Drop-in pooling layers for PyTorch, and DirectML's pooling operators as functions.
+
+``torch_dmlpool.nn`` has torch.nn's pooling layers under torch.nn's names, and ``nn.convert(model)``
+replaces those of a model. The functions below have DirectML's names and defaults: a stride of 1,
+and averages that leave padding out.
 
 >>> import torch, torch_dmlpool as dmlpool
+>>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(2))
+>>> print(dmlpool.nn.convert(model))
+replaced 1, left 0
+  replaced  1  MaxPool2d: training keeps 1 byte per output, not 8 and the input
 >>> dmlpool.max_pooling(torch.rand(1, 3, 8, 8), window_size=3, strides=2, start_padding=1).shape
 torch.Size([1, 3, 4, 4])
 """

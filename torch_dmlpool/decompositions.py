@@ -25,14 +25,13 @@ all operators."""
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """Give a table for ``ExportedProgram.run_decompositions`` that takes the pooling operators
-    apart.
+    """The table with which ``ExportedProgram.run_decompositions`` replaces the pooling operators by
+    ATen's.
 
     Returns:
-        A decomposition for each operator; p-norms and unpooling are made of others, which are taken
-        apart in turn. Results are the operators' own: averages within the bound of rule E6, all
-        others equal. With dynamic image sizes averages, maxima, maxima with indices, p-norms and
-        quantized averages are decomposed, the others stay.
+        A decomposition for each operator. Results are the operators' own: averages within the
+        error bound of rule E6, all others equal. With dynamic image sizes averages, maxima, maxima
+        with indices, p-norms and quantized averages are decomposed; the others stay operators.
 
     Raises:
         ValueError: While a program is decomposed: a window that depends on dynamic sizes, unless

@@ -84,8 +84,8 @@ def min_pooling(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         return_indices: Whether to return the indices of the minima too.
         index_dtype: int32, int64, uint32 or uint64.
         mask: A bool tensor on the input's device, of a shape that broadcasts to the input's.

@@ -54,9 +54,9 @@ def quantized_average_pooling(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
         include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         output_scale: The output's scale, finite and above 0: a number or a tensor of one element
             for all channels, or ``(C,)`` for one each; the input's unless given.
         output_zero_point: The output's zero point, in the same forms, of any integer type; the
@@ -228,8 +228,8 @@ def quantized_max_pooling(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         return_indices: Whether to return the indices of the maxima too, as :func:`max_pooling`
             counts them.
         index_dtype: int32, int64, uint32 or uint64.
@@ -239,8 +239,8 @@ def quantized_max_pooling(
 
     Returns:
         ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and
-        its indices. A window that reads no element gives the lowest number that the input's
-        quantization knows.
+        its indices. A window that reads no element gives the lowest number of the input's
+        quantized type.
 
     Quantized tensors have no gradient, and torch.compile does not take them: there use
     :func:`max_pooling` of integers.

@@ -138,7 +138,7 @@ def _one_of_equal(window: "Window") -> "Window":
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W``
-    order.
+    order. :meth:`directml` and :meth:`pytorch` make a window from arguments.
     """
 
     axes: tuple[Axis, ...]
@@ -161,8 +161,8 @@ class Window:
         dilations: Integers = 1,
         ceil_mode: bool = False,
     ) -> "Window":
-        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions; rejects
-        bad ones by name.
+        """The window that DirectML's arguments describe, for ``rank`` spatial dimensions. The error
+        for a wrong argument names it.
         """
         limits = {
             "window_size": 1,
@@ -248,8 +248,8 @@ class Window:
         ].ceil_mode
 
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Spatial sizes of the output for an input of spatial ``sizes``; rejects what leaves none
-        (rule G5).
+        """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
+        does not fit into them (rule G5).
         """
         # Operators called by name, mostly from compiled graphs, ask in every call. Symbolic sizes
         # and windows cannot be keys, nor can the sizes in a trace of torch.jit, which are tensors.

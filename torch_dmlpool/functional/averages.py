@@ -38,9 +38,9 @@ def average_pooling(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
         include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         divisor_override: Divide every sum by this instead of the count; not 0.
         mask: A bool tensor on the input's device, of a shape that broadcasts to the input's.
             Elements where it is False are left out, NaN too: they never win, add nothing, are not
@@ -107,9 +107,9 @@ def average_pooling_grad(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
         include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         divisor_override: The forward pass divided by this instead of the count; not 0.
 
     Returns:
@@ -206,10 +206,10 @@ def lp_pooling(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
         p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute
             value.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         mask: A bool tensor on the input's device, of a shape that broadcasts to the input's.
             Elements where it is False are left out, NaN too: they never win, add nothing, are not
             counted and have no gradient.

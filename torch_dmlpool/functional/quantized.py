@@ -46,9 +46,9 @@ def quantized_linear_average_pooling(
         start_padding: Padding before the first element, at least 0. Any amount is allowed.
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input. What lies there never counts.
         include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
         output_dtype: int8 or uint8; that of ``output_zero_point`` if it is a tensor, else the
             input's, unless given.
 

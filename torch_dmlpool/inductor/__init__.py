@@ -19,10 +19,12 @@ _OFF = "torch_dmlpool.inductor=off"
 
 
 def lower(enabled: bool = True) -> None:
-    """Have torch.compile see through the operators from now on, or call them as they are.
+    """Whether torch.compile makes code of its own for small windows, as it does by default, or
+    always calls the operators.
 
-    The setting is a word in ``torch.compiler.config.cache_key_tag``, so that graphs compiled either
-    way are kept apart in torch.compile's caches. What has been compiled before stays as it is.
+    This holds for what is compiled from now on; what has been compiled before stays as it is. The
+    setting is a word in ``torch.compiler.config.cache_key_tag``, so that torch.compile's caches
+    keep graphs that were compiled either way apart.
     """
     operands.check_flag("enabled", enabled)
     settings = torch.compiler.config

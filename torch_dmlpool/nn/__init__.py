@@ -1,5 +1,7 @@
-"""PyTorch-shaped pooling: drop-in layers, a ``functional`` with torch.nn.functional's signatures,
-models converted.
+"""Pooling layers and functions with torch.nn's names and arguments, and what converts models.
+
+:func:`convert` replaces the pooling layers of a model. :func:`rerouted` replaces calls of PyTorch's
+pooling functions. :func:`integer_pooling` replaces the pools of a quantized program.
 """
 
 from torch_dmlpool.nn import functional, quantized

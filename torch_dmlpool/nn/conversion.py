@@ -62,8 +62,12 @@ _ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices
 
 @dataclass(frozen=True)
 class Conversion:
-    """What :func:`convert` did: the model, and the names of the layers that it replaced and of
-    those that it left.
+    """What :func:`convert` did to a model; ``print`` shows it, and :meth:`revert` takes it back.
+
+    ``replaced`` and ``left`` are dicts by the names of layers: the class that a replaced layer had,
+    and why a pooling layer was left. ``effects`` says what each replacement gains, ``times`` how
+    long each layer's calls took, ``functions`` which pooling functions the model's code calls, and
+    ``missing`` why a model on a CPU has no compiled kernels to use.
     """
 
     model: Module
@@ -355,8 +359,8 @@ def rerouted() -> _Region: ...
 @overload
 def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 def rerouted(function: Callable[..., Any] | None = None) -> Any:
-    """Inside a ``with`` block of it, PyTorch's pooling functions use this package's operators,
-    whoever calls them.
+    """Replace PyTorch's pooling functions by this package's inside a ``with`` block, whoever calls
+    them.
 
     It replaces ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d`` and the adaptive forms of both,
     with indices too, in ``torch.nn.functional`` and in ``torch``, by those of
@@ -365,8 +369,9 @@ def rerouted(function: Callable[..., Any] | None = None) -> Any:
 
     ``lp_pool`` and ``max_unpool`` stay PyTorch's, because they mean something else there in some
     cases. So does every call that this package does not take: averages of integers, quantized or
-    nested tensors, ``out=``, a proxy that traces. Code under ``torch.utils.checkpoint`` runs a
-    second time outside the ``with`` block: put ``rerouted()`` inside the checkpointed function.
+    nested tensors, ``out=``, and calls that torch.fx traces. Code under ``torch.utils.checkpoint``
+    runs a second time outside the ``with`` block: put ``rerouted()`` inside the checkpointed
+    function.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

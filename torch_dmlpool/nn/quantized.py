@@ -24,8 +24,8 @@ class AvgPool1d(quantized_families.AvgPool, rank=1):
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         dilation: Step from one element of a window to the next.
         input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
@@ -89,8 +89,8 @@ class AvgPool2d(quantized_families.AvgPool, rank=2):
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         dilation: Step from one element of a window to the next.
         input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
@@ -154,8 +154,8 @@ class AvgPool3d(quantized_families.AvgPool, rank=3):
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         dilation: Step from one element of a window to the next.
         input_scale: Real numbers per step of a plain input: a number, or a tensor of shape

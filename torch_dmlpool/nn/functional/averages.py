@@ -33,8 +33,8 @@ def avg_pool1d(
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
@@ -85,8 +85,8 @@ def avg_pool2d(
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
@@ -137,8 +137,8 @@ def avg_pool3d(
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.

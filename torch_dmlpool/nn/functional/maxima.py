@@ -85,8 +85,8 @@ def max_pool1d(
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         return_indices: Whether to return a pair: the maxima, and their int64 positions in their
             channel's plane.
         mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
@@ -182,8 +182,8 @@ def max_pool2d(
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         return_indices: Whether to return a pair: the maxima, and their int64 positions in their
             channel's plane.
         mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
@@ -279,8 +279,8 @@ def max_pool3d(
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         return_indices: Whether to return a pair: the maxima, and their int64 positions in their
             channel's plane.
         mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,

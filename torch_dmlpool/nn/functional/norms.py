@@ -32,8 +32,8 @@ def lp_pool1d(
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
             dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
@@ -82,8 +82,8 @@ def lp_pool2d(
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
             dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
@@ -132,8 +132,8 @@ def lp_pool3d(
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
             dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.

@@ -19,7 +19,8 @@ class AdaptiveAvgPool1d(
     """:class:`torch.nn.AdaptiveAvgPool1d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
-    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -46,7 +47,8 @@ class AdaptiveAvgPool2d(
     """:class:`torch.nn.AdaptiveAvgPool2d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
-    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -73,7 +75,8 @@ class AdaptiveAvgPool3d(
     """:class:`torch.nn.AdaptiveAvgPool3d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
-    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.

@@ -22,7 +22,8 @@ class AdaptiveMaxPool1d(
     """:class:`torch.nn.AdaptiveMaxPool1d`: maxima over ``output_size`` windows that cover the input
     evenly.
 
-    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -71,7 +72,8 @@ class AdaptiveMaxPool2d(
     """:class:`torch.nn.AdaptiveMaxPool2d`: maxima over ``output_size`` windows that cover the input
     evenly.
 
-    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -120,7 +122,8 @@ class AdaptiveMaxPool3d(
     """:class:`torch.nn.AdaptiveMaxPool3d`: maxima over ``output_size`` windows that cover the input
     evenly.
 
-    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.

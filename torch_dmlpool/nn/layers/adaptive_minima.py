@@ -21,7 +21,8 @@ class AdaptiveMinPool1d(
 ):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
-    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -69,7 +70,8 @@ class AdaptiveMinPool2d(
 ):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
-    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -117,7 +119,8 @@ class AdaptiveMinPool3d(
 ):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
-    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.

@@ -13,7 +13,8 @@ from torch_dmlpool.window import Integers, Padding
 class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1, function=functional.avg_pool1d):
     """:class:`torch.nn.AvgPool1d` with any padding and with ``dilation``.
 
-    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -21,8 +22,8 @@ class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1, function=functiona
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
@@ -62,7 +63,8 @@ class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1, function=functiona
 class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2, function=functional.avg_pool2d):
     """:class:`torch.nn.AvgPool2d` with any padding and with ``dilation``.
 
-    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -70,8 +72,8 @@ class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2, function=functiona
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
@@ -111,7 +113,8 @@ class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2, function=functiona
 class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3, function=functional.avg_pool3d):
     """:class:`torch.nn.AvgPool3d` with any padding and with ``dilation``.
 
-    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -119,8 +122,8 @@ class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3, function=functiona
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.

@@ -21,7 +21,8 @@ class MinPool1d(
 ):
     """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.
 
-    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -32,8 +33,8 @@ class MinPool1d(
         dilation: Step from one element of a window to the next.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
 
     >>> layer = MinPool1d(3, stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 4)).flatten()
@@ -103,7 +104,8 @@ class MinPool2d(
 ):
     """Minima over windows, with the arguments of :class:`MaxPool2d`; torch.nn has no such layer.
 
-    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -114,8 +116,8 @@ class MinPool2d(
         dilation: Step from one element of a window to the next.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
 
     >>> layer = MinPool2d((1, 3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 4)).flatten()
@@ -185,7 +187,8 @@ class MinPool3d(
 ):
     """Minima over windows, with the arguments of :class:`MaxPool3d`; torch.nn has no such layer.
 
-    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -196,8 +199,8 @@ class MinPool3d(
         dilation: Step from one element of a window to the next.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
 
     >>> layer = MinPool3d((1, 1, 3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 1, 4)).flatten()

@@ -13,15 +13,16 @@ from torch_dmlpool.window import Integers, Padding
 class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1, function=functional.lp_pool1d):
     """:class:`torch.nn.LPPool1d` with the norms of DirectML and ONNX.
 
-    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         norm_type: Exponent of the norm, at least 1, or ``math.inf``.
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
             dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
@@ -58,15 +59,16 @@ class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1, function=functional.l
 class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2, function=functional.lp_pool2d):
     """:class:`torch.nn.LPPool2d` with the norms of DirectML and ONNX.
 
-    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         norm_type: Exponent of the norm, at least 1, or ``math.inf``.
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
             dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
@@ -103,15 +105,16 @@ class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2, function=functional.l
 class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3, function=functional.lp_pool3d):
     """:class:`torch.nn.LPPool3d` with the norms of DirectML and ONNX.
 
-    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
 
     Args:
         norm_type: Exponent of the norm, at least 1, or ``math.inf``.
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
             dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
-        ceil_mode: Whether a last window that starts inside the input may reach past the padded
-            input.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
