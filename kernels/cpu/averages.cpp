@@ -61,17 +61,25 @@ struct Divide final : Finish {
 
 // Repeats the channels of one position until `memory` holds `count` positions. The first one is
 // there already. Each copy has up to a page, as one position may be only a few bytes.
-void repeat(char *memory, int64_t element, int64_t channels, int64_t count) {
-    const int64_t bytes = channels * element;
+void repeat(char *memory, int64_t bytes, int64_t count) {
     const int64_t all = count * bytes;
     const int64_t page = std::max<int64_t>(1, 4096 / bytes) * bytes;
-    if (channels == 1)
-        return with_numbers(int(element), [=](auto bits) {
-            auto *const elements = reinterpret_cast<decltype(bits) *>(memory);
-            std::fill_n(elements, count, elements[0]);
-        });
     for (int64_t done = bytes; done < all; done += std::min(done, page))
         std::memcpy(memory + done, memory, std::min({done, page, all - done}));
+}
+// Writes planes of `count` times the same element each. The vector of a plane smaller than a vector
+// reaches into the next planes, which are written later.
+template <class E>
+void repeat_elements(const E *from, int64_t planes, int64_t count, E *to) {
+    constexpr int64_t n = LANES<E>;
+    const E *const end = to + planes * count;
+    for (int64_t k = 0; k < planes; ++k, to += count) {
+        const Vector<E, n> same = Vector<E, n>{} + from[k];
+        for (int64_t x = 0; x < count; x += n) {
+            E *const at = to + std::min(x, std::max<int64_t>(count - n, 0));
+            at + n <= end ? write(same, at) : void(std::fill_n(at, count, from[k]));
+        }
+    }
 }
 
 // Sums of elements U.
@@ -222,10 +230,17 @@ struct AverageGradient {
                 const int64_t planes = std::min(at_once, end - first);
                 load(first * channels, planes * channels, values.data());
                 by(first, 0, 0, 0, planes * channels, values.data(), shares.data());
-                for (int64_t k = 0; k < planes; ++k) {
-                    char *const out = gradient + (first + k) * size * channels * element;
-                    std::memcpy(out, shares.data() + k * channels * element, channels * element);
-                    repeat(out, element, channels, size);
+                char *const out = gradient + first * size * channels * element;
+                if (channels == 1)
+                    with_numbers(int(element), [&](auto bits) {
+                        using E = decltype(bits);
+                        repeat_elements(reinterpret_cast<const E *>(shares.data()), planes, size,
+                                        reinterpret_cast<E *>(out));
+                    });
+                for (int64_t k = 0; k < planes && channels > 1; ++k) {
+                    char *const plane = out + k * size * channels * element;
+                    std::memcpy(plane, shares.data() + k * channels * element, channels * element);
+                    repeat(plane, channels * element, size);
                 }
             }
         });

@@ -45,12 +45,16 @@ struct PlanePooling {
                 const int64_t planes = std::min(at_once, end - first);
                 char *const out = output + first * channels * finish.result_size;
                 char *const results = is_in_place ? out : made.data();
-                if (channels == 1)
+                const Row copied = {input + first * size * position, 0};
+                if (size == 1)
+                    op.combine(false, &copied, 1, planes * channels, results);
+                else if (channels == 1)
                     op.reduce_planes(input + first * size * position, size, planes, results,
                                      end_of_input);
                 else
                     pool_parts(first, first + planes, results);
-                finish(first, 0, 0, 0, planes * channels, results, out);
+                if (!finish.is_direct)
+                    finish(first, 0, 0, 0, planes * channels, results, out);
             }
         });
         std::vector<char> made(pitch);

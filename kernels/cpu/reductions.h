@@ -103,14 +103,19 @@ struct Rows final : RowOperations {
         constexpr int64_t n = LANES<L>;
         L *out = static_cast<L *>(made);
         int64_t done = 0;
-        if constexpr (n > 1 && n <= 16 && !Op::has_numbers)
+        if constexpr (n > 1 && n <= 16 && !Op::has_numbers) {
+            // A plane has the same bits in any number of planes.
+            constexpr int64_t few = std::min<int64_t>(n, 32 / sizeof(L));
+            if (size < n && !std::is_integral_v<L>)
+                return reduce_each<are_plain, few>(from, size, size, planes, out, end);
             for (; size >= n && planes - done >= n; done += n) {
                 Vector<L, n> vectors[n];
                 for (int64_t k = 0; k < n; ++k)
                     vectors[k] =
                         combined_vector<are_plain, n>(from + (done + k) * size * sizeof(T), size);
-                write(folded_each<n, n>(0, [&](int64_t k) { return vectors[k]; }), out + done);
+                write(folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; }), out + done);
             }
+        }
         // Integers have the same sum in any order: `reduce` takes several planes at once.
         const int64_t together = std::is_integral_v<L> && !Op::has_numbers ? planes - done : 1;
         for (; done < planes; done += together) {
@@ -269,34 +274,6 @@ struct Rows final : RowOperations {
             return folded(Op::of(halves[0], halves[1]));
         }
     }
-    // Folds each of n vectors, made by vector_at(k), into one lane of the result. A call folds
-    // `many` of them, the first of which is vector_at(first). A step folds two vectors into one
-    // that holds a half of each, first across blocks of 16 bytes, then inside them.
-    template <int64_t n, int64_t many, class VectorAt>
-    __attribute__((always_inline)) static Vector<L, n> folded_each(int64_t first,
-                                                                   const VectorAt &vector_at) {
-        if constexpr (many == 1)
-            return vector_at(first);
-        else {
-            constexpr int64_t in_16 = std::min<int64_t>(n, 16 / sizeof(L));
-            constexpr int64_t blocks = n / in_16;
-            constexpr int64_t group = many > blocks ? in_16 : n;
-            constexpr int64_t half = n / many;
-            const auto one = folded_each<n, many / 2>(first, vector_at);
-            const auto other = folded_each<n, many / 2>(
-                first + (many > blocks ? many / blocks / 2 : many / 2 * in_16), vector_at);
-            const auto part = [&](auto which) {
-                const auto lane = [](int64_t i) {
-                    const int64_t in_group = i % group;
-                    const int64_t in_one = in_group % (group / 2);
-                    return (in_group == in_one ? 0 : n) + i - in_group + in_one +
-                           (in_one / half + decltype(which)::value) * half;
-                };
-                return shuffled<L, n>(one, other, lane, std::make_index_sequence<n>());
-            };
-            return Op::of(part(Count<0>()), part(Count<1>()));
-        }
-    }
     // Reduces windows of `count` contiguous elements. Each window begins `step` after the one
     // before. n windows at a time are read as vectors and folded together. The last n may overlap
     // those before. Nothing is read from `end` on.
@@ -331,12 +308,12 @@ struct Rows final : RowOperations {
             const bool is_short = count <= 2 * n && outputs >= n &&
                                   first + (n - 1) * pitch + n * SIZE<are_values> <= end;
             if (is_short && count <= n)
-                results = folded_each<n, n>(0, [&](int64_t k) {
+                results = folded_each<Op, n, n>(0, [&](int64_t k) {
                     const V made = vector(first + k * pitch, 0);
                     return is_inside ? made : identity;
                 });
             else if (is_short)
-                results = folded_each<n, n>(0, [&](int64_t k) {
+                results = folded_each<Op, n, n>(0, [&](int64_t k) {
                     const V rest = vector(first + k * pitch, count - n);
                     return Op::of(vector(first + k * pitch, 0),
                                   Op::is_idempotent ? rest : V(is_last ? rest : identity));
@@ -357,7 +334,7 @@ struct Rows final : RowOperations {
                     }
                     vectors[k] = made;
                 }
-                results = folded_each<n, n>(0, [&](int64_t k) { return vectors[k]; });
+                results = folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; });
             }
             if (outputs >= n)
                 write(results, out + o);

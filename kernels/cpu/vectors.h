@@ -99,6 +99,34 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
     return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
 #endif
 }
+// Folds each of n vectors, made by vector_at(k), by Op::of into one lane of the result. A call
+// folds `many` of them, the first of which is vector_at(first). A step folds two vectors into one
+// that holds a half of each, first across blocks of 16 bytes, then inside them.
+template <class Op, int64_t n, int64_t many, class VectorAt, class L = typename Op::Value>
+__attribute__((always_inline)) inline Vector<L, n> folded_each(int64_t first,
+                                                               const VectorAt &vector_at) {
+    if constexpr (many == 1)
+        return vector_at(first);
+    else {
+        constexpr int64_t in_16 = std::min<int64_t>(n, 16 / sizeof(L));
+        constexpr int64_t blocks = n / in_16;
+        constexpr int64_t group = many > blocks ? in_16 : n;
+        constexpr int64_t half = n / many;
+        const auto one = folded_each<Op, n, many / 2>(first, vector_at);
+        const auto other = folded_each<Op, n, many / 2>(
+            first + (many > blocks ? many / blocks / 2 : many / 2 * in_16), vector_at);
+        const auto part = [&](auto which) {
+            const auto lane = [](int64_t i) {
+                const int64_t in_group = i % group;
+                const int64_t in_one = in_group % (group / 2);
+                return (in_group == in_one ? 0 : n) + i - in_group + in_one +
+                       (in_one / half + decltype(which)::value) * half;
+            };
+            return shuffled<L, n>(one, other, lane, std::make_index_sequence<n>());
+        };
+        return Op::of(part(Count<0>()), part(Count<1>()));
+    }
+}
 // Subtracts and wraps around, where signed overflow would be undefined.
 template <class S, int64_t n>
 inline Vector<S, n> difference(Vector<S, n> first, Vector<S, n> second) {
@@ -285,6 +313,10 @@ inline Vector<L, n> load(const T *from) {
 #ifdef HAS_HALVES
         if constexpr (n == LANES<L>)
             return Vector<L, n>(widened(read<Halves>(from)));
+#endif
+#ifdef __AVX512VL__
+        if constexpr (n == 8)
+            return Vector<L, n>(_mm256_maskz_cvtph_ps(0xff, read<__m128i>(from)));
 #endif
         Vector<L, n> values = {};
         for (int64_t i = 0; i < n; ++i)

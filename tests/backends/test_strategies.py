@@ -6,6 +6,7 @@ same, and averages are within the bound of E6, as they add in other orders.
 
 import contextlib
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -250,18 +251,29 @@ def test_gradients_of_maxima_of_many_channels(
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=samples.name_of
 )
-@pytest.mark.parametrize("sizes", [(3, 5), (4, 4), (7, 7), (8, 9), (40, 33)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), (1, 2), (3, 2), (2, 4), (3, 5), (4, 4), (7, 7), (8, 9), (40, 33)]
+)
 def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> None:
-    """Several whole planes are folded together: each has the bits that it has alone."""
-    image = samples.normal(3, 13, *sizes).to(dtype)
+    """Several whole planes are folded together, and so are their gradients written: each has the
+    bits that it has alone, and no other memory is read."""
+    image = samples.fenced(samples.normal(3, 13, *sizes).to(dtype))
+    arriving = samples.fenced(samples.normal(3, 13, 1, 1).to(dtype))
     made = Window.pytorch(2, sizes)
     averages = cpu.average_pooling(image, made, False, None)
     maxima = cpu.max_pooling(image, made)
+    gradients = cpu.average_pooling_grad(arriving, sizes, made, False, None)
+    assert torch.equal(maxima, image.amax((2, 3), keepdim=True))
+    shares = arriving.double() / math.prod(sizes)
+    torch.testing.assert_close(gradients, shares.to(dtype).expand_as(image))
     for at in range(39):
         plane = image.view(1, 39, *sizes)[:, at : at + 1].clone()
         alone = cpu.average_pooling(plane, made, False, None)
         assert torch.equal(alone.flatten(), averages.flatten()[at : at + 1])
         assert cpu.max_pooling(plane, made).item() == maxima.flatten()[at].item()
+        share = arriving.view(1, 39, 1, 1)[:, at : at + 1].clone()
+        alone = cpu.average_pooling_grad(share, sizes, made, False, None)
+        assert torch.equal(alone[0, 0], gradients.view(39, *sizes)[at])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
