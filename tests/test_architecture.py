@@ -260,14 +260,16 @@ def test_rules_that_are_cited_are_in_the_specification() -> None:
     root = PACKAGE.parent
     defined = set(
         re.findall(
-            r"^- \*\*([GAMNKQE]\d)\*\*", (root / "docs/specification.md").read_text(), re.MULTILINE
+            r"^- \*\*([GAMNBPRKQE]\d)\*\*",
+            (root / "docs/specification.md").read_text(),
+            re.MULTILINE,
         )
     )
     folders = {
         name: list((root / name).rglob("*.py")) for name in ("torch_dmlpool", "kernels", "tests")
     }
     cited = {
-        name: set(re.findall(r"\b[GAMNKQE][1-9]\b", "".join(map(Path.read_text, paths))))
+        name: set(re.findall(r"\b[GAMNBPRKQE][1-9]\b", "".join(map(Path.read_text, paths))))
         for name, paths in folders.items()
     }
     assert set().union(*cited.values()) <= defined

@@ -66,8 +66,8 @@ def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_bins_of_every_kind(name: str, device: torch.device) -> None:
-    """M2, M5 and A6: the first of several, the average's adjoint, the winner's share added up where
-    bins overlap."""
+    """B1 and B2: the first of several (M2), the average's adjoint (A6), the winner's share added up
+    where bins overlap (M5)."""
     sizes, outputs, bins = requested(name)
     check_average(samples.normal(2, 3, *sizes).to(device), outputs)
     input = samples.ties(2, 3, *sizes).to(device)
@@ -146,3 +146,12 @@ def test_not_a_number_and_infinity(name: str, dtype: torch.dtype, device: torch.
     expected, _ = oracle.average(samples.to_numpy(input), bins)
     np.testing.assert_array_equal(np.isnan(samples.to_numpy(result)), np.isnan(expected))
     np.testing.assert_array_equal(np.isneginf(samples.to_numpy(result)), np.isneginf(expected))
+
+
+def test_no_size_and_a_size_of_zero(device: torch.device) -> None:
+    """B1: None keeps the input's size, 0 gives an empty result."""
+    input = samples.normal(2, 3, 4, 5).to(device)
+    for function in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
+        samples.assert_same(function(input, None), input)
+        samples.assert_same(function(input, (None, 5)), input)
+        assert function(input, (0, 2)).shape == (2, 3, 0, 2)

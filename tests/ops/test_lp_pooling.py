@@ -36,8 +36,8 @@ def assert_norms(result: Tensor, expected: np.ndarray, taps: int) -> None:
 
 @cases.in_pairs(case=cases.LINES + cases.FEW, p=NORMS)
 def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
-    """Over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has norm
-    0."""
+    """P1, over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has
+    norm 0."""
     input = samples.normal(2, 3, *case.sizes).to(device)
     expected = oracle.norm(samples.to_numpy(input), case.pooling, p)
     assert_norms(
@@ -50,7 +50,7 @@ def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 @norms
 def test_every_data_type(p: float, dtype: torch.dtype, device: torch.device) -> None:
-    """A4: half precision is powered and summed in float32 and rounded once."""
+    """P2: half precision is powered and summed in float32 and rounded once."""
     case = cases.case("padded", "uneven padding")
     input = samples.normal(2, 3, *case.sizes, dtype=dtype).to(device)
     result = dmlpool.lp_pooling(input, **case.arguments, p=p)
@@ -59,7 +59,7 @@ def test_every_data_type(p: float, dtype: torch.dtype, device: torch.device) -> 
 
 
 def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
-    """A4: squares far beyond float16's range, norms within it."""
+    """P2: squares far beyond float16's range, norms within it."""
     input = torch.full((1, 1, 2, 2), -2e4, dtype=torch.float16, device=device)
     assert dmlpool.lp_pooling(input, 2).item() == 4e4
     assert torch.isinf(dmlpool.lp_pooling(torch.full((1, 1, 2), 1e30, device=device), 2)).all()
@@ -77,8 +77,8 @@ def test_not_a_number_and_infinity(p: float, device: torch.device) -> None:
 
 @norms
 def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) -> None:
-    """Windows of zeros only, and windows in padding only; the second order too. (PyTorch's own
-    gives NaN.)"""
+    """P3, for windows of zeros only, and windows in padding only; the second order too. (PyTorch's
+    own gives NaN.)"""
     leaf = torch.zeros(1, 2, 4, 5, dtype=torch.float64, device=device)
     leaf[0, 1, :, 2:] = samples.normal(4, 3, dtype=torch.float64)
     leaf.requires_grad_()
@@ -91,3 +91,17 @@ def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) 
         (second,) = torch.autograd.grad(gradient.square().sum(), leaf)
         assert torch.isfinite(second).all()
         assert not second[0, 0].any()
+
+
+@norms
+def test_the_gradient_of_a_norm(p: float, device: torch.device) -> None:
+    """P3: sign(x) (|x| / norm)^(p - 1); of p = inf all of it at the first greatest element."""
+    leaf = torch.tensor([[[3.0, -4.0, 4.0, 1.0]]], dtype=torch.float64, device=device)
+    norm = dmlpool.lp_pooling(leaf.requires_grad_(), 4, p=p)
+    (found,) = torch.autograd.grad(norm.sum(), leaf)
+    values = leaf.detach()
+    if p == math.inf:
+        expected = values * torch.tensor([0.0, 0.25, 0.0, 0.0], dtype=torch.float64, device=device)
+    else:
+        expected = values.sign() * (values.abs() / norm.detach()) ** (p - 1)
+    torch.testing.assert_close(found, expected)

@@ -40,8 +40,8 @@ def pooled(
 def test_elements_return_to_their_maxima(
     case: cases.Case, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """M1 and M4: empty windows skipped in every index type, and of several with one index the last
-    one written."""
+    """R1, R2 and M4: empty windows skipped in every index type, and of several with one index the
+    last one written."""
     for index_dtype in samples.INDEX_TYPES:
         input, indices, positions = pooled(case, device, index_dtype, dtype)
         expected, _ = oracle.unpooled(
@@ -61,7 +61,7 @@ def test_elements_return_to_their_maxima(
 
 @cases.parametrized(POOLED)
 def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.device) -> None:
-    """An overwritten element has none; the gradient of the gradient is unpooled again."""
+    """R2: an overwritten element has none; the gradient of the gradient is unpooled again."""
     input, indices, positions = pooled(case, device)
     leaf = input.requires_grad_()
     output = dmlpool.max_unpooling(leaf, indices, (2, 3, *case.sizes))
@@ -80,7 +80,7 @@ def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.d
 
 
 def test_indices_outside_write_nothing(device: torch.device) -> None:
-    """Where they are not looked at: by name, under transforms, on devices that would have to be
+    """R3, where they are not looked at: by name, under transforms, on devices that would have to be
     waited for."""
     input = torch.arange(1.0, 7.0, device=device).view(1, 1, 6)
     wrong = torch.tensor([[[0, 5, -2, 2**40, 3, -(2**50)]]], device=device)
