@@ -216,7 +216,9 @@ def combined(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
 def turns(*given: Any, **_: Any) -> Iterator[int]:
     """``range``; where its length is a number at run time the middle of a long loop stands for all
     turns, after one that warms L1."""
-    span = range(*map(int, given))
+    # Triton 3.6 keeps a number in an array of one entry, which NumPy 2.4 converts by item() alone.
+    numbers = (each.handle.data.item() if isinstance(each, tl.tensor) else each for each in given)
+    span = range(*map(int, numbers))
     if not any(isinstance(each, tl.tensor) for each in given):
         yield from span
         return

@@ -13,6 +13,7 @@ import samples
 import torch
 import torch.ao.quantization.fx._decomposed
 from torch import Tensor
+from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional
 
@@ -353,7 +354,12 @@ def test_open_image_sizes_of_pytorchs_own_pools(pool: Callable[[Tensor], Tensor]
     """E2: a global average of height and width that are left open among them."""
     example = samples.integers(*SHAPES[2], dtype=torch.uint8)
     open_sizes = {0: Dim("batch"), 2: Dim("height", min=4), 3: Dim("width", min=4)}
-    program = export(Pattern(pool, UINT8, UINT8), (example,), dynamic_shapes=(open_sizes,))
+    try:
+        program = export(Pattern(pool, UINT8, UINT8), (example,), dynamic_shapes=(open_sizes,))
+    except UserError as error:  # PyTorch 2.11 wants heights of a strided pool to be odd or even
+        if torch.torch_version.TorchVersion(torch.__version__) >= "2.12":
+            raise
+        pytest.skip(str(error).partition("!")[0])
     pooled = integer_pooling(program)
     assert is_replaced(pooled)
     for sizes in ((2, 3, 9, 8), (3, 3, 4, 17)):

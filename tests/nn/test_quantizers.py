@@ -85,7 +85,9 @@ def test_a_quantizer_sees_what_it_sees_of_pytorchs_layers() -> None:
     theirs, _ = seen(torch.nn)
     assert len(theirs.seen) == 5
     assert ours.seen == theirs.seen
-    assert ours.adaptive == theirs.adaptive == [aten.adaptive_avg_pool2d.default]
+    assert ours.adaptive == [aten.adaptive_avg_pool2d.default]
+    if torch.torch_version.TorchVersion(torch.__version__) >= "2.12":  # 2.11 finds no such layer
+        assert theirs.adaptive == ours.adaptive
     annotated = [node for node in module.graph.nodes if ANNOTATION in node.meta]
     operators = torch.ops.dmlpool
     average, maximum = operators.average_pooling.default, operators.max_pooling.default
