@@ -47,15 +47,13 @@ class Launched:
 def _of_fold(how: Any, threads: int) -> int:
     block = dict(how.constants)["BLOCK"]
     elements = block.loads * block.results * block.positions
-    return how.sizes[0][1] * elements // threads
+    return how.sizes[1] * elements // threads
 
 
 LOADS: dict[str, Callable[[Any, int], int]] = {
     "folding.fold": _of_fold,
-    "sliding.share": lambda how, _: 8 * how.sizes[0][1],
-    "gathering.gather": lambda how, _: (
-        8 * -(-how.sizes[0][3] // (4 if dict(how.constants)["TAPS"] else 8))
-    ),
+    "sliding.share": lambda how, _: 8 * how.sizes[1],
+    "gathering.gather": lambda how, _: 8 * -(-how.sizes[3] // 4),
 }
 """What each thread of a kernel loads in its loop, of a launch and its threads."""
 
@@ -82,7 +80,7 @@ def recorded() -> Iterator[list[Launched]]:
             if isinstance(each, Tensor) and each.data_ptr() % 16 == 0
         )
         kernel = backend.kernel_named(*how.kernel.split("."))
-        request = compiler.Request(kernel, (*types, *how.size_types), aligned, tuple(how.constants))
+        request = compiler.Request(kernel, (*types, how.size_types), aligned, tuple(how.constants))
         loads = LOADS.get(how.kernel, lambda *_: 0)(how, 32 * request.warps)
         moved = sum(size_of(each) for each in tensors.values())
         record.append(Launched(request, how.programs, moved, loads))

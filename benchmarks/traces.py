@@ -267,7 +267,7 @@ def arguments_of(how: Any, operands: tuple[Any, ...], function: Any, names: list
         else:
             given.append(each)
     constants = {name: value for name, value in how.constants if name in names}
-    every = inspect.getcallargs(function, *given, *how.sizes, **constants)
+    every = inspect.getcallargs(function, *given, how.sizes, **constants)
     return {
         name: value if name in constants else interpreter._implicit_cvt(value)
         for name, value in every.items()

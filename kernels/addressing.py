@@ -10,27 +10,27 @@ no padding. A *plane* is one ``(n, c)`` pair; its base is a 64-bit offset, offse
 # ruff: noqa: SIM300
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
 
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Whether the kernels run in Triton's interpreter, which truncates to bfloat16 and misreads its
+subnormal numbers."""
 
-def launched(tensors: int) -> Callable[[Any], Any]:
-    """A decorator that compiles a kernel and never specialises it on its numbers.
 
-    Its numbers are all parameters after the first ``tensors`` ones but the compile-time constants.
+def launched(kernel: Any) -> Any:
+    """Makes a function a kernel of tensors, of ``sizes``, a tuple of numbers and tuples of numbers
+    on which it is never specialised, and of constants, which have capital names.
     """
-
-    def decorated(function: Any) -> Any:
-        parameters = inspect.signature(function).parameters.values()
-        numbers = [each.name for each in parameters if each.annotation is inspect.Parameter.empty][
-            tensors:
-        ]
-        return triton.jit(function, do_not_specialize=numbers)
-
-    return decorated
+    names = [name for name in inspect.signature(kernel).parameters if name.isupper()]
+    constants = dict.fromkeys(names, tl.constexpr)
+    kernel.__annotations__ |= constants
+    compiled = triton.jit(kernel, do_not_specialize=["sizes"])
+    if INTERPRETED:  # the interpreter makes a function of its own from the source
+        compiled.rewrite().__annotations__ |= constants
+    return compiled
 
 
 @triton.jit
@@ -58,6 +58,15 @@ def over(n, by):
 
 
 @triton.jit
+def channel_of(number, planes):
+    """The channel of an element. ``planes`` holds two dividers: how many neighbours have the same
+    channel, and the number of channels.
+    """
+    plane = over(number, planes[0])
+    return plane - over(plane, planes[1]) * planes[1][0]
+
+
+@triton.jit
 def place_of_lane(lane, C, tiles, FORM):
     """``(column, row, depth, channel, outer)`` of a lane's tile.
 
@@ -80,13 +89,14 @@ def place_of_lane(lane, C, tiles, FORM):
 
 
 @triton.jit
-def tile_of_lane(lengths, strides, targets, tiles, FORM):
+def tile_of_lane(sizes, FORM):
     """``(place, live, source, target)``: ``place_of_lane``, and whether the tile exists.
 
     ``source`` and ``target`` say where the tile's plane or sample begins in the source, of any
     strides, and in the dense target. Both count vectors, not elements, and have 64 bits from the
     first factor on: a plane may have more than 2**31 elements.
     """
+    lengths, strides, targets, tiles = sizes
     lane = lane_numbers(FORM.lanes, FORM.wide)
     C = lengths[1]
     place = place_of_lane(lane, C, tiles, FORM)
@@ -261,38 +271,6 @@ def counted_taps(first, size, END, K, D, INCLUDE):
         return taps_before(first, size.to(first.dtype) + END, K, D)
     else:
         return taps_before(first, size, K, D) - taps_before(first, 0, K, D)
-
-
-@triton.jit
-def reaching(shifted, windows, K, common, tap_step, step, INVERSE, G):
-    """``(tap, window, count)``: the windows that reach any of G inputs a dilation apart, of which
-    the first lies at ``shifted - start padding``.
-
-    There are ``count`` of them: ``window - m * step``, whose tap on the first input is ``tap + m *
-    tap_step``; below 0 or from K on it reaches the other inputs alone. ``common`` is the greatest
-    common divisor of stride and dilation, ``tap_step`` and ``step`` are these divided by it
-    (``launch.covering``). The three are dividers.
-    """
-    part = over(shifted, common)
-    tap = (part - over(part, tap_step) * tap_step[0]) * INVERSE
-    tap -= over(tap, tap_step) * tap_step[0]
-    window = over(part + (tap_step[0] - tap) * step[0], tap_step) - step[0]
-    others = over(tap + (G - 1), tap_step)
-    # Those past the last window are stepped over at once.
-    skipped = over(tl.maximum(window + (others + 1) * step[0] - windows, 0), step) - others
-    tap += skipped * tap_step[0]
-    window -= skipped * step[0]
-    # As many as both progressions have left: taps below K, windows from 0 on.
-    count = tl.minimum(
-        over(tl.maximum(K - 1 - tap + tap_step[0], 0), tap_step),
-        over(tl.maximum(window + step[0], 0), step),
-    )
-    return tap, window, tl.where(part * common[0] == shifted, count, 0)
-
-
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Whether the kernels run in Triton's interpreter, which truncates to bfloat16 and misreads its
-subnormal numbers."""
 
 
 @triton.jit

@@ -111,23 +111,9 @@ def divisors_along(first, size, COUNT, COLUMN, TYPE, MODE):
     return result
 
 
-@addressing.launched(2)
+@addressing.launched
 def sum_tile(
-    source,
-    target,
-    input_scale,
-    input_zero,
-    output_scale,
-    output_zero,
-    lengths,
-    strides,
-    targets,
-    tiles,
-    DEPTH: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    FORM: tl.constexpr,
-    MODE: tl.constexpr,
+    source, target, x_scale, x_zero, y_scale, y_zero, sizes, DEPTH, ROW, COLUMN, FORM, MODE
 ):
     """Every window unrolled: a lane computes a tile of targets from the source rows they share.
 
@@ -157,11 +143,10 @@ def sum_tile(
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
     IS_COUNTED: tl.constexpr = MODE.count != CONSTANT and not MODE.adjoint  # what is written
 
+    lengths, strides, targets, _ = sizes
     _, C, D, H, W = lengths
     TD, TH, TW = targets
-    place, live, plane, base_target = addressing.tile_of_lane(
-        lengths, strides, targets, tiles, FORM
-    )
+    place, live, plane, base_target = addressing.tile_of_lane(sizes, FORM)
     base = source
     if QUANTIZED and FORM.vector >= 4:
         base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
@@ -169,7 +154,7 @@ def sum_tile(
     base_target = target + base_target * FORM.store
     each = (0.0,)
     if QUANTIZED:
-        given = (input_scale, input_zero, output_scale, output_zero)
+        given = (x_scale, x_zero, y_scale, y_zero)
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
         each = requantization.quantities(place[3], given, TAPS, SOURCE.is_int_signed(), FORM, MODE)
     B: tl.constexpr = FORM.lanes

@@ -6,8 +6,8 @@ are numbers at run time, and the blocks below are the only ones.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import prod
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from . import launch
@@ -41,7 +41,7 @@ SHARED = ((8, 1), (8, 2), (4, 4), (2, 8), (2, 16))
 # Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``.
 # Along rows lanes load side by side from SIDE_FROM elements on: L1 would take longer than that.
 SHARES_FROM, SHARES_OVER, SIDE_FROM = 9, 4, 48
-INPUTS = 8  # of a lane of ``gathering.gather``, for maxima
+INPUTS = 8  # of a lane of ``gathering.gather``
 SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
 Kinds = tuple[int, ...]
 
@@ -92,9 +92,9 @@ def folds(
 def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) -> tuple[int, int]:
     """``(COUNT, divisor)`` of one axis, as ``folding.fold`` takes them."""
     count, divisor = counting
-    if request.adjoint:
-        return 0, 1
     if request.window is None:
+        if request.adjoint:
+            return 0, 1
         return (1, 1) if along.part.bins else (0, along.source)
     if count == 0:
         return 0, divisor if along.last else 1
@@ -129,16 +129,11 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
     groups = launch.divided(along.targets, shared[0])
     lanes = along.outer * along.inner * groups
     turns = launch.divided(axis.window - (shared[0] - 1) * axis.stride, 8)
-    batch, channels = request.shape[:2]
-    planes = 1 if request.channels_last else along.outer * along.inner // (batch * channels)
     sizes = (
-        (lanes, turns, step.divisor),
-        launch.divider(groups),
-        launch.divider(along.inner),
+        *(lanes, turns, step.divisor, launch.divider(groups), launch.divider(along.inner)),
         (along.source, along.targets, axis.window, axis.stride, axis.start, axis.end),
         (step.below, 0 if along.last else -1),
-        launch.divider(planes),
-        launch.divider(channels),
+        _planes(request, along.outer * along.inner),
     )
     reach = max((groups + 1) * shared[0] * axis.stride + axis.window, along.source)
     largest = lanes + launch.LANES, along.results, (reach + axis.start + axis.end) * along.inner
@@ -156,41 +151,44 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
 
 def _fold(request: Request, along: Along, step: Step) -> Launch:
     axis, part = along.axis, along.part
-    bins = part.bins or request.adjoint
-    bound = launch.widest_bin(along.source, along.targets) if bins else along.bound
+    bins = part.bins or (request.adjoint and request.window is None)
+    bound = along.bound
+    if bins:
+        bound = launch.widest_bin(along.source, along.targets)
+    elif request.adjoint:
+        bound = min(launch.windows_over(axis), along.source)
     blocks = ROWS if along.inner == 1 else COLUMNS
     # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer.
     wanted = bound if step.mode.operation == SUM else min(bound, 96 if bound <= 768 else bound)
     block = blocks[min(longest for longest in blocks if wanted <= longest)]
-    batch, channels = request.shape[:2]
-    largest = [
-        along.results,
-        (along.source + 1) * along.inner,
-        launch.farthest(along.source, along.targets, axis),
-    ]
+    farthest = launch.farthest(part.inputs, part.outputs, axis)
+    largest = [along.results, (along.source + 1) * along.inner, farthest]
     if bins:
         largest += [(along.targets + 1) ** 2, (along.source + 1) ** 2 if request.adjoint else 0]
-    planes = 1 if request.channels_last else along.results // (batch * channels)
+    is_whole = part.is_whole and not request.adjoint
     sizes = (
-        (along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
-        launch.divider(along.source),
-        launch.divider(along.inner),
-        launch.divider(along.targets),
-        axis[:4],
-        launch.divider(axis.dilation),
+        *(along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
+        *map(launch.divider, (along.source, along.inner, along.targets)),
+        (axis.window, launch.divider(axis.stride), *axis[2:4], launch.divider(axis.dilation)),
         (step.below, step.shift, 0 if along.last else -1),
-        launch.divider(planes),
-        launch.divider(channels),
+        _planes(request, along.results),
     )
     constants = {
         "MODE": step.mode,
-        "KIND": BINS if bins else WHOLE if part.is_whole else WINDOWS,
+        "KIND": BINS if bins else WHOLE if is_whole else WINDOWS,
         "ADJOINT": request.adjoint,
         "BLOCK": block,
         "WIDE": max(largest) >= launch.WIDE_FROM,
     }
     programs = launch.divided(along.results, block.results)
     return Launch.of("folding.fold", programs, along.results, sizes, **constants)
+
+
+def _planes(request: Request, elements: int) -> tuple[tuple[int, int, int], ...]:
+    """What ``addressing.channel_of`` takes for a tensor of so many elements."""
+    batch, channels = request.shape[:2]
+    neighbours = 1 if request.channels_last else elements // (batch * channels)
+    return launch.divider(neighbours), launch.divider(channels)
 
 
 def spread(
@@ -216,14 +214,14 @@ def spread(
     batch, channels = request.shape[:2]
     elements = batch * channels * prod(inputs for inputs, _, _ in parts)
     largest = [elements, *(launch.farthest(*part) for part in parts)]
-    parts.reverse()
-    sizes = (
-        (elements, divisor),
-        launch.divider(channels),
-        *(launch.divider(inputs) for inputs, _, _ in parts),
-        *(launch.divider(axis.stride) for _, _, axis in parts),
-        *((outputs, axis.window, axis.start, axis.end) for _, outputs, axis in parts),
+    axes = tuple(
+        (
+            *(launch.divider(inputs), launch.divider(axis.stride)),
+            *(outputs, axis.window, axis.start, axis.end),
+        )
+        for inputs, outputs, axis in reversed(parts)
     )
+    sizes = elements, divisor, launch.divider(channels), axes
     constants = {
         "TAPS": with_taps,
         "COUNT": count,
@@ -236,77 +234,50 @@ def spread(
     return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
 
 
-def _reach(along: Along, inputs: int) -> tuple[int, int, tuple[tuple[int, ...], ...], int]:
-    """The most windows that reach any of a lane's inputs; what ``addressing.reaching`` takes: the
-    inverse, and dividers; and the largest number in its arithmetic.
-    """
-    axis, reach = along.axis, launch.covering(along.axis)
-    tap_step = axis.stride // reach.gcd
-    bound = launch.divided(axis.window + inputs - 1, tap_step)
-    bound = min(bound, launch.divided(along.source, reach.output_step))
-    largest = launch.farthest(along.targets + inputs * axis.dilation, along.source, axis)
-    largest += max(axis.stride, bound + 8) * axis.dilation
-    dividers = tuple(map(launch.divider, (reach.gcd, tap_step, reach.output_step)))
-    return bound, reach.inverse, dividers, max(largest * along.inner, along.results)
-
-
 def mirrored(request: Request, counting: tuple[int, int]) -> Request | None:
     """The gradient of averages of stride 1, written as averages of gradients, because the windows
     that reach an element are neighbours. None where windows have a stride or divisors of their own.
     """
     count, divisor = counting
-    axes = request.axes[-request.rank :]
-    starts = [axis.extent - 1 - axis.start for axis in axes]
-    ends = [axis.extent - 1 - axis.end for axis in axes]
-    if count != 0 or min(starts + ends) < 0 or any(axis.stride > 1 for axis in axes):
+    axes = [
+        replace(
+            axis,
+            start_padding=axis.extent - 1 - axis.start_padding,
+            end_padding=axis.extent - 1 - axis.end_padding,
+        )
+        for axis in request.window.axes
+    ]
+    least = min(min(axis.start_padding, axis.end_padding) for axis in axes)
+    if count != 0 or least < 0 or any(axis.stride > 1 for axis in axes):
         return None
-    window = SimpleNamespace(
-        axes=[
-            SimpleNamespace(
-                window=axis.window,
-                stride=1,
-                start_padding=start,
-                end_padding=end,
-                dilation=axis.dilation,
-            )
-            for axis, start, end in zip(axes, starts, ends, strict=True)
-        ]
-    )
+    window = replace(request.window, axes=tuple(axes))
     return request._replace(window=window, adjoint=False, divisor_override=divisor)
 
 
-def gradients(
-    request: Request, counting: tuple[int, int] = (0, 1), *, with_taps: bool = False
-) -> tuple[Launch, ...]:
-    """The gradient of windows that overlap. Outermost axis first: windows of one column that won in
-    the same row won the same element.
+def gathers(request: Request) -> tuple[Launch, ...] | None:
+    """The gradient of maxima whose windows overlap, from taps; None where they are dilated.
+    Outermost axis first: windows of one column that won in the same row won the same element.
     """
+    if request.is_dilated:
+        return None
     below, launches = prod(axis.window for axis in request.axes), []
-    owned = INPUTS if with_taps else 1
     for along in launch.one_axis_at_a_time(request):
         axis = along.axis
         below //= axis.window
-        bound, inverse, dividers, largest = _reach(along, owned)
-        classes = min(axis.dilation, along.targets)
-        groups = launch.divided(along.targets, owned * axis.dilation)
-        lanes = along.outer * groups * classes * along.inner
-        divisor = counting[1] if along.last else 1
+        groups = launch.divided(along.targets, INPUTS)
+        lanes = along.outer * groups * along.inner
+        bound = min(launch.divided(axis.window + INPUTS - 1, axis.stride), along.source)
         sizes = (
-            (lanes, along.source, along.targets, bound, inverse, divisor),
-            launch.divider(along.inner),
-            launch.divider(classes),
-            launch.divider(groups),
-            launch.divider(below),
-            axis,
-            *dividers,
+            *(lanes, along.source, along.targets, bound),
+            *map(launch.divider, (along.inner, groups, below)),
+            *(axis.window, launch.divider(axis.stride), axis.start),
         )
+        farthest = launch.farthest(along.targets + INPUTS, along.source, axis)
         constants = {
-            "TAPS": with_taps,
-            "COUNT": counting[0],
-            "G": owned,
-            "ROWS": along.inner * axis.dilation == 1,
-            "LAST": along.last or not with_taps,
-            "WIDE": max(largest, lanes + launch.LANES) >= launch.WIDE_FROM,
+            "G": INPUTS,
+            "ROWS": along.inner == 1,
+            "LAST": along.last,
+            "WIDE": max(farthest, lanes + launch.LANES) >= launch.WIDE_FROM,
             "B": launch.LANES,
         }
         programs = launch.divided(lanes, launch.LANES)

@@ -86,28 +86,49 @@ def bin_of(number, size, bins):
 
 
 @triton.jit
-def window_of(o, size, outputs, axis, dilation, KIND):
+def window_of(o, size, outputs, axis, KIND, ADJOINT):
     """``(start, count, number)``: where window or bin ``o`` begins inside the input, how many
     elements it has there, and the tap (of a bin the position) that the first of them is.
+
+    With ADJOINT ``o`` is an element: the first of ``size`` windows or bins that hold it, and how
+    many do. Windows have no dilation then.
     """
+    K, stride, padding, _, dilation = axis
     if KIND == BINS:
         start, count = bin_of(o, size, outputs)
         return start, count, start
+    elif ADJOINT:
+        past = tl.minimum(addressing.over(o + padding, stride) + 1, size)
+        start = addressing.over(tl.maximum(o + padding - K, -1) + stride[0], stride)
+        return start, past - start, start
     else:
-        first = o * axis[1] - axis[2]
-        skipped = taps_before(first, 0, axis[0], dilation)
-        count = taps_before(first, size, axis[0], dilation) - skipped
+        first = o * stride[0] - padding
+        skipped = taps_before(first, 0, K, dilation)
+        count = taps_before(first, size, K, dilation) - skipped
         return first + skipped * dilation[0], count, skipped
 
 
 @triton.jit
-def summed(source, limit, apart, steps, gradients, TYPE, BLOCK):
+def counted_by(o, size, axis, COUNT):
+    """How many elements an average counts in window ``o``: inside the input (COUNT 1) or the padded
+    input (2).
+    """
+    K, stride, padding, end, dilation = axis
+    first = o * stride[0] - padding
+    if COUNT == 2:
+        return taps_before(first, size + end, K, dilation)
+    else:
+        return taps_before(first, size, K, dilation) - taps_before(first, 0, K, dilation)
+
+
+@triton.jit
+def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
     """The sums of a tile's windows.
 
     ``source`` points to each window's first element, the next lies ``apart`` elements further on,
     and ``limit`` says how many there are. A thread reads ``BLOCK.loads`` of them in each of
-    ``steps`` steps. ``gradients`` is empty, or ``(first bin, bins, targets)`` if elements are
-    gradients of bins over ``targets`` elements.
+    ``steps`` steps. ``gradients`` is empty unless elements are gradients to be divided: ``(number
+    of the first, bins, length, axis)`` of bins, or with a COUNT of windows, over ``length``.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     T: tl.constexpr = BLOCK.positions
@@ -121,7 +142,10 @@ def summed(source, limit, apart, steps, gradients, TYPE, BLOCK):
         for _ in tl.static_range(LOADS):
             term = addressing.load_filled(source + k * apart, k < limit, 0, TYPE)
             if len(gradients) > 0:
-                _, shares = bin_of(gradients[0] + k, gradients[2], gradients[1])
+                if COUNT > 0:
+                    shares = counted_by(gradients[0] + k, gradients[2], gradients[3], COUNT)
+                else:
+                    _, shares = bin_of(gradients[0] + k, gradients[2], gradients[1])
                 shares = tl.maximum(shares, 1).to(TYPE)
                 term = sums.quotient(term, shares, 1.0 / shares)
             terms = terms + (term,)
@@ -220,48 +244,27 @@ def finished_sum(tensors, r, live, result, first, count, counted, divisor, chann
     return result
 
 
-@addressing.launched(8)
+@addressing.launched
 def fold(
-    x,
-    numbers,
-    y,
-    codes,
-    input_scale,
-    input_zero,
-    output_scale,
-    output_zero,
-    sizes,
-    length,
-    inner,
-    outputs,
-    axis,
-    dilation,
-    numbering,
-    planes,
-    channels,
-    MODE: tl.constexpr,
-    KIND: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    x, numbers, y, codes, x_scale, x_zero, y_scale, y_zero, sizes, MODE, KIND, ADJOINT, BLOCK, WIDE
 ):
     """Writes the results of windows or bins of ``x`` along one axis to ``y``; both are dense.
     Neighbours along the axis lie ``inner`` elements apart.
 
-    ``length``, ``inner``, ``outputs``, ``dilation``, ``planes`` and ``channels`` are dividers
-    (``launch.divider``).
+    ``length``, ``inner``, ``outputs``, stride and dilation are dividers (``launch.divider``).
 
     Sums of floats are divided by ``divisor`` (``MODE.count`` 0), or by the elements of the window
-    inside the input (1) or the padded input (2). With ADJOINT they are sums of the gradients of
-    bins, each divided by its bin's elements. Sums of integers leave out the zero point, and are
-    requantized if ``y`` has 8 bits. Where ``MODE.count`` is not 0, how many elements they count
-    goes from axis to axis: a launch writes it to ``codes``, and the next reads it from ``numbers``.
+    inside the input (1) or the padded input (2). With ADJOINT they are sums of the
+    gradients of the windows or bins that hold an element, and what divides a bin's or a counted
+    window's does so first. Sums of integers leave out the zero point, and are requantized if ``y``
+    has 8 bits. Where ``MODE.count`` is not 0, how many elements they count goes from axis to axis:
+    a launch writes it to ``codes``, and the next reads it from ``numbers``.
 
     FIRST_GREATEST writes to ``codes`` the winner's number, ``(tap + shift * window) * below``. With
     ``MODE.numbered`` it adds the number that the launches of the axes further in gave to the
     winner, from ``numbers``. A window without elements gets -1, or ``least`` if that is greater.
     """
-    results, steps, divisor = sizes
+    results, steps, divisor, length, inner, outputs, axis, numbering, planes = sizes
     below, shift, least = numbering
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     OP: tl.constexpr = MODE.operation
@@ -277,9 +280,9 @@ def fold(
     if KIND != WHOLE:
         outer = addressing.over(q, outputs)
         o = q - outer * outputs[0]
-        start, count, tap = window_of(o, length[0], outputs, axis, dilation, KIND)
+        start, count, tap = window_of(o, length[0], outputs, axis, KIND, ADJOINT)
     base = outer.to(tl.int64) * length[0] * inner[0] + start * inner[0] + (r - q * inner[0])
-    apart = (dilation[0] + tl.zeros((), r.dtype)) * inner[0]
+    apart = (axis[4][0] + tl.zeros((), r.dtype)) * inner[0]  # with the dilation
     source = tl.expand_dims(x + base, AXIS)
     limit = tl.expand_dims(tl.where(live, count, 0), AXIS)
     if OP != SUM:
@@ -289,17 +292,14 @@ def fold(
             found = live & (count > 0)
             at = base + winner * apart
             store_taps(codes, numbers, r, live, found, tap, at, below, least, MODE.numbered)
-    elif ADJOINT:
-        gradients = (tl.expand_dims(start, AXIS), length, outputs[0])
-        result = summed(source, limit, apart, steps, gradients, TYPE, BLOCK)
+    elif ADJOINT and (KIND == BINS or MODE.count > 0):
+        gradients = (tl.expand_dims(start, AXIS), length, outputs[0], axis)
+        result = summed(source, limit, apart, steps, gradients, MODE.count, TYPE, BLOCK)
     else:
-        result = summed(source, limit, apart, steps, (), TYPE, BLOCK)
-        counted = count
-        if MODE.count == 2:
-            counted = taps_before(o * axis[1] - axis[2], length[0] + axis[3], axis[0], dilation)
-        channel = addressing.over(r, planes)
-        channel -= addressing.over(channel, channels) * channels[0]
-        given = (input_scale, input_zero, output_scale, output_zero)
+        result = summed(source, limit, apart, steps, (), 0, TYPE, BLOCK)
+        counted = counted_by(o, length[0], axis, 2) if MODE.count == 2 else count
+        channel = addressing.channel_of(r, planes)
+        given = (x_scale, x_zero, y_scale, y_zero)
         tensors = (x, numbers, y, codes, given)
         result = finished_sum(
             tensors, r, live, result, base, count, counted, divisor, channel, MODE

@@ -1,9 +1,7 @@
-"""Gradients of windows that overlap and are too large to unroll, one axis after the other: of
-maxima from their taps, or of averages.
+"""Gradients of maxima whose windows overlap and are too large to unroll, from their taps, one axis
+after the other.
 
-A lane owns neighbouring inputs, and reads each window that reaches any of them once. For averages
-it owns one input, because to add a window takes fewer instructions than to find out which of
-several inputs it holds:
+A lane owns neighbouring inputs, and reads each window that reaches any of them once:
 
     windows     [. . . . . . .]   [. . . . . . .]
                        [. . . . . . .]   [. . . . . . .]
@@ -13,7 +11,7 @@ several inputs it holds:
 import triton
 import triton.language as tl
 
-from . import addressing, sums
+from . import addressing
 
 FAR = tl.constexpr(2**31 - 1)
 """A number that no tap has."""
@@ -35,96 +33,56 @@ def with_winners(totals, further_in, number, value, code, LAST, G):
     return new, new_codes
 
 
-@addressing.launched(4)
-def gather(
-    g,
-    t,
-    dx,
-    rest,
-    sizes,
-    inner,
-    classes,
-    groups,
-    below,
-    axis,
-    common,
-    tap_step,
-    step,
-    TAPS: tl.constexpr,
-    COUNT: tl.constexpr,
-    G: tl.constexpr,
-    ROWS: tl.constexpr,
-    LAST: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
-):
+@addressing.launched
+def gather(g, t, dx, rest, sizes, G, ROWS, LAST, WIDE, B):
     """One axis of a gradient: the gradients of windows become those of ``size`` inputs along it.
 
-    A lane owns G inputs that lie a dilation apart, and reads ``bound`` windows at most. ``classes``
-    lanes begin at neighbouring inputs, and the next lane begins after all of theirs. All tensors
-    are dense, and neighbours along the axis lie ``inner`` elements apart. ``inner``, ``classes``,
-    ``groups``, ``below``, ``common``, ``tap_step`` and ``step`` are dividers (``launch.divider``).
+    A lane owns G neighbouring inputs, and reads ``bound`` windows at most. All tensors are dense,
+    and neighbours along the axis lie ``inner`` elements apart. ``inner``, ``groups``, ``below`` and
+    ``stride`` are dividers (``launch.divider``).
 
-    With TAPS the gradient is of maxima. A tap is ``k * below`` plus the tap along the axes further
-    in, where k is the tap along this axis. The windows that an input has won have the same tap
-    further in, which goes to ``rest`` unless this axis is the LAST.
-
-    Without TAPS the gradient is of averages, and G is 1. Sums are divided by ``divisor`` (COUNT 0),
-    or each gradient by what its window counts along this axis, inside the input (1) or the padded
-    input (2).
+    A tap is ``k * below`` plus the tap along the axes further in, where k is the tap along this
+    axis. The windows that an input has won have the same tap further in, which goes to ``rest``
+    unless this axis is the LAST.
     """
-    lanes, windows, size, bound, inverse, divisor = sizes
-    K, _, P, _, J = axis
-    AT_ONCE: tl.constexpr = 4 if TAPS else 8
+    lanes, windows, size, bound, inner, groups, below, length, stride, start = sizes
+    AT_ONCE: tl.constexpr = 4
     SUM: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
     lane = addressing.lane_numbers(B, WIDE)
     live = lane < lanes
     q = lane if ROWS else addressing.over(lane, inner)
     within = lane - q * inner[0]
-    of_class = addressing.over(q, classes)
-    outer = addressing.over(of_class, groups)
-    first = (of_class - outer * groups[0]) * G * J + q - of_class * classes[0]
+    outer = addressing.over(q, groups)
+    first = (q - outer * groups[0]) * G
+    # The windows that reach any of the inputs, from the last one on.
+    position = first + start
+    o = tl.minimum(addressing.over(position + (G - 1), stride), windows - 1)
+    lowest = addressing.over(tl.maximum(position - length, -1) + stride[0], stride)
+    left = tl.where(live, o - lowest + 1, 0)
+    tap = position - o * stride[0]  # on the first input
     source = outer.to(tl.int64) * windows * inner[0] + within
-    tap, o, left = addressing.reaching(first + P, windows, K, common, tap_step, step, inverse, G)
-    left = tl.where(live, left, 0)
     at = source + o.to(tl.int64) * inner[0]
-    back = (tl.zeros((), tl.int64) + step[0]) * inner[0]
-    further = tap_step[0]
-    NUMBERED: tl.constexpr = TAPS and not LAST
     totals = (tl.zeros([B], SUM),) * G
-    total = tl.zeros([B], SUM)
-    error = total
-    further_in = (tl.zeros([B], tl.int32),) * (G if NUMBERED else 0)
+    further_in = (tl.zeros([B], tl.int32),) * (0 if LAST else G)
     for first_of_turn in range(0, bound, AT_ONCE):
         codes = ()
         values = ()
         for i in tl.static_range(AT_ONCE):
             ok = first_of_turn + i < left
-            value = addressing.widened(tl.load(g + at, mask=ok, other=0.0), SUM)
-            if TAPS:
-                codes = codes + (tl.load(t + at, mask=ok, other=0).to(tl.int32),)
-            elif COUNT > 0:
-                window = o - (first_of_turn + i) * step[0]
-                own = sums.divisor_along(window, size, axis, COUNT, SUM)
-                value = sums.quotient(value, own, 1.0 / own)
-            values = values + (value,)
-            at -= back
-        if TAPS:
-            for i in tl.static_range(AT_ONCE):
-                code = codes[i]
-                own_tap = tl.where(first_of_turn + i < left, tap, FAR).to(tl.int32)
-                k = code if LAST else addressing.over(code, below)
-                if not LAST:
-                    code -= k * below[0]
-                totals, further_in = with_winners(
-                    totals, further_in, k - own_tap, values[i], code, LAST, G
-                )
-                tap += further
-        else:
-            total, error = sums.with_group(total, error, sums.tree(values, 0, 1, AT_ONCE))
-    if not TAPS:
-        whole = tl.zeros([B], SUM) + divisor
-        totals = (sums.quotient(sums.compensated(total, error), whole, 1.0 / whole),)
+            codes = codes + (tl.load(t + at, mask=ok, other=0).to(tl.int32),)
+            value = tl.load(g + at, mask=ok, other=0.0)
+            values = values + (addressing.widened(value, SUM),)
+            at -= inner[0]
+        for i in tl.static_range(AT_ONCE):
+            code = codes[i]
+            own_tap = tl.where(first_of_turn + i < left, tap, FAR).to(tl.int32)
+            k = code if LAST else addressing.over(code, below)
+            if not LAST:
+                code -= k * below[0]
+            totals, further_in = with_winners(
+                totals, further_in, k - own_tap, values[i], code, LAST, G
+            )
+            tap += stride[0]
     own = outer.to(tl.int64) * size * inner[0] + within
     if ROWS:  # neighbours leave through shared memory
         position = first[:, None] + tl.arange(0, G)[None, :]
@@ -132,7 +90,7 @@ def gather(
         ok = live[:, None] & (position < size)
         total = addressing.join_columns(totals, 0, 1, B, G)
         tl.store(dx + own, addressing.rounded(total, dx.dtype.element_ty), mask=ok)
-        if NUMBERED:
+        if not LAST:
             code = addressing.join_columns(further_in, 0, 1, B, G)
             tl.store(rest + own, code.to(rest.dtype.element_ty), mask=ok)
     else:
@@ -141,6 +99,6 @@ def gather(
             ok = live & (position < size)
             each = own + position.to(tl.int64) * inner[0]
             tl.store(dx + each, addressing.rounded(totals[i], dx.dtype.element_ty), mask=ok)
-            if NUMBERED:
+            if not LAST:
                 tl.store(rest + each, further_in[i].to(rest.dtype.element_ty), mask=ok)
-            position += J
+            position += 1

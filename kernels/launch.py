@@ -1,7 +1,7 @@
 """How each kernel is launched: frozen descriptions made by pure functions of the problem, nothing
 measured at run time.
 
-A ``window`` here is any object with ``axes``, each of which has ``window``, ``stride``,
+A ``window`` here is any dataclass with ``axes``, each a dataclass of ``window``, ``stride``,
 ``start_padding``, ``end_padding``, ``dilation`` and ``ceil_mode``. Nothing here touches a tensor,
 so everything is testable without one.
 """
@@ -26,35 +26,33 @@ class Launch:
     """One kernel launch on a one-dimensional grid (y and z end at 65,535, x does not): plain,
     hashable data.
 
-    A kernel takes its tensors (and numbers), then ``sizes``, tuples of integers that are never
-    specialised, then ``constants`` by name. ``backends.triton.launch`` runs one. With
+    A kernel takes its tensors (and numbers), then ``sizes``, a tuple of integers and tuples that is
+    never specialised, then ``constants`` by name. ``backends.triton.launch`` runs one. With
     ``triton.compile`` it compiles for any target: the signature is the tensors' pointers and
     ``size_types``, the constants are ``dict(constants)``.
     """
 
     kernel: str  # module and function in torch_dmlpool.kernels: "max_pooling.max_tile"
     programs: int
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[Any, ...]
     constants: tuple[tuple[str, Any], ...]
-    size_types: tuple[tuple[str, ...], ...]  # "i32" or "i64"
+    size_types: tuple[Any, ...]  # "i32" or "i64" for each number
     results: int  # elements of each tensor that it writes
     # what the backend has made ready to run it, for each device
     ready: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(
-        cls,
-        kernel: str,
-        programs: int,
-        results: int,
-        sizes: tuple[tuple[int, ...], ...],
-        **constants: Any,
+        cls, kernel: str, programs: int, results: int, sizes: tuple[Any, ...], **constants: Any
     ) -> "Launch":
         """Makes a launch and derives ``size_types`` from the sizes."""
-        types = tuple(
-            tuple("i32" if -(2**31) <= size < 2**31 else "i64" for size in group) for group in sizes
-        )
-        return cls(kernel, programs, sizes, tuple(constants.items()), types, results)
+        return cls(kernel, programs, sizes, tuple(constants.items()), _types(sizes), results)
+
+
+def _types(sizes: Any) -> Any:
+    if isinstance(sizes, tuple):
+        return tuple(map(_types, sizes))
+    return "i32" if -(2**31) <= sizes < 2**31 else "i64"
 
 
 class Axis(NamedTuple):
@@ -110,6 +108,11 @@ class Request(NamedTuple):
         """
         each = self.axes if counted else [axis._replace(end=0) for axis in self.axes]
         return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
+
+    @property
+    def is_dilated(self) -> bool:
+        """Whether the window is, along some axis."""
+        return any(axis.dilation > 1 for axis in self.axes)
 
     @property
     def rank(self) -> int:
@@ -352,23 +355,9 @@ def widest_bin(size: int, outputs: int) -> int:
     return 1 if outputs % size == 0 else size // outputs + 2
 
 
-class Covering(NamedTuple):
-    """Constants of ``addressing.reaching`` along one axis, and how many windows can reach one
-    position.
-    """
-
-    gcd: int
-    inverse: int  # of output_step, modulo stride / gcd
-    output_step: int  # between the windows, downwards
-    count: int
-
-
-def covering(axis: Axis) -> Covering:
-    """Which taps of which windows reach one input position: an arithmetic progression of both."""
-    common = gcd(axis.stride, axis.dilation)
-    tap_step, output_step = axis.stride // common, axis.dilation // common
-    inverse = pow(output_step, -1, tap_step) if tap_step > 1 else 0
-    return Covering(common, inverse, output_step, divided(axis.window, tap_step))
+def windows_over(axis: Axis) -> int:
+    """The most windows that have a tap on one position."""
+    return divided(axis.window, axis.stride // gcd(axis.stride, axis.dilation))
 
 
 def divider(number: int) -> tuple[int, int, int]:

@@ -45,9 +45,10 @@ class Maxima(NamedTuple):
     asm: bool
 
 
-def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...]:
+def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...] | None:
     """The launches of averages or their gradient. Each but the last writes a workspace that the
-    next reads. Elements of 8 bits are quantized.
+    next reads. Elements of 8 bits are quantized. None for some gradients of long dilated windows,
+    which no kernel computes.
     """
     counted = (0, 1) if request.window is None else counting(request)
     tile = sum_tile(request)
@@ -65,7 +66,7 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     mirrored = by_axis.mirrored(request, counted)
     if mirrored is not None:
         return average_launches(mirrored)
-    return by_axis.gradients(request, counted)
+    return None if request.is_dilated else by_axis.folds(request, by_axis.SUM, counted)
 
 
 def is_one_window(request: Request) -> bool:
@@ -173,7 +174,7 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
         if request.adjoint:
             targets.append(part * axis.stride)
             spans.append((targets[-1] + axis.extent - 2) // axis.stride + 1)
-            taps = launch.covering(axis).count
+            taps = launch.windows_over(axis)
         else:
             targets.append(part)
             spans.append((part - 1) * axis.stride + axis.extent)
@@ -339,11 +340,13 @@ def _has_empty_window(request: Request) -> bool:
     )
 
 
-def grad_launches(request: Request) -> tuple[Launch, ...]:
-    """The launches of a max pooling's gradient from dense taps and gradients."""
+def grad_launches(request: Request) -> tuple[Launch, ...] | None:
+    """The launches of a max pooling's gradient from dense taps and gradients. None for long windows
+    that are dilated, which no kernel computes.
+    """
     tile = grad_tile(request)
     if tile is None:
-        return by_axis.spread(request, with_taps=True) or by_axis.gradients(request, with_taps=True)
+        return by_axis.spread(request, with_taps=True) or by_axis.gathers(request)
     return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile),)
 
 
@@ -363,7 +366,7 @@ def grad_tile(request: Request) -> Tile | None:
             2 if broad == 1 else 1,
             steps // CHANNEL_STEP,
         )
-    windows = prod(launch.covering(axis).count for axis in axes)
+    windows = prod(map(launch.windows_over, axes))
     if windows > GRADIENT_WINDOWS:
         return None
     of_row = deep * high * windows * columns * broad

@@ -189,21 +189,8 @@ def encoded(tap, starts, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     return code
 
 
-@addressing.launched(3)
-def max_tile(
-    x,
-    y,
-    t,
-    lengths,
-    strides,
-    targets,
-    tiles,
-    DEPTH: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    FORM: tl.constexpr,
-    MODE: tl.constexpr,
-):
+@addressing.launched
+def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """Windows unrolled at compile time; a lane owns a tile of 1 depth by R rows by Q columns of
     outputs.
 
@@ -219,9 +206,10 @@ def max_tile(
     DEPTHS: tl.constexpr = DEPTH.window
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
+    lengths, strides, targets, _ = sizes
     _, C, D, H, W = lengths
     _, OH, OW = targets
-    place, live, before, plane = addressing.tile_of_lane(lengths, strides, targets, tiles, FORM)
+    place, live, before, plane = addressing.tile_of_lane(sizes, FORM)
     x0 = x + before * FORM.vector
     plane = plane * FORM.store
     column_tile, row_tile, od, channel, _ = place

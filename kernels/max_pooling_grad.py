@@ -62,20 +62,8 @@ def with_winners(sums, gradients, taps, E, Z, A, FIRST, ORIGIN, N, DEPTH, ROW, C
     return new
 
 
-@addressing.launched(3)
-def grad_tile(
-    g,
-    t,
-    dx,
-    lengths,
-    strides,
-    targets,
-    tiles,
-    DEPTH: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    FORM: tl.constexpr,
-):
+@addressing.launched
+def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
     """Windows unrolled at compile time; a lane owns a block of inputs, whose sizes are the tile's
     times the strides.
 
@@ -89,9 +77,10 @@ def grad_tile(
     SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
     # Read where there is no window: one byte holds taps 0 to 224.
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
+    lengths, strides, targets, _ = sizes
     _, C, OD, OH, OW = lengths
     D, H, W = targets
-    place, live, plane, target = addressing.tile_of_lane(lengths, strides, targets, tiles, FORM)
+    place, live, plane, target = addressing.tile_of_lane(sizes, FORM)
     plane = plane * FORM.vector
     target = dx + target * FORM.store
 
@@ -129,20 +118,8 @@ def grad_tile(
             addressing.store_row(target, sums, place, line, row_live, C, W, j * Q, 1, Q, FORM)
 
 
-@addressing.launched(3)
-def at_taps(
-    x,
-    t,
-    y,
-    lengths,
-    strides,
-    tiles,
-    DEPTH: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    FORM: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-):
+@addressing.launched
+def at_taps(x, t, y, sizes, DEPTH, ROW, COLUMN, FORM, ELEMENTS):
     """Writes what taps point at to y: with ELEMENTS the elements of x, else their offsets by x's
     strides. An empty window gives the element 0 and the offset -1.
 
@@ -150,6 +127,7 @@ def at_taps(
     ``tiles[0]`` is the number of such vectors.
     """
     V: tl.constexpr = FORM.vector
+    lengths, strides, tiles = sizes
     lanes, C, D, H, W = lengths
     xn, xc, xd, xh, xw = strides
     lane = addressing.lane_numbers(FORM.lanes, FORM.wide)

@@ -154,40 +154,19 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)
 
 
-@addressing.launched(8)
+@addressing.launched
 def share(
-    x,
-    numbers,
-    y,
-    codes,
-    input_scale,
-    input_zero,
-    output_scale,
-    output_zero,
-    sizes,
-    groups,
-    inner,
-    axis,
-    numbering,
-    planes,
-    channels,
-    MODE: tl.constexpr,
-    SHARED: tl.constexpr,
-    ROWS: tl.constexpr,
-    SIDE: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
+    x, numbers, y, codes, x_scale, x_zero, y_scale, y_zero, sizes, MODE, SHARED, ROWS, SIDE, WIDE, B
 ):
     """Writes the results of windows of ``x`` along one axis to ``y``; both are dense. Neighbours
     along the axis lie ``inner`` elements apart.
 
     A lane makes ``SHARED[0]`` windows, whose stride is at most ``SHARED[1]``. It reads their common
-    core in ``turns`` turns of eight positions, with SIDE side by side with other lanes. ``groups``,
-    ``inner``, ``planes`` and ``channels`` are dividers (``launch.divider``). What is divided,
-    counted and numbered: see
+    core in ``turns`` turns of eight positions, with SIDE side by side with other lanes. ``groups``
+    and ``inner`` are dividers (``launch.divider``). What is divided, counted and numbered: see
     ``folding.fold``.
     """
-    lanes, turns, divisor = sizes
+    lanes, turns, divisor, groups, inner, axis, numbering, planes = sizes
     length, outputs, window, stride, start, end = axis
     G: tl.constexpr = SHARED[0]
     EDGE: tl.constexpr = SHARED[1]
@@ -200,9 +179,8 @@ def share(
     outer = addressing.over(q, groups)
     o = (q - outer * groups[0]) * G
     base = outer.to(tl.int64) * length * inner[0] + within
-    channel = addressing.over(outer * inner[0] + within, planes)
-    channel -= addressing.over(channel, channels) * channels[0]
-    given = (input_scale, input_zero, output_scale, output_zero)
+    channel = addressing.channel_of(outer * inner[0] + within, planes)
+    given = (x_scale, x_zero, y_scale, y_zero)
     tensors = (x, numbers, y, codes, given)
     source = x + base
     first = o * stride - start

@@ -15,76 +15,53 @@ from . import addressing, sums
 
 
 @triton.jit
-def one_axis_out(so_far, size, stride, axis, COUNT):
+def one_axis_out(so_far, axis, COUNT):
     """Extends ``so_far`` by the next axis further out.
 
     ``so_far`` holds the number of the one window that may hold an element, the element's tap in
-    it, whether it does, and what an average counts. ``axis`` is the number of windows, their size,
-    and the padding before and after.
+    it, whether it does, and what an average counts. ``axis`` is its size and the windows' stride,
+    both dividers; the number of windows, their size, and the padding before and after.
     """
     rest, window, windows, tap, taps, exists, count = so_far
+    size, stride, number, length, start, end = axis
     outer = addressing.over(rest, size)
-    position = rest - outer * size[0] + axis[2]
+    position = rest - outer * size[0] + start
     own = addressing.over(position, stride)
     own_tap = position - own * stride[0]
     if COUNT > 0:
         # from the window's first position to its end, inside the input or the padded input
-        first = own * stride[0] - axis[2]
-        end = size[0] + axis[3] if COUNT == 2 else size[0]
-        count *= tl.minimum(first + axis[1], end) - (first if COUNT == 2 else tl.maximum(first, 0))
-    exists = exists & (own_tap < axis[1]) & (own < axis[0])
+        first = own * stride[0] - start
+        past = size[0] + end if COUNT == 2 else size[0]
+        count *= tl.minimum(first + length, past) - (first if COUNT == 2 else tl.maximum(first, 0))
+    exists = exists & (own_tap < length) & (own < number)
     window += own * windows
     tap += own_tap * taps
-    return outer, window, windows * axis[0], tap, taps * axis[1], exists, count
+    return outer, window, windows * number, tap, taps * length, exists, count
 
 
-@addressing.launched(3)
-def spread(
-    g,
-    taps,
-    dx,
-    sizes,
-    channels,
-    width,
-    height,
-    depth,
-    column_stride,
-    row_stride,
-    depth_stride,
-    columns,
-    rows,
-    depths,
-    TAPS: tl.constexpr,
-    COUNT: tl.constexpr,
-    RANK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-    B: tl.constexpr,
-):
-    """The gradient ``dx`` from windows' gradients, and TAPS or division by ``sizes[1]`` (COUNT 0)
+@addressing.launched
+def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
+    """The gradient ``dx`` from windows' gradients, and TAPS or division by ``divisor`` (COUNT 0)
     or by the window's elements inside the input (1) or the padded input (2).
 
-    All are dense, with CHANNELS innermost or not. Channels, sizes and strides are dividers
-    (``launch.divider``). RANK 0 is a plane that one window takes whole.
+    All are dense, with CHANNELS innermost or not. ``channels`` is a divider (``launch.divider``),
+    and ``axes`` holds the innermost axis first. RANK 0 is a plane that one window takes whole.
     """
-    elements, divisor = sizes
+    elements, divisor, channels, axes = sizes
     element = addressing.lane_numbers(B, WIDE)
     live = element < elements
     q = addressing.over(element, channels) if CHANNELS else element
     zero = tl.zeros_like(element)
     one = tl.zeros((), element.dtype) + 1
     if RANK == 0:
-        at = addressing.over(q, width)
-        tap = q - at * width[0]
+        size, _, _, count, _, _ = axes[0]
+        at = addressing.over(q, size)
+        tap = q - at * size[0]
         exists = live
-        count = columns[1]
     else:
         so_far = (q, zero, one, zero, one, live, zero + 1)
-        so_far = one_axis_out(so_far, width, column_stride, columns, COUNT)
-        if RANK >= 2:
-            so_far = one_axis_out(so_far, height, row_stride, rows, COUNT)
-        if RANK == 3:
-            so_far = one_axis_out(so_far, depth, depth_stride, depths, COUNT)
+        for i in tl.static_range(RANK):
+            so_far = one_axis_out(so_far, axes[i], COUNT)
         outer, window, windows, tap, _, exists, count = so_far
         at = outer * windows + window
     if CHANNELS:

@@ -75,7 +75,7 @@ class Made(NamedTuple):
         ]
         aligned = tuple(i for i, each in enumerate(self.operands) if isinstance(each, str))
         return compiler.Request(
-            kernel, (*types, *self.launch.size_types), aligned, self.launch.constants
+            kernel, (*types, self.launch.size_types), aligned, self.launch.constants
         )
 
 

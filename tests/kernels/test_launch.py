@@ -44,8 +44,9 @@ THREE = Window.directml(2, 3, 1, 1, 1)
 SEVENTY = Window.directml(2, 70, 1, 35, 35)
 
 
-def kernels_of(made: tuple[Launch, ...]) -> list[str]:
-    return [one.kernel.split(".")[1] for one in made]
+def kernels_of(made: tuple[Launch, ...] | None) -> list[str]:
+    """None where PyTorch's own operators serve."""
+    return [one.kernel.split(".")[1] for one in made or ()]
 
 
 def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> None:
@@ -55,8 +56,10 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
         (lambda given: launches.max_launches(given, True), ("max_tile", "share", "share")),
         (launches.average_launches, ("sum_tile", "share", "share")),
         (
-            lambda given: launches.average_launches(given._replace(adjoint=True)),
-            ("sum_tile", "gather", "gather"),
+            lambda given: launches.average_launches(
+                given._replace(adjoint=True, include_padding=True)
+            ),
+            ("sum_tile", "share", "share"),
         ),
         (
             lambda given: launches.grad_launches(given._replace(adjoint=True)),
@@ -94,19 +97,20 @@ def test_whole_planes_are_one_axis(sizes: tuple[int, ...], channels_last: bool) 
 
 
 def test_windows_that_do_not_overlap_ask_no_loop_for_their_gradient() -> None:
-    """Nor do bins of one size; those that overlap are folded, windows that do go axis by axis."""
+    """Nor do bins of one size; those that overlap are folded. Maxima of windows that do go axis by
+    axis, unless these are dilated."""
     shape, sizes = (2, 4, 8, 8), (96, 96)
-    for window, kernels in (
-        (Window.directml(2, 12, 12), ["spread"]),
-        (Window.directml(2, 9, 13), ["spread"]),
-        (Window.directml(2, 19, 11), ["gather"] * 2),
-        (Window.directml(2, 9, 12, 0, 0, 2), ["gather"] * 2),
+    for window, of_averages, of_maxima in (
+        (Window.directml(2, 12, 12), ["spread"], ["spread"]),
+        (Window.directml(2, 9, 13), ["spread"], ["spread"]),
+        (Window.directml(2, 19, 11), ["fold"] * 2, ["gather"] * 2),
+        (Window.directml(2, 9, 12, 0, 0, 2), [], []),
     ):
         back = request(window, (2, 4, *sizes))
         shape = (2, 4, *back.target_sizes)
         back = back._replace(shape=shape, strides=dense(shape), target_sizes=sizes, adjoint=True)
-        assert kernels_of(launches.average_launches(back)) == kernels
-        assert kernels_of(launches.grad_launches(back)) == kernels
+        assert kernels_of(launches.average_launches(back)) == of_averages
+        assert kernels_of(launches.grad_launches(back)) == of_maxima
     for outputs, kernels in (((8, 6), ["spread"]), ((8, 7), ["fold"] * 2)):
         shape = (2, 4, *outputs)
         bins = Request(None, shape, dense(shape), sizes, 4, True, False, adjoint=True)
@@ -120,7 +124,8 @@ def gradient_of(window: Window, sizes: tuple[int, int], **changes: object) -> Re
 
 
 def test_gradients_of_averages_of_stride_1_are_averages_of_gradients() -> None:
-    """Where all windows have one divisor; padding is what the other's is not."""
+    """Where all windows have one divisor; padding is what the other's is not. Elsewhere each
+    element adds up windows, unless these are dilated."""
     sizes = (50, 49)
     back = gradient_of(SEVENTY, sizes)
     assert kernels_of(launches.average_launches(back)) == ["share", "share"]
@@ -131,9 +136,11 @@ def test_gradients_of_averages_of_stride_1_are_averages_of_gradients() -> None:
     strided = gradient_of(Window.directml(2, 70, 2, 35, 35), sizes)
     beyond = gradient_of(Window.directml(2, 70, 1, 70, 35), sizes)
     for other in (counted, strided, beyond):
-        assert kernels_of(launches.average_launches(other)) == ["gather"] * 2
+        assert kernels_of(launches.average_launches(other)) == ["fold"] * 2
     dilated = gradient_of(Window.directml(2, 70, 1, 70, 70, 2), sizes)
     assert kernels_of(launches.average_launches(dilated)) == ["fold"] * 2
+    dilated = dilated._replace(include_padding=False)
+    assert launches.average_launches(dilated) is launches.grad_launches(dilated) is None
 
 
 def test_inputs_that_many_windows_reach_have_them_read_by_one_axis_after_the_other() -> None:

@@ -27,6 +27,10 @@ class KernelError(RuntimeError):
     """A kernel is launched that could not be compiled."""
 
 
+class NoKernelError(RuntimeError):
+    """There is no kernel for a request, which networks do not make."""
+
+
 class MissingKernel:
     """Takes the place of a kernel that could not be compiled, so that nothing tries it again."""
 
@@ -46,8 +50,8 @@ def is_turned_off() -> bool:
 
 
 def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Decorate a function of the Triton backend: if a kernel cannot be compiled, the reference's
-    ``alternative`` is called.
+    """Decorate a function of the Triton backend: if there is no kernel, or it cannot be compiled,
+    the reference's ``alternative`` is called.
     """
 
     def wrapped(function: _Function) -> _Function:
@@ -55,6 +59,8 @@ def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Func
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
+            except NoKernelError:
+                pass
             except KernelError as error:
                 warn(str(error))
             return alternative(*args, **kwargs)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
+from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
@@ -64,12 +64,12 @@ def launch(how: Any, *arguments: Any) -> None:
 def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
     if device is None:  # Triton's interpreter
         kernel = kernel_named(*how.kernel.split("."))
-        kernel[(how.programs,)](*arguments, *how.sizes, **dict(how.constants))
+        kernel[(how.programs,)](*arguments, how.sizes, **dict(how.constants))
         return
     ready = how.ready.get(device)
     if ready is None:
         compiled, constants = _compiled(*what_is_compiled(how, arguments, device))
-        ready = compiled[(how.programs, 1, 1)], (*how.sizes, *constants)
+        ready = compiled[(how.programs, 1, 1)], (how.sizes, *constants)
         # A launch belongs to a plan, whose operands have the same kinds in every call.
         how.ready[device] = ready
     run, numbers = ready
@@ -92,7 +92,7 @@ def kind_of(argument: Any) -> Any:
 def _compiled(
     name: str,
     constants: tuple[tuple[str, Any], ...],
-    size_types: tuple[tuple[str, ...], ...],
+    size_types: tuple[Any, ...],
     device: int,  # noqa: ARG001 - the current one
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
@@ -108,7 +108,7 @@ def _compiled(
 def _compile(
     name: str,
     constants: tuple[tuple[str, Any], ...],
-    size_types: tuple[tuple[str, ...], ...],
+    size_types: tuple[Any, ...],
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
     kernel = kernel_named(*name.split("."))
@@ -122,11 +122,18 @@ def _compile(
     by_name = dict(constants)
     # Fused multiply-adds are asked for: Triton's default is about to change, and 3.9 warns of it.
     options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
-    # Numbers in a tuple are specialised where they are 1 or a multiple of 16: these are neither.
-    stand_ins = {"i32": 2**30 + 1, "i64": 2**40 + 1}
-    arguments += [tuple(stand_ins[each] for each in types) for types in size_types]
+    arguments.append(_stand_in(size_types))
     compiled = kernel.warmup(*arguments, grid=(1,), **by_name, **options)
     return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])
+
+
+def _stand_in(types: Any) -> Any:
+    """A kernel's ``sizes`` as far as Triton compiles for them. Numbers in a tuple are specialised
+    where they are 1 or a multiple of 16: these are neither.
+    """
+    if isinstance(types, tuple):
+        return tuple(map(_stand_in, types))
+    return {"i32": 2**30 + 1, "i64": 2**40 + 1}[types]
 
 
 def _in_turn(
@@ -202,6 +209,8 @@ def planned(
         launches = kernel_named("launches", function)(
             kernel_named("launch", "Request")(*given), *own
         )
+        if launches is None:
+            raise NoKernelError
     kernel = launches[0].kernel if launches else ""
     return Plan(memory_format, tuple(results.shape), results.stride(), launches, kernel)
 
@@ -446,8 +455,6 @@ def _averages(
         between: tuple[torch.dtype, ...] = (_sum_type(source.dtype),)
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
-        elif plan.kernel == "gathering.gather":
-            _in_turn(plan.launches, (source, source), (target, target), between)
         else:
             if dtype is not None:
                 # Beside sums of integers goes how many elements they count, where that differs.

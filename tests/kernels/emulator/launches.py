@@ -5,6 +5,7 @@ import struct
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from benchmarks import compiler
 from emulator import machine
@@ -31,8 +32,8 @@ def launch(how: Any, *arguments: Any) -> None:
     aligned = tuple(
         i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0
     )
-    made = compiler.ptx(compiler.Request(kernel, (*types, *how.size_types), aligned, how.constants))
-    bits += [size & (2**64 - 1) for group in how.sizes for size in group]
+    made = compiler.ptx(compiler.Request(kernel, (*types, how.size_types), aligned, how.constants))
+    bits += [size & (2**64 - 1) for size in tree_leaves(how.sizes)]
     huge = any(segment.data is None for segment in memory.segments)
     programs = range(how.programs - 1 if huge else 0, how.programs)
     machine.run(made.text, memory, bits, how.programs, made.shared_bytes, programs)
