@@ -233,7 +233,10 @@ ALL_INDICES = [
     Wrong("an index of 2**62", torch.where(INDICES == 7, 2**62, INDICES)),
 ]
 
-SCALES_AND_ZEROS = (torch.ones(2), torch.zeros(2)), (torch.ones(3), torch.ones(3) / 2)
+SCALES_AND_ZEROS = (
+    (torch.ones(2), torch.zeros(2, dtype=torch.int64)),
+    (torch.ones(3), torch.ones(3) / 2),
+)
 QUANTIZED_TENSORS = [
     *NOT_TENSORS,
     *map(of_type, (torch.float32, torch.uint8)),
@@ -547,15 +550,16 @@ def refusal(request: Request) -> Refused:
 def page(refused: dict[Refused, list[str]]) -> str:
     """docs/refusals.md: one section per argument, one row per wrong value and message."""
     lines = [
-        "# Error messages",
+        "# All error messages",
         "",
-        "What a wrong argument raises, before any work is done. The tests make each of these "
-        "requests, right but for",
-        "the one argument, and compare the messages with this page word for word; `python "
-        "tests/refusals.py` writes",
-        "it anew.",
-        "Right inputs have the shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), right windows 2 "
-        "taps per dimension.",
+        "Each row is a call with one wrong argument, the error that it raises before anything is "
+        "computed, and the",
+        "functions and layers that raise it. The tests make each call and compare the whole "
+        "message.",
+        "`python tests/refusals.py` writes this page; `docs/errors.md` has the frequent messages "
+        "with what to do.",
+        "The other arguments are right: inputs of shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, "
+        "5), and windows of size 2.",
     ]
     arguments: dict[str, list[Refused]] = {}
     for row in refused:
