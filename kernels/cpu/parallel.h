@@ -1,10 +1,13 @@
 // Threads: PyTorch's own, through C functions of libtorch, so that there is one pool of them.
 //
-// A call of the library is one parallel region. Its parts are taken as threads become free:
+// A call of the library is one parallel region. Each thread has an equal share of it, as in
+// PyTorch's own operations, so that it finds what it has read or written before in its own caches.
+// It takes its share part by part, and then parts of others' shares:
 //
-//     parts     |  0  |  1  | 2 | 3 | 4 |5|6|7|
-//     thread 0  |  0  |       2 |     4 | 6|
-//     thread 1        |  1  |   | 3 |     5| 7|
+//     shares    |        0        |        1        |
+//     parts     |   0    | 1 |2|3 |   0    | 1 |2|3 |
+//     thread 0  |   0    | 1 |2|3 |              |3 |
+//     thread 1                    |   0    | 1 |2|
 //
 // An exception in a part ends the region: the other threads take no further part, and `parallel`
 // throws it again in the thread that called, as exceptions may not pass through PyTorch's C
@@ -29,9 +32,8 @@ void run_parts(int64_t count, int64_t least, const void *work,
                void (*run)(const void *work, int64_t begin, int64_t end));
 
 // Calls work(begin, end) for parts of [0, count). `cost` estimates the operations of one iteration.
-// A thread that is free takes the next part. A part has half of a thread's equal share of the
-// iterations that are left, so that a thread reads memory in order, and at least about 2^15
-// operations. A thread whose core is busy elsewhere takes fewer parts.
+// A part has half of the iterations that are left in a share, and at least about 2^15 operations. A
+// thread whose core is busy elsewhere takes fewer parts.
 template <class Work>
 void parallel(int64_t count, double cost, const Work &work) {
     const int64_t least = std::clamp<int64_t>(int64_t((1 << 15) / std::max(cost, 1.)), 1,

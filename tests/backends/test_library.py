@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,31 +110,65 @@ def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
 # Failures of a call.
 
 
-def test_failures_of_pytorchs_threads_are_raised() -> None:
-    """What torch_parallel_for and torch_get_num_threads return is looked at, and the next call
-    works."""
+@pytest.fixture
+def functions_of_threads() -> Iterator[list[ctypes.c_void_p]]:
+    """PyTorch's functions that the library calls; they are put back. PyTorch has two threads."""
     [path] = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
     torchs = ctypes.CDLL(str(path))
-    names = "torch_parallel_for", "torch_get_num_threads"
-    real = [ctypes.cast(getattr(torchs, name), ctypes.c_void_p) for name in names]
-    fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)
-    image = torch.randn(4, 4, 64, 64)
+    found = torchs.torch_parallel_for, torchs.torch_get_num_threads
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
+    real = [ctypes.cast(function, ctypes.c_void_p) for function in found]
     try:
-        expected = dmlpool.max_pooling(image, 3)
-        for at, name in enumerate(names):
-            functions = [*real]
-            functions[at] = ctypes.cast(fails, ctypes.c_void_p)
-            library.library.dmlpool_use_threads(*functions)
-            with pytest.raises(RuntimeError) as raised:
-                dmlpool.max_pooling(image, 3)
-            message = f"max_pooling: its kernel failed on the CPU: {name} returned 7"
-            assert str(raised.value) == message
+        yield real
     finally:
         library.library.dmlpool_use_threads(*real)
         torch.set_num_threads(threads)
+
+
+def test_failures_of_pytorchs_threads_are_raised(
+    functions_of_threads: list[ctypes.c_void_p],
+) -> None:
+    """What torch_parallel_for and torch_get_num_threads return is looked at, and the next call
+    works."""
+    fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)
+    image = torch.randn(4, 4, 64, 64)
+    expected = dmlpool.max_pooling(image, 3)
+    for at, name in enumerate(("torch_parallel_for", "torch_get_num_threads")):
+        functions = [*functions_of_threads]
+        functions[at] = ctypes.cast(fails, ctypes.c_void_p)
+        library.library.dmlpool_use_threads(*functions)
+        with pytest.raises(RuntimeError) as raised:
+            dmlpool.max_pooling(image, 3)
+        message = f"max_pooling: its kernel failed on the CPU: {name} returned 7"
+        assert str(raised.value) == message
+    library.library.dmlpool_use_threads(*functions_of_threads)
     assert torch.equal(dmlpool.max_pooling(image, 3), expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1,)])
+def test_a_thread_that_is_late_leaves_its_share_to_others(
+    functions_of_threads: list[ctypes.c_void_p], order: tuple[int, ...]
+) -> None:
+    """Threads that come one after the other, in any order, compute everything once: the first one
+    takes all shares."""
+    part = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    region = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 3, part, ctypes.c_void_p)
+    regions = []
+
+    def runs_in_turn(begin: int, end: int, grain: int, run: Any, context: int) -> int:
+        regions.append((begin, end, grain))
+        for thread in order:
+            run(thread, thread + 1, context)
+        return 0
+
+    image, kept = torch.randn(5, 7, 97, 64), region(runs_in_turn)
+    expected = dmlpool.max_pooling(image, 3), dmlpool.average_pooling(image, (97, 64))
+    _, threads = functions_of_threads
+    library.library.dmlpool_use_threads(ctypes.cast(kept, ctypes.c_void_p), threads)
+    found = dmlpool.max_pooling(image, 3), dmlpool.average_pooling(image, (97, 64))
+    assert regions == [(0, 2, 1)] * 2
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def scarce(python: Callable[..., Any], way: str, threads: int, **environment: str) -> list[Any]:
