@@ -26,6 +26,23 @@ from torch_dmlpool.window import Window
 SHAPE = (32, 64, 112, 112)
 WHOLE = ((256, 2048, 7, 7), (256, 512, 14, 14), (32, 64, 112, 112))
 """The sizes of planes that one window covers whole."""
+INTRODUCTION = """# Predicted kernels
+
+What a model of an H200 (`benchmarks/sass.py`) predicts for each Triton kernel. Nothing here was
+measured: no kernel has run on a GPU. `python -m benchmarks.static` prints this page.
+
+- `fraction` is the time of copying the operands once, divided by the predicted time. 1 is the
+  best that a kernel can reach.
+- `bound` says what limits the kernel: memory, the latency of memory, the units that compute (ALU)
+  or the instructions issued per cycle.
+- `KiB in flight` is how much memory a multiprocessor has asked for at once, which hides the
+  latency of memory.
+- "With taps" means that the kernel also stores which element of each window won, for the backward
+  pass. Spills are registers that were moved to memory.
+
+Kernels are compiled by Triton {triton} for sm_90. Inputs have {shape} elements. Windows over
+whole planes are computed for {wholes}.
+"""
 WINDOWS = ((3, 1), (5, 1), (7, 1), (3, 2), (2, 2))
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -260,15 +277,11 @@ def main() -> None:
         help="rows that have all these in their name; all rows where there is none",
     )
     words = parser.parse_args().words
-    print("# Predicted kernels\n")
-    print(
-        f"Triton {triton.__version__} for sm_90, {' x '.join(map(str, SHAPE))}, or whole planes of "
-        f"{', '.join(' x '.join(map(str, shape)) for shape in WHOLE)}; `python -m "
-        "benchmarks.static` prints "
-        "this. A fraction is the time of a copy of the operands over\nthe predicted time on an "
-        "H200, by the model in "
-        f"`benchmarks/sass.py`; nothing here was measured.\n\n{HEAD}\n{'|---' * 9}|"
+    wholes = ", ".join(" x ".join(map(str, shape)) for shape in WHOLE)
+    introduction = INTRODUCTION.format(
+        triton=triton.__version__, shape=" x ".join(map(str, SHAPE)), wholes=wholes
     )
+    print(f"{introduction}\n{HEAD}\n{'|---' * 9}|")
     below = []
     for row in rows():
         if not all(word in row.name for word in words):
@@ -282,7 +295,7 @@ def main() -> None:
                     f"- {row.name}: {prediction.fraction:.2f} of {row.aim:.2f}",
                 )
             )
-    print("\n## Below the aim: what a GPU should try first\n")
+    print("\n## Below the aim: what to measure first on a GPU\n")
     print("\n".join(line.replace(" | ", ", ") for _, line in sorted(below)) or "None.")
 
 
