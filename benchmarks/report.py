@@ -35,51 +35,64 @@ search:
 ---
 # Benchmarks
 
-What was found comes first, then how it was measured, then every row. A ratio is a peer's time over ours: above 1x ours
-is faster.
+The findings come first, then how they were measured, then every row. A row is one pooling call. A ratio is the time of a
+peer, such as ATen (PyTorch's own operators), divided by the time of this package ("ours"): above 1x ours is faster. "Window
+3/2" is a window of size 3 with stride 2.
 
 ## Findings
 """
 
 METHOD = """## How it is measured
 
-Written by `python -m benchmarks.report` from the files in `benchmarks/results`, not by hand. `make bench` writes those
-files (with `python -m benchmarks`: as it is, with `--load` beside one busy process per core, with `--scaling` for the
-curves), this page and its pictures.
+`make bench` measures, and writes this page and its pictures. `python -m benchmarks` writes the figures into
+`benchmarks/results`, with `--load` beside one busy process per core, and with `--scaling` for curves.
+`python -m benchmarks.report` makes this page of them.
 
-Every row is measured in one process: first all results are compared (maxima, indices and quantized averages must be
-equal, other averages and gradients within roundings), then each contestant is called once per round, in an order
-shuffled for every round, on fresh random tensors that the rounds rotate through. Times are medians with quartiles. A
-ratio is the peer's time over ours: above 1x ours is faster, and what is slower is in bold. Where PyTorch's own operator
-(ATen) needs less than 50 µs, the difference stands there instead: by how much ours takes longer. "Of copy" is our
-bandwidth, counting each input read once and each result written once, beside that of a copy of the input to memory that
-is there already. "Kept" is what the forward pass keeps for the backward pass beside its input and output, "peak" the
-most that PyTorch's allocator has handed out at once in both passes: results, scratch and what is kept.
+Each row is measured in one process. First the results of all contestants are compared: maxima, indices and quantized
+averages must be equal, and other averages and gradients equal except for rounding. Then each contestant is called once per
+round, in a random order, on fresh random tensors. Times are medians with quartiles. Ratios below 1x are in bold. Where ATen
+takes less than 50 µs, the table has the difference in place of the ratio: how many µs longer ours takes.
 
-oneDNN's operators are PyTorch's, on tensors in oneDNN's own format, and ATen's quantized pool works on PyTorch's
-quantized tensors; getting there is not timed. "float32 detour" converts to float32 (or dequantizes), pools with ATen
-and converts back. "ATen by axis" pools along one axis after the other. JAX cannot be told how many threads to use and
-takes all. ONNX Runtime's threads sleep between calls: those that spin would take the cores from whoever is measured
-next.
+| column | meaning |
+| --- | --- |
+| of copy | our bandwidth divided by that of copying the input; each input is counted as read once and each result as written once |
+| kept | bytes that the forward pass keeps for the backward pass beside its input and output |
+| peak | the most bytes that PyTorch's allocator had handed out at once in both passes: results, temporary memory and what is kept |
+| oneDNN | PyTorch's operators on tensors in oneDNN's own format; the conversion is not timed |
+| float32 detour | conversion to float32 (or dequantization), ATen's pool, and conversion back |
+| ATen by axis | ATen's pool along one axis after the other |
+| our layer | the layer of `torch_dmlpool.nn`, whose call takes longer than the operator's |
+| our integers | `quantized_linear_average_pooling` in place of the function of quantized tensors |
 
-A peer that is not installed takes no part, and each section ends with who that was; JAX is not installed by
-`make bench` (`pip install jax` is enough).
+ATen's quantized pool works on PyTorch's quantized tensors; making them is not timed. JAX takes all threads, because it cannot
+be told how many to use. ONNX Runtime's threads sleep between calls, so that they do not take time from the contestant that
+is measured next.
 
-Exponents of curves are least squares through the logarithms of all points, with standard errors. "Faster than log k" is
-what grows as a power of log k that lies above 1 by more than two of them; windows one below a power of two, which take
-the most additions, are among the points.
+A peer that is not installed is left out, and each section ends with a list of these. `make bench` does not install JAX
+(`pip install jax`).
+
+Exponents of curves are fitted by least squares to the logarithms of all points, with standard errors. A cost grows "faster
+than log k" if its power of log k is above 1 by more than two standard errors. Windows one below a power of two are among the
+points, because they need the most additions.
 """
 
 CALLS_INTRODUCTION = """## Calls of real models
 
 `python -m benchmarks --calls` measures the pooling calls of 104 public models (torchvision, timm, MONAI,
-segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo): every second of the different calls that a forward
-pass makes, `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own samples, of
-which it has one or two. Means and sums are those of rows in which ATen takes 50 µs and more. A ratio is ATen's time
-over ours.
+segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo). It takes every second of the different calls in a
+forward pass, and calls `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own
+samples, of which there are one or two. A ratio is ATen's time divided by ours. "Mean" is the geometric mean of the ratios and
+"sums" the ratio of the added times, both over rows in which ATen takes 50 µs and more. "Over ATen" is how many µs longer ours
+takes in the other rows.
 """
 AVX2_INTRODUCTION = """With AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2`), for ATen and for this package:
 """
+
+
+AIMS = (
+    "What development aims at, and what was found. Means leave out rows of less than 50 µs and the group of extreme windows.\n"
+    "The findings above include that group."
+)
 
 
 def newest(results: Iterable[Results]) -> list[Results]:
@@ -136,7 +149,8 @@ def findings(results: Sequence[Results]) -> list[str]:
             shown = [f"{tables.times(cell[0])} ({cell[1]})" if cell else "" for cell in cells]
             lines.append(_line((kind, *shown)))
         parts += [
-            "Geometric means of ratios, with the number of rows:\n",
+            "Geometric means of ratios, with the number of rows in brackets. Rows for which ATen takes "
+            "less than 50 µs are left out:\n",
             "\n".join(lines) + "\n",
             _items([line for line in tables.summary(result) if not line.startswith("Geometric")]),
         ]
@@ -206,7 +220,7 @@ def _goals(results: Results) -> list[str]:
     found = goals.goals(results)
     if not found:
         return []
-    lines = [_line(("rows", "aim", "found", "")), _line(["---"] * 4)]
+    lines = [f"{AIMS}\n", _line(("rows", "aim", "found", "")), _line(["---"] * 4)]
     lines += [
         _line((goal.what, goal.aim, goal.found, "reached" if goal.met else "**missed**"))
         for goal in found
