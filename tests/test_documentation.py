@@ -282,6 +282,24 @@ def test_the_pages_of_layers_have_each_public_name_once() -> None:
     assert sorted(found) == sorted(public)
 
 
+GONE = {"slide", "sum_axis"}
+"""Kernels that docs/kernels.md says were taken out."""
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/kernels.md"])
+def test_names_in_the_texts_for_contributors_exist(page: str) -> None:
+    """Each word of a name in backticks is in some source, or is a file's."""
+    words: set[str] = set()
+    for folder in ("torch_dmlpool", "kernels", "benchmarks", "tests", "tools", "docs"):
+        for path in (ROOT / folder).rglob("*"):
+            words |= {path.stem, path.suffix[1:]}
+            if path.suffix in (".py", ".cpp", ".h") and path != Path(__file__):
+                words |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    for name in re.findall(r"`([\w./]+)`", text):
+        assert set(re.findall(r"\w+", name)) <= words | GONE, name
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
 
