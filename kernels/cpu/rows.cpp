@@ -104,7 +104,7 @@ struct RowPooling : BlockPooling {
     void combine_repeated(int64_t found, int64_t length, int64_t repeated, char *into,
                           const Workspace &m) const {
         const int64_t step = h.stride * row_bytes;
-        if (plan.outputs_w < w.outputs || !p.is_large(element))
+        if (!plan.reads_ahead)
             return op.combine(false, m.rows, found, length, into, {repeated, step, pitch});
         for (int64_t t = 0; t < repeated; ++t, into += pitch * value) {
             prefetch<true>(m.rows[found - 1].from + 2 * step, step);

@@ -414,3 +414,23 @@ def test_rows_longer_than_what_is_kept(length: int) -> None:
         torch.testing.assert_close(averages.double(), sums / counted, rtol=2**-20, atol=1e-6)
         padded = torch.nn.functional.pad(image, (3, 66), value=-torch.inf)
         assert torch.equal(maxima, padded.unfold(-1, 70, 1).amax(-1))
+
+
+@pytest.mark.parametrize("sizes", [(4, 13, 163, 150), (1, 1, 1100, 1003)])
+def test_rows_that_are_read_ahead(sizes: tuple[int, ...]) -> None:
+    """Rows of planes that fill more than a cache are prefetched, up to the end of memory: the same
+    bits as of each plane by itself."""
+    image = samples.fenced(samples.normal(*sizes))
+    for made in (Window.pytorch(2, 3, 2), Window.pytorch(2, 2), Window.pytorch(2, 3, 2, 1)):
+        averages = cpu.average_pooling(image, made, True, None)
+        maxima, taps = cpu.max_pooling_with_taps(image, made)
+        for sample in range(sizes[0]):
+            for channel in range(0, sizes[1], 3):
+                at = slice(sample, sample + 1), slice(channel, channel + 1)
+                part = image[at][..., :100, :].clone()
+                rows = made.output_sizes(part.shape[2:])[0] - 1
+                found = cpu.average_pooling(part, made, True, None)
+                assert torch.equal(averages[at][..., :rows, :], found[..., :rows, :])
+                found, of_part = cpu.max_pooling_with_taps(part, made)
+                assert torch.equal(maxima[at][..., :rows, :], found[..., :rows, :])
+                assert torch.equal(taps[at][..., :rows, :], of_part[..., :rows, :])
