@@ -67,7 +67,7 @@ def folds(
     below = 1
     for along in launch.one_axis_at_a_time(request, innermost_first=operation != SUM):
         count, divisor = _divisor_along(request, along, counting)
-        numbered = not along.first and (operation == FIRST_GREATEST or count > 0)
+        numbered = not along.first and operation == FIRST_GREATEST
         step = Step(Mode(operation, count, numbered, kinds), divisor, below)
         slice_from, size = SLICES[along.inner == 1]
         if along.part.is_whole and along.source > slice_from and count == 0:
@@ -98,10 +98,7 @@ def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) ->
         return (1, 1) if along.part.bins else (0, along.source)
     if count == 0:
         return 0, divisor if along.last else 1
-    # Integers are divided once, at the end, by what all axes count.
-    return (
-        (0, along.axis.window) if along.part.is_whole and request.element_size > 1 else (count, 1)
-    )
+    return (0, along.axis.window) if along.part.is_whole else (count, 1)
 
 
 def overlaps(request: Request, axes: Callable[[Iterable[object]], bool] = any) -> bool:

@@ -219,28 +219,21 @@ def store_taps(codes, numbers, r, live, found, tap, winner, below, least, NUMBER
 
 
 @triton.jit
-def finished_sum(tensors, r, live, result, first, count, counted, divisor, channel, MODE):
+def finished_sum(tensors, r, result, count, counted, divisor, channel, MODE):
     """Sums of ``count`` elements divided, or requantized if ``y`` has 8 bits. The zero points of
     elements of 8 bits are subtracted first.
-
-    If another axis follows, how many elements an integer sum counts is stored in ``codes``: what it
-    counts along this axis times the entry of ``numbers`` for its ``first`` element.
     """
-    x, numbers, y, codes, given = tensors
+    x, y, given = tensors
     KINDS: tl.constexpr = MODE.kinds  # Triton 3.6 hands no tuple on that is part of another
     if x.dtype.element_ty.primitive_bitwidth == 8:
         zero = requantization.parameter(given[1], channel, KINDS[1], tl.int32)
         result -= count.to(result.dtype) * zero
-    if MODE.count > 0 and MODE.numbered and not result.dtype.is_floating():
-        counted *= tl.load(numbers + first, mask=live & (count > 0), other=0)
     own = tl.zeros_like(r) + (tl.maximum(counted, 1) if MODE.count > 0 else divisor)
     if result.dtype.is_floating():
         own = own.to(result.dtype)
         result = sums.quotient(result, own, 1.0 / own)
     elif y.dtype.element_ty.primitive_bitwidth == 8:
         result = requantization.quotients(result, own, channel, given, KINDS, y.dtype.element_ty)
-    elif MODE.count > 0:
-        tl.store(codes + r, (tl.zeros_like(r) + counted).to(codes.dtype.element_ty), mask=live)
     return result
 
 
@@ -257,8 +250,7 @@ def fold(
     inside the input (1) or the padded input (2). With ADJOINT they are sums of the
     gradients of the windows or bins that hold an element, and what divides a bin's or a counted
     window's does so first. Sums of integers leave out the zero point, and are requantized if ``y``
-    has 8 bits. Where ``MODE.count`` is not 0, how many elements they count goes from axis to axis:
-    a launch writes it to ``codes``, and the next reads it from ``numbers``.
+    has 8 bits.
 
     FIRST_GREATEST writes to ``codes`` the winner's number, ``(tap + shift * window) * below``. With
     ``MODE.numbered`` it adds the number that the launches of the axes further in gave to the
@@ -300,8 +292,5 @@ def fold(
         counted = counted_by(o, length[0], axis, 2) if MODE.count == 2 else count
         channel = addressing.channel_of(r, planes)
         given = (x_scale, x_zero, y_scale, y_zero)
-        tensors = (x, numbers, y, codes, given)
-        result = finished_sum(
-            tensors, r, live, result, base, count, counted, divisor, channel, MODE
-        )
+        result = finished_sum((x, y, given), r, result, count, counted, divisor, channel, MODE)
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)

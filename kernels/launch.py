@@ -77,7 +77,6 @@ class Request(NamedTuple):
     input or the incoming gradient.
 
     The kernels that work on one axis at a time need a source that is dense in the results' order.
-    A lookup needs such taps too, but the elements that it looks up have any strides.
     """
 
     window: Any  # None for adaptive bins

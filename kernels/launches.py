@@ -7,7 +7,7 @@ whole planes, bins and all other windows go by axis.
 import itertools
 from collections.abc import Iterator, Sequence
 from math import gcd, prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from . import by_axis, launch
 from .launch import Axis, Form, Launch, Request, Tile
@@ -41,14 +41,14 @@ class Maxima(NamedTuple):
 
     groups: tuple[int, ...]  # rows and columns of outputs that share a core
     with_taps: bool
-    empty: bool  # some window has no tap inside the input
     asm: bool
 
 
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...] | None:
     """The launches of averages or their gradient. Each but the last writes a workspace that the
-    next reads. Elements of 8 bits are quantized. None for some gradients of long dilated windows,
-    which no kernel computes.
+    next reads. Elements of 8 bits are quantized. None for what no kernel computes: some gradients
+    of long dilated windows, and quantized averages of long windows whose divisors differ along
+    several axes.
     """
     counted = (0, 1) if request.window is None else counting(request)
     tile = sum_tile(request)
@@ -57,7 +57,10 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
         kernel = "average_pooling.sum_tile"
         return (launch.tile_launch(kernel, request, tile, counted[0] == 2, MODE=mode),)
     if not request.adjoint:
-        return by_axis.folds(request, by_axis.SUM, counted, kinds)
+        folds = by_axis.folds(request, by_axis.SUM, counted, kinds)
+        # Sums of bytes are divided once, at the end, where one axis' count is known.
+        is_known = request.element_size > 1 or counted[0] == 0 or len(folds) == 1
+        return folds if is_known else None
     spread = by_axis.spread(request, counted)
     if spread is None and request.window is None:
         return by_axis.folds(request, by_axis.SUM)
@@ -218,7 +221,7 @@ EXTENT = 64  # positions that an unrolled window may span; for maxima also the l
 GRADIENT_STEPS = 512
 # windows that may reach an input: with more, one axis after the other reads less
 GRADIENT_WINDOWS = 49
-DECODED = 16  # outputs of a lane that looks up taps: it computes its place once for all of them
+DECODED = 16  # outputs of a lane of ``indices``: it computes its place once for all of them
 
 
 def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
@@ -230,8 +233,7 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
         operation = by_axis.FIRST_GREATEST if with_taps else by_axis.GREATEST
         return by_axis.folds(request, operation)
     groups = tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2))
-    is_empty = with_taps and _has_empty_window(request)
-    mode = Maxima(groups, with_taps, is_empty, with_taps and request.asm)
+    mode = Maxima(groups, with_taps, with_taps and request.asm)
     return (launch.tile_launch("max_pooling.max_tile", request, tile, MODE=mode),)
 
 
@@ -271,9 +273,13 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
 
 def _may_be_tiled(request: Request, with_taps: bool, results: int) -> bool:
     """Whether there is a window over part of a plane, of a size that ``max_tile`` can take, and one
-    axis after the other is not faster.
+    axis after the other is not faster. With taps no window may be empty, nor dilated but in rows
+    alone.
     """
     if request.window is None or is_one_window(request):
+        return False
+    is_dilated = request.is_dilated and request.rank > 1
+    if with_taps and (is_dilated or _has_empty_window(request)):
         return False
     if max(max(axis.extent, axis.stride) for axis in request.axes) > EXTENT:
         return False
@@ -381,29 +387,22 @@ def grad_tile(request: Request) -> Tile | None:
     return Tile((1, rows, columns), vector) if rows * of_row <= steps else None
 
 
-def tap_lookup(
-    request: Request, with_: Literal["values", "indices", "plane indices"]
-) -> tuple[Launch, ...]:
-    """The launch that looks up what dense taps point at: elements of the source (``"values"``), or
-    their indices in a contiguous source.
+def indices(request: Request, per_plane: bool) -> tuple[Launch, ...]:
+    """The launch that makes indices of dense taps, over a contiguous source or inside each plane
+    of it.
     """
     sizes, outputs = request.sizes, request.targets
     batch, channels = request.shape[:2]
-    strides = launch.five_strides(request.shape, request.strides)
-    if with_ != "values":
-        plane = prod(sizes) if with_ == "indices" else 0
-        strides = (channels * plane, plane, sizes[1] * sizes[2], sizes[2], 1)
     vector = gcd(DECODED, channels if request.channels_last else outputs[2])
-    ends = (
-        (channels // vector, *outputs)
-        if request.channels_last
-        else (channels, *outputs[:2], outputs[2] // vector)
-    )
+    ends = (channels, *outputs[:2], outputs[2] // vector)
+    if request.channels_last:
+        ends = channels // vector, *outputs
     results = batch * channels * prod(outputs)
-    spans = results // vector, prod(sizes), launch.in_plane_span(sizes, strides[2:])
-    wide = max(*spans, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM
+    largest = results // vector, prod(sizes)
+    wide = max(*largest, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM
     form = Form(request.rank, request.channels_last, (1, 1, 1), vector, vector, wide, launch.LANES)
-    numbers = ((results // vector, ends[0], *sizes), strides, ends[:0:-1])
+    plane = 0 if per_plane else prod(sizes)
+    numbers = results // vector, ends[0], sizes, (channels * plane, plane), ends[:0:-1]
     programs = launch.divided(results // vector, launch.LANES)
-    constants = {**request.named_axes(), "FORM": form, "ELEMENTS": with_ == "values"}
-    return (Launch.of("max_pooling_grad.at_taps", programs, results, numbers, **constants),)
+    kernel = "max_pooling_grad.indices"
+    return (Launch.of(kernel, programs, results, numbers, **request.named_axes(), FORM=form),)

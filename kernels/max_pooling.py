@@ -135,13 +135,6 @@ def number_of(c, start, AXIS):
 
 
 @triton.jit
-def no_tap_inside(start, size, AXIS):
-    """Whether a window that starts at ``start`` reads nothing of an axis of ``size`` elements."""
-    first = addressing.taps_before(start, 0, AXIS.window, AXIS.dilation)
-    return (first >= AXIS.window) | (start + first * AXIS.dilation >= size)
-
-
-@triton.jit
 def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
     """The numbers of a row's positions from ORIGIN on, which lies at ``start``."""
     numbers = ()
@@ -154,39 +147,6 @@ def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
         else:
             numbers = numbers + (0,)
     return numbers
-
-
-@triton.jit
-def tap_of(code, OUTPUT_ROW, OUTPUT, LINE, ROW, COLUMN, MODE):
-    """The tap of a block's output ``(OUTPUT_ROW, OUTPUT)`` that lies on position number ``code``.
-
-    Numbers of the block's neighbouring rows differ by LINE.
-    """
-    if MODE.asm:
-        code = code.to(tl.int32, bitcast=True) & 0x7FFFFF
-    if COLUMN.dilation == 1 and ROW.dilation == 1:
-        return code - (OUTPUT_ROW * ROW.stride * LINE + OUTPUT * COLUMN.stride)
-    else:
-        row = code // LINE
-        column = code - row * LINE - OUTPUT * COLUMN.stride
-        row_tap = (row - OUTPUT_ROW * ROW.stride) // ROW.dilation
-        return row_tap * COLUMN.window + column // COLUMN.dilation
-
-
-@triton.jit
-def encoded(tap, starts, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
-    """A tap as it is stored: 0 where the window at ``starts`` has no tap inside the input."""
-    # The tap of a window that has only one is a scalar; here it becomes a block.
-    B: tl.constexpr = FORM.lanes
-    code = addressing.as_block(tl.zeros([B], tl.int32), FORM) + tap
-    if MODE.empty:
-        empty = no_tap_inside(starts[2], sizes[2], COLUMN)
-        if FORM.rank > 1:
-            empty = empty | no_tap_inside(starts[1], sizes[1], ROW)
-        if FORM.rank > 2:
-            empty = empty | no_tap_inside(starts[0], sizes[0], DEPTH)
-        code = tl.where(addressing.as_block(empty, FORM), 0, code)
-    return code
 
 
 @addressing.launched
@@ -222,9 +182,8 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     ORIGIN: tl.constexpr = -COLUMN.start - LOW * CHUNK
     COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
     ROWS: tl.constexpr = (R - 1) * ROW.stride + (ROW.window - 1) * ROW.dilation + 1
-    # what a row of the block counts in a position's number
-    IS_DENSE: tl.constexpr = COLUMN.dilation == 1 and ROW.dilation == 1
-    LINE: tl.constexpr = COLUMN.window if IS_DENSE else REACH + 1
+    # What a row of the block counts in a position's number: dilated windows with taps have one.
+    LINE: tl.constexpr = COLUMN.window
     depth = od * DEPTH.stride - DEPTH.start
     row = row_tile * (R * ROW.stride) - ROW.start
     column = column_tile * (Q * COLUMN.stride) - COLUMN.start
@@ -263,11 +222,13 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                 m = maxima[r]
                 tap = 0
                 if WITH_TAPS:
-                    tap = tap_of(winners[r], r, q, LINE, ROW, COLUMN, MODE)
+                    tap = winners[r].to(tl.int32, bitcast=True) & 0x7FFFFF if ASM else winners[r]
+                    tap -= r * ROW.stride * LINE + q * COLUMN.stride
+                    if COLUMN.dilation > 1:
+                        tap = tap // COLUMN.dilation
                     tap += kd * (ROW.window * COLUMN.window)
                     if kd == 0 and DEPTH.start > 0:
-                        above = addressing.taps_before(depth, 0, DEPTH.window, DEPTH.dilation)
-                        above = above.to(tl.int32) * (ROW.window * COLUMN.window)
+                        above = number_of(0, depth, DEPTH) * (ROW.window * COLUMN.window)
                         tap += addressing.as_block(above, FORM)
                 if kd > 0:
                     m, tap = better(values[q * R + r], taps[q * R + r], m, tap, WITH_TAPS, False)
@@ -276,6 +237,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
         values = new
         taps = new_taps
 
+    no_tap = addressing.as_block(tl.zeros([FORM.lanes], tl.int32), FORM)
     for r in tl.static_range(R):
         output_row = row_tile * R + r
         row_live = addressing.inside(live, output_row, OH, FORM.rank > 1)
@@ -284,9 +246,6 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
         if WITH_TAPS:
             numbered = ()
             for q in tl.static_range(Q):
-                starts = (depth, row + r * ROW.stride, column + q * COLUMN.stride)
-                code = encoded(
-                    taps[q * R + r], starts, (D, H, W * CHUNK), DEPTH, ROW, COLUMN, FORM, MODE
-                )
-                numbered = numbered + (code,)
+                # The tap of a window that has only one is a scalar; here it becomes a block.
+                numbered = numbered + (no_tap + taps[q * R + r],)
             addressing.store_row(t + plane, numbered, place, line, row_live, C, OW, 0, 1, Q, FORM)

@@ -1,4 +1,4 @@
-"""The gradient of max pooling on the GPU, windows unrolled, and what taps point at.
+"""The gradient of max pooling on the GPU, windows unrolled, and the indices of taps.
 
 The gradient is a gather: every input element compares the winning taps of the windows that cover it
 with the taps that lie on it, and adds up the gradients of those that are equal (M5). Nothing is
@@ -119,17 +119,16 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
 
 
 @addressing.launched
-def at_taps(x, t, y, sizes, DEPTH, ROW, COLUMN, FORM, ELEMENTS):
-    """Writes what taps point at to y: with ELEMENTS the elements of x, else their offsets by x's
-    strides. An empty window gives the element 0 and the offset -1.
+def indices(t, y, sizes, DEPTH, ROW, COLUMN, FORM):
+    """Writes the indices of what taps point at to y, -1 for an empty window.
 
-    Taps and y are dense in the same order. A lane has one vector of channels or of columns; C or
-    ``tiles[0]`` is the number of such vectors.
+    Taps and y are dense in the same order, planes of the input lie as far apart as ``apart`` says
+    for samples and channels. A lane has one vector of channels or of columns; C or ``tiles[0]`` is
+    the number of such vectors.
     """
     V: tl.constexpr = FORM.vector
-    lengths, strides, tiles = sizes
-    lanes, C, D, H, W = lengths
-    xn, xc, xd, xh, xw = strides
+    lanes, C, lengths, apart, tiles = sizes
+    D, H, W = lengths
     lane = addressing.lane_numbers(FORM.lanes, FORM.wide)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
@@ -150,6 +149,6 @@ def at_taps(x, t, y, sizes, DEPTH, ROW, COLUMN, FORM, ELEMENTS):
     w = column * COLUMN.stride - COLUMN.start + (tap - above * COLUMN.window) * COLUMN.dilation
     # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
     ok = addressing.inside(live, d, D, True) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    at = n.to(tl.int64)[:, None] * xn + c.to(tl.int64) * xc + (d * xd + h * xh + w * xw)
-    result = tl.load(x + at, mask=ok, other=0) if ELEMENTS else tl.where(ok, at, -1)
-    tl.store(y + own, result.to(y.dtype.element_ty), mask=live)
+    plane = n.to(tl.int64)[:, None] * apart[0] + c.to(tl.int64) * apart[1]
+    at = tl.where(ok, plane + ((d * H + h) * W + w), -1)
+    tl.store(y + own, at.to(y.dtype.element_ty), mask=live)

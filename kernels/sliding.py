@@ -131,7 +131,7 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
     ``place`` is ``(index of the result, first element of the line, distance between neighbours,
     first position of the window, whether the window exists)``.
     """
-    _, numbers, y, codes, _ = tensors
+    x, numbers, y, codes, given = tensors
     r, base, apart, start, live = place
     length, window, end = axis
     result, winner = part
@@ -147,9 +147,8 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
         counted = count
         if MODE.count == 2:
             counted = tl.maximum(tl.minimum(start + window, length + end) - start, 0)
-        first = base + begin * apart
         result = folding.finished_sum(
-            tensors, r, live, result, first, count, counted, divisor, channel, MODE
+            (x, y, given), r, result, count, counted, divisor, channel, MODE
         )
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)
 

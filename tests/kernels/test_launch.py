@@ -73,8 +73,10 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
             assert (form.channels, form.vector) == (channels_last, 4)
             large = made(request(SEVENTY, (1, 4, 50, 49), channels_last=channels_last))
             assert kernels_of(large) == [*kernels[1:]]
-    quantized = launches.average_launches(request(SEVENTY, (1, 4, 50, 49), element_size=1))
-    assert kernels_of(quantized) == ["share", "share"]
+    quantized = request(SEVENTY, (1, 4, 50, 49), element_size=1)
+    assert launches.average_launches(quantized) is None
+    quantized = quantized._replace(include_padding=True)
+    assert kernels_of(launches.average_launches(quantized)) == ["share", "share"]
     apart = Window.directml(2, 70, 18, 35, 35)
     assert kernels_of(launches.average_launches(request(apart, (1, 4, 50, 49)))) == ["fold"] * 2
     dilated = Window.directml(2, 70, 1, 70, 70, 2)
@@ -195,14 +197,17 @@ def test_division_by_a_number_at_run_time_is_exact() -> None:
                 assert (high + n) % 2**32 >> shift == n // number
 
 
-def test_empty_windows_are_compiled_in_only_where_there_are_any() -> None:
+def test_windows_that_may_be_empty_or_are_dilated_have_taps_from_one_axis_after_the_other() -> None:
     """M1: geometry alone decides whether a window can be empty."""
-    for window, empty in (
-        (Window.directml(2, 2, 1, (3, 0), (0, 3)), True),
-        (Window.directml(2, 2, 1, 1, 1), False),
+    for window, shape, kernels in (
+        (Window.directml(2, 2, 1, (3, 0), (0, 3)), (1, 1, 4, 4), ["fold"] * 2),
+        (Window.directml(2, 2, 1, 1, 1), (1, 1, 4, 4), ["max_tile"]),
+        (Window.directml(2, 3, 1, 2, 2, 2), (1, 1, 8, 8), ["fold"] * 2),
+        (Window.directml(1, 3, 1, 2, 2, 2), (1, 1, 8), ["max_tile"]),
     ):
-        (how,) = launches.max_launches(request(window, (1, 1, 4, 4)), True)
-        assert dict(how.constants)["MODE"].empty is empty
+        asked = request(window, shape)
+        assert kernels_of(launches.max_launches(asked, True)) == kernels
+        assert kernels_of(launches.max_launches(asked, False)) == ["max_tile"]
 
 
 def test_a_batch_makes_no_new_kernel() -> None:

@@ -211,7 +211,9 @@ def average_gradients(input: Tensor, request: oracle.Pooling) -> None:
 
 def quantized_averages(input: Tensor, request: oracle.Pooling) -> None:
     other = torch.int8 if input.dtype is torch.uint8 and request.strides[0] == 1 else torch.uint8
-    for padded in (False, True)[request.rank % 2 :][: 1 + INTERPRETED]:
+    # No kernel has long windows that leave padding out.
+    one = request.rank % 2 or max(request.window_size) > 16
+    for padded in (False, True)[one:][: 1 + INTERPRETED]:
         parameters = samples.drawn(input.dim(), input.shape[1], (input.dtype, other), ties=padded)
         forms = ["number", "per channel"] * 2 if padded else ["per channel", "number"] * 2
         samples.check_quantized(input, parameters, request, padded, output_dtype=other, forms=forms)

@@ -295,39 +295,33 @@ def max_pooling_indices(
     per_plane: bool,
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
+    channels_last = operands.is_channels_last(taps)
+    # The copy is aligned, so the plan is asked for what the kernel reads.
+    taps = taps.contiguous(memory_format=operands.named_memory_format(channels_last, window.rank))
     # Only the input's shape is used.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
-    return _look_up(input, taps, window, "plane indices" if per_plane else "indices", index_dtype)
+    plan = planned(
+        "indices",
+        (per_plane,),
+        window,
+        input.shape,
+        input.stride(),
+        (index_dtype, kind_of(taps)),
+        False,
+        tuple(taps.shape[2:]),
+        channels_last,
+    )
+    result = taps.new_empty_strided(plan.sizes, plan.strides, dtype=index_dtype)
+    if plan.launches:
+        launch(plan.launches[0], taps, result)
+    return result
 
 
 @or_reference(reference.max_pooling_gather)
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element of ``input`` at each window's tap; 0 where the window is empty."""
-    return _look_up(input, taps, window, "values", input.dtype)
-
-
-def _look_up(input: Tensor, taps: Tensor, window: Window, with_: str, dtype: torch.dtype) -> Tensor:
-    """The elements of ``input`` at the taps if ``with_`` is ``"values"``, else the taps' indices.
-    For indices ``input`` is not read.
-    """
-    channels_last = operands.is_channels_last(taps)
-    # The copy is aligned, so the plan is asked for what the kernel reads.
-    taps = taps.contiguous(memory_format=operands.named_memory_format(channels_last, window.rank))
-    plan = planned(
-        "tap_lookup",
-        (with_,),
-        window,
-        input.shape,
-        input.stride(),
-        (dtype, kind_of(input), kind_of(taps)),
-        False,
-        tuple(taps.shape[2:]),
-        channels_last,
-    )
-    result = taps.new_empty_strided(plan.sizes, plan.strides, dtype=dtype)
-    if plan.launches:
-        launch(plan.launches[0], input if with_ == "values" else taps, taps, result)
-    return result
+    positions = max_pooling_indices(taps, input.shape[2:], window, torch.int64, True)
+    return gather_positions(input, positions)
 
 
 @or_reference(reference.max_pooling_grad)
@@ -457,9 +451,7 @@ def _averages(
             launch(plan.launches[0], source, source, target)
         else:
             if dtype is not None:
-                # Beside sums of integers goes how many elements they count, where that differs.
-                mode = dict(plan.launches[0].constants)["MODE"]
-                between = (torch.int32,) * (1 + (mode.count > 0))
+                between = (torch.int32,)
             _in_turn(plan.launches, (source, source), (target, target), between, parameters)
     return target
 
