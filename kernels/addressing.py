@@ -255,25 +255,6 @@ def join_columns(columns, FIRST, STEP, B, V):
 
 
 @triton.jit
-def taps_before(first, bound, K, D):
-    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``: below 0,
-    before the input.
-    """
-    return tl.minimum((tl.maximum(bound - first, 0) + (D - 1)) // D, K)
-
-
-@triton.jit
-def counted_taps(first, size, END, K, D, INCLUDE):
-    """How many taps of the window at ``first`` an average counts. Taps past ``size + END`` never
-    count.
-    """
-    if INCLUDE:
-        return taps_before(first, size.to(first.dtype) + END, K, D)
-    else:
-        return taps_before(first, size, K, D) - taps_before(first, 0, K, D)
-
-
-@triton.jit
 def widened(values, TYPE):
     """Loaded values as ``TYPE``, the accumulation type."""
     if INTERPRETED and values.dtype == tl.bfloat16:

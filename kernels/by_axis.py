@@ -205,8 +205,7 @@ def spread(
             parts.append((inputs, outputs, axis))
     if request.window is None:
         divisor = prod(axis.window for _, _, axis in parts)
-    is_whole = all(part.is_whole for part in launch.parts(request))
-    rank = 0 if is_whole else max(len(parts), 1)
+    rank = 0 if launch.is_one_window(request) else max(len(parts), 1)
     parts = [(1, 1, Axis())] * (3 - len(parts)) + parts
     batch, channels = request.shape[:2]
     elements = batch * channels * prod(inputs for inputs, _, _ in parts)

@@ -64,6 +64,21 @@ def first_greater(a, i, b, j):
 
 
 @triton.jit
+def later(value, best, v, k):
+    """The maximum of an earlier value and a later one, and its position: of equal ones the first.
+    The later one's zeros must be positive, its NaN the one that Triton gives.
+    """
+    grown = greater(value, v)
+    if grown.dtype.is_floating():
+        # The bits change where the later one is greater, or the first NaN.
+        BITS: tl.constexpr = tl.int64 if grown.dtype == tl.float64 else tl.int32
+        wins = grown.to(BITS, bitcast=True) != value.to(BITS, bitcast=True)
+    else:
+        wins = v > value
+    return grown, tl.where(wins, k, best)
+
+
+@triton.jit
 def taps_before(first, bound, K, dilation):
     """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
     return tl.minimum(
@@ -172,7 +187,6 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
     T: tl.constexpr = BLOCK.positions
     LOADS: tl.constexpr = BLOCK.loads
-    BITS: tl.constexpr = tl.int64 if TYPE.primitive_bitwidth == 64 else tl.int32
     k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
     # A thread begins with its first element, so that a window of nothing but the lowest value names
     # its first one.
@@ -183,16 +197,8 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
             v = addressing.load_filled(source + k * apart, k < limit, FILL, TYPE)
             if OP == GREATEST:
                 value = greater(value, v)
-            elif TYPE.is_floating():
-                # The bits change where the later one is greater, or the first NaN: zeros are
-                # positive.
-                grown = greater(value, v + 0.0)
-                changes = grown.to(BITS, bitcast=True) != value.to(BITS, bitcast=True)
-                best = tl.where(changes, k, best)
-                value = grown
             else:
-                best = tl.where(v > value, k, best)
-                value = greater(value, v)
+                value, best = later(value, best, v + 0.0 if TYPE.is_floating() else v, k)
             k += T
     if T == 1:
         return tl.reshape(value, [BLOCK.results]), tl.reshape(best, [BLOCK.results])

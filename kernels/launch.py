@@ -268,6 +268,11 @@ def parts(request: Request) -> list[Part]:
     return result
 
 
+def is_one_window(request: Request) -> bool:
+    """Whether a plane has one window, which takes it whole."""
+    return all(part.is_whole for part in parts(request))
+
+
 class Along(NamedTuple):
     """A launch along one axis of dense tensors: ``source`` elements become ``targets``, and
     neighbours along the axis lie ``inner`` elements apart.

@@ -72,16 +72,11 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
     return None if request.is_dilated else by_axis.folds(request, by_axis.SUM, counted)
 
 
-def is_one_window(request: Request) -> bool:
-    """Whether a plane has one window, which takes it whole."""
-    return all(part.is_whole for part in launch.parts(request))
-
-
 def sum_tile(request: Request) -> Tile | None:
     """The first tile that fits; None where none fits, where a plane has one window, or where
     windows overlap much and the tile shares nothing along an axis.
     """
-    if request.window is None or is_one_window(request):
+    if request.window is None or launch.is_one_window(request):
         return None
     tile = next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
     if tile is None:
@@ -276,7 +271,7 @@ def _may_be_tiled(request: Request, with_taps: bool, results: int) -> bool:
     axis after the other is not faster. With taps no window may be empty, nor dilated but in rows
     alone.
     """
-    if request.window is None or is_one_window(request):
+    if request.window is None or launch.is_one_window(request):
         return False
     is_dilated = request.is_dilated and request.rank > 1
     if with_taps and (is_dilated or _has_empty_window(request)):
@@ -362,7 +357,9 @@ def grad_tile(request: Request) -> Tile | None:
     one window.
     """
     axes, vector = request.axes, request.vector
-    if is_one_window(request) or any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
+    if launch.is_one_window(request) or any(
+        axis.extent > EXTENT or axis.stride > 4 for axis in axes
+    ):
         return None
     deep, high, broad = (axis.stride for axis in axes)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS

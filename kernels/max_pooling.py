@@ -237,7 +237,8 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
         values = new
         taps = new_taps
 
-    no_tap = addressing.as_block(tl.zeros([FORM.lanes], tl.int32), FORM)
+    B: tl.constexpr = FORM.lanes
+    no_tap = addressing.as_block(tl.zeros([B], tl.int32), FORM)
     for r in tl.static_range(R):
         output_row = row_tile * R + r
         row_live = addressing.inside(live, output_row, OH, FORM.rank > 1)

@@ -35,14 +35,7 @@ def both(a, b, OP):
     elif OP == folding.GREATEST:
         return folding.greater(a[0], b[0]), a[1]
     else:
-        grown = folding.greater(a[0], b[0])
-        if grown.dtype.is_floating():
-            # The bits change where the later one is greater, or the first NaN.
-            BITS: tl.constexpr = tl.int64 if grown.dtype == tl.float64 else tl.int32
-            wins = grown.to(BITS, bitcast=True) != a[0].to(BITS, bitcast=True)
-        else:
-            wins = b[0] > a[0]
-        return grown, tl.where(wins, b[1], a[1])
+        return folding.later(a[0], a[1], b[0], b[1])
 
 
 @triton.jit

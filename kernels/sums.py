@@ -14,7 +14,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .addressing import INTERPRETED, counted_taps
+from .addressing import INTERPRETED
 
 
 class Plan(NamedTuple):
@@ -167,12 +167,23 @@ def quotient(total, divisor, reciprocal):
 
 
 @triton.jit
+def taps_before(first, bound, K, D):
+    """How many of the taps ``first, first + D, ...`` (``K`` of them) lie below ``bound``."""
+    return tl.minimum((tl.maximum(bound - first, 0) + (D - 1)) // D, K)
+
+
+@triton.jit
 def divisor_along(output, size, axis, COUNT, ACC):
-    """Counted taps of window ``output`` along one axis, but at least 1. A window that has none has
-    the sum 0, which any divisor keeps.
+    """The taps of window ``output`` along one axis that an average counts, inside the input (COUNT
+    1) or the padded input (2), but at least 1: a window that has none has the sum 0.
     """
-    first = output * axis[1] - axis[2]
-    return tl.maximum(counted_taps(first, size, axis[3], axis[0], axis[4], COUNT == 2), 1).to(ACC)
+    K, S, P, END, D = axis
+    first = output * S - P
+    if COUNT == 2:
+        count = taps_before(first, size.to(first.dtype) + END, K, D)
+    else:
+        count = taps_before(first, size, K, D) - taps_before(first, 0, K, D)
+    return tl.maximum(count, 1).to(ACC)
 
 
 @triton.jit
