@@ -68,9 +68,9 @@ def seconds(sessions: dict[str, Any], images: Tensor) -> dict[str, float]:
 
 
 def main() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = " ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)
     if missing:
-        print(f"Nothing was run: this example needs {', '.join(missing)} (pip install).")
+        print(f"Nothing was run: this example needs {missing} (pip install {missing})")
         return
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # of the exporters, about their own future
