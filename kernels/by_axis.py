@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from . import launch
-from .launch import Along, Axis, Block, Launch, Mode, Part, Request
+from .launch import Along, Axis, Block, Kinds, Launch, Mode, Part, Request
 
 SUM, GREATEST, FIRST_GREATEST = range(3)  # ``Mode.operation``: what ``folding.fold`` computes
 WHOLE, WINDOWS, BINS = range(3)  # KIND of ``folding.fold``: one window, windows or adaptive bins
@@ -43,7 +43,6 @@ SHARED = ((8, 1), (8, 2), (4, 4), (2, 8), (2, 16))
 SHARES_FROM, SHARES_OVER, SIDE_FROM = 9, 4, 48
 INPUTS = 8  # of a lane of ``gathering.gather``
 SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
-Kinds = tuple[int, ...]
 
 
 class Step(NamedTuple):

@@ -155,13 +155,18 @@ class Block(NamedTuple):
     compensated: bool = False  # whether sums are compensated, as a thread adds up many elements
 
 
+Kinds = tuple[int, ...]
+"""How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per
+channel (2)."""
+
+
 class Mode(NamedTuple):
     """What ``fold`` and ``share`` compute of a window: see ``folding.fold``."""
 
     operation: int  # ``folding.SUM``, ``GREATEST`` or ``FIRST_GREATEST``
     count: int = 0  # what divides: a number (0), elements inside the input (1) or padded input (2)
     numbered: bool = False  # whether the launches before have left numbers
-    kinds: tuple[int, ...] = (0, 0, 0, 0)  # how scales and zero points are given
+    kinds: Kinds = (0, 0, 0, 0)
 
 
 class Form(NamedTuple):

@@ -10,7 +10,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from . import by_axis, launch
-from .launch import Axis, Form, Launch, Request, Tile
+from .launch import Axis, Form, Kinds, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 # source positions per axis that a tile may span, used or not: each costs compile time
@@ -18,13 +18,9 @@ UNROLLED_POSITIONS = 64
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
 # registers that hold sums at once, roughly: fewer leave more warps to hide memory's latency
 TILE_REGISTERS = 84
-# the most taps of quantized windows: sums below 2**15 are requantized by two additions
 SNAPPED_TAPS = 128  # of quantized windows in a tile: sums stay below 2**15, as rounding needs
 QUANTIZED_LOADS = 64
 QUANTIZED_REGISTERS = 220  # as estimated: the compiler keeps fewer of the sums
-Kinds = tuple[int, ...]
-"""How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per
-channel (2)."""
 
 
 class Sums(NamedTuple):

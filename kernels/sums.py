@@ -43,36 +43,21 @@ def plan(axis, ADJOINT, TILE, V):
     """
     K, S, P, _, D = axis
     if ADJOINT:
-        a, step = S, D
-        while step:  # the greatest common divisor
-            a, step = step, a % step
-        advance, targets, step = TILE, TILE * S, D // a
-        taps = [[t for t in range(K) if (j + P - t * D) % S == 0] for j in range(targets)]
-        firsts = [
-            (j + P - reaching[-1] * D) // S if reaching else None for j, reaching in enumerate(taps)
-        ]
-        counts = [len(reaching) for reaching in taps]
+        advance, targets = TILE, TILE * S
+        # the windows that have a tap on a target, the lowest first
+        places = [[j + P - t * D for t in reversed(range(K))] for j in range(targets)]
+        added = [[place // S for place in each if place % S == 0] for each in places]
     else:
-        advance, targets, step = TILE * S, TILE, D
-        firsts = [j * S - P for j in range(targets)]
-        counts = [K] * targets
-    spans = [
-        (first, first + (count - 1) * step)
-        for first, count in zip(firsts, counts, strict=False)
-        if count
-    ]
-    low = min(first for first, _ in spans) // V * V
-    length = (max(last for _, last in spans) // V + 1) * V - low
-    starts = tuple(0 if first is None else first - low for first in firsts)
-    added = {
-        start + step * i for start, count in zip(starts, counts, strict=True) for i in range(count)
-    }
-    used = tuple(not added.isdisjoint(range(i, i + V)) for i in range(0, length, V))
-    lasts = tuple(
-        start + (count - 1) * step if count else 0
-        for start, count in zip(starts, counts, strict=True)
-    )
-    return Plan(advance, targets, low, length, step, starts, tuple(counts), lasts, used)
+        advance, targets = TILE * S, TILE
+        added = [[j * S - P + t * D for t in range(K)] for j in range(targets)]
+    every = {position for each in added for position in each}
+    low = min(every) // V * V
+    length = (max(every) // V + 1) * V - low
+    step = max([each[1] - each[0] for each in added if len(each) > 1], default=1)
+    starts = tuple([each[0] - low if each else 0 for each in added])
+    lasts = tuple([each[-1] - low if each else 0 for each in added])
+    used = tuple([not every.isdisjoint(range(low + i, low + i + V)) for i in range(0, length, V)])
+    return Plan(advance, targets, low, length, step, starts, tuple(map(len, added)), lasts, used)
 
 
 @triton.constexpr_function
