@@ -134,13 +134,10 @@ class Request(NamedTuple):
         its channels if the results are in channels_last.
         """
         sn, sc, sd, sh, sw = five_strides(self.shape, self.strides)
+        along, size, others = sw, self.shape[-1], (sn, sc, sd, sh)
         if self.channels_last:
-            return vector_width(
-                self.element_size, self.aligned and sc == 1, self.shape[1], sn, sd, sh, sw
-            )
-        return vector_width(
-            self.element_size, self.aligned and sw == 1, self.shape[-1], sn, sc, sd, sh
-        )
+            along, size, others = sc, self.shape[1], (sn, sd, sh, sw)
+        return vector_width(self.element_size, self.aligned and along == 1, size, *others)
 
 
 class Block(NamedTuple):
@@ -246,10 +243,7 @@ class Part(NamedTuple):
     def is_whole(self) -> bool:
         """Whether one window takes all of it."""
         axis = self.axis
-        return (self.outputs, axis.window, axis.start, axis.extent) == (
-            *(1, self.inputs, 0),
-            self.inputs,
-        )
+        return self.outputs == 1 and axis.start == 0 and axis.window == axis.extent == self.inputs
 
     @property
     def is_kept(self) -> bool:
@@ -324,10 +318,8 @@ def one_axis_at_a_time(request: Request, *, innermost_first: bool = False) -> It
 
 def farthest(inputs: int, outputs: int, axis: Axis) -> int:
     """The largest number in the arithmetic of positions along an axis."""
-    last = (
-        max(inputs, outputs * axis.stride) + axis.start + axis.end + axis.extent - 1 + axis.stride
-    )
-    return max(last, axis.stride**2)
+    beyond = axis.start + axis.end + axis.extent - 1 + axis.stride
+    return max(max(inputs, outputs * axis.stride) + beyond, axis.stride**2)
 
 
 def five_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, int, int]:
