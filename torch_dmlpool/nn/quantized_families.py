@@ -25,7 +25,7 @@ from torch_dmlpool.window import (
 )
 
 
-class _Averages(Pool):
+class QuantizedPool(Pool):
     """What layers with scales and zero points share; a subclass has its own window."""
 
     input_scale: Tensor
@@ -160,7 +160,7 @@ class _Averages(Pool):
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
-class AvgPool(_Averages):
+class AvgPool(QuantizedPool):
     def __init__(
         self,
         kernel_size: Integers,
@@ -212,7 +212,7 @@ class AvgPool(_Averages):
         return pools.window_of(self._rank, input, *geometry), self.count_include_pad
 
 
-class AdaptiveAvgPool(_Averages):
+class AdaptiveAvgPool(QuantizedPool):
     def __init__(
         self,
         output_size: OutputSize,
