@@ -45,7 +45,7 @@ def plan(axis, ADJOINT, TILE, V):
     if ADJOINT:
         advance, targets = TILE, TILE * S
         # the windows that have a tap on a target, the lowest first
-        places = [[j + P - t * D for t in reversed(range(K))] for j in range(targets)]
+        places = [[j + P - (K - 1 - t) * D for t in range(K)] for j in range(targets)]
         added = [[place // S for place in each if place % S == 0] for each in places]
     else:
         advance, targets = TILE * S, TILE
