@@ -433,6 +433,20 @@ def test_measuring_changes_no_statistics() -> None:
     assert theirs > 0
 
 
+@pytest.mark.parametrize("load", [None, "9 processes"])
+def test_a_report_says_that_the_machine_was_busy(
+    load: str | None, times: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 % cannot be measured there."""
+    monkeypatch.setattr(timing, "load", lambda: load)
+    model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
+    assert convert(model, inplace=False).busy is None
+    report = convert(model, example_inputs=(torch.rand(1, 2, 8, 8),))
+    assert report.busy == load
+    said = "  the machine was busy, so that times say little: 9 processes"
+    assert (said in str(report).splitlines()) == (load is not None)
+
+
 def test_wrong_examples_are_refused() -> None:
     model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
     with pytest.raises(TypeError, match=r"example_inputs must be a tuple such as \(x,\), got"):

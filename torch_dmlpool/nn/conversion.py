@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.nn.modules import pooling
 from torch.overrides import TorchFunctionMode
 
-from torch_dmlpool import operands
+from torch_dmlpool import operands, timing
 from torch_dmlpool._private import NN_FUNCTIONS, _LPPoolNd, _MaxUnpoolNd
 from torch_dmlpool.nn import functional, layers, measuring
 from torch_dmlpool.nn.measuring import LayerTimes
@@ -66,8 +66,9 @@ class Conversion:
 
     ``replaced`` and ``left`` are dicts by the names of layers: the class that a replaced layer had,
     and why a pooling layer was left. ``effects`` says what each replacement gains, ``times`` how
-    long each layer's calls took, ``functions`` which pooling functions the model's code calls, and
-    ``missing`` why a model on a CPU has no compiled kernels to use.
+    long each layer's calls took, ``functions`` which pooling functions the model's code calls,
+    ``missing`` why a model on a CPU has no compiled kernels to use, and ``busy`` that the machine
+    was too busy to measure well.
     """
 
     model: Module
@@ -85,6 +86,9 @@ class Conversion:
     missing: str | None = None
     """Why plain PyTorch pools a model that is on the CPU. None if compiled kernels pool it, or if
     the model is on another device."""
+    busy: str | None = None
+    """How busy the machine was when the calls were measured. None if it was not, or if nothing was
+    measured."""
     _before: list[tuple[Module, type[Module], dict[str, Any]]] = field(
         default_factory=list, repr=False
     )
@@ -111,6 +115,8 @@ class Conversion:
                 lines.append(f"  {heading:8}  {name or '(root)':{width}}  {text}{timed}")
         if self.missing is not None and self.replaced:
             lines.append(f"  plain PyTorch pools here, several times slower: {self.missing}")
+        if self.busy is not None:
+            lines.append(f"  the machine was busy, so that times say little: {self.busy}")
         if self.functions:
             calls = ", ".join(self.functions)
             lines.append(
@@ -170,16 +176,13 @@ def convert(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     operands.check_flag("inplace", inplace)
     operands.check_flag("training", training)
-    if example_inputs is not None and not isinstance(example_inputs, tuple):
-        kind = type(example_inputs).__name__
-        raise TypeError(f"example_inputs must be a tuple such as (x,), got {kind}")
-    if training and example_inputs is None:
-        raise ArgumentError("training must be False without example_inputs, which are measured")
+    _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
     named: dict[Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(module, []).append(name)
-    report = Conversion(model, {}, {}, {}, {}, _functions_called(named), _missing(model))
+    busy = None if example_inputs is None else timing.load()
+    report = Conversion(model, {}, {}, {}, {}, _functions_called(named), _missing(model), busy)
     chosen = _chosen(named, report.left)
     times = {}
     if example_inputs is not None:
@@ -200,6 +203,14 @@ def convert(
         report.replaced.update(dict.fromkeys(names, kind.__name__))
         report.effects.update(dict.fromkeys(names, _effect(module)))
     return report
+
+
+def _check_examples(example_inputs: object, training: bool) -> None:
+    if example_inputs is not None and not isinstance(example_inputs, tuple):
+        kind = type(example_inputs).__name__
+        raise TypeError(f"example_inputs must be a tuple such as (x,), got {kind}")
+    if training and example_inputs is None:
+        raise ArgumentError("training must be False without example_inputs, which are measured")
 
 
 def _missing(model: Module) -> str | None:
