@@ -282,6 +282,16 @@ def test_the_pages_of_layers_have_each_public_name_once() -> None:
     assert sorted(found) == sorted(public)
 
 
+def test_the_first_page_has_the_means_of_the_benchmarks() -> None:
+    pattern = r"^\| forward(?: \+ backward)?, contiguous, float32 \| ([\d.]+)x"
+    means = re.findall(pattern, PAGES["docs/benchmarks.md"], flags=re.MULTILINE)
+    said = re.search(
+        r"run ([\d.]+) times .* and ([\d.]+) times in training", PAGES["docs/index.md"]
+    )
+    assert said is not None
+    assert list(map(float, said.groups())) == pytest.approx(list(map(float, means)), rel=0.05)
+
+
 GONE = {"slide", "sum_axis"}
 """Kernels that docs/kernels.md says were taken out."""
 
