@@ -17,19 +17,20 @@ from benchmarks import cliffs, gpu_requests, traces
 
 
 @triton.jit
-def neighbours(x, y, B: tl.constexpr, STRIDE: tl.constexpr):
+def neighbours(x, y, sizes, B: tl.constexpr, STRIDE: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(y + at, tl.load(x + at * STRIDE))
 
 
 @triton.jit
-def looked_up(x, y, B: tl.constexpr):
+def looked_up(x, y, sizes, B: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(y + at, tl.load(x + 64 + tl.load(y + at)))
 
 
 @triton.jit
-def added_up(x, y, steps, B: tl.constexpr):
+def added_up(x, y, sizes, B: tl.constexpr):
+    (steps,) = sizes
     at = tl.program_id(0) * B * steps + tl.arange(0, B)
     total = tl.zeros([B], tl.float32)
     for turn in range(steps):
@@ -38,7 +39,8 @@ def added_up(x, y, steps, B: tl.constexpr):
 
 
 @triton.jit
-def halved(x, y, n, B: tl.constexpr):
+def halved(x, y, sizes, B: tl.constexpr):
+    (n,) = sizes
     at = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(y + at, tl.load(x + at // n))
 
