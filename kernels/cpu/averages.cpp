@@ -261,7 +261,13 @@ struct AverageGradient {
                 by(plane, d, h, i + at, n, values, to + at * element);
             }
         };
-        DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
+        const auto divisor_of = [&](int64_t d, int64_t h, int64_t o) {
+            return double(g.is_uniform ? g.divisor_of_all : g.divisor(d, h, o));
+        };
+        const char *const floats = p.channels > 1 && p.type == 0 ? arriving : nullptr;
+        DisjointGradient<decltype(make_shares), decltype(divisor_of)>{
+            p, element, floats, gradient, make_shares, divisor_of}
+            .run();
     }
     // Writes the shares of the outputs of a part. `q` is the problem of that part.
     void divide_part(const GradientPart &part, const Problem &q, char *shares) const {

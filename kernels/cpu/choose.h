@@ -76,7 +76,7 @@ BlockPlan plan_boxes(const Question &question);
 struct WindowPlan {
     int64_t outputs_w;    // of a tile
     bool shares_columns;  // combines the rows of a tile first, whose columns windows share
-    bool reads_ahead;     // prefetches elements of the next window
+    bool reads_first;     // reads the elements of a window in order before it combines them
 };
 WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
                         bool is_separable);

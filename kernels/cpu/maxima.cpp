@@ -82,8 +82,8 @@ struct ChannelWinners final : WindowOperations {
         else
             return ~(challenger <= best) & (best == best);
     }
-    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made,
-                        char *result) const override {
+    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made, char *result,
+                        const Times &) const override {
         S *const which = reinterpret_cast<S *>(made);
         if (count > 0)
             return compare(taps, count, channels, which, result);

@@ -77,7 +77,7 @@ struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
-    bool writes_results = false;  // combine_window writes `result`, too
+    bool writes_results = false;  // combine_window writes `result`, too, and is not repeated
     bool is_separable = true;     // rows or columns that windows share can be combined first
 
     // Combines what each window reads of a row of one channel, into `made`. `step` is the distance
@@ -85,10 +85,10 @@ struct WindowOperations {
     // until `end`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
                                 int64_t outputs, int64_t step, void *made, const char *end) const {}
-    // Combines the taps of a window, each a row of elements or values of `channels` channels.
-    // Writes a value of each channel to `made`.
+    // Combines the taps of a window, each a row of elements or values of `channels` channels, as
+    // often as `times` says. Writes a value of each channel to `made`.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
-                                char *made, char *result) const = 0;
+                                char *made, char *result, const Times &times) const = 0;
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
@@ -121,8 +121,9 @@ struct RowOperations : WindowOperations {
     virtual void reduce_planes(const char *from, int64_t size, int64_t planes, void *made,
                                const char *end) const = 0;
     void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *made,
-                        char *) const override {
-        count > 0 ? combine(are_values, taps, count, channels, made) : fill(made, channels, 0, 1);
+                        char *, const Times &times) const override {
+        count > 0 ? combine(are_values, taps, count, channels, made, times)
+                  : fill(made, channels, times.pitch, times.count);
     }
 
   protected:
