@@ -253,12 +253,13 @@ def test_what_is_left_and_why(name: str) -> None:
     assert str(report) == f"replaced 0, left 1\n  left      0  {reason}"
 
 
+THEIRS = "per output, torch.nn 8 bytes and the input"
 EFFECTS = {
-    "training keeps 1 byte per output, not 8 and the input": torch.nn.MaxPool2d(15),
-    "training keeps 2 bytes per output, not 8 and the input": torch.nn.MaxPool2d(16),
-    "training keeps at most 4 bytes per output, not 8 and the input": torch.nn.AdaptiveMaxPool1d(1),
-    "saves no tensor for backward": torch.nn.AvgPool3d(2),
-    "no difference": torch.nn.AdaptiveAvgPool2d((1, 1)),
+    f"training keeps 1 byte {THEIRS}": torch.nn.MaxPool2d(15),
+    f"training keeps 2 bytes {THEIRS}": torch.nn.MaxPool2d(16),
+    f"training keeps at most 4 bytes {THEIRS}": torch.nn.AdaptiveMaxPool1d(1),
+    "training keeps no tensor, torch.nn the input": torch.nn.AvgPool3d(2),
+    "the same memory as torch.nn": torch.nn.AdaptiveAvgPool2d((1, 1)),
     "where a norm is 0, its gradient is 0 and not NaN": torch.nn.LPPool1d(2, 2),
     "the same result run after run, on a GPU too": torch.nn.MaxUnpool2d(2),
 }

@@ -169,7 +169,7 @@ def convert(
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), *pools)
         >>> print(dmlpool.nn.convert(model))
         replaced 1, left 1
-          replaced  1  MaxPool2d: training keeps 1 byte per output, not 8 and the input
+          replaced  1  MaxPool2d: training keeps 1 byte per output, torch.nn 8 bytes and the input
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
     """
     if not isinstance(model, Module):
@@ -289,17 +289,19 @@ def _effect(layer: Any) -> str:
     """What a converted layer does better than PyTorch's; its results are those of before, as
     :func:`convert` says.
     """
-    family = type(layer).__name__[:-2]
+    family, theirs = type(layer).__name__[:-2], "per output, torch.nn 8 bytes and the input"
     if family == "AdaptiveAvgPool" and set(_listed(layer.output_size)) == {1}:
-        return "no difference"  # PyTorch computes a mean, which saves no tensor either
+        return (
+            "the same memory as torch.nn"  # PyTorch computes a mean, which saves no tensor either
+        )
     if family == "MaxPool":
         size = operands.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
-        return f"training keeps {size} byte{'s' * (size > 1)} per output, not 8 and the input"
+        return f"training keeps {size} byte{'s' * (size > 1)} {theirs}"
     return {
-        "AdaptiveMaxPool": "training keeps at most 4 bytes per output, not 8 and the input",
+        "AdaptiveMaxPool": f"training keeps at most 4 bytes {theirs}",
         "LPPool": "where a norm is 0, its gradient is 0 and not NaN",
         "MaxUnpool": "the same result run after run, on a GPU too",
-    }.get(family, "saves no tensor for backward")
+    }.get(family, "training keeps no tensor, torch.nn the input")
 
 
 def _why_left(module: Module, original: str) -> str | None:
