@@ -335,6 +335,22 @@ def test_rows_that_windows_tile_are_one_row(
     assert torch.equal(found[0], cpu.max_pooling(image, made))
 
 
+def test_channels_that_are_read_in_order() -> None:
+    """Channels that fill more than a cache are read before they are combined, up to the end of
+    memory: the same bits as of each sample by itself, whose values become averages in parts."""
+    image = samples.fenced(samples.normal(6, 90, 75, 83)).permute(0, 3, 1, 2)
+    for made in (Window.pytorch(2, 2), Window.pytorch(2, 3, 2, 1), Window.pytorch(2, 2, 1)):
+        averages = cpu.average_pooling(image, made, False, None)
+        maxima, taps = cpu.max_pooling_with_taps(image, made)
+        for sample in range(6):
+            at = slice(sample, sample + 1)
+            part = image[at].clone()
+            assert torch.equal(averages[at], cpu.average_pooling(part, made, False, None))
+            found, of_part = cpu.max_pooling_with_taps(part, made)
+            assert torch.equal(maxima[at], found)
+            assert torch.equal(taps[at], of_part)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize(
     "pool",
