@@ -19,6 +19,10 @@ struct Quantization {
     int64_t channels;
     int64_t low;
     int64_t high;
+
+    bool is_uniform() const {
+        return input_scales * output_scales * input_zeros * output_zeros == 1;
+    }
 };
 
 // How a mask lies beside a tensor. Three loops of `sizes` visit the elements of the tensor in the

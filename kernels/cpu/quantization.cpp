@@ -9,9 +9,11 @@
 
 #include <cmath>
 
+#include "choose.h"
 #include "counts.h"
 #include "operators.h"
 #include "sums.h"
+#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -63,8 +65,7 @@ struct Requantization {
 
     Requantization(const Quantization &q, double largest_divisor)
         : low(int32_t(q.low)), high(int32_t(q.high)) {
-        channels =
-            q.input_scales * q.output_scales * q.input_zeros * q.output_zeros == 1 ? 1 : q.channels;
+        channels = q.is_uniform() ? 1 : q.channels;
         const auto entry = [](const auto *vector, int64_t count, int64_t c) {
             return vector[count == 1 ? 0 : c];
         };
@@ -119,7 +120,7 @@ struct Requantization {
         Integers subtracted = Integers{} + taken * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
             Integers any = {};
-            Integers halves[TOGETHER];
+            uint8_t are_halves[TOGETHER * BLOCK + 8] = {};
             Reals near[TOGETHER];
             const int64_t blocks = std::min(TOGETHER, parts_of(count - begin, BLOCK));
             for (int64_t k = 0; k < blocks; ++k) {
@@ -147,16 +148,14 @@ struct Requantization {
                 if constexpr (checks_halves) {
                     near[k] = on_grid - GRID;
                     const Reals rest = near[k] - (shifted - WHOLE);
-                    halves[k] = Integers(rest * rest == .25f);
-                    any |= halves[k];
+                    const auto halves = Integers(rest * rest == .25f);
+                    any |= halves;
+                    write(bytes_of(halves), are_halves + k * BLOCK);
                 }
             }
             const Integers none = {};
             if (!checks_halves || std::memcmp(&any, &none, sizeof(any)) == 0)
                 continue;
-            uint8_t are_halves[TOGETHER * BLOCK + 8] = {};
-            for (int64_t k = 0; k < blocks; ++k)
-                write(bytes_of(halves[k]), are_halves + k * BLOCK);
             for (int64_t eight = 0; eight < blocks * BLOCK; eight += 8)
                 for (uint64_t some = read<uint64_t>(are_halves + eight) & 0x0101010101010101; some;
                      some &= some - 1) {
@@ -274,7 +273,10 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;
-    const Geometry g(p, true);
+    // Planes of a block may not have scales of their own.
+    const bool is_turned = q.is_uniform() && are_turned(p, Windows(p));
+    const Problem problem = is_turned ? turned_problem(p) : p;
+    const Geometry g(problem, true);
     double most = 255;  // the largest sum of the most taps that a window reads
     for (int a = 0; a < 3; ++a)
         most *= double(g.most(a));
@@ -285,7 +287,11 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
         const RowOperations &op =
             is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
         const Requantize requantize(g, q, sizeof(L));
-        pool(op, requantize, input, output, g);
+        if (!is_turned)
+            return pool(op, requantize, input, output, g);
+        turn_planes(
+            p.planes, problem.channels, 1, p.plane(), p.output_plane(), input, output,
+            [&](const void *from, void *to) { pool(op, requantize, from, to, g, WINDOWS); });
     };
     expect_all(output, p.planes * p.output_plane());
     if (most < 0x1p15)

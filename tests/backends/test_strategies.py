@@ -450,3 +450,22 @@ def test_rows_that_are_read_ahead(sizes: tuple[int, ...]) -> None:
                 found, of_part = cpu.max_pooling_with_taps(part, made)
                 assert torch.equal(maxima[at][..., :rows, :], found[..., :rows, :])
                 assert torch.equal(taps[at][..., :rows, :], of_part[..., :rows, :])
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.031, 0.3])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=samples.name_of)
+def test_quantized_averages_of_small_planes(dtype: torch.dtype, scale: float) -> None:
+    """Small planes side by side, unless channels have scales of their own: what plain PyTorch
+    computes, ties included, and no other memory is read."""
+    zero, scale = 3, torch.tensor(scale).item()  # operators round scales to float32
+    for sizes, *given in (((4, 4), 2, 2), ((5, 3), 3, 1, 1), ((2, 3, 4), 2, 1), ((7, 12), 3, 2)):
+        made = Window.directml(len(sizes), *given, *given[2:])
+        for planes in (1, 37):
+            levels = torch.randint(0, 256, (3, planes, *sizes), dtype=torch.uint8)
+            image = samples.fenced(levels.view(dtype))
+            scales = torch.linspace(scale, 2 * scale, planes)
+            for output_scale, includes_padding in ((0.5, True), (scales, True), (scale, False)):
+                arguments = image, 0.5, zero, output_scale, 2, made, includes_padding, dtype
+                expected = reference.quantized_linear_average_pooling(*arguments)
+                found = cpu.quantized_linear_average_pooling(*arguments)
+                assert torch.equal(found, expected)
