@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import backends, bench, timing
+from torch_dmlpool import bench, timing
 from torch_dmlpool.backends import cpu
+from torch_dmlpool.bench import conditions
 
-BACKENDS = {"reference": "PyTorch", "triton": "Triton", "cpu": "compiled"}
 SHAPE = (4, 64, 56, 56)
 SECONDS = 0.8
 """How long a contest is measured."""
@@ -60,9 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for index in range(torch.accelerator.device_count())
         ]
     for device in devices:
-        serving = backends.chosen(device.type)[0].name
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-        print(f"\n{device}{name}: uses the {BACKENDS[serving]} backend")
+        print(f"\n{device}{name}: uses {conditions.backend_of(device)}")
         for name, difference in checked(device):
             right = right and not difference
             print(f"  FAILED {name}\n    {difference}" if difference else f"  ok {name}")
