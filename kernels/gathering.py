@@ -69,9 +69,9 @@ def gather(g, t, dx, rest, sizes, G, ROWS, LAST, WIDE, B):
         values = ()
         for i in tl.static_range(AT_ONCE):
             ok = first_of_turn + i < left
-            codes = codes + (tl.load(t + at, mask=ok, other=0).to(tl.int32),)
             value = tl.load(g + at, mask=ok, other=0.0)
             values = values + (addressing.widened(value, SUM),)
+            codes = codes + (tl.load(t + at, mask=ok, other=0).to(tl.int32),)
             at -= inner[0]
         for i in tl.static_range(AT_ONCE):
             code = codes[i]
