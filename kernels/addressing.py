@@ -58,34 +58,42 @@ def over(n, by):
 
 
 @triton.jit
+def parted(n, by):
+    """``(n // by[0], n % by[0])``; ``by`` is a divider."""
+    quotient = over(n, by)
+    return quotient, n - quotient * by[0]
+
+
+@triton.jit
 def channel_of(number, planes):
     """The channel of an element. ``planes`` holds two dividers: how many neighbours have the same
     channel, and the number of channels.
     """
-    plane = over(number, planes[0])
-    return plane - over(plane, planes[1]) * planes[1][0]
+    return parted(over(number, planes[0]), planes[1])[1]
 
 
 @triton.jit
-def place_of_lane(lane, C, tiles, FORM):
+def place_of_lane(lane, tiles, FORM):
     """``(column, row, depth, channel, outer)`` of a lane's tile.
 
-    ``tiles`` holds the numbers of tiles along columns, rows and depths. An axis that the rank
-    leaves out costs nothing. ``outer`` is the number of the sample where lanes own vectors of
-    channels, of which a sample has ``C``. Elsewhere it is the number of the plane.
+    ``tiles`` holds dividers: the numbers of tiles along columns, rows and depths, and of channels
+    (of their vectors, where lanes own these). An axis that the rank leaves out costs nothing.
+    ``outer`` is the number of the sample where lanes own vectors of channels, else of the plane.
     """
-    outer = lane // C if FORM.channels else lane
-    column = outer % tiles[0]
-    outer = outer // tiles[0]
+    outer = lane
     row = tl.zeros_like(lane)
-    depth = tl.zeros_like(lane)
+    depth = row
+    channel = row
+    if FORM.channels:
+        outer, channel = parted(lane, tiles[3])
+    outer, column = parted(outer, tiles[0])
     if FORM.rank >= 2:
-        row = outer % tiles[1]
-        outer = outer // tiles[1]
+        outer, row = parted(outer, tiles[1])
     if FORM.rank == 3:
-        depth = outer % tiles[2]
-        outer = outer // tiles[2]
-    return column, row, depth, (lane if FORM.channels else outer) % C, outer
+        outer, depth = parted(outer, tiles[2])
+    if not FORM.channels:
+        _, channel = parted(outer, tiles[3])
+    return column, row, depth, channel, outer
 
 
 @triton.jit
@@ -98,23 +106,24 @@ def tile_of_lane(sizes, FORM):
     """
     lengths, strides, targets, tiles = sizes
     lane = lane_numbers(FORM.lanes, FORM.wide)
-    C = lengths[1]
-    place = place_of_lane(lane, C, tiles, FORM)
+    place = place_of_lane(lane, tiles, FORM)
     outer = place[4]
     target = outer.to(tl.int64) * targets[0] * targets[1] * targets[2]
     if FORM.channels:
         source = outer.to(tl.int64) * strides[0]
-        target = target * C
+        target = target * lengths[1]
     else:
-        source = (outer // C).to(tl.int64) * strides[0] + (outer % C).to(tl.int64) * strides[1]
+        sample, channel = parted(outer, tiles[3])
+        source = sample.to(tl.int64) * strides[0] + channel.to(tl.int64) * strides[1]
     return place, lane < lengths[0], source, target
 
 
 @triton.jit
 def inside(mask, position, size, NEEDED):
     """``mask`` without the positions outside an axis; unchanged where no check is NEEDED."""
-    if NEEDED:
-        return mask & (position >= 0) & (position < size)
+    if NEEDED:  # as unsigned numbers, what lies before the axis lies past its end: one comparison
+        UNSIGNED: tl.constexpr = tl.uint64 if position.dtype.primitive_bitwidth == 64 else tl.uint32
+        return mask & (position.to(UNSIGNED, bitcast=True) < size.to(UNSIGNED))
     else:
         return mask
 
@@ -123,14 +132,13 @@ def inside(mask, position, size, NEEDED):
 def first_vector(first, channel, strides, FORM):
     """``(offset, step)``: where vector number ``first`` of a row lies, and how far the next is.
 
-    Both count vectors. Vectors of one element may lie any stride apart.
+    Both count vectors. Those of one element may lie any stride apart: then ``FORM.unit`` is False.
     """
+    step = strides[4] + tl.zeros((), first.dtype)
     if FORM.channels:
-        return first * strides[4] + (
-            channel * strides[1] if FORM.vector == 1 else channel
-        ), strides[4]
+        return first * step + (channel * strides[1] if FORM.vector == 1 else channel), step
     else:
-        return (first, 1) if FORM.vector > 1 else (first * strides[4], strides[4])
+        return (first, 1) if FORM.unit else (first * step, step)
 
 
 @triton.jit
@@ -180,30 +188,34 @@ def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
     V: tl.constexpr = FORM.vector
     offset, step, first = row
     columns = ()
+    pointers = (base + offset * V)[:, None] + tl.arange(0, V)[None, :]
     for c in tl.static_range(COUNT):
         ok = inside(mask, first + c, width, True)[:, None]
-        at = ((offset + c * step) * V)[:, None] + tl.arange(0, V)[None, :]
-        v = load_filled(base[:, None] + at, ok, FILL, TYPE)
+        v = load_filled(pointers + c * (step * V), ok, FILL, TYPE)
         columns = columns + ((v,) if FORM.channels else split_columns(v, FORM.lanes, V))
     return columns
 
 
 @triton.jit
-def store_row(base, columns, place, line, live, C, width, FIRST, STEP, COLUMNS, FORM):
-    """Stores the columns ``FIRST, FIRST + STEP, ...`` of a tuple in row number ``line``.
+def store_row(base, columns, place, rows, ROW, C, width, FIRST, STEP, COLUMNS, FORM):
+    """Stores the columns ``FIRST, FIRST + STEP, ...`` of a tuple in a lane's row number ``ROW``.
 
-    The row lies in a dense plane or sample; ``place`` is what ``place_of_lane`` gives. ``width``
-    counts vectors of columns, or single columns where lanes own channels.
+    ``rows`` is ``(line, left)``: where the lane's row 0 lies in a dense plane or sample, and how
+    many rows there are from there on. So each further row takes one addition and one comparison.
+    ``place`` is what ``place_of_lane`` gives. ``width`` counts vectors of columns, or single
+    columns where lanes own channels.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
     V: tl.constexpr = FORM.store
+    below = (width + tl.zeros((), rows[0].dtype)) * ROW
     if FORM.channels:
         first = place[0] * COLUMNS
-        start = base + ((line * width + first) * C + place[3]) * V
+        start = base + ((rows[0] * width + first) * C + place[3]) * V
         pointers = start[:, None] + tl.arange(0, V)[None, :]
         for i in tl.static_range(COLUMNS):
             value = rounded(columns[FIRST + i * STEP], TYPE)
-            tl.store(pointers + i * (C * V), value, mask=(live & (first + i < width))[:, None])
+            ok = ROW < tl.where(first + i < width, rows[1], 0)
+            tl.store(pointers + (below + i) * (C * V), value, mask=ok[:, None])
     else:
         BYTES: tl.constexpr = TYPE.primitive_bitwidth // 8
         IS_ODD: tl.constexpr = V == 1 and COLUMNS & (COLUMNS - 1) == 0
@@ -211,14 +223,12 @@ def store_row(base, columns, place, line, live, C, width, FIRST, STEP, COLUMNS, 
         PIECE: tl.constexpr = COLUMNS if IS_ODD else V if V * BYTES <= 16 else 16 // BYTES
         first = place[0] * (COLUMNS // V)
         vector = tl.arange(0, PIECE)[None, :]
-        pointers = (base + (line * width + first) * V)[:, None] + vector
+        pointers = (base + (rows[0] * width + first) * V)[:, None] + vector
         for p in tl.static_range(COLUMNS // PIECE):
             piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, FORM.lanes, PIECE)
-            if IS_ODD:
-                ok = live[:, None] & (first[:, None] + vector < width)
-            else:
-                ok = (live & (first + p * PIECE // V < width))[:, None]
-            tl.store(pointers + p * PIECE, rounded(piece, TYPE), mask=ok)
+            column = first[:, None] + (vector if IS_ODD else p * PIECE // V)
+            ok = ROW < tl.where(column < width, rows[1][:, None], 0)
+            tl.store(pointers + (below * V + p * PIECE), rounded(piece, TYPE), mask=ok)
 
 
 @triton.jit

@@ -233,14 +233,14 @@ def sum_tile(
                                 finished = quotients(
                                     totals, counts, divisors, IS_COUNTED, T, FORM, MODE
                                 )
-                            mask = addressing.inside(live, row, TH, FORM.rank >= 2)
-                            mask = addressing.inside(mask, depth, TD, FORM.rank == 3)
+                            mask = addressing.inside(live, depth, TD, FORM.rank == 3)
+                            above = place[1] * T_ROWS
                             addressing.store_row(
                                 base_target,
                                 finished,
                                 place,
-                                depth * TH + row,
-                                mask,
+                                (depth * TH + above, tl.where(mask, TH - above, 0)),
+                                j,
                                 C,
                                 TW,
                                 0,

@@ -176,6 +176,7 @@ class Form(NamedTuple):
     store: int  # elements of a vector of the results
     wide: bool  # whether positions need 64 bits
     lanes: int  # lanes of a program
+    unit: bool  # whether vectors of columns are neighbours in memory
 
 
 class Tile(NamedTuple):
@@ -222,8 +223,10 @@ def tile_launch(
     lanes = batch * lengths[0] * prod(tiles)
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
     wide = max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM
-    form = Form(request.rank, request.channels_last, tile.sizes, width, store, wide, LANES)
-    numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, tuple(reversed(tiles)))
+    unit = strides[4] == 1 or sizes[2] == 1
+    form = Form(request.rank, request.channels_last, tile.sizes, width, store, wide, LANES, unit)
+    dividers = tuple(map(divider, (*tiles[::-1], lengths[0])))
+    numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, dividers)
     results, programs = batch * channels * prod(targets), divided(lanes, LANES)
     axes_named = request.named_axes(counted)
     return Launch.of(kernel, programs, results, numbers, **axes_named, FORM=form, **constants)

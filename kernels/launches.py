@@ -13,6 +13,7 @@ from . import by_axis, launch
 from .launch import Axis, Form, Kinds, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
+SINGLE_COLUMNS = 4  # columns of a lane at stride 1 or 2 where rows are read by single elements
 # source positions per axis that a tile may span, used or not: each costs compile time
 UNROLLED_POSITIONS = 64
 TILE_TARGETS = 64  # targets of a lane: more would be code without reuse
@@ -105,13 +106,15 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
         vectors, rows, widths = _tiles_of_channels(request)
     else:
         vectors, rows, widths = _tiles_of_columns(request)
+    if not request.channels_last:
+        widths = [SINGLE_COLUMNS, 1] if vectors == [1] and request.axes[2].stride <= 2 else [0]
     rank, heights = request.rank, [rows >> i for i in range(rows.bit_length())]
     shapes = [(height, v) for v in vectors for height in (heights if rank > 1 else [1])]
     if request.channels_last and request.element_size > 1:
         shapes.sort(key=lambda shape: -shape[0])
     depths = (2, 1) if rank == 3 and request.axes[0].stride == 1 else (1,)
     for width, (height, v), depth in itertools.product(widths, shapes, depths):
-        yield Tile((depth, height, width if request.channels_last else v), v)
+        yield Tile((depth, height, width or v), v)
     yield Tile((1, 1, 1), 1)
 
 
@@ -129,7 +132,7 @@ def _tiles_of_columns(request: Request) -> Choices:
     row, vectors = request.axes[1], _halves(request.vector)
     rows = 4 if row.stride == 1 and request.rank < 3 else 2
     is_medium = 5 < row.window / row.stride < 9
-    return vectors, 2 * rows if is_medium or vectors == [1] else rows, [0]
+    return vectors, 2 * rows if is_medium else rows, []
 
 
 def _tiles_of_channels(request: Request) -> Choices:
@@ -147,9 +150,7 @@ def _tiles_of_bytes(request: Request) -> Choices:
     (_, row, column), last = request.axes, request.channels_last
     sizes = (8, 4) if last and column.stride == 1 else (16, 8, 4)
     vectors = [v for v in sizes if request.vector % v == 0]
-    rows = 4 if row.stride == 1 and (row.window < 5 or last) else 2
-    if not last and not vectors:
-        rows = 8 if row.stride == 1 else 4
+    rows = 4 if row.stride == 1 and (row.window < 5 or last or not vectors) else 2
     return [*vectors, 1], rows, [2 if column.stride <= 2 else 1]
 
 
@@ -208,8 +209,9 @@ SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 # the least results of maxima whose windows share by axis: with fewer a second launch costs more
 SHARED_RESULTS = 2**20
 EXTENT = 64  # positions that an unrolled window may span; for maxima also the largest stride
-# conditional additions in a lane's straight-line code: more take longer than 3 s to compile
-GRADIENT_STEPS = 512
+# conditional additions in a lane's straight-line code, of vectors and of single elements: more take
+# longer than 3 s to compile
+GRADIENT_STEPS, SINGLE_GRADIENT_STEPS = 512, 400
 # windows that may reach an input: with more, one axis after the other reads less
 GRADIENT_WINDOWS = 49
 DECODED = 16  # outputs of a lane of ``indices``: it computes its place once for all of them
@@ -244,12 +246,12 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
         steps //= SHORT_CHANNEL_STEP if vector <= 4 else CHANNEL_STEP
         rows = 8 if vector > 4 and request.element_size == 1 and rows == 4 else rows
         rows = rows if stride < axes[1].window else 1
-    elif vector == 1:
-        rows = {1: 8, 2: 4}.get(stride, 1)
+    elif vector == 1 and axes[2].stride <= 2:
+        columns = SINGLE_COLUMNS
     elif axes[2].window >= 7 and with_taps:
         columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
     if axes[0].window > 1:
-        rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
+        rows = min(rows, 2 if vector > 1 or request.element_size < 4 else 4)
     of_lane = columns * vector if request.channels_last else columns
     while rows > 1 and (
         rows >= 2 * request.targets[1]
@@ -257,8 +259,10 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
         or results < launch.LANES_ENOUGH * rows * of_lane
     ):
         rows //= 2
-    while not request.channels_last and columns > 4 and _steps(axes, rows, columns) > steps:
-        columns = vector = vector // 2
+    least = columns if request.channels_last else min(vector, 4)
+    while columns > least and _steps(axes, rows, columns) > steps:
+        columns //= 2
+        vector = min(vector, columns)
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
 
 
@@ -369,6 +373,9 @@ def grad_tile(request: Request) -> Tile | None:
     if windows > GRADIENT_WINDOWS:
         return None
     of_row = deep * high * windows * columns * broad
+    is_single = vector == 1 and broad <= 2 and not request.channels_last
+    if is_single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:
+        columns, steps, of_row = SINGLE_COLUMNS, SINGLE_GRADIENT_STEPS, SINGLE_COLUMNS * of_row
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
     while rows > 1 and (
@@ -393,9 +400,12 @@ def indices(request: Request, per_plane: bool) -> tuple[Launch, ...]:
     results = batch * channels * prod(outputs)
     largest = results // vector, prod(sizes)
     wide = max(*largest, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM
-    form = Form(request.rank, request.channels_last, (1, 1, 1), vector, vector, wide, launch.LANES)
+    form = Form(
+        request.rank, request.channels_last, (1, 1, 1), vector, vector, wide, launch.LANES, True
+    )
     plane = 0 if per_plane else prod(sizes)
-    numbers = results // vector, ends[0], sizes, (channels * plane, plane), ends[:0:-1]
+    tiles = tuple(map(launch.divider, (*ends[:0:-1], ends[0])))
+    numbers = results // vector, sizes, (channels * plane, plane), tiles
     programs = launch.divided(results // vector, launch.LANES)
     kernel = "max_pooling_grad.indices"
     return (Launch.of(kernel, programs, results, numbers, **request.named_axes(), FORM=form),)

@@ -239,14 +239,12 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
 
     B: tl.constexpr = FORM.lanes
     no_tap = addressing.as_block(tl.zeros([B], tl.int32), FORM)
+    rows = (od * OH + row_tile * R, tl.where(live, OH - row_tile * R, 0))
     for r in tl.static_range(R):
-        output_row = row_tile * R + r
-        row_live = addressing.inside(live, output_row, OH, FORM.rank > 1)
-        line = od * OH + output_row
-        addressing.store_row(y + plane, values, place, line, row_live, C, OW, r, R, Q, FORM)
+        addressing.store_row(y + plane, values, place, rows, r, C, OW, r, R, Q, FORM)
         if WITH_TAPS:
             numbered = ()
             for q in tl.static_range(Q):
                 # The tap of a window that has only one is a scalar; here it becomes a block.
                 numbered = numbered + (no_tap + taps[q * R + r],)
-            addressing.store_row(t + plane, numbered, place, line, row_live, C, OW, 0, 1, Q, FORM)
+            addressing.store_row(t + plane, numbered, place, rows, r, C, OW, 0, 1, Q, FORM)

@@ -111,11 +111,10 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
                         sums, gradients, taps, e, z, a, FIRST, ORIGIN, N, DEPTH, ROW, COLUMN, R, Q
                     )
         depth = place[2] * DEPTHS + e
+        in_slice = addressing.inside(live, depth, D, FORM.rank > 2)
+        rows = (depth * H + place[1] * R, tl.where(in_slice, H - place[1] * R, 0))
         for j in tl.static_range(R):
-            row_live = addressing.inside(live, place[1] * R + j, H, FORM.rank > 1)
-            row_live = addressing.inside(row_live, depth, D, FORM.rank > 2)
-            line = depth * H + place[1] * R + j
-            addressing.store_row(target, sums, place, line, row_live, C, W, j * Q, 1, Q, FORM)
+            addressing.store_row(target, sums, place, rows, j, C, W, j * Q, 1, Q, FORM)
 
 
 @addressing.launched
@@ -123,24 +122,24 @@ def indices(t, y, sizes, DEPTH, ROW, COLUMN, FORM):
     """Writes the indices of what taps point at to y, -1 for an empty window.
 
     Taps and y are dense in the same order, planes of the input lie as far apart as ``apart`` says
-    for samples and channels. A lane has one vector of channels or of columns; C or ``tiles[0]`` is
-    the number of such vectors.
+    for samples and channels. A lane has one vector of channels or of columns, and ``tiles`` counts
+    such vectors.
     """
     V: tl.constexpr = FORM.vector
-    lanes, C, lengths, apart, tiles = sizes
+    lanes, lengths, apart, tiles = sizes
     D, H, W = lengths
     lane = addressing.lane_numbers(FORM.lanes, FORM.wide)
     live = (lane < lanes)[:, None]
     vector = tl.arange(0, V)[None, :]
     own = (lane.to(tl.int64) * V)[:, None] + vector
-    column, row, depth, c, outer = addressing.place_of_lane(lane, C, tiles, FORM)
+    column, row, depth, c, outer = addressing.place_of_lane(lane, tiles, FORM)
     n = outer
     c = c[:, None]
     column = column[:, None]
     if FORM.channels:
         c = c * V + vector
     else:
-        n = outer // C
+        n, _ = addressing.parted(outer, tiles[3])
         column = column * V + vector
     tap = tl.load(t + own, mask=live, other=0).to(tl.int32)
     above = tap // COLUMN.window
