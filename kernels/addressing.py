@@ -201,9 +201,8 @@ def store_row(base, columns, place, rows, ROW, C, width, FIRST, STEP, COLUMNS, F
     """Stores the columns ``FIRST, FIRST + STEP, ...`` of a tuple in a lane's row number ``ROW``.
 
     ``rows`` is ``(line, left)``: where the lane's row 0 lies in a dense plane or sample, and how
-    many rows there are from there on. So each further row takes one addition and one comparison.
-    ``place`` is what ``place_of_lane`` gives. ``width`` counts vectors of columns, or single
-    columns where lanes own channels.
+    many rows there are from there on. ``place`` is what ``place_of_lane`` gives. ``width`` counts
+    vectors of columns, or single columns where lanes own channels.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
     V: tl.constexpr = FORM.store

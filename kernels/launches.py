@@ -98,6 +98,11 @@ def counting(request: Request) -> tuple[int, int]:
     return 0, request.window.taps
 
 
+def _lie_close(request: Request) -> bool:
+    """Whether lanes that own several columns of single elements read few lines of L1 at once."""
+    return request.element_size < 4 and request.axes[0].window == 1 and request.axes[2].stride <= 2
+
+
 def sum_tiles(request: Request) -> Iterator[Tile]:
     """Tiles in order of preference: large ones share more of what they read."""
     if request.element_size == 1:
@@ -107,7 +112,8 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
     else:
         vectors, rows, widths = _tiles_of_columns(request)
     if not request.channels_last:
-        widths = [SINGLE_COLUMNS, 1] if vectors == [1] and request.axes[2].stride <= 2 else [0]
+        widths = [SINGLE_COLUMNS, 1] if vectors == [1] and _lie_close(request) else [0]
+        rows = min(8, 2 * rows) if vectors == [1] and widths == [0] else rows
     rank, heights = request.rank, [rows >> i for i in range(rows.bit_length())]
     shapes = [(height, v) for v in vectors for height in (heights if rank > 1 else [1])]
     if request.channels_last and request.element_size > 1:
@@ -209,8 +215,7 @@ SHORT_CHANNEL_STEP = 3  # the same for at most 4 channels
 # the least results of maxima whose windows share by axis: with fewer a second launch costs more
 SHARED_RESULTS = 2**20
 EXTENT = 64  # positions that an unrolled window may span; for maxima also the largest stride
-# conditional additions in a lane's straight-line code, of vectors and of single elements: more take
-# longer than 3 s to compile
+# a lane's conditional additions, of vectors and of single elements: more compile longer than 3 s
 GRADIENT_STEPS, SINGLE_GRADIENT_STEPS = 512, 400
 # windows that may reach an input: with more, one axis after the other reads less
 GRADIENT_WINDOWS = 49
@@ -246,12 +251,13 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
         steps //= SHORT_CHANNEL_STEP if vector <= 4 else CHANNEL_STEP
         rows = 8 if vector > 4 and request.element_size == 1 and rows == 4 else rows
         rows = rows if stride < axes[1].window else 1
-    elif vector == 1 and axes[2].stride <= 2:
-        columns = SINGLE_COLUMNS
+    elif vector == 1:
+        own = {1: 8, 2: 4}.get(stride, 1)
+        rows, columns = (rows, SINGLE_COLUMNS) if _lie_close(request) else (own, 1)
     elif axes[2].window >= 7 and with_taps:
         columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
     if axes[0].window > 1:
-        rows = min(rows, 2 if vector > 1 or request.element_size < 4 else 4)
+        rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
     of_lane = columns * vector if request.channels_last else columns
     while rows > 1 and (
         rows >= 2 * request.targets[1]
@@ -373,8 +379,8 @@ def grad_tile(request: Request) -> Tile | None:
     if windows > GRADIENT_WINDOWS:
         return None
     of_row = deep * high * windows * columns * broad
-    is_single = vector == 1 and broad <= 2 and not request.channels_last
-    if is_single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:
+    single = vector == 1 and not request.channels_last and _lie_close(request)
+    if single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:
         columns, steps, of_row = SINGLE_COLUMNS, SINGLE_GRADIENT_STEPS, SINGLE_COLUMNS * of_row
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
