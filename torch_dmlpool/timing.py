@@ -44,8 +44,8 @@ def in_turn(
 
 
 def verdict(ours: Times, theirs: Times, load: str | None = None) -> str:
-    """``faster``, ``slower`` or ``cannot tell``: where the quartiles overlap, and on a busy
-    machine, of which ``load`` says how busy it is.
+    """``faster``, ``slower`` or ``cannot tell``, where the quartiles overlap or the machine is
+    busy. ``load`` says how busy it is, and is None if it is not.
     """
     if load is not None:
         return "cannot tell"

@@ -24,10 +24,10 @@ namespace {
 constexpr int64_t SHARES_AT_ONCE = 4096;
 
 // make_shares(plane, d, h, i, count, to) writes the shares of `count` elements of a row of outputs,
-// from element i on. If `floats` is not null, it is what arrives, float32 of many channels, and
+// from element i on. If `floats` is not null, it is what arrives, float32 of several channels, and
 // each share is computed where it is written: divisor_of(d, h, o) is what an output is divided by.
-// Memory is then read and written at the same time: 2/2 of 256x56x56 is 1.2 times as fast and (1,
-// 2)/(1, 2) of 4x512x1x256 1.3 times, with a call's own time, Zen 4.
+// Memory is then read and written at the same time: whole calls of 2/2 over 256x56x56 are 1.2 times
+// as fast and of (1, 2)/(1, 2) over 4x512x1x256 1.3 times, Zen 4.
 template <class MakeShares, class DivisorOf>
 struct DisjointGradient {
     const Problem &p;

@@ -273,7 +273,7 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;
-    // Planes of a block may not have scales of their own.
+    // The planes of a block are requantized together, so they must share scales and zero points.
     const bool is_turned = q.is_uniform() && are_turned(p, Windows(p));
     const Problem problem = is_turned ? turned_problem(p) : p;
     const Geometry g(problem, true);

@@ -167,7 +167,7 @@ struct WindowPooling {
         char *const results = is_in_place ? out : m.made.data();
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
-        const bool is_single = plan.reads_first || op.writes_results;
+        const bool one_by_one = plan.reads_first || op.writes_results;
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -179,7 +179,7 @@ struct WindowPooling {
         for (const Run &run : m.runs) {
             const int64_t different = run.step > 0 || op.writes_results ? run.outputs : 1;
             for (int64_t each = 0, n; each < different; each += n, k += n) {
-                n = is_single ? 1 : std::min(at_once, different - each);
+                n = one_by_one ? 1 : std::min(at_once, different - each);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};

@@ -28,7 +28,7 @@ class KernelError(RuntimeError):
 
 
 class NoKernelError(RuntimeError):
-    """There is no kernel for a request, which networks do not make."""
+    """No kernel computes a request. Known networks make no such request."""
 
 
 class MissingKernel:
