@@ -254,8 +254,9 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     elif vector == 1:
         own = {1: 8, 2: 4}.get(stride, 1)
         rows, columns = (rows, SINGLE_COLUMNS) if _lie_close(request) else (own, 1)
-    elif axes[2].window >= 7 and with_taps:
-        columns = vector = gcd(vector, 4)  # fewer registers: more warps to hide memory's latency
+    elif axes[2].window >= (7 if with_taps or stride == 1 else 5):
+        # Lanes with fewer registers leave more warps to hide memory's latency.
+        columns = vector = gcd(vector, 4 if with_taps or request.element_size > 1 else 8)
     if axes[0].window > 1:
         rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
     of_lane = columns * vector if request.channels_last else columns
@@ -370,11 +371,8 @@ def grad_tile(request: Request) -> Tile | None:
     deep, high, broad = (axis.stride for axis in axes)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
-        rows, columns, steps = (
-            min(rows, 2 if vector > 4 else 4),
-            2 if broad == 1 else 1,
-            steps // CHANNEL_STEP,
-        )
+        rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1
+        steps //= CHANNEL_STEP
     windows = prod(map(launch.windows_over, axes))
     if windows > GRADIENT_WINDOWS:
         return None
@@ -382,6 +380,7 @@ def grad_tile(request: Request) -> Tile | None:
     single = vector == 1 and not request.channels_last and _lie_close(request)
     if single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:
         columns, steps, of_row = SINGLE_COLUMNS, SINGLE_GRADIENT_STEPS, SINGLE_COLUMNS * of_row
+        rows = rows if windows > 4 else min(rows, 4)  # 2/1 by 8 rows would not fit the registers
     elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
     while rows > 1 and (
